@@ -164,7 +164,7 @@ class Admission:
         now     seconds of any one clock
         wait_s  expected seconds of the queue before it · call_s  expected seconds of an engine call
         """
-        short = not self._is_longer(waiting, queries, wait_s, self._short_s(call_s, self.most_calls))
+        short = not self.is_full(waiting, queries, wait_s, call_s)
         if short:
             self._standing_since = None
         elif self._standing_since is None:
@@ -187,6 +187,10 @@ class Admission:
     def end(self) -> None:
         """Nothing will arrive any more."""
         self._set_overloaded(False)
+
+    def is_full(self, waiting: int, queries: int, wait_s: float, call_s: float) -> bool:
+        """Whether the queue is longer than it may be in overload, with `queries` more; the rest as in `refuses`."""
+        return self._is_longer(waiting, queries, wait_s, self._short_s(call_s, self.most_calls))
 
     def has_room(self, waiting: int, queries: int, wait_s: float, call_s: float) -> bool:
         """Whether a stream may add `queries` queries to the queue."""

@@ -109,12 +109,14 @@ class Batcher:
         priority: Priority = Priority.NORMAL,
         origin: tuple[tuple[str, str], ...] = (),
         whole: bool = False,
+        key: str = "",
     ) -> Answer:
         """The answer to a request's queries. Cancelling it takes them out of the queue.
 
         deadline  queries that the engine has not begun by then never reach it
         whole     their beams do not shrink, however near it is
         origin    of `SearchContext`
+        key       whose request it is: while others wait, each gets as much of the engine's time
         Raises NotReady after `drain`, QueueFull, DeadlinePassed, EngineFailed when an engine call that held one of the queries raised.
         """
         if self._clock() >= deadline:
@@ -127,7 +129,7 @@ class Batcher:
         if priority is Priority.BACKGROUND:
             queue, size = self._background, self.limits.background_batch
         pieces = [(queries, params)] if params.trace else split(queries, params, size)
-        parts = [self._part(*piece, deadline, context, loop, whole) for piece in pieces]
+        parts = [self._part(*piece, deadline, context, loop, whole, key) for piece in pieces]
         if priority is Priority.PATIENT:
             await self._room.enter(partial(self._admit, parts, queue, priority), deadline - self._clock())
         else:
@@ -144,11 +146,11 @@ class Batcher:
             self._room.open()
             del parts  # an exception in them holds this frame, and with it its callers
 
-    def check_overload(self, queries: int) -> None:
+    def check_overload(self, queries: int, key: str = "") -> None:
         """Raise QueueFull where there is overload and `search` would, before anything has been spent on the request."""
         if self._admission.overloaded:
             with self._lock:
-                self._check_room(queries)
+                self._check_room(queries, key, 0.0)
 
     def run(self, job: Callable[[Engine], T]) -> Future[T]:
         """Let the engine's thread do something between its calls, beside the queries. From any thread.
@@ -217,10 +219,11 @@ class Batcher:
         context: SearchContext,
         loop: asyncio.AbstractEventLoop,
         whole: bool = False,
+        key: str = "",
     ) -> Part:
         beam_size = int(params.beam_size_B.max(initial=1))
         cost_s = self._cost.of_call([(beam_size, len(queries))])
-        return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, context, whole)
+        return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, context, whole, key)
 
     async def _begin_inline(self, queries: QueryBatch, params: SearchParams) -> bool:
         """Whether the event loop searches for a request itself. Then the engine is its own until `_search_inline` ends."""
@@ -256,7 +259,7 @@ class Batcher:
                 self._room_wanted = True
                 return False
             if priority is Priority.NORMAL:
-                self._check_room(count)
+                self._make_room(count, parts[0].key, sum([part.cost_s for part in parts]))
                 self._admission.accepted(count, busy=self._queue.queries > 0 or min(self._call_s) > 0)
             queue.add(parts)
             self._wake(len(parts))
@@ -272,12 +275,36 @@ class Batcher:
         if self._closed:
             raise NotReady("The service is shutting down.")
 
-    def _check_room(self, queries: int) -> None:
-        """Raise QueueFull where there is none. Holds the lock."""
+    def _make_room(self, queries: int, key: str, cost_s: float) -> None:
+        """Refuse what waits of keys that have more waiting than this one, where there is no room else. Raises QueueFull. Holds the lock."""
+        crowding = self._check_room(queries, key, cost_s)
+        while crowding is not None:
+            part = self._queue.last_of(crowding)
+            self._queue.remove(part)
+            self._call_back([part], _refuse, part, retry_after_s(self._wait_s()))
+            if not self._admission.is_full(self._queue.queries, queries, self._wait_s(), self._one_call_s()):
+                return
+            crowding = self._queue.before(key, cost_s)
+            if crowding is None:
+                raise self._full()
+
+    def _check_room(self, queries: int, key: str, cost_s: float) -> str | None:
+        """Raise QueueFull where there is no room, nor any to be made; the key that has more waiting than this one where there is no room.
+        Holds the lock."""
         waiting, wait_s = self._queue.queries, self._wait_s()
-        call_s = max(*self._call_s, self._queue.part_s)  # one large request that waits behind a small one is no queue
-        if self._admission.refuses(self._clock(), waiting, queries, wait_s, call_s):
-            raise QueueFull(f"{waiting} queries wait already.", retry_after_s(wait_s))
+        if not self._admission.refuses(self._clock(), waiting, queries, wait_s, self._one_call_s()):
+            return None
+        crowding = self._queue.before(key, cost_s)
+        if crowding is None:
+            raise self._full()
+        return crowding
+
+    def _full(self) -> QueueFull:
+        return QueueFull(f"{self._queue.queries} queries wait already.", retry_after_s(self._wait_s()))
+
+    def _one_call_s(self) -> float:
+        """Seconds of an engine call. One large request that waits behind a small one is no queue. Holds the lock."""
+        return max(*self._call_s, self._queue.part_s)
 
     def _has_room(self, queries: int) -> bool:
         """Whether patient queries may join the queue. Holds the lock."""
@@ -391,6 +418,11 @@ class Batcher:
             if beam_size < part.beam_size:
                 part.degraded, part.beam_size = True, beam_size
                 part.params = replace(part.params, beam_size_B=np.minimum(part.params.beam_size_B, beam_size))
+
+
+def _refuse(part: Part, retry_s: int) -> None:
+    if not part.answer.done():
+        part.answer.set_exception(QueueFull("Requests of other keys wait, and this key has more waiting than they have.", retry_s))
 
 
 def _expire(parts: Sequence[Part]) -> None:

@@ -41,7 +41,12 @@ class Answer:
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """At most `max_batch` queries of one request. whole: its beams do not shrink. waits: in a queue, guarded by the batcher's lock."""
+    """At most `max_batch` queries of one request.
+
+    whole  its beams do not shrink
+    key    the name of its API key
+    waits  in a queue, guarded by the batcher's lock
+    """
 
     queries: QueryBatch
     params: SearchParams
@@ -51,6 +56,7 @@ class Part:
     cost_s: float
     context: SearchContext
     whole: bool = False
+    key: str = ""
     waits: bool = False
     degraded: bool = False
 

@@ -9,6 +9,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import TypeVar
 
 from espalier.search import Engine
@@ -20,6 +22,8 @@ from ..errors import DeadlinePassed
 
 T = TypeVar("T")
 
+SPARE = 64
+"""Parts that do not wait any more may stay in the queue, this many and as many as wait."""
 JOB_PAUSE = 3.0
 """After a job, queries have the engine for so many times as long as it took."""
 
@@ -57,56 +61,95 @@ class Room:
 
 
 class PartQueue:
-    """Parts in the order of arrival.
+    """Parts in a fair order: those of one API key in the order of arrival, the keys in turn, so that each gets as much of the engine's time
+    while others wait (start-time fair queuing, Goyal, Vin and Cheng 1997). With one key that is the order of arrival.
 
     queries  of all of them
     seconds  what they are expected to take, one after the other
     """
 
     def __init__(self) -> None:
-        self._parts: deque[Part] = deque()
+        self._parts: list[tuple[float, int, Part]] = []  # a heap by start and number; also parts that do not wait any more
+        self._numbers = count()
+        self._now = 0.0  # the start of the part that was taken last, in seconds of each key's own engine time
+        self._ends: dict[str, float] = {}  # by key where its last part ends
+        self._waiting: dict[str, tuple[int, float]] = {}  # by key how many parts wait and what they are expected to take
         self.queries, self.seconds = 0, 0.0
 
     @property
     def part_s(self) -> float:
         """What a part is expected to take on average; 0 where none waits."""
-        return self.seconds / max(len(self._parts), 1)
+        return self.seconds / max(self._count, 1)
 
     def add(self, parts: Sequence[Part]) -> None:
-        """Put the parts of a request at the end."""
+        """Put the parts of a request behind those of its key."""
         for part in parts:
             part.waits = True
             self.queries += len(part.queries)
             self.seconds += part.cost_s
-        self._parts.extend(parts)
+            waiting, seconds = self._waiting.get(part.key, (0, 0.0))
+            self._waiting[part.key] = waiting + 1, seconds + part.cost_s
+            start = max(self._now, self._ends.get(part.key, 0.0))
+            self._ends[part.key] = start + part.cost_s
+            heappush(self._parts, (start, next(self._numbers), part))
 
     def remove(self, part: Part) -> None:
         """Take out a part whose request has ended; nothing where it does not wait any more."""
         if part.waits:
-            self._parts.remove(part)
             self._left(part)
+            if len(self._parts) > 2 * self._count + SPARE:
+                self._parts = [one for one in self._parts if one[2].waits]
+                heapify(self._parts)
 
     def take(self, limits: Limits, now: float) -> list[Part]:
-        """The parts of the next call, in the order of arrival; a traced part is alone. Parts that came too late are dropped."""
+        """The parts of the next call, in their order; a traced part is alone. Parts that came too late are dropped."""
         taken: list[Part] = []
         size, seconds = 0, 0.0
         while self._parts:
-            part = self._parts[0]
+            start, _, part = self._parts[0]
+            if not part.waits:
+                heappop(self._parts)
+                continue
             if part.answer.done() or now >= part.deadline:  # the event loop answers it
-                self._left(self._parts.popleft())
+                self._left(part)
                 continue
             size += len(part.queries)
             seconds += part.cost_s
             if taken and (size > limits.max_batch or seconds > limits.call_s or are_apart(taken[0], part)):
                 break
-            self._left(self._parts.popleft())
+            self._now = start
+            self._left(part)
             taken.append(part)
         return taken
+
+    def before(self, key: str, cost_s: float) -> str | None:
+        """The key that has more waiting than another one would have with a part of such a cost, and the most; None where none has."""
+        longest = max(self._waiting, key=lambda one: self._waiting[one][1], default=key)
+        own_s = self._waiting.get(key, (0, 0.0))[1] + cost_s
+        return longest if self._waiting.get(longest, (0, 0.0))[1] > own_s else None
+
+    def last_of(self, key: str) -> Part:
+        """The part of a key that waits and would be taken last."""
+        return max((one for one in self._parts if one[2].waits and one[2].key == key), key=lambda one: one[:2])[2]
+
+    @property
+    def _count(self) -> int:
+        """Parts that wait."""
+        return sum([parts for parts, _ in self._waiting.values()])
 
     def _left(self, part: Part) -> None:
         part.waits = False
         self.queries -= len(part.queries)
-        self.seconds = self.seconds - part.cost_s if self.queries else 0.0
+        waiting, seconds = self._waiting[part.key]
+        if waiting > 1:
+            self._waiting[part.key] = waiting - 1, seconds - part.cost_s
+        else:
+            del self._waiting[part.key]
+        self.seconds -= part.cost_s
+        if not self._waiting:  # numbers begin anew, so that none grows without a bound
+            self._parts.clear()
+            self._ends.clear()
+            self.seconds = self._now = 0.0
 
 
 class Jobs:

@@ -134,12 +134,12 @@ class RetrievalRoute:
             self.keys.limits.spend(info.key, expected_s)
         try:
             if priority is Priority.NORMAL:
-                model.batcher.check_overload(len(checked.request.queries))
+                model.batcher.check_overload(len(checked.request.queries), info.key_name or "")
             deadline = began + timeout_ms / 1e3
             if checked.request.min_sequence:
                 await self._reach(checked.model, checked.request.min_sequence, deadline)
             origin = origin_of(info) if model.batcher.limits.calls > 1 else ()
-            retrieved = await retrieve(checked, settings, began, deadline, priority, origin)
+            retrieved = await retrieve(checked, settings, began, deadline, priority, origin, info.key_name or "")
             taken_s = retrieved.engine_s
         except QueueFull:
             taken_s = 0.0
@@ -243,7 +243,7 @@ class RetrieveRoute(RetrievalRoute):
         if only is None:
             return
         try:
-            only.batcher.check_overload(1)
+            only.batcher.check_overload(1, info.key_name or "")
         except QueueFull:
             info.model = only.name
             self.metrics.shed(only.name)

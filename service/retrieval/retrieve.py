@@ -61,12 +61,14 @@ async def retrieve(
     deadline: float,
     priority: Priority = Priority.NORMAL,
     origin: tuple[tuple[str, str], ...] = (),
+    key: str = "",
 ) -> Retrieved:
     """Answer one request.
 
     began, deadline  points of time.perf_counter(). A search that has not begun by the deadline never does; a later answer is not given
     priority         how it waits for the engine; metrics leave background requests out
     origin           of `SearchContext`
+    key              the name of its API key
     Raises InvalidQuery, NotReady, QueueFull, DeadlinePassed, EngineFailed, Uncovered.
     """
     started = time.perf_counter()
@@ -83,7 +85,7 @@ async def retrieve(
         await _in_thread(deadline, model.engine.prepare, encoded.params)
     submitted = time.perf_counter()
     whole = request.partial == "refuse"
-    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, priority, origin, whole)
+    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, priority, origin, whole, key)
     answered = time.perf_counter()
     if answer.result.coverage is not None:
         check_coverage(answer.result.coverage, 1.0 if whole else request.min_coverage)

@@ -186,7 +186,12 @@ def test_a_document_that_is_no_object_is_no_answer(driver: Driver, content: Json
         ("load", ("books", 4), "POST /models/books/load", {"version": 4, "default": True}),
         ("unload", ("books", 3), "POST /models/books/unload", {"version": 3}),
         ("set_default", ("books", 3), "POST /models/books/default", {"version": 3}),
-        ("set_candidate", ("books", 4), "PUT /models/books/candidate", {"version": 4, "share": 0.0, "keys": [], "groups": [], "shadow": 0.0}),
+        (
+            "set_candidate",
+            ("books", 4),
+            "PUT /models/books/candidate",
+            {"version": 4, "share": 0.0, "keys": [], "groups": [], "shadow": 0.0},
+        ),
         ("drop_candidate", ("books",), "DELETE /models/books/candidate", None),
         ("trial", ("books",), "GET /models/books/candidate", None),
         ("set_removed", ("books", ["b1", "b9"]), "PUT /models/books/removed", {"ids": ["b1", "b9"]}),

@@ -19,6 +19,7 @@ from service.batching.admission import Admission, Limits
 from service.batching.batcher import Batcher
 from service.batching.parts import Answer
 from service.batching.priority import Priority
+from service.batching.queues import SPARE
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import pass_time, settled, turns_until
@@ -434,3 +435,110 @@ async def test_streams_leave_room_for_a_burst_and_cause_no_overload(engine: Fake
         singles = await accepted(*(ask(batcher, i) for i in range(20, 30)))
         assert batcher.depth == 11
     await asyncio.gather(*streams, *singles)
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_keys_take_turns_and_each_keeps_its_order(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        tasks = await accepted(*(ask(batcher, i, key="many") for i in range(1, 7)), *(ask(batcher, i, key="few") for i in (21, 22)))
+    await asyncio.gather(busy, *tasks)
+    order = [newest(engine, call)[0] for call in range(2, len(engine.calls))]
+    assert order == [1, 21, 2, 22, 3, 4, 5, 6]
+
+
+async def test_a_key_whose_queries_cost_more_gets_fewer_of_them_answered(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1)
+    await learnt(engine, batcher, 0.001, beam_size=4)  # a beam of 16 is taken to cost four times as much
+    async with held(engine, batcher) as busy:
+        dear = await accepted(*(ask(batcher, i, beam_size=16, key="dear") for i in range(1, 4)))
+        cheap = await accepted(*(ask(batcher, i, beam_size=4, key="cheap") for i in range(20, 28)))
+    await asyncio.gather(busy, *dear, *cheap)
+    order = [newest(engine, call)[0] for call in range(2, len(engine.calls))]
+    assert order == [1, 20, 21, 22, 23, 2, 24, 25, 26, 27, 3]
+
+
+async def test_a_key_that_comes_back_gets_no_more_for_having_been_away(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1)
+    await learnt(engine, batcher, 0.001)
+    for _ in range(3):
+        await ask(batcher, 9, key="steady")
+    async with held(engine, batcher) as busy:
+        steady = await accepted(*(ask(batcher, i, key="steady") for i in range(1, 4)))
+        back = await accepted(*(ask(batcher, i, key="back") for i in range(11, 14)))
+    await asyncio.gather(busy, *steady, *back)
+    assert [newest(engine, call)[0] for call in range(5, len(engine.calls))] == [1, 11, 2, 12, 3, 13]
+
+
+async def test_in_overload_who_has_the_most_waiting_is_refused_first(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1, max_queue=4)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        flood = await accepted(*(ask(batcher, i, key="flood") for i in range(1, 5)))
+        with pytest.raises(QueueFull):
+            await ask(batcher, 5, key="flood")
+        assert batcher._admission.overloaded
+        with pytest.raises(QueueFull):
+            batcher.check_overload(1, "flood")
+        batcher.check_overload(1, "shop")  # it will find room
+        shop = await accepted(ask(batcher, 11, key="shop"), ask(batcher, 12, key="shop"))
+        await settled()
+        assert batcher.depth == 4
+        assert [task.done() for task in flood] == [False, False, True, True]
+        for key in ("flood", "shop"):  # both have as much waiting
+            with pytest.raises(QueueFull):
+                await ask(batcher, 13, key=key)
+        (third,) = await accepted(ask(batcher, 31, key="third"))
+        await settled()
+        assert batcher.depth == 4
+    found = await asyncio.gather(busy, *flood, *shop, third, return_exceptions=True)
+    refused = [isinstance(one, QueueFull) for one in found]
+    assert refused == [False, False, True, True, True, False, False, False] or refused == [
+        False,
+        False,
+        False,
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert "more waiting" in str(found[3])
+
+
+async def test_a_request_for_which_no_room_can_be_made_is_refused_and_the_queue_stays_bounded(
+    engine: FakeEngine, new_batcher: NewBatcher
+) -> None:
+    batcher = new_batcher(max_batch=1, max_queue=4)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        flood = await accepted(*(ask(batcher, i, key="flood") for i in range(1, 5)))
+        with pytest.raises(QueueFull):
+            await ask(batcher, *range(20, 26), key="shop")
+        await settled()
+        assert batcher.depth == 4  # it asks for more than all that waits
+        (cheap,) = await accepted(ask(batcher, 20, 21, 22, beam_size=1, key="shop"))
+        await settled()
+        assert batcher.depth == 4
+        assert [task.done() for task in flood] == [False, True, True, True]
+    await asyncio.gather(busy, cheap)
+    await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_what_was_taken_back_leaves_the_queue(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1)
+    async with held(engine, batcher) as busy:
+        waiting = await accepted(*(ask(batcher, i, key="stays") for i in (1, 2, 3)))
+        for turn in range(300):
+            (gone,) = await accepted(ask(batcher, 7, key=f"gone-{turn % 7}"))
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+        assert batcher.depth == 3
+        assert len(batcher._queue._parts) <= 2 * 3 + SPARE + 1
+    await asyncio.gather(busy, *waiting)
+    assert [newest(engine, call)[0] for call in range(1, len(engine.calls))] == [1, 2, 3]
+    assert not batcher._queue._parts
+    assert not batcher._queue._ends
