@@ -170,12 +170,13 @@ class InvalidRequest(ServiceError):
 
 
 class QueueFull(ServiceError):
-    """Too many queries, or other requests of one kind, wait already."""
+    """Too many queries, or other requests of one kind, wait already. crowds: most of them are the key's, and other keys want the engine."""
 
     status = 429
 
-    def __init__(self, reason: str, retry_after_s: int) -> None:
+    def __init__(self, reason: str, retry_after_s: int, crowds: bool = False) -> None:
         super().__init__(reason)
+        self.crowds = crowds
         self.headers = (("Retry-After", str(retry_after_s)),)
 
 

@@ -131,6 +131,8 @@ class Batcher:
         pieces = [(queries, params)] if params.trace else split(queries, params, size)
         parts = [self._part(*piece, deadline, context, loop, whole, key) for piece in pieces]
         if priority is Priority.PATIENT:
+            for part in parts:
+                part.patient = True
             await self._room.enter(partial(self._admit, parts, queue, priority), deadline - self._clock())
         else:
             self._admit(parts, queue, priority)
@@ -300,7 +302,7 @@ class Batcher:
         return crowding
 
     def _full(self) -> QueueFull:
-        return QueueFull(f"{self._queue.queries} queries wait already.", retry_after_s(self._wait_s()))
+        return QueueFull(f"{self._queue.queries} queries wait already.", retry_after_s(self._wait_s()), self._queue.is_shared)
 
     def _one_call_s(self) -> float:
         """Seconds of an engine call. One large request that waits behind a small one is no queue. Holds the lock."""
@@ -422,7 +424,8 @@ class Batcher:
 
 def _refuse(part: Part, retry_s: int) -> None:
     if not part.answer.done():
-        part.answer.set_exception(QueueFull("Requests of other keys wait, and this key has more waiting than they have.", retry_s))
+        said = "Requests of other keys wait, and this key has more waiting than they have."
+        part.answer.set_exception(QueueFull(said, retry_s, crowds=True))
 
 
 def _expire(parts: Sequence[Part]) -> None:

@@ -45,6 +45,7 @@ class Part:
 
     whole  its beams do not shrink
     key    the name of its API key
+    patient  it waited for room, and is not refused for that any more
     waits  in a queue, guarded by the batcher's lock
     """
 
@@ -57,6 +58,7 @@ class Part:
     context: SearchContext
     whole: bool = False
     key: str = ""
+    patient: bool = False
     waits: bool = False
     degraded: bool = False
 

@@ -6,7 +6,7 @@ Knows their order and what they are expected to take. Does not know threads; the
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from heapq import heapify, heappop, heappush
@@ -73,13 +73,13 @@ class PartQueue:
         self._numbers = count()
         self._now = 0.0  # the start of the part that was taken last, in seconds of each key's own engine time
         self._ends: dict[str, float] = {}  # by key where its last part ends
-        self._waiting: dict[str, tuple[int, float]] = {}  # by key how many parts wait and what they are expected to take
+        self._waiting = 0
         self.queries, self.seconds = 0, 0.0
 
     @property
     def part_s(self) -> float:
         """What a part is expected to take on average; 0 where none waits."""
-        return self.seconds / max(self._count, 1)
+        return self.seconds / max(self._waiting, 1)
 
     def add(self, parts: Sequence[Part]) -> None:
         """Put the parts of a request behind those of its key."""
@@ -87,8 +87,7 @@ class PartQueue:
             part.waits = True
             self.queries += len(part.queries)
             self.seconds += part.cost_s
-            waiting, seconds = self._waiting.get(part.key, (0, 0.0))
-            self._waiting[part.key] = waiting + 1, seconds + part.cost_s
+            self._waiting += 1
             start = max(self._now, self._ends.get(part.key, 0.0))
             self._ends[part.key] = start + part.cost_s
             heappush(self._parts, (start, next(self._numbers), part))
@@ -97,7 +96,7 @@ class PartQueue:
         """Take out a part whose request has ended; nothing where it does not wait any more."""
         if part.waits:
             self._left(part)
-            if len(self._parts) > 2 * self._count + SPARE:
+            if len(self._parts) > 2 * self._waiting + SPARE:
                 self._parts = [one for one in self._parts if one[2].waits]
                 heapify(self._parts)
 
@@ -123,28 +122,33 @@ class PartQueue:
         return taken
 
     def before(self, key: str, cost_s: float) -> str | None:
-        """The key that has more waiting than another one would have with a part of such a cost, and the most; None where none has."""
-        longest = max(self._waiting, key=lambda one: self._waiting[one][1], default=key)
-        own_s = self._waiting.get(key, (0, 0.0))[1] + cost_s
-        return longest if self._waiting.get(longest, (0, 0.0))[1] > own_s else None
+        """The key that has more waiting than another one would have with a part of such a cost, and the most; None where none has.
 
-    def last_of(self, key: str) -> Part:
-        """The part of a key that waits and would be taken last."""
-        return max((one for one in self._parts if one[2].waits and one[2].key == key), key=lambda one: one[:2])[2]
+        What is patient is not counted: it is not refused.
+        """
+        own_s, seconds = cost_s, defaultdict[str, float](float)
+        for _, _, part in self._parts:
+            if part.waits and part.key == key:
+                own_s += part.cost_s
+            elif part.waits and not part.patient:
+                seconds[part.key] += part.cost_s
+        longest = max(seconds, key=lambda one: seconds[one], default=None)
+        return longest if longest is not None and seconds[longest] > own_s else None
 
     @property
-    def _count(self) -> int:
-        """Parts that wait."""
-        return sum([parts for parts, _ in self._waiting.values()])
+    def is_shared(self) -> bool:
+        """Whether requests of several keys have come since nothing waited."""
+        return len(self._ends) > 1
+
+    def last_of(self, key: str) -> Part:
+        """The part of a key that would be taken last, of those that may be refused."""
+        own = [one for one in self._parts if one[2].waits and one[2].key == key and not one[2].patient]
+        return max(own, key=lambda one: one[:2])[2]
 
     def _left(self, part: Part) -> None:
         part.waits = False
         self.queries -= len(part.queries)
-        waiting, seconds = self._waiting[part.key]
-        if waiting > 1:
-            self._waiting[part.key] = waiting - 1, seconds - part.cost_s
-        else:
-            del self._waiting[part.key]
+        self._waiting -= 1
         self.seconds -= part.cost_s
         if not self._waiting:  # numbers begin anew, so that none grows without a bound
             self._parts.clear()

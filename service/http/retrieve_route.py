@@ -193,6 +193,14 @@ class RetrieveRoute(RetrievalRoute):
         info.key = self.keys.check("retrieve", info.authorization)
         if info.key is not None and (limit := self.take(info.key, info)) is not None:
             await self._refuse(limit)
+        try:
+            await self._respond(scope, receive, send, info)
+        except QueueFull as refusal:
+            if not refusal.crowds:
+                raise
+            await self._refuse(refusal)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, info: RequestInfo) -> None:
         check_type(info.content_type, JSON_TYPES)
         background = info.priority is not None and priority_of(info.priority) is Priority.BACKGROUND
         if not background:
@@ -220,8 +228,8 @@ class RetrieveRoute(RetrievalRoute):
         if not taken:
             raise ClientGone("The client does not take its answer.")
 
-    async def _refuse(self, refusal: KeyLimit) -> NoReturn:
-        """Raise it before the body is read, held back where there is room."""
+    async def _refuse(self, refusal: KeyLimit | QueueFull) -> NoReturn:
+        """Raise it, held back where there is room."""
         if self._held < MOST_HELD:
             self._held += 1
             try:

@@ -528,6 +528,18 @@ async def test_a_request_for_which_no_room_can_be_made_is_refused_and_the_queue_
     await asyncio.gather(*flood, return_exceptions=True)
 
 
+async def test_a_stream_that_has_been_let_in_makes_room_for_nobody(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1, max_queue=2)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        streamed = await accepted(ask(batcher, 1, key="stream", priority=Priority.PATIENT), ask(batcher, 2, key="stream"))
+        (shop,) = await accepted(ask(batcher, 11, key="shop"))
+        await settled()
+        assert [streamed[0].done(), streamed[1].done(), shop.done()] == [False, False, True]
+    assert isinstance(shop.exception(), QueueFull)
+    await asyncio.gather(busy, *streamed)
+
+
 async def test_what_was_taken_back_leaves_the_queue(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=1)
     async with held(engine, batcher) as busy:

@@ -26,6 +26,7 @@ from service.http.retrieve_route import HELD_S
 from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE, Key, read_keys
 from service.settings import Settings, is_local
 from service.watch.metrics import OTHER_KEYS, Metrics
+from tests.service.own_time import turns_until
 from tests.service.running import Running, run
 
 SHOP, PARTNER, ADMIN = "shop-web-0123456789", "partner-0123456789ab", "admin-0123456789abcd"
@@ -432,3 +433,45 @@ def test_more_names_of_keys_than_a_file_may_have_are_counted_together() -> None:
     text = metrics.render().decode()
     assert text.count("espalier_key_requests_total{") <= 2 * MOST_KEYS + 1
     assert f'espalier_key_requests_total{{key="{OTHER_KEYS}",outcome="admitted"}} 3.0' in text
+
+
+def test_a_key_without_limits_that_crowds_others_out_is_refused_late_and_they_are_answered(
+    versions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(retrieve_route, "HELD_S", 0.125)
+    keys = tmp_path / "keys.toml"
+    keys.write_text(FILE.replace("rate = 2\nburst = 3\ncost = 0.5", ""))
+    with run(versions, keys_file=keys, max_queue=3, max_batch=1, timeout_ms=60_000) as running:
+        loop = running.runner.get_loop()
+        sleep = asyncio.sleep
+
+        async def counted_sleep(seconds: float) -> None:
+            slept.append(seconds)
+            await sleep(0)
+
+        monkeypatch.setattr(retrieve_route.asyncio, "sleep", counted_sleep)
+        engine = running.engines["books"]
+
+        async def ask(key: str) -> int:
+            body = {"queries": [{"history": []}]}
+            answer = await running.client.http.post("/retrieve", json=body, headers={"Authorization": f"Bearer {key}"})
+            return answer.status_code
+
+        async def crowd() -> tuple[list[int], list[int]]:
+            assert await ask(SHOP) == 200  # from which the cost is known
+            engine.go.clear()
+            flood = [loop.create_task(ask(PARTNER)) for _ in range(8)]
+            await turns_until(lambda: sum(task.done() for task in flood) == 4)  # one is searched for, three wait
+            assert 0.125 not in slept  # nobody else wants the engine
+            shop = [loop.create_task(ask(SHOP))]
+            await turns_until(lambda: 0.125 in slept)  # the last that waits makes room for it
+            late = [loop.create_task(ask(PARTNER)) for _ in range(3)]
+            await turns_until(lambda: all(task.done() for task in late))
+            engine.go.set()
+            return await asyncio.gather(*flood), await asyncio.gather(*shop, *late)
+
+        flooded, rest = running.runner.run(crowd())
+    assert sorted(flooded) == [200] * 3 + [429] * 5
+    assert rest == [200, 429, 429, 429]
+    assert slept.count(0.125) == 4
