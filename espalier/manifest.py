@@ -178,10 +178,13 @@ class Ranking(_Strict):
     calibration: Calibration | None = None
 
 
+SMALLEST_BEAM = 10
+
+
 class SearchDefaults(_Strict):
     """Defaults and limits of the search knobs; over a limit is an error, never clamped.
 
-    min_beam_size  down to which a service may shrink a beam when the deadline is near; None: never
+    min_beam_size  down to which a service may shrink a beam when the deadline is near; None: to SMALLEST_BEAM
     """
 
     beam_size: int = Field(ge=1)
@@ -189,6 +192,10 @@ class SearchDefaults(_Strict):
     max_beam_size: int = Field(ge=1)
     max_m: int = Field(ge=1)
     min_beam_size: int | None = Field(default=None, ge=1)
+
+    @property
+    def smallest_beam_size(self) -> int:
+        return SMALLEST_BEAM if self.min_beam_size is None else self.min_beam_size
 
     @field_validator("beam_size", "m", "max_beam_size", "max_m")
     @classmethod

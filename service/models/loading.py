@@ -191,7 +191,7 @@ def limits_of(settings: Settings, bundle: Bundle, engine: Engine, calls: int = 1
         max_queue=settings.max_queue,
         burst_s=settings.max_queue_ms / 1e3,
         max_wait_s=settings.max_wait_us / 1e6,
-        smallest_beam_size=bundle.manifest.search.min_beam_size if bundle.manifest.shard is None else None,
+        smallest_beam_size=bundle.manifest.search.smallest_beam_size if bundle.manifest.shard is None else None,
         calls=calls,
         inline_s=settings.max_inline_us / 1e6 if not gpu and calls == 1 and not settings.max_wait_us else 0.0,
     )

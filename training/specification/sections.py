@@ -65,7 +65,7 @@ class SearchLimits(Section):
     max_m: int = Field(default=1000, ge=1, le=MOST)
     """largest number of results of a request. Requests for more are refused"""
     min_beam_size: int | None = Field(default=None, ge=1)
-    """smallest beam near a deadline. Without it a beam is never shrunk"""
+    """smallest beam near a deadline; without it 10. As large as the largest beam: a beam is never shrunk"""
 
     @model_validator(mode="after")
     def _within_limits(self) -> SearchLimits:

@@ -12,6 +12,8 @@ export const about = "recall against time, over beams";
 
 const STEPS = [5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 const MOST_BEAMS = 32;
+const SMALLEST_BEAM = 10; // where the model does not say
+const LEFT_MS = [0.1, 0.2, 0.5, 1, 2, 5];
 const QUERIES = [64, 256, 1000];
 
 export default function View({ params, model }) {
@@ -73,6 +75,15 @@ export default function View({ params, model }) {
           <${Button} onClick=${() => save(`${model.name}-frontier.csv`, "text/csv", csv(rows))}>Save as CSV</${Button}>
           <span class="hint">The queries see the trained version alone, and wait until nobody else wants the engine.</span></div>
       </section>`}
+    ${!busy && rows.length > 0 && html`<section class="panel"><h2>What a deadline costs</h2>
+      <p class="hint">A search that would end after its deadline gets a smaller beam, of those that fit into the time that the queue has left, down to
+        ${count(smallest(model))}. Whoever sends <code>"partial": "refuse"</code> gets 504 instead.</p>
+      <${Table} caption="Recall by the time that is left" rows=${byTime(rows, model)} rowKey=${(row) => row.left_ms} columns=${[
+        { label: "Left for a query", numeric: true, cell: (row) => ms(row.left_ms) },
+        { label: "Beam", numeric: true, cell: (row) => (row.found ? count(row.found.beam_size) : "504") },
+        { label: `Recall@${settings.m}`, numeric: true, cell: (row) => share(row.found?.recall) },
+        { label: "Less than the default's", numeric: true, cell: (row) => share(row.lost) },
+      ]} /></section>`}
     ${rows.length === 0 && !busy && !problem && html`<${Empty}>Nothing was measured.</${Empty}>`}`;
 }
 
@@ -104,6 +115,20 @@ function told(rows, model) {
   const first = `The default beam, ${count(model.search.beam_size)}, finds ${share(own.recall)} in ${ms(own.ms_per_query)}`;
   if (gain <= 0) return `${first}, and no beam that was measured finds more.`;
   return `${first}; the best, ${count(best.beam_size)}, finds ${percent(gain / best.recall, 1)} more in ${ms(best.ms_per_query)}. Beam ${count(least.beam_size)} is the quickest within the best one's interval.`;
+}
+
+function smallest(model) {
+  return model.search.min_beam_size ?? SMALLEST_BEAM;
+}
+
+// For each time that may be left the widest beam, of those up to the default one, that fits into it.
+function byTime(rows, model) {
+  const usual = rows.find((row) => row.default);
+  const allowed = rows.filter((row) => row.beam_size >= smallest(model) && row.beam_size <= model.search.beam_size);
+  return LEFT_MS.map((left_ms) => {
+    const found = allowed.filter((row) => row.ms_per_query <= left_ms).pop() ?? null;
+    return { left_ms, found, lost: found && usual ? usual.recall - found.recall : null };
+  });
 }
 
 async function measured(model, { beams, m, queries, version }, signal, take) {
