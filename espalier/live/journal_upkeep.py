@@ -161,7 +161,7 @@ def put_in_place(copy: Path, now: float) -> None:
     check(copy)
     with errors_of(copy), closing(open_writer(copy)) as connection:
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute("UPDATE sqlite_sequence SET seq = MAX(seq, ?) WHERE name = 'ops'", (int(now) * NUMBERS_PER_S,))
+        connection.execute("UPDATE sqlite_sequence SET seq = MAX(seq, ?) WHERE name = 'ops'", (int(now * NUMBERS_PER_S),))
         connection.execute("COMMIT")
         _leave_out(connection)
         connection.execute("PRAGMA journal_mode = DELETE")

@@ -3,10 +3,10 @@
     backups/<name>/<id>/live.db, serving.json, removed.json   copies; what the model does not have is left out
     backups/<name>/<id>/manifest.json                         their digests, written last: without it there is no backup
 
-An id is <UTC time>-<sequence>-<random>, so ids sort by time. Backups do not lie below models/, which every follower of the store lists again
-and again. Unlike blobs, which versions share, their files belong to one backup, so an old one can be deleted.
+An id is <UTC time>-<sequence>-<random>, so ids sort by time. Backups do not lie below models/, which followers of the store list every few
+seconds. Unlike blobs, which versions share, their files belong to one backup, so an old one can be deleted.
 
-Knows a model's folder and a store. Does not know schedules (service/live/backups.py) or what puts a backup back (restoring.py).
+Knows a model's folder and a store. Does not know schedules (service/models/backups.py) or what puts a backup back (restoring.py).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from espalier.bundle import is_model_name
 from espalier.errors import CacheFull, StoreConflict, StoreDamaged, expectation
@@ -47,8 +47,8 @@ UNFINISHED_S = 86_400
 """Files without a manifest are deleted when they are so old: their process was killed."""
 MAX_MANIFEST_BYTES = 1 << 16
 READ_BYTES = 4 << 20
-_TIME = "%Y%m%dT%H%M%SZ"
-_ID = re.compile(r"(\d{8}T\d{6}Z)-\d{1,19}-[0-9a-f]{8}")
+_TIME = "%Y%m%dT%H%M%S.%fZ"
+_ID = re.compile(r"\d{8}T\d{6}\.\d{6}Z-\d{1,19}-[0-9a-f]{8}")
 
 
 class BackupManifest(BaseModel):
@@ -66,7 +66,7 @@ class BackupManifest(BaseModel):
     journal: str | None
     sequence: int
     erasures: int
-    files: dict[Literal["live.db", "serving.json", "removed.json"], FileInfo]
+    files: dict[Annotated[str, StringConstraints(pattern=r"^(live\.db|serving\.json|removed\.json)$")], FileInfo]
 
 
 class Backup(NamedTuple):
@@ -86,7 +86,7 @@ class BeingBackedUp(StoreConflict):
 
 
 def time_of(backup_id: str) -> float:
-    return datetime.strptime(backup_id[:16], _TIME).replace(tzinfo=UTC).timestamp()
+    return datetime.strptime(backup_id.partition("-")[0], _TIME).replace(tzinfo=UTC).timestamp()
 
 
 def find_backups(store: Objects, name: str) -> list[str]:

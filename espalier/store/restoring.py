@@ -56,7 +56,7 @@ def choose(store: Objects, name: str, at: float | None = None) -> str:
         raise StoreMissing(f"{store.url}: no backup of {name!r}")
     found = [backup_id for backup_id in ids if at is None or time_of(backup_id) <= at]
     if not found:
-        raise InvalidInput("--at", at, f"a time from the oldest backup of {name!r} on, {ids[0][:16]}")
+        raise InvalidInput("--at", at, f"a time from the oldest backup of {name!r} on, {ids[0].partition('-')[0]}")
     return found[-1]
 
 
@@ -112,9 +112,7 @@ def host_lock(models: Path) -> Iterator[None]:
 def _check_free(folder: Path, manifest: BackupManifest) -> None:
     """Raise InvalidInput where a restore would change what is there; its own files of a killed attempt are not changed."""
     if FILE in manifest.files and (folder / FILE).exists():
-        raise InvalidInput(
-            "--models", str(folder / FILE), "no journal there; --replace deletes it, with all that was written since the backup"
-        )
+        raise InvalidInput("--models", str(folder / FILE), "no journal there; --replace deletes it, and what was written since")
     for name in (REMOVED, SERVING):
         info, file = manifest.files.get(name), folder / name
         if info is not None and file.exists() and sha256_of(file) != info.sha256:

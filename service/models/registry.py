@@ -30,7 +30,7 @@ from ..settings import Settings, metrics_folder
 from ..watch.metrics import Metrics
 
 if TYPE_CHECKING:
-    from ..live.backups import Backups
+    from ..models.backups import Backups
     from ..models.store_mirror import StoreMirror
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Registry:
             raise BundleNotFound(f"{settings.models}: no model there; expected {expected}")
         self._backups: Backups | None = None
         if settings.backup is not None:
-            from ..live.backups import Backups  # as above
+            from ..models.backups import Backups  # as above
 
             self._backups = Backups(settings, settings.backup, metrics)
         self.shards = ServedShards(settings, metrics, lambda: self.entries)

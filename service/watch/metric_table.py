@@ -68,9 +68,7 @@ COUNTERS = {
     ),
     "espalier_worker_cpu_seconds_total": CounterRow("Processor time of a worker and its predecessors.", ("worker",)),
     "espalier_live_refused_total": CounterRow("Writes of live items that were refused, lines of a bulk too.", ("model", "status")),
-    "espalier_live_backup_failures_total": CounterRow(
-        "Attempts to back a model up, or to delete its old backups, that failed.", ("model",)
-    ),
+    "espalier_live_backup_failures_total": CounterRow("Failures to back a model up, or to delete its old backups.", ("model",)),
     "espalier_shard_searches_total": CounterRow("Searches of routers that a shard answered.", ("model",)),
     "espalier_shard_refused_total": CounterRow(
         "Searches of routers that a shard did not answer: unknown_masks (the router sends them and asks again), not_served, "

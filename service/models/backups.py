@@ -18,6 +18,8 @@ from espalier.errors import EspalierError
 from espalier.store.backups import LOCK, BeingBackedUp, back_up, find_backups, models_with_state, prune, time_of
 from espalier.store.objects import Objects
 
+from ..models.desired_state import DesiredState
+from ..models.loading import lower_priority
 from ..settings import Settings
 from ..watch.live_metrics import BackupMetrics
 from ..watch.metrics import Metrics
@@ -28,8 +30,6 @@ TICK_S = 1.0
 """Between two looks at what is due."""
 RETRY_S = 60.0
 """Longest pause after a failure, unless ESPALIER_BACKUP_EVERY_S is shorter."""
-CHANGE = ".serving.before"
-"""In a model's folder while serving.json is being changed, and may be changed back."""
 
 
 class _Stopped(Exception):
@@ -57,6 +57,7 @@ class Backups:
         self._stopped.set()
 
     def _run(self) -> None:
+        lower_priority()
         try:
             while not self._stopped.wait(min(TICK_S, self._settings.backup_every_s)):
                 try:
@@ -100,7 +101,7 @@ class Backups:
                 self._metrics.holds(name, time_of(ids[-1]))
                 self._due[name] = min(time_of(ids[-1]), now) + every_s
                 return
-            if (folder / CHANGE).exists():
+            if DesiredState(folder).is_changing:  # it may be changed back
                 self._due[name] = now + min(RETRY_S, every_s)
                 return
             made = back_up(self._store, folder, on_bytes=self._go_on)
