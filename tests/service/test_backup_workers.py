@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from espalier.live.journal import Journal
-from espalier.store.backups import find_backups
+from espalier.store.backups import WORK, find_backups
 from espalier.store.objects import Objects
 from espalier.store.publishing import publish
-from tests import ROOT
 from tests.espalier.live.journals import appended, put
+from tests.service.deadly_journal import journal
 from tests.service.processes import Service, service
 from tests.service.running import small_model
 from tests.waiting import until
@@ -27,27 +23,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 WRITE_KEY = "a-write-key-of-a-test"
-KILLED = """
-import os, pathlib, signal, sys, threading
-from service.journal import main
-begun, lock = 0, threading.Lock()
-def hook(event, arguments):
-    global begun
-    if event in ("open", "os.rename", "os.remove", "os.link", "os.mkdir", "sqlite3.connect") and "/wt/" in str(arguments[0]):
-        with lock:
-            begun += 1
-        if begun == int(sys.argv[1]):
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(hook)
-sys.exit(main(sys.argv[2:]))
-"""
-"""The command, killed before its n-th change of the models folder."""
-
-
-def journal(*arguments: str) -> Any:
-    done = subprocess.run([sys.executable, "-m", "service.journal", *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def asked(running: Service, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -82,8 +57,7 @@ def test_a_service_whose_disk_is_lost_has_everything_again_that_the_backup_had(t
         for pid in [running.process.pid, *running.workers()]:
             os.kill(pid, signal.SIGKILL)
     shutil.rmtree(models)
-    (restored,) = journal("restore", "--models", str(models), "--store", url)["restored"]
-    assert (restored["came"], restored["missing"]) == ([1], [])
+    assert journal(["restore", "--models", str(models), "--store", url]) == 0
     with service(models, 2, **settings) as running:
         assert found(running) == before
         assert {f"new-{item}" for item in range(4)} <= before
@@ -97,55 +71,51 @@ def test_a_service_whose_disk_is_lost_has_everything_again_that_the_backup_had(t
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A models folder whose path the killed command knows."""
-    books = tmp_path / "wt" / "books"
+    """A models folder with a journal of three operations, a removal and a default."""
+    books = tmp_path / "models" / "books"
     books.mkdir(parents=True)
     (books / "serving.json").write_text('{"generation": 2, "versions": [1], "default": 1}\n')
     (books / "removed.json").write_text('{"generation": 3, "ids": ["item-3"]}\n')
     live = Journal(books / "live.db")
-    appended(live, [put(f"item-{number}") for number in range(3)])
+    appended(live, [put("a"), put("b"), put("c")])
     live.close()
-    return tmp_path / "wt"
+    return tmp_path / "models"
 
 
-def killed(step: int, *arguments: str) -> bool:
-    """Whether the command was killed at a step; else it is done."""
-    done = subprocess.run([sys.executable, "-c", KILLED, str(step), *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode != 0
+def whole(models: Path) -> bool:
+    ids = [operation.id for operation in Journal.open(models / "books" / "live.db").since(0, 9)]
+    return ids == ["a", "b", "c"] and "item-3" in (models / "books" / "removed.json").read_text()
 
 
 def test_a_backup_that_is_killed_anywhere_is_not_seen_and_the_next_is_whole(models: Path, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/store"
-    store = Objects(url, create=True)
-    for step in count(1):
-        was_killed = killed(step, "backup", "--models", str(models), "--model", "books", "--store", url)
-        there = find_backups(store, "books")
-        if not was_killed:
-            break
-        if there:  # it was killed behind its end
+    store = Objects(f"file://{tmp_path}/store", create=True)
+    backup = ["backup", "--models", str(models), "--model", "books", "--store", store.url]
+    steps = 0
+    while journal(backup, models, steps + 1) == -signal.SIGKILL:
+        steps += 1
+        if there := find_backups(store, "books"):  # it was killed when it had finished
             (tmp_path / "store" / "backups" / "books" / there[0] / "manifest.json").unlink()
-    assert step > 5
-    assert [*(models / "books").glob(".backup")] == []
+    assert steps > 5
+    assert not (models / "books" / WORK).exists()
+    assert len(find_backups(store, "books")) == 1
     shutil.rmtree(models)
-    journal("restore", "--models", str(models), "--store", url)
-    assert [operation.id for operation in Journal.open(models / "books" / "live.db").since(0, 9)] == ["item-0", "item-1", "item-2"]
+    assert journal(["restore", "--models", str(models), "--store", store.url]) == 0
+    assert whole(models)
 
 
 def test_a_restore_that_is_killed_anywhere_is_repeated(models: Path, tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/store"
+    store = Objects(f"file://{tmp_path}/store", create=True)
     small_model(tmp_path / "trained")
-    publish(Objects(url, create=True), [tmp_path / "trained" / "books" / "1"])
-    journal("backup", "--models", str(models), "--model", "books", "--store", url)
-    for step in count(1):
-        shutil.rmtree(models, ignore_errors=True)
-        models.mkdir()
-        if not killed(step, "restore", "--models", str(models), "--store", url):
-            break
-        books = models / "books"
-        if not (books / "live.db").exists():  # else it was killed behind its end
-            journal("restore", "--models", str(models), "--store", url)
-        assert [operation.id for operation in Journal.open(books / "live.db").since(0, 9)] == ["item-0", "item-1", "item-2"]
-        assert (books / "1" / "manifest.json").is_file()
-        assert "item-3" in (books / "removed.json").read_text()
-    assert step > 8
+    publish(store, [tmp_path / "trained" / "books" / "1"])
+    assert journal(["backup", "--models", str(models), "--model", "books", "--store", store.url]) == 0
+    restore = ["restore", "--models", str(models), "--store", store.url]
+    steps, repeated = 0, 0
+    while shutil.rmtree(models) or journal(restore, models, steps + 1) == -signal.SIGKILL:
+        steps += 1
+        if not (models / "books" / "live.db").exists():  # else it was killed when it had finished
+            repeated += 1
+            assert journal(restore) == 0
+        assert whole(models)
+        assert (models / "books" / "1" / "manifest.json").is_file()
+    assert whole(models)
+    assert repeated > 10
