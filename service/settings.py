@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     )
     backup: Annotated[str, AfterValidator(check_url)] | None = Field(
         default=None,
-        description="Where journals, removals and defaults are backed up: the URL of a store. Set it on the host that takes the writes.",
+        description="Where journals, removals and defaults are backed up: the URL of a store. A host that follows another makes none.",
     )
     backup_every_s: Seconds = Field(default=3600.0, gt=0, description="Seconds between two backups of a model; none if nothing changed.")
     backup_keep: int = Field(

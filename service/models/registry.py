@@ -70,7 +70,7 @@ class Registry:
                 expected = f"{settings.shard}/<version>/manifest.json, as `espalier shard` writes them (ESPALIER_SHARD)"
             raise BundleNotFound(f"{settings.models}: no model there; expected {expected}")
         self._backups: Backups | None = None
-        if settings.backup is not None:
+        if settings.backup is not None and settings.follow is None:
             from ..models.backups import Backups  # as above
 
             self._backups = Backups(settings, settings.backup, metrics)

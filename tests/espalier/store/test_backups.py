@@ -15,8 +15,9 @@ from espalier.errors import CacheFull, EspalierError, InvalidInput, JournalCorru
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import NUMBERS_PER_S, erase_user
 from espalier.live.operations import ItemBody, Operation
-from espalier.store import backups, restoring
+from espalier.store import restoring
 from espalier.store.backups import BACKUPS, WORK, BeingBackedUp, back_up, find_backed_up, find_backups, forget, prune, read_backup
+from espalier.store.fetching import SPARE_BYTES
 from espalier.store.objects import Objects
 from espalier.store.publishing import publish
 from espalier.store.restoring import choose, host_lock, restore
@@ -206,6 +207,26 @@ def test_half_a_backup_is_not_seen_and_goes_after_a_day(files: Objects, books: P
     assert {key.split("/")[2] for key in (found.key for found in files.list(BACKUPS, 100))} == {whole, young}
 
 
+def test_a_deletion_that_is_cut_leaves_no_half_backup_to_be_seen(files: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = written(NOW - timedelta(days=30), 1), written(NOW, 2)
+    add(files, old, new)
+    delete, deleted = Objects.delete, []
+
+    def delete_one(store: Objects, key: str) -> None:
+        if deleted:
+            raise Cut
+        deleted.append(key)
+        delete(store, key)
+
+    with monkeypatch.context() as cut:
+        cut.setattr(Objects, "delete", delete_one)
+        with pytest.raises(Cut):
+            forget(files, "books", new)
+    assert find_backups(files, "books") == [new]
+    prune(files, "books")
+    assert {found.key.split("/")[2] for found in files.list(BACKUPS, 100)} == {new}
+
+
 def test_a_backup_that_is_cut_is_not_seen_and_leaves_no_file_behind(files: Objects, books: Path) -> None:
     (books / WORK).mkdir()
     (books / WORK / "live.db").write_bytes(b"of a process that was killed")
@@ -231,7 +252,7 @@ def test_two_processes_do_not_back_up_one_model_at_once(files: Objects, books: P
 
 
 def test_a_copy_leaves_room_on_the_disk(files: Objects, books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(books)._replace(free=backups.SPARE_BYTES)
+    usage = shutil.disk_usage(books)._replace(free=SPARE_BYTES)
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda _: usage)
         with pytest.raises(CacheFull, match="are free"):

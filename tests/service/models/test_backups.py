@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -32,6 +33,29 @@ FAILURES = "espalier_live_backup_failures_total"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backups, "TICK_S", 0.02)
+
+
+class Looks:
+    """Counts how often a process has looked at what it has to do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, elected = 0, Backups._elected
+
+        def look(backups: Backups) -> bool:
+            self.count += 1
+            return elected(backups)
+
+        monkeypatch.setattr(Backups, "_elected", look)
+
+    def several(self) -> None:
+        """Wait until it has looked so often that it has done what it would do."""
+        enough = self.count + 20
+        until(lambda: self.count >= enough)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    return Looks(monkeypatch)
 
 
 @pytest.fixture
@@ -87,7 +111,9 @@ def test_a_model_with_nothing_of_its_own_is_not_backed_up(models: Path, store: O
         until(lambda: value(running, TIMESTAMP) is not None)
 
 
-def test_a_restart_reads_the_time_from_the_store_and_makes_no_backup_before_it_is_due(models: Path, store: Objects, live: Journal) -> None:
+def test_a_restart_reads_the_time_from_the_store_and_makes_no_backup_before_it_is_due(
+    models: Path, store: Objects, live: Journal, looks: Looks
+) -> None:
     with backed_up(models, store) as running:
         until(confirmed(running))
     (first,) = find_backups(store, "books")
@@ -95,6 +121,7 @@ def test_a_restart_reads_the_time_from_the_store_and_makes_no_backup_before_it_i
     with backed_up(models, store, every_s=3600.0) as running:
         until(lambda: value(running, TIMESTAMP) is not None)
         assert value(running, TIMESTAMP) == time_of(first)
+        looks.several()
         assert find_backups(store, "books") == [first]
 
 
@@ -129,17 +156,10 @@ def test_a_failure_is_counted_and_logged_once_and_backups_go_on_when_it_is_over(
     assert [line.split(":")[0] for line in lines[1:]] == ["books is not backed up; it is tried again", "books is backed up again"]
 
 
-def test_one_process_of_a_host_makes_the_backups(models: Path, store: Objects, live: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    elected, looks = Backups._elected, {"count": 0}
-
-    def look(self: Backups) -> bool:
-        looks["count"] += 1
-        return elected(self)
-
-    monkeypatch.setattr(Backups, "_elected", look)
+def test_one_process_of_a_host_makes_the_backups(models: Path, store: Objects, live: Journal, looks: Looks) -> None:
     with host_lock(models):  # another one does
         with backed_up(models, store) as running:
-            until(lambda: looks["count"] > 3)
+            looks.several()
             assert value(running, FAILURES) is None
         assert find_backups(store, "books") == []
     with backed_up(models, store) as running:
@@ -147,13 +167,18 @@ def test_one_process_of_a_host_makes_the_backups(models: Path, store: Objects, l
         assert len(find_backups(store, "books")) == 1
 
 
-def test_a_default_that_may_be_changed_back_is_not_backed_up(models: Path, store: Objects, live: Journal) -> None:
+def test_a_host_that_follows_another_makes_no_backups(models: Path, store: Objects, live: Journal) -> None:
+    with backed_up(models, store, follow="http://127.0.0.1:1"):
+        assert not [thread for thread in threading.enumerate() if thread.name == "backups"]
+
+
+def test_a_default_that_may_be_changed_back_is_not_backed_up(models: Path, store: Objects, live: Journal, looks: Looks) -> None:
     state = DesiredState(models / "books")
     with state.locked(Serving):
         state.begin_change(None, Serving(generation=1, versions=(1,), default=1))
         with backed_up(models, store) as running:
             until(lambda: value(running, FAILURES) is not None)
-            appended(live, [put("b")])
+            looks.several()
             assert find_backups(store, "books") == []
             state.end_change()
             until(confirmed(running))
