@@ -210,7 +210,8 @@ def test_half_a_backup_is_not_seen_and_goes_after_a_day(files: Objects, books: P
 def test_a_deletion_that_is_cut_leaves_no_half_backup_to_be_seen(files: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = written(NOW - timedelta(days=30), 1), written(NOW, 2)
     add(files, old, new)
-    delete, deleted = Objects.delete, []
+    deleted: list[str] = []
+    delete = Objects.delete
 
     def delete_one(store: Objects, key: str) -> None:
         if deleted:
