@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from espalier.bundle import find_versions
+from espalier.bundle import find_versions, is_model_name
 from espalier.errors import EspalierError, InvalidInput, StoreMissing
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
@@ -86,6 +86,8 @@ def _back_up(store: Objects, folder: Path, alone: bool = False) -> dict[str, obj
 
 
 def _restore(given: argparse.Namespace, models: Path) -> list[dict[str, object]]:
+    if given.model is not None and not is_model_name(given.model):
+        raise InvalidInput("--model", given.model, "the name of a model, without a path")
     store, at = _store(given), None if given.at is None else _time(given.at)
     versions = Settings().store if given.versions is None else given.versions
     names = [given.model] if given.model is not None else find_backed_up(store)

@@ -76,6 +76,8 @@ class Backups:
     def _elected(self) -> bool:
         """Whether this process makes the backups, from now on until it ends."""
         if self._lock is None:
+            if not self._settings.models.is_dir():  # nothing has come from the store yet
+                return False
             descriptor = os.open(self._settings.models / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -185,6 +185,7 @@ def test_an_erasure_with_a_store_leaves_one_backup_which_lacks_the_events(
         (["restore", "--store", "file:///no/such/folder"], "no such folder"),
         (["restore", "--store", "file://{0}"], "no backups"),
         (["restore", "--store", "file://{0}", "--model", "films"], "no backup of 'films'"),
+        (["restore", "--store", "file://{0}", "--model", "../films"], "--model: got '../films', expected the name of a model"),
         (["restore", "--store", "file://{0}", "--at", "yesterday"], "--at: got 'yesterday', expected a time with its offset"),
         (["restore", "--store", "file://{0}", "--at", "2027-01-31T12:00:00"], "expected a time with its offset"),
     ],

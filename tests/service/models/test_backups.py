@@ -22,6 +22,8 @@ from espalier.store.restoring import host_lock
 from service.models import backups
 from service.models.backups import Backups
 from service.models.desired_state import DesiredState
+from service.settings import Settings
+from service.watch.metrics import Metrics
 from tests.espalier.live.journals import appended, put
 from tests.service.models.registry import Running, run
 from tests.waiting import until
@@ -109,6 +111,21 @@ def test_a_model_with_nothing_of_its_own_is_not_backed_up(models: Path, store: O
         assert value(running, TIMESTAMP) is None
         running.remove("item-3")
         until(lambda: value(running, TIMESTAMP) is not None)
+
+
+def test_a_service_whose_models_folder_is_still_to_come_waits_for_it(
+    tmp_path: Path, store: Objects, looks: Looks, caplog: pytest.LogCaptureFixture
+) -> None:
+    backups = Backups(Settings(models=tmp_path / "cache", backup_every_s=0.05), store.url, Metrics())
+    backups.start()
+    try:
+        looks.several()
+        assert not [record for record in caplog.records if record.exc_info]
+        (tmp_path / "cache" / "books").mkdir(parents=True)
+        (tmp_path / "cache" / "books" / "removed.json").write_text("{}")
+        until(lambda: find_backups(store, "books"))
+    finally:
+        backups.stop()
 
 
 def test_a_restart_reads_the_time_from_the_store_and_makes_no_backup_before_it_is_due(
