@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-SERVING = "serving.json"
+SERVING, REMOVED = "serving.json", "removed.json"
 MAX_SERVED = 64
 """Versions of one model that may be named in a store: each is downloaded and held in memory."""
 MAX_NAMED = 1000

@@ -53,7 +53,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "set-default": Command(TRAINER, "train", "which version of a stored model serves: pin, roll back", True),
         "fold": Command(TRAINER, "train", "the next version: a model with its live items in it", True),
         "shard": Command(TRAINER, "train", "cut a model into shards", True),
-        "journal": Command(f"{SERVICE}.journal", "serve", "back up, compact, take over a live catalogue"),
+        "journal": Command(f"{SERVICE}.journal", "serve", "back up, restore, compact, take over a live catalogue"),
         "compile": Command("espalier.compile", "cpu", "compile for this processor beforehand"),
         "completion": Command("espalier_cli.completion", "cpu", "a script that completes commands in bash, zsh or fish"),
     },

@@ -1,6 +1,6 @@
-"""`espalier journal`: upkeep of a model's live catalogue, beside the service that uses it.
+"""`espalier journal`: upkeep of a model's live catalogue, beside the service that uses it, and its backups.
 
-Knows arguments and what to print. What is done is in espalier/live/journal_upkeep.py.
+Knows arguments and what to print. What is done is in espalier/live/journal_upkeep.py, and in backups.py and restoring.py of espalier/store.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from espalier.bundle import find_versions
-from espalier.errors import EspalierError, InvalidInput
+from espalier.bundle import find_versions, is_model_name
+from espalier.errors import EspalierError, InvalidInput, StoreMissing
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import backup, compact, erase_user, leave_out, versions_on_disk
+from espalier.store.backups import back_up, find_backed_up, forget, prune
+from espalier.store.objects import Objects
+from espalier.store.restoring import choose, restore
 
 from .settings import Settings, refusals
 
@@ -39,9 +43,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.
 
 
 def _run(given: argparse.Namespace, models: Path) -> dict[str, object]:
+    if given.command == "restore":
+        return {"restored": _restore(given, models)}
     folder = models / given.model
     if not folder.is_dir():
         raise InvalidInput("--model", given.model, f"one of {', '.join(sorted(find_versions(models)))}")
+    if given.command == "backup" and given.to is None:
+        return _back_up(_store(given, create=True), folder)
     if not (folder / FILE).exists():
         raise InvalidInput("--model", given.model, f"a model with a {FILE}; nothing was ever put into this one")
     journal = Journal.open(folder / FILE)
@@ -56,7 +64,9 @@ def _run(given: argparse.Namespace, models: Path) -> dict[str, object]:
                 after = journal.file.stat().st_size
                 return asdict(found) | {"bytes_before": before, "bytes_after": after}
             case "erase-user":
-                return {"items": erase_user(journal, given.user)}
+                store = None if given.store is None else Objects(given.store, create=True)  # a wrong URL ends the command before it begins
+                items = erase_user(journal, given.user)
+                return {"items": items} if store is None else {"items": items, **_back_up(store, folder, alone=True)}
             case _:
                 leave_out(journal)
                 return {"sequence": journal.last_sequence()}
@@ -64,24 +74,75 @@ def _run(given: argparse.Namespace, models: Path) -> dict[str, object]:
         journal.close()
 
 
+def _back_up(store: Objects, folder: Path, alone: bool = False) -> dict[str, object]:
+    """Back a model up and delete old backups. alone: all others, so this one is made even if nothing has changed."""
+    made = back_up(store, folder, force=alone, wait=True)
+    if made is None:
+        raise InvalidInput("--model", folder.name, f"a model with a {FILE}, a serving.json or a removed.json")
+    if alone:
+        return {"backup": made.id, "deleted": forget(store, folder.name, made.id)}
+    prune(store, folder.name, Settings().backup_keep)
+    return {"backup": made.id, "written": made.written}
+
+
+def _restore(given: argparse.Namespace, models: Path) -> list[dict[str, object]]:
+    if given.model is not None and not is_model_name(given.model):
+        raise InvalidInput("--model", given.model, "the name of a model, without a path")
+    store, at = _store(given), None if given.at is None else _time(given.at)
+    versions = Settings().store if given.versions is None else given.versions
+    names = [given.model] if given.model is not None else find_backed_up(store)
+    if not names:
+        raise StoreMissing(f"{store.url}: no backups")
+    chosen = [(name, choose(store, name, at)) for name in names]  # before anything is written
+    source = store if versions is None else Objects(versions)
+    return [restore(store, source, models, name, backup, given.replace)._asdict() for name, backup in chosen]
+
+
+def _store(given: argparse.Namespace, create: bool = False) -> Objects:
+    url = given.store or Settings().backup
+    if url is None:
+        expected = "the URL of a store, or ESPALIER_BACKUP set" + (", or --to" if given.command == "backup" else "")
+        raise InvalidInput("--store", None, expected)
+    return Objects(url, create=create)
+
+
+def _time(text: str) -> float:
+    try:
+        found = datetime.fromisoformat(text.upper())
+    except ValueError:
+        found = datetime.min
+    if found.tzinfo is None:
+        raise InvalidInput("--at", text, "a time with its offset, as 2027-01-31T12:00:00Z")
+    return found.timestamp()
+
+
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="Upkeep of a live catalogue. Safe beside a running service.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
-        ("backup", "write a copy, one file, which may be put in the journal's place while no service runs"),
+        ("backup", "write a copy: one file, which may be put in the journal's place, or a backup in a store with removals and the default"),
+        ("restore", "bring journals, removals, defaults and versions from a store into a models folder that no service uses"),
         ("compact", "drop operations that later ones of the same items have replaced, old deletes, and places in versions that are gone"),
         ("erase-user", "drop a person's events from all operations; rows that were made of them stay"),
         ("take-over", "leave sequence numbers out, before a copy of a lost host's journal takes writes"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--models", type=Path, help="folder of the models (ESPALIER_MODELS)")
-        command.add_argument("--model", required=True, help="name of the model")
+        command.add_argument("--model", required=name != "restore", help="name of the model" + "; none: all" * (name == "restore"))
         if name == "backup":
-            command.add_argument("--to", type=Path, required=True, help="file to write; it must not be there")
+            target = command.add_mutually_exclusive_group()
+            target.add_argument("--to", type=Path, help="file to write; it must not be there")
+            target.add_argument("--store", help="URL of the store that keeps backups (ESPALIER_BACKUP)")
+        if name == "restore":
+            command.add_argument("--store", help="URL of the store that keeps backups (ESPALIER_BACKUP)")
+            command.add_argument("--versions", help="URL of the store of versions (ESPALIER_STORE; none: that of the backups)")
+            command.add_argument("--at", help="take the last backup until this time, as 2027-01-31T12:00:00Z; none: the newest")
+            command.add_argument("--replace", action="store_true", help="also where there is a journal: it is deleted")
         if name == "compact":
             command.add_argument("--keep-from", type=int, help="keep everything from this sequence on, for hosts that follow")
         if name == "erase-user":
             command.add_argument("--user", required=True, help="the tag that the person's events were put with (`users`)")
+            command.add_argument("--store", help="URL of a store: back the model up there, and delete all its earlier backups")
     return parser
 
 

@@ -117,6 +117,14 @@ class Settings(BaseSettings):
     store_keep: int = Field(
         default=2, ge=1, description="Highest versions of a model that stay on disk although nobody needs them, of those from the store."
     )
+    backup: Annotated[str, AfterValidator(check_url)] | None = Field(
+        default=None,
+        description="Where journals, removals and defaults are backed up: the URL of a store. A host that follows another makes none.",
+    )
+    backup_every_s: Seconds = Field(default=3600.0, gt=0, description="Seconds between two backups of a model; none if nothing changed.")
+    backup_keep: int = Field(
+        default=24, ge=1, description="Newest backups of a model that stay; the last of each of seven days stays beside them."
+    )
     models: Path = Field(default=Path("models"), description="Folder of the models, each version in `NAME/VERSION/`.")
     device: Device = Field(default="auto", description="`auto` takes a GPU where there is one; `cuda` without a GPU is an error.")
     engine: Annotated[str, AfterValidator(_known_engine)] | None = Field(
@@ -335,7 +343,7 @@ def refusals(error: ValidationError) -> list[str]:
             lines.append(expectation(wrong))
             continue
         name = str(wrong["loc"][0])
-        secret = "a key" if name.endswith(("_key", "_keys")) else "a URL" if name == "store" else None
+        secret = "a key" if name.endswith(("_key", "_keys")) else "a URL" if name in ("store", "backup") else None
         lines.append(f"{PREFIX}{name.upper()}: got {secret or repr(wrong['input'])}, expected {expectation(wrong)}")
     return lines
 

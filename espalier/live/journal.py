@@ -177,6 +177,11 @@ class Journal:
         with self.reading() as connection:
             return 0 if connection is None else journal_tables.dropped(connection)
 
+    def erasures(self) -> int:
+        """How often events of a person were erased: that changes operations under their numbers."""
+        with self.reading() as connection:
+            return 0 if connection is None else journal_tables.erasures(connection)
+
     def since(self, sequence: int, limit: int) -> list[Operation]:
         """Operations after a sequence, ascending, at most `limit`, fewer where they are large; empty where there are none."""
         return self._select("seq > ? ORDER BY seq LIMIT ?", (sequence, limit))

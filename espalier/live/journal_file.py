@@ -164,7 +164,7 @@ def check(file: Path) -> None:
 
 
 def log_bytes(file: Path, ending: str = "-wal") -> int:
-    """Size of the write-ahead log, or of the rollback journal; 0 where there is none."""
+    """Size of the write-ahead log, or of another file of the journal by its ending; 0 where there is none."""
     try:
         return os.stat(f"{file}{ending}").st_size
     except OSError:

@@ -40,6 +40,12 @@ def set_dropped(connection: sqlite3.Connection, sequence: int) -> None:
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('dropped', ?)", (str(max(sequence, dropped(connection))),))
 
 
+def erasures(connection: sqlite3.Connection) -> int:
+    """How often events of a person were erased."""
+    row = connection.execute("SELECT value FROM meta WHERE key = 'erasures'").fetchone()
+    return 0 if row is None else int(row[0])
+
+
 def operations(connection: sqlite3.Connection, file: Path, where: str, values: tuple[object, ...], whole: bool = False) -> list[Operation]:
     """The operations that a condition selects. whole: all of them, however large."""
     found: list[Operation] = []

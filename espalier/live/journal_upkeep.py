@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.bundle import parse_manifest, versions_in
+from espalier.durable import flush
 from espalier.errors import BundleError, InvalidInput, JournalBusy, JournalError
 from espalier.live.journal import Journal
-from espalier.live.journal_file import BUSY_MS, errors_of, named, new_identity, open_reader, open_writer, os_error
-from espalier.live.journal_tables import set_dropped
+from espalier.live.journal_file import BUSY_MS, check, errors_of, named, new_identity, open_reader, open_writer, os_error
+from espalier.live.journal_tables import erasures, set_dropped
 
 BLOCK = 500
 """Operations that one transaction looks at."""
@@ -28,6 +29,8 @@ READERS_S, PAUSE_S = 5.0, 0.02
 """How long an erasure waits for readers, and between two looks."""
 LEFT_OUT = 1 << 32
 """Sequence numbers that are left out where some may have been given that the journal does not know of."""
+NUMBERS_PER_S = 1 << 20
+"""More sequence numbers than a journal can give in a second."""
 TOMBSTONES_S = 30 * 86400.0
 """How long a delete stays that no version needs: for hosts that follow and were away, and for late writes of a lower source version."""
 
@@ -148,6 +151,23 @@ def leave_out(journal: Journal) -> None:
         _leave_out(connection)
 
 
+def put_in_place(copy: Path, now: float) -> None:
+    """Make a copy that `backup` wrote a journal that takes writes: check all of it, and leave sequence numbers out.
+
+    Any number may have been given since the backup, by the journal of then or by one that came from the same backup. So numbers go on as if
+    NUMBERS_PER_S had been given in each second since 1970, and LEFT_OUT more in case clocks differ; they stay below 2^53 for 200 years.
+    now: Unix seconds. Raises JournalError.
+    """
+    check(copy)
+    with errors_of(copy), closing(open_writer(copy)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("UPDATE sqlite_sequence SET seq = MAX(seq, ?) WHERE name = 'ops'", (int(now * NUMBERS_PER_S),))
+        connection.execute("COMMIT")
+        _leave_out(connection)
+        connection.execute("PRAGMA journal_mode = DELETE")
+    flush(copy)
+
+
 def erase_user(journal: Journal, user: str) -> list[str]:
     """Drop the events that carry a person's tag, from every operation that is kept, and from the pages that SQLite has freed.
 
@@ -166,6 +186,7 @@ def erase_user(journal: Journal, user: str) -> list[str]:
                 body = operation.body.without(user).to_bytes()
                 connection.execute("UPDATE ops SET body = ? WHERE seq = ?", (body, operation.sequence))
                 changed[operation.id] = None
+            connection.execute("INSERT OR REPLACE INTO meta VALUES ('erasures', ?)", (str(erasures(connection) + 1),))
     until = time.monotonic() + READERS_S
     while journal.exists():
         with journal.exclusive() as connection:

@@ -170,7 +170,7 @@ def _append(store: Objects, info: FileInfo, file: Path, on_bytes: Callable[[int]
                 raise StoreMissing(f"{store.url}/{key}: missing, although a manifest lists it")
             if stored.size != info.size:
                 raise StoreDamaged(f"{store.url}/{key}: {stored.size} bytes, the manifest says {info.size}. Publish the version anew")
-        for content in _ranges(store, key, begin, info.size):
+        for content in ranges(store, key, begin, info.size):
             stream.write(content)
             digest.update(content)
             on_bytes(len(content))
@@ -180,7 +180,7 @@ def _append(store: Objects, info: FileInfo, file: Path, on_bytes: Callable[[int]
     return digest.hexdigest()
 
 
-def _ranges(store: Objects, key: str, begin: int, end: int) -> Iterator[memoryview]:
+def ranges(store: Objects, key: str, begin: int, end: int) -> Iterator[memoryview]:
     """The bytes from `begin` to `end`, in order."""
     starts = iter(range(begin, end, RANGE_BYTES))
     waiting: deque[Future[memoryview]] = deque()

@@ -31,6 +31,7 @@ from ..settings import Settings, metrics_folder
 from ..watch.metrics import Metrics
 
 if TYPE_CHECKING:
+    from ..models.backups import Backups
     from ..models.store_mirror import StoreMirror
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,11 @@ class Registry:
             if settings.shard is not None:
                 expected = f"{settings.shard}/<version>/manifest.json, as `espalier shard` writes them (ESPALIER_SHARD)"
             raise BundleNotFound(f"{settings.models}: no model there; expected {expected}")
+        self._backups: Backups | None = None
+        if settings.backup is not None and settings.follow is None:
+            from ..models.backups import Backups  # as above
+
+            self._backups = Backups(settings, settings.backup, metrics)
         self.shards = ServedShards(settings, metrics, lambda: self.entries)
         self.changes = Changes(settings, metrics, self._follower, self._workers)
         self.leaving = self.draining = False
@@ -83,6 +89,8 @@ class Registry:
         self._follower.start()
         if self._mirror is not None:
             self._mirror.start()
+        if self._backups is not None:
+            self._backups.start()
 
     def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
         """Block until everything that should serve was tried once. False when that took longer."""
@@ -193,6 +201,8 @@ class Registry:
         self._follower.stop()
         if self._mirror is not None:
             self._mirror.stop()
+        if self._backups is not None:
+            self._backups.stop()
         await self.changes.stop()
         await self.catalogues.stop()
         entries = self.entries.values()

@@ -77,6 +77,7 @@ COUNTERS = {
     ),
     "espalier_worker_cpu_seconds_total": CounterRow("Processor time of a worker and its predecessors.", ("worker",)),
     "espalier_live_refused_total": CounterRow("Writes of live items that were refused, lines of a bulk too.", ("model", "status")),
+    "espalier_live_backup_failures_total": CounterRow("Failures to back a model up, or to delete its old backups.", ("model",)),
     "espalier_shard_searches_total": CounterRow("Searches of routers that a shard answered.", ("model",)),
     "espalier_shard_refused_total": CounterRow(
         "Searches of routers that a shard did not answer: unknown_masks (the router sends them and asks again), not_served, "
@@ -139,6 +140,11 @@ GAUGES = {
     ),
     "espalier_live_lag": GaugeRow(
         "Committed operations that the worker furthest behind has not applied, when last looked at.", "livemax", ("model",)
+    ),
+    "espalier_live_backup_timestamp_seconds": GaugeRow(
+        "Unix time at which the newest backup in ESPALIER_BACKUP was made, or last found to hold everything; absent without one.",
+        "livemax",
+        ("model",),
     ),
     "espalier_live_canary_recall": GaugeRow(
         "Share of the latest inserts that the probe finds by their own evidence; NaN if there are none.",

@@ -135,8 +135,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scraper,
     program("prometheus")
     folder = tmp_path_factory.mktemp("watched")
     exported(folder, np.random.default_rng(0))
+    backups = {"ESPALIER_BACKUP": f"file://{folder}/backups", "ESPALIER_BACKUP_EVERY_S": "1"}
     with (
-        service(folder / "models", 2, ESPALIER_PROBE_PER_S="20", ESPALIER_WRITE_KEYS="a-write-key-of-tests") as running,
+        service(folder / "models", 2, ESPALIER_PROBE_PER_S="20", ESPALIER_WRITE_KEYS="a-write-key-of-tests", **backups) as running,
         prometheus(folder, f"127.0.0.1:{running.port}") as scraper,
     ):
         yield scraper, running

@@ -70,7 +70,7 @@ def exposed() -> dict[str, set[str]]:
 WORDS = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 FUNCTIONS = """
 absent and avg_over_time bool changes clamp_max count count_over_time histogram_quantile increase max max_over_time min
-offset or rate sum sum_over_time unless vector
+offset or rate sum sum_over_time unless vector time
 """
 
 

@@ -26,7 +26,7 @@ from service.models.loading import EngineSource
 from service.models.store_state import StoreMetrics
 from service.router.metrics import RouterMetrics
 from service.settings import Settings
-from service.watch.live_metrics import LiveMetrics
+from service.watch.live_metrics import BackupMetrics, LiveMetrics
 from service.watch.metrics import Metrics, ModelMetrics
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import OwnTime
@@ -146,6 +146,9 @@ def every_metric() -> str:
     live.holds(1, items=3, tombstones=1, limit=10)
     live.visible(1e-3)
     live.probed(1, 1.0, 0.0)
+    backups = BackupMetrics(metrics)
+    backups.failed("books")
+    backups.holds("books", 1.0)
     metrics.shard_searched("books", 1e-3)
     metrics.shard_masks("books", 1, 0)
     StoreMetrics(metrics).failed(StoreUnavailable("s3://models: Connection refused"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from benchmarks.random_bundles import make_bundle
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import LEFT_OUT
 from espalier.live.operations import ItemBody, Operation
+from espalier.store.backups import find_backups
+from espalier.store.objects import Objects
 from espalier.tree import complete_tree
 from service.journal import main
 from tests.espalier.live.journals import appended, put
@@ -119,6 +122,53 @@ def test_commands_print_what_they_have_done(models: Path, tmp_path: Path, capsys
     assert run(models, capsys, "take-over") == {"sequence": LEFT_OUT + 2}
 
 
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Of a store that is not there yet."""
+    return f"file://{tmp_path}/store"
+
+
+def test_a_backup_in_a_store_is_restored(models: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run(models, capsys, "backup", "--store", url)
+    assert first["written"]
+    assert run(models, capsys, "backup", "--store", url) == first | {"written": False}
+    before = journal(models).since(0, 9)
+    shutil.rmtree(models)
+    assert main(["restore", "--models", str(models), "--store", url]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["restored"]
+    assert (found["model"], found["backup"], found["sequence"]) == ("books", first["backup"], 2)
+    assert journal(models).since(0, 9) == before
+    assert main(["restore", "--models", str(models), "--store", url]) == 1
+    assert "--replace" in capsys.readouterr().err
+
+
+def test_the_setting_names_the_store_where_no_option_does(
+    models: Path, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPALIER_BACKUP", url)
+    monkeypatch.setenv("ESPALIER_BACKUP_KEEP", "1")
+    run(models, capsys, "backup")
+    appended(Journal(models / "books" / "live.db"), [put("y")])
+    second = run(models, capsys, "backup")
+    assert find_backups(Objects(url), "books") == [second["backup"]]
+    (found,) = run(models, capsys, "restore", "--replace", "--at", datetime.now(UTC).isoformat())["restored"]
+    assert found["sequence"] == 3
+
+
+def test_an_erasure_with_a_store_leaves_one_backup_which_lacks_the_events(
+    models: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run(models, capsys, "backup", "--store", url)
+    found = run(models, capsys, "erase-user", "--user", "u1", "--store", url)
+    assert (found["items"], found["deleted"]) == (["x"], [first["backup"]])
+    again = run(models, capsys, "erase-user", "--user", "u1", "--store", url)  # nothing is left of it
+    assert (again["items"], again["deleted"]) == ([], [found["backup"]])
+    (backup,) = find_backups(Objects(url), "books")
+    copy = Journal(tmp_path / "store" / "backups" / "books" / backup / "live.db", "read")
+    assert [operation.body.users for operation in copy.since(0, 9)] == [(), ("u2",)]
+    assert all(b"u1" not in file.read_bytes() for file in (tmp_path / "store").rglob("*") if file.is_file())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -127,11 +177,22 @@ def test_commands_print_what_they_have_done(models: Path, tmp_path: Path, capsys
         (["backup", "--model", "books", "--to", "."], "not there yet"),
         (["backup", "--model", "books", "--to", "/proc/no/copy.db"], "got '/proc/no/copy.db', expected a file in a folder that is there"),
         (["backup", "--model", "books", "--to", "/proc/copy.db"], "backup: proc/copy.db: "),
+        (["backup", "--model", "books"], "--store: got None, expected the URL of a store, or ESPALIER_BACKUP set, or --to"),
+        (["backup", "--model", "books", "--store", "ftp://a"], "expected s3://BUCKET/PATH"),
+        (["backup", "--model", "empty", "--store", "file://{0}/new"], "a model with a live.db, a serving.json or a removed.json"),
+        (["erase-user", "--model", "books", "--user", "u", "--store", "ftp://a"], "expected s3://BUCKET/PATH"),
+        (["restore"], "--store: got None, expected the URL of a store, or ESPALIER_BACKUP set"),
+        (["restore", "--store", "file:///no/such/folder"], "no such folder"),
+        (["restore", "--store", "file://{0}"], "no backups"),
+        (["restore", "--store", "file://{0}", "--model", "films"], "no backup of 'films'"),
+        (["restore", "--store", "file://{0}", "--model", "../films"], "--model: got '../films', expected the name of a model"),
+        (["restore", "--store", "file://{0}", "--at", "yesterday"], "--at: got 'yesterday', expected a time with its offset"),
+        (["restore", "--store", "file://{0}", "--at", "2027-01-31T12:00:00"], "expected a time with its offset"),
     ],
 )
 def test_what_cannot_be_done_is_said(models: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     (models / "empty").mkdir()
-    assert main([*arguments, "--models", str(models)]) == 1
+    assert main([*(argument.format(models) for argument in arguments), "--models", str(models)]) == 1
     found = capsys.readouterr()
     assert message in found.err
     assert not found.out

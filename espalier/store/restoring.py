@@ -1,0 +1,173 @@
+"""What backups.py has put into a store comes back into a models folder, and the versions that serve with it.
+
+Of each model first removed.json, which keeps items out of answers, then serving.json, then the versions. The journal comes last, by one
+rename: as long as it is not there the restore can be repeated, and once it is there the restore is over. Until then nothing that is visible
+is half of a file. Knows folders and stores. Does not know services.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from espalier.bundle import versions_in
+from espalier.bundle_files import sha256_of
+from espalier.bundle_writer import FILE_MODE, make_folder
+from espalier.durable import flush
+from espalier.errors import CacheFull, InvalidInput, StoreConflict, StoreDamaged, StoreMissing
+from espalier.live.journal_file import FILE, locked
+from espalier.live.journal_upkeep import put_in_place
+from espalier.manifest import FileInfo
+from espalier.serving import REMOVED, SERVING, Serving
+from espalier.store.backups import LOCK, BackupManifest, backup_key, find_backups, read_backup, time_of
+from espalier.store.fetching import SPARE_BYTES, fetch, ranges
+from espalier.store.models import find_models
+from espalier.store.objects import Objects
+
+WORK = ".restore"
+"""In a model's folder: what has come so far of a backup."""
+JOURNAL_MODE = 0o640
+
+
+class Restored(NamedTuple):
+    """What came of a model. sequence: every operation up to this one is there; came, missing: versions, and those that no store has."""
+
+    model: str
+    backup: str
+    sequence: int
+    files: list[str]
+    came: list[int]
+    missing: list[int]
+
+
+def choose(store: Objects, name: str, at: float | None = None) -> str:
+    """The newest backup of a model, or the newest that was there at a time. Raises StoreMissing, or InvalidInput where it is too early."""
+    ids = find_backups(store, name)
+    if not ids:
+        raise StoreMissing(f"{store.url}: no backup of {name!r}")
+    found = [backup_id for backup_id in ids if at is None or time_of(backup_id) <= at]
+    if not found:
+        raise InvalidInput("--at", at, f"a time from the oldest backup of {name!r} on, {ids[0].partition('-')[0]}")
+    return found[-1]
+
+
+def restore(store: Objects, versions: Objects | None, models: Path, name: str, backup_id: str, replace: bool = False) -> Restored:
+    """Bring a backup into models/<name>, and from `versions` those versions that should serve and are not there.
+
+    replace  also where a journal, or other content of serving.json or removed.json, is there
+    Raises StoreError, JournalError, InvalidInput where something is there, and OSError. Repeat it after a failure or a kill.
+    """
+    manifest = read_backup(store, name, backup_id)
+    if manifest is None:
+        raise StoreMissing(f"{store.url}: backup {backup_id} of {name!r} is gone")
+    make_folder(models)
+    with host_lock(models):
+        folder, work = models / name, models / name / WORK
+        make_folder(folder)
+        if not replace:
+            _check_free(folder, manifest)
+        shutil.rmtree(work, ignore_errors=True)
+        try:
+            work.mkdir(mode=0o700)
+            _download(store, name, backup_id, manifest, work)
+            if FILE in manifest.files:
+                put_in_place(work / FILE, time.time())
+                (work / FILE).chmod(JOURNAL_MODE)
+            for file in (REMOVED, SERVING):
+                if file in manifest.files:
+                    (work / file).chmod(FILE_MODE)
+                    (work / file).rename(folder / file)
+                    flush(folder)
+            came, missing = _bring_versions(versions, models, name)
+            if FILE in manifest.files:
+                _place_journal(folder, work / FILE)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return Restored(name, backup_id, manifest.sequence, sorted(manifest.files), came, missing)
+
+
+@contextmanager
+def host_lock(models: Path) -> Iterator[None]:
+    """No service backs the folder up meanwhile. Raises StoreConflict where one does."""
+    descriptor = os.open(models / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreConflict(f"{models}: a service with ESPALIER_BACKUP, or another restore, uses it; stop that first") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _check_free(folder: Path, manifest: BackupManifest) -> None:
+    """Raise InvalidInput where a restore would change what is there; its own files of a killed attempt are not changed."""
+    if FILE in manifest.files and (folder / FILE).exists():
+        raise InvalidInput("--models", str(folder / FILE), "no journal there; --replace deletes it, and what was written since")
+    for name in (REMOVED, SERVING):
+        info, file = manifest.files.get(name), folder / name
+        if info is not None and file.exists() and sha256_of(file) != info.sha256:
+            raise InvalidInput("--models", str(file), "no such file, or the one of the backup; --replace replaces it")
+
+
+def _download(store: Objects, name: str, backup_id: str, manifest: BackupManifest, work: Path) -> None:
+    needed, free = sum(info.size for info in manifest.files.values()), shutil.disk_usage(work).free
+    if needed + SPARE_BYTES > free:
+        raise CacheFull(f"{work.parent}: the backup needs {needed} bytes, and {SPARE_BYTES} to spare; {free} are free")
+    for file, info in manifest.files.items():
+        _download_file(store, backup_key(name, backup_id, file), info, work / file)
+
+
+def _download_file(store: Objects, key: str, info: FileInfo, file: Path) -> None:
+    stored = store.head(key)
+    if stored is None:
+        raise StoreMissing(f"{store.url}/{key}: missing, although its manifest lists it; take an earlier backup (--at)")
+    digest = hashlib.sha256()
+    with file.open("wb") as stream:
+        for content in ranges(store, key, 0, info.size) if stored.size == info.size else ():
+            stream.write(content)
+            digest.update(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    if stored.size != info.size or digest.hexdigest() != info.sha256:
+        raise StoreDamaged(f"{store.url}/{key}: its size or SHA-256 is not the manifest's; take an earlier backup (--at)")
+
+
+def _bring_versions(store: Objects | None, models: Path, name: str) -> tuple[list[int], list[int]]:
+    """Bring the versions that serving.json names, or the highest one that is stored. Returns those that came, and that are missing."""
+    there, file = versions_in(models / name), models / name / SERVING
+    try:
+        stored = find_models(store, name)[name].versions if store is not None else ()
+    except KeyError:
+        stored = ()
+    serving = None
+    if file.exists():
+        with suppress(ValidationError):  # the service will say what is wrong with it
+            serving = Serving.model_validate_json(file.read_bytes())
+    wanted = serving.versions if serving is not None else stored[-1:]
+    lacking = [version for version in wanted if version not in there]
+    came = [version for version in lacking if version in stored]
+    for version in came:
+        if store is not None:
+            fetch(store, name, version, models)
+    return came, [version for version in lacking if version not in came]
+
+
+def _place_journal(folder: Path, copy: Path) -> None:
+    """Replace the journal. The log of the former one goes first: SQLite would apply it to the new one."""
+    with locked(folder / FILE):
+        for ending in ("", "-wal", "-shm", "-journal"):
+            with suppress(FileNotFoundError):
+                (folder / f"{FILE}{ending}").unlink()
+        flush(folder)
+        copy.rename(folder / FILE)
+        flush(folder)

@@ -1,0 +1,129 @@
+"""Backs up what only this host has, every ESPALIER_BACKUP_EVERY_S seconds: journals, removed.json and serving.json, into a store.
+
+One process of a host does so, the one that holds a lock on the models folder. When a model is due follows from its newest backup in the
+store, so a service that restarts again and again makes no more of them. A failure is logged once and tried again; requests do not notice.
+Knows models by their folders. Does not know how a backup is made (espalier/store/backups.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from espalier.errors import EspalierError
+from espalier.store.backups import LOCK, BeingBackedUp, back_up, find_backups, models_with_state, prune, time_of
+from espalier.store.objects import Objects
+
+from ..models.desired_state import DesiredState
+from ..models.loading import lower_priority
+from ..settings import Settings
+from ..watch.live_metrics import BackupMetrics
+from ..watch.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+"""Between two looks at what is due."""
+RETRY_S = 60.0
+"""Longest pause after a failure, unless ESPALIER_BACKUP_EVERY_S is shorter."""
+
+
+class _Stopped(Exception):
+    """The service ends while a backup is being sent."""
+
+
+class Backups:
+    """See the module."""
+
+    def __init__(self, settings: Settings, url: str, metrics: Metrics) -> None:
+        self._settings, self._url, self._metrics = settings, url, BackupMetrics(metrics)
+        self._store: Objects | None = None
+        self._lock: int | None = None
+        self._due: dict[str, float] = {}  # by model, in Unix time
+        self._failed: set[str] = set()  # models whose last attempt failed, which was logged
+        self._wrong = ""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="backups", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Back nothing up any more. What is being sent ends soon, and nobody will see it."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        lower_priority()
+        try:
+            while not self._stopped.wait(min(TICK_S, self._settings.backup_every_s)):
+                try:
+                    if self._elected():
+                        self._look()
+                except _Stopped:
+                    return
+                except Exception as error:  # no error may end the backups
+                    if self._wrong != str(error):
+                        log.exception("backups are tried again after")
+                    self._wrong = str(error)
+        finally:
+            if self._lock is not None:
+                os.close(self._lock)
+
+    def _elected(self) -> bool:
+        """Whether this process makes the backups, from now on until it ends."""
+        if self._lock is None:
+            if not self._settings.models.is_dir():  # nothing has come from the store yet
+                return False
+            descriptor = os.open(self._settings.models / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return False
+            self._lock = descriptor
+            log.info("journals, removals and defaults are backed up to %s", self._url)
+        return True
+
+    def _look(self) -> None:
+        for name in models_with_state(self._settings.models):
+            if time.time() >= self._due.get(name, 0.0) and not self._stopped.is_set():
+                self._back_up(name, self._settings.models / name)
+
+    def _back_up(self, name: str, folder: Path) -> None:
+        """Do what is due of a model, and say when the next is."""
+        every_s, now = self._settings.backup_every_s, time.time()
+        self._metrics.found(name)
+        try:
+            self._store = self._store or Objects(self._url, create=True)
+            if name not in self._due and (ids := find_backups(self._store, name)):
+                self._metrics.holds(name, time_of(ids[-1]))
+                self._due[name] = min(time_of(ids[-1]), now) + every_s
+                return
+            if DesiredState(folder).is_changing:  # it may be changed back
+                self._due[name] = now + min(RETRY_S, every_s)
+                return
+            made = back_up(self._store, folder, on_bytes=self._go_on)
+            if made is not None:
+                self._metrics.holds(name, made.at if made.written else now)
+                prune(self._store, name, self._settings.backup_keep)
+            self._due[name] = now + every_s
+        except BeingBackedUp:  # by a command
+            self._due[name] = now + min(RETRY_S, every_s)
+        except (EspalierError, OSError) as error:
+            self._due[name] = now + min(RETRY_S, every_s)
+            self._metrics.failed(name)
+            if name not in self._failed:
+                log.error("%s is not backed up; it is tried again: %s", name, error)
+            self._failed.add(name)
+        else:
+            if name in self._failed:
+                log.info("%s is backed up again", name)
+            self._failed.discard(name)
+
+    def _go_on(self, _: int) -> None:
+        if self._stopped.is_set():
+            raise _Stopped
