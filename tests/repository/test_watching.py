@@ -168,16 +168,23 @@ def test_every_alert_fires_in_a_case_and_on_one_side_of_its_threshold_alone() ->
     }
 
 
+def chart_rules() -> list[Json]:
+    """What the Helm chart writes itself."""
+    made = yaml.safe_load_all((ROOT / "tests/deploy/rendered/single.yaml").read_text())
+    return [rule for one in made if one["kind"] == "PrometheusRule" for group in one["spec"]["groups"] for rule in group["rules"]]
+
+
 def test_the_runbook_lists_alerts_and_recording_rules_as_they_are() -> None:
     sections = re.findall(r"^### (\w+)\n\n\*\*(\w+), (\w+|at once)\.\*\* \w", RUNBOOK, re.MULTILINE)
-    assert sections == [(name, alert["labels"]["severity"], alert.get("for", "at once")) for name, alert in ALERTS.items()]
+    explained = ALERTS | {rule["alert"]: rule for rule in chart_rules() if "alert" in rule}
+    assert sections == [(name, alert["labels"]["severity"], alert.get("for", "at once")) for name, alert in explained.items()]
     for name, alert in ALERTS.items():
         assert alert["labels"]["severity"] in ("critical", "warning")
         assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
         assert alert["annotations"]["runbook_url"] == f"{RUNBOOKS}#{name.lower()}"
         assert name == "EspalierDown" or "$value" in alert["annotations"]["description"], name
-    rows = re.findall(r"^\| (`espalier:[^|]+`) \| ([^|]+) \| \w", RUNBOOK, re.MULTILINE)
-    listed = [(name, set(labels.split(", "))) for names, labels in rows for name in re.findall("`([^`]+)`", names)]
+    rows = re.findall(r"^\| (`espalier:[^|]+`) \| ([^|]+) \| \w", RUNBOOK.partition("## Recording rules")[2], re.MULTILINE)
+    listed = [(name, set(labels.split(", ")) - {"none"}) for names, labels in rows for name in re.findall("`([^`]+)`", names)]
     known = all_series()
     assert len(dict(listed)) == len(listed)
     assert dict(listed) == {rule["record"]: known[rule["record"]] - APART for rule in RECORDED}
@@ -283,7 +290,7 @@ def test_the_dashboard_is_provisioned_says_what_it_shows_and_has_nothing_unknown
         for name, matchers in re.findall(r"\b([a-zA-Z_][\w:]*)\{([^}]*)\}", target["expr"]):
             chosen = {label for label in ("cluster", "namespace", "instance") if label in all_labels[name]}
             assert chosen == set(re.findall(r'(\w+)=~"\$\1"', matchers)) - {"model"}, f"{title}: {name}"
-        assert all("{" in part for part in re.findall(r"\b(?:espalier[_:]\w+|ALERTS).?", target["expr"])), title
+        assert all("{" in part for part in re.findall(r"\b(?:espalier[_:][\w:]+|ALERTS).?", target["expr"])), title
     for variable in (variables[name] for name in ("cluster", "namespace", "model", "instance")):
         assert (variable["allValue"], variable["includeAll"]) == (".*", True)  # which matches where the label is not there, too
     assert variables["datasource"]["current"]["value"] == source["uid"]
