@@ -50,10 +50,10 @@ OF_SHARDS = ("espalier_shard_", "espalier_router_", *(rule["record"] for rule in
 """Series of routers and shards, by how their names begin: a service without them has none."""
 
 
-def program(name: str) -> str:
+def program(name: str, package: str = "prometheus") -> str:
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is missing: alerts and dashboard queries are NOT tested. On Debian and Ubuntu: apt install prometheus")
+        pytest.skip(f"{name} is missing: alerts and dashboard queries are NOT tested. On Debian and Ubuntu: apt install {package}")
     return found
 
 
@@ -235,11 +235,24 @@ def test_the_configuration_is_valid_and_finds_the_rules(tmp_path: Path) -> None:
     }
     names = {job["job_name"]: job["dns_sd_configs"][0]["names"] for job in config["scrape_configs"] if "dns_sd_configs" in job}
     assert names == {"espalier": ["router"], "espalier-shards": ["shard-0", "shard-1"]}  # of docker-compose.yml
+    assert config["alerting"]["alertmanagers"] == [{"static_configs": [{"targets": ["alertmanager:9093"]}]}]
     here = tmp_path / "prometheus.yml"
     here.write_text(written.replace("/etc/prometheus/rules", str(PROMETHEUS / "rules")))
     run = subprocess.run([program("promtool"), "check", "config", str(here)], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{len(list((PROMETHEUS / 'rules').glob('*.yml')))} rule files found" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("labels", "receiver"),
+    [("severity=critical", "page"), ("severity=warning", "ticket"), ("alertname=Other", "ticket")],
+)
+def test_alertmanager_takes_the_configuration_and_pages_for_what_is_critical(labels: str, receiver: str) -> None:
+    file = str(ROOT / "docker/alertmanager/alertmanager.yml")
+    for words, said in ((["check-config", file], "SUCCESS"), (["config", "routes", "test", f"--config.file={file}", labels], receiver)):
+        run = subprocess.run([program("amtool", "prometheus-alertmanager"), *words], capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert said in run.stdout
 
 
 # -- the dashboard --------------------------------------------------------------------------------------------------------
