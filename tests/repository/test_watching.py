@@ -305,6 +305,8 @@ def test_the_dashboard_is_provisioned_says_what_it_shows_and_has_nothing_unknown
             assert chosen == set(re.findall(r'(\w+)=~"\$\1"', matchers)) - {"model"}, f"{title}: {name}"
         assert all("{" in part for part in re.findall(r"\b(?:espalier[_:][\w:]+|ALERTS).?", target["expr"])), title
     for variable in (variables[name] for name in ("cluster", "namespace", "model", "instance")):
+        narrowed = {"cluster": set(), "namespace": {"cluster"}}.get(variable["name"], {"cluster", "namespace"})
+        assert set(re.findall(r"\$(\w+)", variable["query"]["query"])) == narrowed
         assert (variable["allValue"], variable["includeAll"]) == (".*", True)  # which matches where the label is not there, too
     assert variables["datasource"]["current"]["value"] == source["uid"]
     [provider] = yaml.safe_load((GRAFANA / "provisioning" / "dashboards" / "espalier.yml").read_text())["providers"]
