@@ -1,4 +1,4 @@
-"""A version is tried on 5 % of the users under load: is that their share, does a user change over, does a request fail, and is it taken back?
+"""A version is tried on 5 % of the users under load: is that their share, does a user change over, and does a request fail?
 
     python -m benchmarks.traffic_split --json FILE [--model models/debian-depends/1] [--minutes 10] [--share 0.05] [--shadow 0.05]
 

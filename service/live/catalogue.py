@@ -244,6 +244,7 @@ class LiveCatalogue:
         for version in self.thread.versions.values():
             if (state := version.state) is not None:
                 self._metrics.holds(version.version, state.live_items, state.tombstones, self.capacity)
+        self._metrics.journal_failing(self.thread.reason is not None)
 
     def stop(self) -> None:
         """Finish what was submitted, and close the journal. Blocks."""

@@ -154,6 +154,7 @@ def _load(
         metrics.watch_gpus(gpu_memory)
     filters = ItemFilters([alone.tree for alone in bundle.alone], bundle.items, settings.mask_cache_bytes)
     metrics.model_state(name, version, engine.name, ready=False)
+    metrics.created(name, version, manifest.created.timestamp())
     doing.append("answering its golden queries")
     log.info("%s version %d: golden overlap %.4f", name, version, verify_golden(bundle, engine))
     if runs_on_gpu(engine.name):

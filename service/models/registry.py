@@ -56,6 +56,7 @@ class Registry:
     def __init__(self, settings: Settings, metrics: Metrics, engines: EngineSource | None = None) -> None:
         if settings.run_folder is not None:
             metrics.share(metrics_folder(settings.run_folder))
+        metrics.watch_disk(settings.models)
         self._workers = Workers(settings.run_folder)
         self.catalogues = LiveCatalogues(settings, metrics)
         self._follower = Follower(settings, metrics, engines or EngineSource(), self._workers, self.catalogues)

@@ -1,7 +1,7 @@
 """The conditions of the Prometheus alerts (docker/prometheus/rules), as far as 24 hours of one service's own numbers tell.
 
-So a service without Prometheus shows what its alerts would say. The rules' file is what counts; a test compares names, thresholds and times
-with it. Knows columns of numbers. Does not know who reads the result.
+So a service without Prometheus shows what its alerts would say. The rules' files are what counts; a test compares names, thresholds and
+times with them. Objectives are those that objectives.yml has by default. Knows columns of numbers. Does not know who reads the result.
 
 Legend: T rows of a history, a minute apart.
 """
@@ -158,6 +158,16 @@ CONDITIONS = (
     Condition("EspalierGpuMemoryFull", "Share of a GPU's memory in use.", _now("gpu_memory"), ">", 0.95, 120),
     Condition("EspalierMemoryFull", "Share of the memory that the service may take.", _now("memory"), ">", 0.9, 120),
     Condition("EspalierDescriptorsFull", "Share of the descriptors that a worker may have open.", _now("descriptors"), ">", 0.8, 60),
+    Condition("EspalierDiskFull", "Share of the disk of the models folder in use.", _now("disk"), ">", 0.9, 600),
+    Condition(
+        "EspalierUnknownIds",
+        "Unknown ids for each query.",
+        _ratio("unknown_ids", "queries", 300),
+        ">",
+        1.0,
+        900,
+        lambda columns: columns.increase("queries", 300) >= 100,
+    ),
     Condition("EspalierDesiredStateWrong", "The files of desired state cannot be read.", _now("desired_state_wrong"), "==", 1.0, 60),
     Condition("EspalierStoreSilent", "Seconds since the store answered.", _now("store_silent"), ">", 300.0, 60),
     Condition("EspalierStoreVersionMissing", "Failures to bring a version from the store.", _grown("store_failures", 900), ">", 0.0, 0),
@@ -176,16 +186,23 @@ CONDITIONS = (
         600,
     ),
     Condition("EspalierLiveFull", "Share of the live items that there may be.", _now("live_capacity"), ">", 0.8, 60),
+    Condition("EspalierLiveLag", "Committed operations on live items that are not applied.", _now("live_lag"), ">", 1000.0, 300),
+    Condition("EspalierJournalFailing", "The journal cannot be written or read.", _now("journal_failing"), "==", 1.0, 120),
     Condition("EspalierAuthFailures", "Requests with refused keys in 5 min, to routes of one role.", _refused_keys, ">", 100.0, 60),
     Condition("EspalierProbeSilent", "Answers to the probe in 3 min.", _grown("probe_answered", 180), "==", 0.0, 120, _probe_is_silent),
     Condition("EspalierProbeFailing", "Share of probe queries that failed.", _ratio("probe_failed", "probe_queries", 300), ">", 0.1, 120),
 )
 ELSEWHERE = {
     "EspalierDown": "a service that is down shows nothing",
+    "EspalierInstanceDown": "a service that is down shows nothing",
+    "EspalierInstanceNotReady": "on one instance it is EspalierModelNotReady",
     "EspalierRestarting": "its times of start are not kept",
     "EspalierErrorBudgetBurnSlow": "it looks back three days",
     "EspalierTrafficLost": "it compares with the day before",
     "EspalierClientErrors": "it is of all models, by status",
     "EspalierRecallBelowBest": "it compares versions over a day",
+    "EspalierVersionOld": "its objective is Prometheus's",
+    "EspalierLiveRefused": "it is by status",
+    "EspalierBackupOld": "a backup is of one host of several",
 }
 """Alerts of the rules' file that are not among CONDITIONS, and why."""

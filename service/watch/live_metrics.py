@@ -36,6 +36,10 @@ class LiveMetrics:
         """How many committed operations this worker, or one that it waits for, has not applied."""
         self._lag.set(operations)
 
+    def journal_failing(self, failing: bool) -> None:
+        """Whether the journal takes no writes, or cannot be read."""
+        self._gauges["espalier_live_journal_failing"].labels(self._model).set(failing)
+
     def visible(self, seconds: float) -> None:
         """A write was applied by all workers, so long after its request had arrived."""
         self._visible.observe(seconds)

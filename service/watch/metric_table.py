@@ -118,6 +118,9 @@ GAUGES = {
         "livemin",
         ("model",),
     ),
+    "espalier_model_created_timestamp_seconds": GaugeRow(
+        "When the bundle of a version was written, in seconds since 1970.", "livemax", ("model", "version")
+    ),
     "espalier_probe_recall": GaugeRow(
         "Recall@m of held-out queries in the probe's last round.",
         "livemin",
@@ -146,6 +149,9 @@ GAUGES = {
         "livemax",
         ("model",),
     ),
+    "espalier_live_journal_failing": GaugeRow(
+        "1 from when the journal cannot be written or read until it can: writes are answered 503.", "livemax", ("model",)
+    ),
     "espalier_live_canary_recall": GaugeRow(
         "Share of the latest inserts that the probe finds by their own evidence; NaN if there are none.",
         "livemin",
@@ -162,6 +168,10 @@ GAUGES = {
     "espalier_router_replicas": GaugeRow(
         "Replicas of a shard that answer, as the router that sees fewest sees it.", "livemin", ("model", "version", "shard")
     ),
+    "espalier_models_disk_free_bytes": GaugeRow(
+        "Bytes that the service may still write to the disk of the models folder, where journals and the store's copies are too.", "livemin"
+    ),
+    "espalier_models_disk_bytes": GaugeRow("Size of the disk of the models folder.", "livemax"),
     "espalier_gpu_memory_bytes": GaugeRow("Memory in use on a GPU, by all processes.", "livemax", ("device",)),
     "espalier_gpu_memory_limit_bytes": GaugeRow("Memory that a GPU has.", "livemax", ("device",)),
     "espalier_store_silent_seconds": GaugeRow(

@@ -6,9 +6,11 @@ requests, engines or models.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -72,6 +74,7 @@ class Metrics:
             self.counters["espalier_refused_connections_total"].labels(refusal)
         self._began, self._worker, self._measure_at, self._cpu_s = time.time(), "0", 0.0, 0.0
         self._gpus: Callable[[], Mapping[str, tuple[int, int]]] | None = None
+        self._disk: Path | None = None
         self._answered: dict[tuple[str, int | str], tuple[Counter, Histogram]] = {}
         self._of_keys: dict[tuple[str, str], Counter] = {}
         self._queues: dict[str, list[Callable[[], int]]] = {}
@@ -102,6 +105,7 @@ class Metrics:
         """What is exposed, measured now."""
         self.measure_queues()
         self.measure_process()
+        self.measure_disk()
         for device, (used, limit) in (self._gpus() if self._gpus is not None else {}).items():
             self.gauges["espalier_gpu_memory_bytes"].labels(device).set(used)
             self.gauges["espalier_gpu_memory_limit_bytes"].labels(device).set(limit)
@@ -187,6 +191,10 @@ class Metrics:
     def model_state(self, model: str, version: int, engine: str, ready: bool) -> None:
         self.gauges["espalier_model_info"].labels(model, version, engine).set(ready)
 
+    def created(self, model: str, version: int, at: float) -> None:
+        """When a version's bundle was written, in seconds since 1970."""
+        self.gauges["espalier_model_created_timestamp_seconds"].labels(model, version).set(at)
+
     def state_wrong(self, model: str, wrong: bool) -> None:
         """Whether the files of desired state do not say what is in force."""
         self.gauges["espalier_desired_state_wrong"].labels(model).set(wrong)
@@ -216,6 +224,19 @@ class Metrics:
     def watch_gpus(self, read: Callable[[], Mapping[str, tuple[int, int]]]) -> None:
         """Call `read` at each scrape: device → (bytes in use, bytes in all)."""
         self._gpus = read
+
+    def watch_disk(self, folder: Path) -> None:
+        """Measure the disk of a folder at each scrape."""
+        self._disk = folder
+
+    def measure_disk(self) -> None:
+        """What the folder's file system has left for this user. A folder that is gone leaves the last numbers."""
+        if self._disk is None:
+            return
+        with suppress(OSError):
+            total, _, free = shutil.disk_usage(self._disk)
+            self.gauges["espalier_models_disk_bytes"].set(total)
+            self.gauges["espalier_models_disk_free_bytes"].set(free)
 
     def measure_process(self) -> None:
         """Measure memory, descriptors and processor time of this process, at most once in MEASURE_S."""

@@ -43,7 +43,7 @@ STATES = (
     "recall",  # of the default version, at recall_m
     "expected_recall",
     "recall_m",
-    "recall_loss",  # where it is largest compared with its limit, over versions and m
+    "recall_loss",  # of the default version, at the m where it is largest compared with its limit
     "recall_loss_limit",
     "drift",  # the largest over versions
     "live_items",  # of the default version
@@ -51,6 +51,8 @@ STATES = (
     "live_capacity",  # the largest over versions
     "live_canary_recall",  # the lowest
     "live_displacement",  # the lowest
+    "live_lag",  # operations
+    "journal_failing",
     "desired_state_wrong",
     "store_silent",  # seconds
     "workers",
@@ -58,6 +60,7 @@ STATES = (
     "memory",  # shares of what there is, of the whole service
     "descriptors",
     "gpu_memory",
+    "disk",
 )
 """Numbers that go up and down; NaN where one is unknown."""
 RECALL_SHARE, RECALL_MOST = 0.1, 0.02
@@ -149,7 +152,8 @@ def _probe(series: _Series, model: str, version: str) -> dict[str, float]:
     expected = {(own["version"], own["m"]): value for own, value in series.all("espalier_probe_expected_recall", model) if value >= 0}
     ms = sorted({int(m) for own, m in recalls if own == version})
     m = ms[len(ms) // 2] if ms else None
-    losses = [(expected[key] - recalls[key], min(RECALL_SHARE * expected[key], RECALL_MOST)) for key in expected if key in recalls]
+    both = [key for key in expected if key in recalls and key[0] == version]
+    losses = [(expected[key] - recalls[key], min(RECALL_SHARE * expected[key], RECALL_MOST)) for key in both]
     loss, limit = max(losses, key=lambda one: one[0] - one[1], default=(nan, nan))
     asked = {outcome: series.all("espalier_probe_queries_total", model, version=version, outcome=outcome) for outcome in _OUTCOMES}
     counts = {outcome: sum(value for _, value in found) for outcome, found in asked.items()}
@@ -177,6 +181,8 @@ def _live(series: _Series, model: str, version: str) -> dict[str, float]:
         "live_capacity": _extreme(max, series, "espalier_live_capacity_ratio", model),
         "live_canary_recall": _extreme(min, series, "espalier_live_canary_recall", model),
         "live_displacement": _extreme(min, series, "espalier_live_displacement", model),
+        "live_lag": series.only("espalier_live_lag", model),
+        "journal_failing": series.only("espalier_live_journal_failing", model),
     }
 
 
@@ -187,6 +193,7 @@ def _service(series: _Series) -> dict[str, float]:
     gpu_limits = {own["device"]: value for own, value in series.all("espalier_gpu_memory_limit_bytes")}
     most = {own["worker"]: value for own, value in series.all("espalier_worker_max_descriptors")}
     descriptors = series.all("espalier_worker_open_descriptors")
+    disk, free = series.only("espalier_models_disk_bytes"), series.only("espalier_models_disk_free_bytes")
     refused = dict.fromkeys(("auth_retrieve", "auth_write", "auth_admin", "auth_internal"), 0.0)
     for own, value in series.all("espalier_auth_failures_total"):
         refused[f"auth_{own['role']}"] += value
@@ -198,6 +205,7 @@ def _service(series: _Series) -> dict[str, float]:
         "memory": series.sum("espalier_worker_anonymous_bytes") / limit if limit > 0 else nan,
         "descriptors": max((value / most[own["worker"]] for own, value in descriptors if most.get(own["worker"])), default=nan),
         "gpu_memory": max((used / gpu_limits[device] for device, used in gpu.items() if gpu_limits.get(device)), default=nan),
+        "disk": 1 - free / disk if disk > 0 else nan,
         **refused,
     }
 

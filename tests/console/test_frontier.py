@@ -37,7 +37,10 @@ def test_lines_are_drawn_listed_with_the_default_marked_and_saved(watched: Watch
     expect(page.get_by_text("and no beam that was measured finds more")).to_be_visible()
     expect(page.locator(".chart .event")).to_have_count(2)
     left = page.get_by_role("region", name="Recall by the time that is left").locator("tbody tr")
-    assert [row.locator("td").all_inner_texts() for row in left.all()][:2] == [["0.10 ms", "504", "–", "–"], ["0.20 ms", "100", ".550", ".000"]]
+    assert [row.locator("td").all_inner_texts() for row in left.all()][:2] == [
+        ["0.10 ms", "504", "–", "–"],
+        ["0.20 ms", "100", ".550", ".000"],
+    ]
     assert serious_findings(page) == []
     with page.expect_download() as download:
         page.get_by_role("button", name="Save as CSV").click()

@@ -1,8 +1,8 @@
 """The Helm chart as the tests see it: its values, and what Helm makes of them.
 
 `python -m tests.deploy.chart` renders the cases below into tests/deploy/rendered, so that tests of the manifests need no Helm. Each file
-names the digest of the chart it was made of, which tells when it is out of date. Rules and dashboard are left out: they are files of
-docker/, copied whole.
+names the digest of the chart it was made of, which tells when it is out of date. Rules and dashboard of the template copied.yaml are left
+out: they are files of docker/, copied whole.
 """
 
 from __future__ import annotations
@@ -26,6 +26,25 @@ INSTALL = "install Helm 3.14 or later"
 KEY = "a-key-of-sixteen-characters"
 CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
+    "single": {
+        "models": {"store": "s3://bucket/espalier", "storageClass": "fast"},
+        "keys": {"retrieve": KEY, "admin": f"ops:{KEY}"},
+        "single": {"workers": 2, "autoscaling": {"enabled": True, "queueDepth": "8", "engineBusy": "600m"}},
+        "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"ingress": "yes"}}}], "prometheusNamespace": "watch"},
+        "ingress": {"enabled": True, "host": "shop.example", "className": "nginx", "tlsSecret": "shop-tls"},
+        "monitoring": {
+            "podMonitor": True,
+            "prometheusRule": True,
+            "objectives": {"errorRatio": 0.01, "latencySeconds": 0.2, "versionAgeDays": 9},
+            "runbook": "https://docs.example/alerts.html",
+        },
+    },
+    "live": {
+        "models": {"existingClaim": "models"},
+        "keys": {"existingSecret": "keys-of-search"},
+        "single": {"replicas": 1},
+        "live": {"enabled": True},
+    },
     "store": {
         "model": "books",
         "models": {"store": "s3://bucket/espalier", "storeSecret": "bucket", "storeEnvironment": {"AWS_REGION": "eu-central-1"}},
@@ -44,6 +63,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "existing": {
         "fullnameOverride": "search",
+        "models": {"existingClaim": "espalier-models"},
+        "shards": {"count": 2},
         "keys": {"existingSecret": "keys-of-search"},
         "image": {"repository": "registry.example/espalier", "digest": f"sha256:{'0' * 64}"},
         "serviceAccount": {"create": False},
@@ -61,17 +82,22 @@ def helm() -> str:
     return found
 
 
-def run_helm(*words: str | Path, values: dict[str, Any] | None = None, program: str | None = None) -> subprocess.CompletedProcess[str]:
+def run_helm(*words: str | Path, values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
     """What Helm says, with values from standard input."""
-    command = [program or helm(), *map(str, words), "--values", "-"]
+    command = [helm(), *map(str, words), "--values", "-"]
     return subprocess.run(command, input=yaml.safe_dump(values or {}), capture_output=True, text=True, timeout=120)
 
 
-def render(values: dict[str, Any], program: str | None = None) -> str:
+def render(values: dict[str, Any], *words: str) -> str:
     """The manifests. Raises AssertionError with what Helm says."""
-    ran = run_helm("template", "r", CHART, "--namespace", "shop", values=values, program=program)
+    ran = run_helm("template", "r", CHART, "--namespace", "shop", *words, values=values)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
+
+
+def without_copies(rendered: str) -> str:
+    """The manifests without those of the template copied.yaml."""
+    return "---\n".join(part for part in rendered.split("---\n") if "# Source: espalier/templates/copied.yaml" not in part)
 
 
 def digest() -> str:
@@ -96,4 +122,4 @@ def named(case: str, kind: str) -> dict[str, dict[str, Any]]:
 
 if __name__ == "__main__":
     for name, given in CASES.items():
-        (RENDERED / f"{name}.yaml").write_text(f"# {digest()}\n{render(given)}")
+        (RENDERED / f"{name}.yaml").write_text(f"# {digest()}\n{without_copies(render(given))}")

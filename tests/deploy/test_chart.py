@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -15,8 +17,8 @@ import yaml
 
 from service.settings import Settings
 from tests import ROOT
-from tests.deploy.chart import CASES, CHART, KEY, RENDERED, digest, manifests, named, render, run_helm
-from tests.repository.test_watching import exposed
+from tests.deploy.chart import CASES, CHART, KEY, RENDERED, digest, manifests, named, render, run_helm, without_copies
+from tests.repository.test_watching import RUNBOOKS, exposed, program
 
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
@@ -31,7 +33,7 @@ def overridden(values: Json, given: Json) -> Json:
 
 
 def workloads(case: str) -> dict[str, Json]:
-    return named(case, "StatefulSet")
+    return named(case, "StatefulSet") | named(case, "Deployment")
 
 
 def pod(workload: Json) -> Json:
@@ -88,7 +90,12 @@ def objects(schema: Json, values: Json, path: str = "") -> list[tuple[str, Json,
     [
         {"shard": {"count": 2}},
         {"shards": {"replica": 2}},
-        {"shards": {"count": 0}},
+        {"shards": {"count": -1}},
+        {"monitoring": {"podMonitor": "yes"}},
+        {"monitoring": {"objectives": {"errorRatio": 99.9}}},
+        {"monitoring": {"runbook": "docs/alerts.md"}},
+        {"settings": {"ESPALIER_PROBE_PER_S": "0"}},
+        {"ingress": {"enabled": True, "paths": []}},
         {"shards": {"resources": {"requests": {"cpu": "two"}}}},
         {"model": "../models"},
         {"models": {"store": "ftp://bucket"}},
@@ -158,7 +165,7 @@ def test_what_a_pod_refers_to_is_there(case: str) -> None:
         maps = {source["configMapRef"]["name"] for source in container(workload)["envFrom"] if "configMapRef" in source}
         maps |= {volume["configMap"]["name"] for volume in pod(workload)["volumes"] if "configMap" in volume}
         assert maps <= named(case, "ConfigMap").keys(), name
-        assert workload["spec"]["serviceName"] in named(case, "Service"), name
+        assert workload["spec"].get("serviceName", name) in named(case, "Service"), name
         volumes = {volume["name"] for volume in pod(workload)["volumes"]}
         volumes |= {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
         assert {mount["name"] for mount in container(workload)["volumeMounts"]} == volumes, name
@@ -172,7 +179,7 @@ def test_what_a_pod_refers_to_is_there(case: str) -> None:
 # -- shards and router -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("case", "count", "routers"), [("defaults", 2, 1), ("store", 3, 2), ("existing", 2, 1)])
+@pytest.mark.parametrize(("case", "count", "routers"), [("store", 3, 2), ("existing", 2, 1)])
 def test_each_shard_has_replicas_a_headless_service_and_a_budget_and_routers_know_its_name(case: str, count: int, routers: int) -> None:
     shards = {name: workload for name, workload in workloads(case).items() if "ESPALIER_SHARD" in environment(case, workload)}
     assert sorted(environment(case, workload)["ESPALIER_SHARD"] for workload in shards.values()) == [str(index) for index in range(count)]
@@ -217,7 +224,8 @@ def test_only_routers_and_prometheus_reach_a_shard() -> None:
     policies = named("store", "NetworkPolicy")
     shard = policies["r-espalier-shards"]["spec"]
     [rule] = shard["ingress"]
-    [peer] = rule["from"]
+    peer, prometheus = rule["from"]
+    assert prometheus == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     assert peer["podSelector"]["matchExpressions"] == [
         {"key": "app.kubernetes.io/component", "operator": "In", "values": ["router", "writer"]}
     ]
@@ -226,6 +234,65 @@ def test_only_routers_and_prometheus_reach_a_shard() -> None:
     [router] = policies["r-espalier-router"]["spec"]["ingress"]
     assert {"namespaceSelector": {"matchLabels": {"shop": "yes"}}} in router["from"]
     assert named("existing", "NetworkPolicy") == {}
+
+
+# -- without shards ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["defaults", "single", "live"])
+def test_without_shards_one_deployment_has_a_service_a_budget_a_policy_and_the_image_s_own_command(case: str) -> None:
+    [(name, workload)] = workloads(case).items()
+    assert (workload["kind"], name) == ("Deployment", "r-espalier")
+    assert "command" not in container(workload)
+    labels = workload["spec"]["template"]["metadata"]["labels"].items()
+    service = named(case, "Service")[name]["spec"]
+    assert service["selector"].items() <= labels
+    assert service["ports"] == [{"name": "http", "port": 80, "targetPort": "http"}]
+    assert named(case, "PodDisruptionBudget")[name]["spec"]["selector"]["matchLabels"].items() <= labels
+    [policy] = named(case, "NetworkPolicy").values()
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels
+    assert all(not name.endswith("-fleet") for name in named(case, "ConfigMap"))
+
+
+def test_what_is_asked_for_by_default_suits_the_sample() -> None:
+    """Two processors and 2 GiB in all, and no volume: the sample is in the image."""
+    [workload] = workloads("defaults").values()
+    assert workload["spec"]["replicas"] == 2
+    assert container(workload)["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"}
+    assert [volume["name"] for volume in pod(workload)["volumes"]] == ["tmp"]
+    assert environment("defaults", workload)["ESPALIER_WORKERS"] == "1"
+    parts = [VALUES[part] for part in ("single", "shards", "router")]
+    assert all(part["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"} for part in parts)
+
+
+def test_without_shards_a_pod_has_a_copy_of_the_store_or_a_claim_and_one_pod_writes_a_journal() -> None:
+    [copies] = workloads("single").values()
+    [volume] = [volume for volume in pod(copies)["volumes"] if volume["name"] == "models"]
+    assert volume["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"] == {"requests": {"storage": "4Gi"}}
+    assert environment("single", copies)["ESPALIER_STORE"] == "s3://bucket/espalier"
+    assert copies["spec"]["strategy"] == {"rollingUpdate": {"maxUnavailable": 0}}
+    [writer] = workloads("live").values()
+    [volume] = [volume for volume in pod(writer)["volumes"] if volume["name"] == "models"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "models"}
+    assert {mount["name"]: mount.get("readOnly", False) for mount in container(writer)["volumeMounts"]} == {"tmp": False, "models": False}
+    assert (writer["spec"]["replicas"], writer["spec"]["strategy"]) == (1, {"type": "Recreate"})
+    keys = {variable["name"] for variable in container(writer)["env"] if "valueFrom" in variable}
+    assert keys == {"ESPALIER_RETRIEVE_KEYS", "ESPALIER_ADMIN_KEYS", "ESPALIER_WRITE_KEYS"}
+    for workload in workloads("existing").values():
+        [volume] = [volume for volume in pod(workload)["volumes"] if volume["name"] == "models"]
+        assert volume["persistentVolumeClaim"] == {"claimName": "espalier-models", "readOnly": True}
+
+
+def test_an_ingress_passes_retrieval_to_the_service_and_nothing_else() -> None:
+    [ingress] = named("single", "Ingress").values()
+    [rule] = ingress["spec"]["rules"]
+    assert rule["host"] == "shop.example"
+    [path] = rule["http"]["paths"]
+    assert (path["path"], path["pathType"]) == ("/retrieve", "Prefix")
+    backend = path["backend"]["service"]
+    assert backend["port"]["name"] in {port["name"] for port in named("single", "Service")[backend["name"]]["spec"]["ports"]}
+    assert ingress["spec"]["tls"] == [{"hosts": ["shop.example"], "secretName": "shop-tls"}]
+    assert [case for case in CASES if named(case, "Ingress")] == ["single"]
 
 
 # -- scaling and watching ----------------------------------------------------------------------------------------------------------------
@@ -247,6 +314,9 @@ def test_autoscalers_the_adapter_monitors_and_rules_ask_for_what_is_exposed() ->
         assert queried[0] in known
         for series in re.findall(r"\w+(?=\{<<\.LabelMatchers>>\})", rule["metricsQuery"]):
             assert series in known, rule["name"]["as"]
+    [scaler] = named("single", "HorizontalPodAutoscaler").values()
+    assert scaler["spec"]["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "r-espalier"}
+    assert "replicas" not in workloads("single")["r-espalier"]["spec"]
     monitors = named("store", "PodMonitor")
     jobs = {
         relabeling["replacement"]: set(monitor["spec"]["selector"]["matchExpressions"][0]["values"])
@@ -257,6 +327,80 @@ def test_autoscalers_the_adapter_monitors_and_rules_ask_for_what_is_exposed() ->
     assert all(monitor["metadata"]["labels"]["release"] == "prometheus" for monitor in monitors.values())
     for ours, theirs in (("rules", "docker/prometheus/rules"), ("dashboards", "docker/grafana/dashboards")):
         assert (CHART / "monitoring" / ours).resolve() == ROOT / theirs
+
+
+PROMETHEUS_OF: dict[str, str] = {"defaults": "monitoring", "single": "watch", "live": "monitoring", "store": "monitoring"}
+
+
+@pytest.mark.parametrize("case", PROMETHEUS_OF)
+def test_the_policy_lets_the_namespace_of_prometheus_in_and_the_probe_runs(case: str) -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": PROMETHEUS_OF[case]}}}
+    for name, policy in named(case, "NetworkPolicy").items():
+        [rule] = policy["spec"]["ingress"]
+        assert peer in rule["from"], name
+    for name, workload in workloads(case).items():
+        assert float(environment(case, workload)["ESPALIER_PROBE_PER_S"]) > 0, name
+
+
+def test_a_pod_monitor_selects_the_pods_of_its_case() -> None:
+    for case in ("single", "store"):
+        labels = [workload["spec"]["template"]["metadata"]["labels"] for workload in workloads(case).values()]
+        [*selectors] = [monitor["spec"]["selector"] for monitor in named(case, "PodMonitor").values()]
+        for own in labels:
+            component = own["app.kubernetes.io/component"]
+            found = [one for one in selectors if component in one["matchExpressions"][0]["values"]]
+            assert len(found) == 1, component
+            assert found[0]["matchLabels"].items() <= own.items()
+
+
+def chart_groups() -> list[Json]:
+    """The groups of rules that the chart writes itself."""
+    [rule] = named("single", "PrometheusRule").values()
+    groups: list[Json] = rule["spec"]["groups"]
+    return groups
+
+
+def test_the_objectives_of_the_chart_are_the_rules_of_the_file_with_its_own_numbers_and_namespace() -> None:
+    [file] = yaml.safe_load((ROOT / "docker/prometheus/rules/objectives.yml").read_text())["groups"]
+    own = chart_groups()[0]
+    assert own["name"] == file["name"]
+    written = {rule["record"]: rule["expr"].replace(', namespace="shop"', "").split(" * ") for rule in own["rules"]}
+    assert written.keys() == {rule["record"] for rule in file["rules"]}
+    assert [number for number, _ in written.values()] == ["0.01", "0.2", str(9 * 86400)]
+    assert [[rest] for _, rest in written.values()] == [rule["expr"].split(" * ")[1:] for rule in file["rules"]]
+    assert all('namespace="shop"' in rule["expr"] for rule in own["rules"])
+    defaults = VALUES["monitoring"]["objectives"]
+    numbers = [float(rule["expr"].split(" * ")[0]) for rule in file["rules"]]
+    assert numbers == [defaults["errorRatio"], defaults["latencySeconds"], float("inf")]
+    assert VALUES["monitoring"]["runbook"] == RUNBOOKS
+
+
+def test_an_autoscaler_at_its_maximum_is_told_and_others_are_not(tmp_path: Path) -> None:
+    """With promtool, over the rules of the chart: below its maximum, of another release, and for a short time nothing fires."""
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": chart_groups()}))
+    current, most = (f"kube_horizontalpodautoscaler_{name}" for name in ("status_current_replicas", "spec_max_replicas"))
+    given = {"r-espalier": ("6x40", "6x40"), "r-espalier-shard-0": ("5x40", "6x40"), "r-espalier-router": ("5x32 6x8", "6x40")}
+    series = [
+        {"series": f'{name}{{namespace="shop", horizontalpodautoscaler="{scaler}"}}', "values": values}
+        for scaler, both in (given | {"other": ("6x40", "6x40")}).items()
+        for name, values in zip((current, most), both, strict=True)
+    ]
+    fires = {
+        "exp_labels": {"severity": "warning", "namespace": "shop", "horizontalpodautoscaler": "r-espalier"},
+        "exp_annotations": {
+            "summary": "r-espalier has as many pods as it may",
+            "description": "r-espalier has had 6 pods for 15 min, and may have no more.",
+            "runbook_url": "https://docs.example/alerts.html#espalierautoscalerfull",
+        },
+    }
+    alerts = [
+        {"alertname": "EspalierAutoscalerFull", "eval_time": "10m", "exp_alerts": []},
+        {"alertname": "EspalierAutoscalerFull", "eval_time": "40m", "exp_alerts": [fires]},
+    ]
+    case = {"interval": "1m", "input_series": series, "alert_rule_test": alerts}
+    (tmp_path / "tests.yml").write_text(json.dumps({"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [case]}))
+    run = subprocess.run([program("promtool"), "test", "rules", str(tmp_path / "tests.yml")], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 # -- Helm itself -------------------------------------------------------------------------------------------------------------------------
@@ -270,7 +414,7 @@ def test_the_manifests_here_are_of_this_chart(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_helm_makes_the_manifests_of_the_chart_and_lints_it_without_a_warning(case: str) -> None:
-    made = [manifest for manifest in yaml.safe_load_all(render(CASES[case])) if manifest]
+    made = [manifest for manifest in yaml.safe_load_all(without_copies(render(CASES[case]))) if manifest]
     assert made == list(manifests(case))
     ran = run_helm("lint", "--strict", CHART, values=CASES[case])
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -280,11 +424,17 @@ def test_helm_makes_the_manifests_of_the_chart_and_lints_it_without_a_warning(ca
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"models": {"existingClaim": ""}}, "set models.store or models.existingClaim"),
-        ({"live": {"enabled": True}}, "live.enabled needs models.store"),
-        ({"live": {"enabled": True}, "models": {"store": "s3://bucket"}}, "live.enabled needs keys.write"),
-        ({"shards": {"autoscaling": {"enabled": True, "minReplicas": 7}}}, "minReplicas 7 is more than maxReplicas 6"),
-        ({"router": {"autoscaling": {"enabled": True, "queueDepth": "", "cpu": 0}}}, "set at least one of engineBusy, queueDepth and cpu"),
+        ({"shards": {"count": 2}}, "shards need models.store or models.existingClaim"),
+        ({"live": {"enabled": True}, "shards": {"count": 2}, "models": {"existingClaim": "c"}}, "live.enabled needs models.store"),
+        ({"live": {"enabled": True}, "shards": {"count": 2}, "models": {"store": "s3://bucket"}}, "live.enabled needs keys.write"),
+        ({"live": {"enabled": True}}, "live.enabled without shards needs models.existingClaim"),
+        ({"live": {"enabled": True}, "models": {"existingClaim": "c"}}, "needs single.replicas=1"),
+        ({"live": {"enabled": True}, "models": {"existingClaim": "c"}, "single": {"replicas": 1}}, "live.enabled needs keys.write"),
+        ({"single": {"autoscaling": {"enabled": True, "minReplicas": 7}}}, "minReplicas 7 is more than maxReplicas 6"),
+        ({"single": {"autoscaling": {"enabled": True, "cpu": 0}}}, "set at least one of engineBusy, queueDepth and cpu"),
+        ({"networkPolicy": {"prometheusNamespace": ""}, "monitoring": {"podMonitor": True}}, "would keep Prometheus out"),
+        ({"ingress": {"enabled": True, "host": "h"}}, "ingress.enabled needs networkPolicy.clients"),
+        ({"ingress": {"enabled": True}, "networkPolicy": {"enabled": False}}, "ingress.enabled needs ingress.host"),
         ({"shard": {}}, "additional properties 'shard' not allowed"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -295,13 +445,16 @@ def test_helm_refuses_values_that_do_not_go_together(values: Json, message: str)
     assert message in ran.stderr
 
 
-def test_helm_puts_rules_and_dashboard_in_as_they_are() -> None:
-    made = [manifest for manifest in yaml.safe_load_all(render({"monitoring": {"prometheusRule": True, "dashboard": True}})) if manifest]
-    [rule] = [manifest for manifest in made if manifest["kind"] == "PrometheusRule"]
-    written = [
-        group for path in sorted((ROOT / "docker/prometheus/rules").glob("*.yml")) for group in yaml.safe_load(path.read_text())["groups"]
-    ]
-    assert rule["spec"]["groups"] == written
+def test_helm_puts_rules_and_dashboard_in_as_they_are_where_the_cluster_has_the_operator() -> None:
+    made = [manifest for manifest in yaml.safe_load_all(render({}, "--api-versions", "monitoring.coreos.com/v1")) if manifest]
+    [rule] = [manifest for manifest in made if manifest["metadata"]["name"] == "r-espalier" and manifest["kind"] == "PrometheusRule"]
+    files = [path for path in sorted((ROOT / "docker/prometheus/rules").glob("*.yml")) if path.name != "objectives.yml"]
+    assert rule["spec"]["groups"] == [group for path in files for group in yaml.safe_load(path.read_text())["groups"]]
+    assert [manifest["metadata"]["name"] for manifest in made if manifest["kind"] == "PodMonitor"] == ["r-espalier-service"]
+    moved = render({"monitoring": {"prometheusRule": True, "runbook": "https://docs.example/alerts"}})
+    assert RUNBOOKS not in moved
+    assert "https://docs.example/alerts#espalierrecalldrop" in moved
+    assert "monitoring.coreos.com" not in render({})
     [dashboard] = [manifest for manifest in made if manifest["metadata"]["name"].endswith("-dashboard")]
     assert json.loads(dashboard["data"]["espalier.json"]) == json.loads((ROOT / "docker/grafana/dashboards/espalier.json").read_text())
 

@@ -185,7 +185,7 @@ def test_the_router_asks_for_every_shard_by_its_name() -> None:
     assert all(shard["deploy"] == {"replicas": 2} for shard in shards.values())
     assert "--shards 2" in SERVICES["sharder"]["command"][-1]
     keys = {name: {variable for variable in SERVICES[name]["environment"] if "KEYS" in variable} for name in (*SHARDS, "router")}
-    assert keys["router"] == {f"ESPALIER_{role}_KEYS" for role in ("ADMIN", "INTERNAL", "RETRIEVE", "WRITE")}
+    assert keys["router"] == {f"ESPALIER_{role}_KEYS" for role in ("ADMIN", "INTERNAL", "RETRIEVE", "WRITE")} | {"ESPALIER_KEYS_FILE"}
     assert keys["shard-0"] == keys["shard-1"] == {"ESPALIER_INTERNAL_KEYS"}
 
 
@@ -229,6 +229,16 @@ def said(service: dict[str, Any], folder: Path) -> list[str]:
     run = subprocess.run(command, env={"PATH": f"{folder}:{os.defpath}"}, capture_output=True, text=True)
     assert run.stderr == ""
     return run.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", ["service", "service-gpu", "router"])
+def test_a_service_gets_keys_limits_and_whom_it_follows(name: str) -> None:
+    limits = {f"ESPALIER_{field.upper()}" for field in Settings.model_fields if field.startswith("max_")}
+    assert len(limits) > 15
+    passed = limits | {"ESPALIER_WRITE_KEYS", "ESPALIER_KEYS_FILE", "ESPALIER_FOLLOW", "ESPALIER_FOLLOW_KEY"}
+    environment = SERVICES[name]["environment"]
+    assert {variable: environment.get(variable) for variable in passed} == {variable: f"${{{variable}:-}}" for variable in passed}
+    assert "${KEYS:-./docker/keys}:/keys:ro" in SERVICES[name]["volumes"]
 
 
 def defaults() -> dict[str, set[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import subprocess
 import time
@@ -53,7 +54,7 @@ class Scraper:
 
     def samples(self, expression: str) -> list[Json]:
         """The series of an expression that have a value now; NaN is none."""
-        expression = expression.replace("$__rate_interval", "1m").replace("$model", ".*")
+        expression = re.sub(r"\$(model|cluster|namespace|instance)\b", ".*", expression.replace("$__rate_interval", "1m"))
         return [series for series in self.ask("query", query=expression)["result"] if series["value"][1] != "NaN"]
 
     def rules(self) -> list[Json]:

@@ -25,6 +25,8 @@ from service.watch.metrics import Metrics
 from tests import ROOT
 from tests.service.running import every_metric
 
+RUNBOOKS = "http://localhost:8001/docs/alerts.html"
+"""Where `make docs` shows the runbook."""
 PROMETHEUS = ROOT / "docker" / "prometheus"
 GRAFANA = ROOT / "docker" / "grafana"
 RUNBOOK = (ROOT / "docs" / "alerts.md").read_text()
@@ -48,14 +50,18 @@ OF_SHARDS = ("espalier_shard_", "espalier_router_", *(rule["record"] for rule in
 """Series of routers and shards, by how their names begin: a service without them has none."""
 
 
-def program(name: str) -> str:
+def program(name: str, package: str = "prometheus") -> str:
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is missing: alerts and dashboard queries are NOT tested. On Debian and Ubuntu: apt install prometheus")
+        pytest.skip(f"{name} is missing: alerts and dashboard queries are NOT tested. On Debian and Ubuntu: apt install {package}")
     return found
 
 
 # -- rules and queries against what the service exposes -------------------------------------------------------------------
+
+
+TARGET = {"cluster", "namespace", "job", "instance"}
+"""Labels that Prometheus adds to each series, or may add."""
 
 
 def exposed() -> dict[str, set[str]]:
@@ -63,20 +69,20 @@ def exposed() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(every_metric()):
         for sample in family.samples:
-            found.setdefault(sample.name, {"job", "instance"}).update(sample.labels)
+            found.setdefault(sample.name, TARGET.copy()).update(sample.labels)
     return found
 
 
 WORDS = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 FUNCTIONS = """
 absent and avg_over_time bool changes clamp_max count count_over_time histogram_quantile increase max max_over_time min
-offset or rate sum sum_over_time unless vector time
+offset or rate sum sum_over_time unless vector group time Inf
 """
 
 
 def series_of(expression: str) -> list[tuple[str, set[str]]]:
     """(series, labels that are matched) of a PromQL expression. Fails where a word is neither a series nor a known function."""
-    bare = re.sub(r'count_values by \(model\) \("version", ', "(", expression)  # makes a label of a value
+    bare = re.sub(r'count_values by \([^)]*\) \("version", ', "(", expression)  # makes a label of a value
     bare = re.sub(r"\[[^\]]*\]", "", WORDS.sub("", bare))
     bare = re.sub(r"\boffset \d+[smhd]\b", "", bare)
     found = []
@@ -104,7 +110,7 @@ def check(expression: str, known: dict[str, set[str]]) -> None:
 
 def all_series() -> dict[str, set[str]]:
     """What the service exposes and what the rules record, in their order; what a rule records may be used by later ones only."""
-    known = exposed() | {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate", "severity"}}
+    known = exposed() | {"up": TARGET, "ALERTS": TARGET | {"alertname", "alertstate", "severity"}}
     for rule in RECORDED:
         check(rule["expr"], known)
         by = re.search(r"\bby \(([^)]*)\)", rule["expr"])  # the outermost comes first; a ratio of recorded series has theirs
@@ -124,9 +130,10 @@ def test_every_rule_and_every_panel_asks_for_what_is_exposed_and_every_metric_is
         check(target["expr"], known)
         told = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         assert told <= set().union(*(known[name] for name, _ in series_of(target["expr"]))), title
-    variable = next(variable for variable in DASHBOARD["templating"]["list"] if variable["name"] == "model")
-    [(series, label)] = re.findall(r"^label_values\((\w+), (\w+)\)$", variable["query"]["query"])
-    assert label in known[series]
+    for variable in DASHBOARD["templating"]["list"][1:]:
+        [(series, label)] = re.findall(r"^label_values\((\w+)(?:\{[^}]*\})?, (\w+)\)$", variable["query"]["query"])
+        assert label in known[series]
+        assert label == variable["name"]
     records = {rule["record"]: rule["expr"] for rule in RECORDED}
     shown = {name for _, target in QUERIES for name, _ in series_of(target["expr"])}
     for record in reversed(records):
@@ -161,19 +168,45 @@ def test_every_alert_fires_in_a_case_and_on_one_side_of_its_threshold_alone() ->
     }
 
 
+def chart_rules() -> list[Json]:
+    """What the Helm chart writes itself."""
+    made = yaml.safe_load_all((ROOT / "tests/deploy/rendered/single.yaml").read_text())
+    return [rule for one in made if one["kind"] == "PrometheusRule" for group in one["spec"]["groups"] for rule in group["rules"]]
+
+
 def test_the_runbook_lists_alerts_and_recording_rules_as_they_are() -> None:
     sections = re.findall(r"^### (\w+)\n\n\*\*(\w+), (\w+|at once)\.\*\* \w", RUNBOOK, re.MULTILINE)
-    assert sections == [(name, alert["labels"]["severity"], alert.get("for", "at once")) for name, alert in ALERTS.items()]
+    explained = ALERTS | {rule["alert"]: rule for rule in chart_rules() if "alert" in rule}
+    assert sections == [(name, alert["labels"]["severity"], alert.get("for", "at once")) for name, alert in explained.items()]
     for name, alert in ALERTS.items():
         assert alert["labels"]["severity"] in ("critical", "warning")
         assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
-        assert alert["annotations"]["runbook_url"] == f"docs/alerts.md#{name.lower()}"
+        assert alert["annotations"]["runbook_url"] == f"{RUNBOOKS}#{name.lower()}"
         assert name == "EspalierDown" or "$value" in alert["annotations"]["description"], name
-    rows = re.findall(r"^\| (`espalier:[^|]+`) \| ([^|]+) \| \w", RUNBOOK, re.MULTILINE)
-    listed = [(name, set(labels.split(", "))) for names, labels in rows for name in re.findall("`([^`]+)`", names)]
+    rows = re.findall(r"^\| (`espalier:[^|]+`) \| ([^|]+) \| \w", RUNBOOK.partition("## Recording rules")[2], re.MULTILINE)
+    listed = [(name, set(labels.split(", ")) - {"none"}) for names, labels in rows for name in re.findall("`([^`]+)`", names)]
     known = all_series()
     assert len(dict(listed)) == len(listed)
-    assert dict(listed) == {rule["record"]: known[rule["record"]] for rule in RECORDED}
+    assert dict(listed) == {rule["record"]: known[rule["record"]] - APART for rule in RECORDED}
+
+
+APART = {"cluster", "namespace"}
+PAGES = """
+EspalierDown EspalierModelNotReady EspalierRestarting EspalierErrorBudgetBurnFast EspalierErrorBudgetBurn EspalierRecallDrop
+EspalierShardMissing EspalierPartialAnswers
+"""
+"""What customers feel. Nothing else wakes anybody."""
+
+
+def test_rules_keep_environments_apart_and_only_what_customers_feel_pages() -> None:
+    known = all_series()
+    for rule in RULES:
+        for word, labels in WORDS.findall(rule["expr"]):
+            assert word.startswith("group_") or {*labels.split(", ")} >= APART, f"{word} ({labels}): {rule['expr']}"
+        aggregated = re.findall(r"\b(sum|max|min|avg|count|group)\b(?! by)", rule["expr"])
+        assert not aggregated, rule["expr"]
+    assert all(known[rule["record"]] >= APART for rule in RECORDED)
+    assert {name for name, alert in ALERTS.items() if alert["labels"]["severity"] == "critical"} == {*PAGES.split()}
 
 
 @pytest.mark.slow
@@ -202,11 +235,24 @@ def test_the_configuration_is_valid_and_finds_the_rules(tmp_path: Path) -> None:
     }
     names = {job["job_name"]: job["dns_sd_configs"][0]["names"] for job in config["scrape_configs"] if "dns_sd_configs" in job}
     assert names == {"espalier": ["router"], "espalier-shards": ["shard-0", "shard-1"]}  # of docker-compose.yml
+    assert config["alerting"]["alertmanagers"] == [{"static_configs": [{"targets": ["alertmanager:9093"]}]}]
     here = tmp_path / "prometheus.yml"
     here.write_text(written.replace("/etc/prometheus/rules", str(PROMETHEUS / "rules")))
     run = subprocess.run([program("promtool"), "check", "config", str(here)], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"{len(list((PROMETHEUS / 'rules').glob('*.yml')))} rule files found" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("labels", "receiver"),
+    [("severity=critical", "page"), ("severity=warning", "ticket"), ("alertname=Other", "ticket")],
+)
+def test_alertmanager_takes_the_configuration_and_pages_for_what_is_critical(labels: str, receiver: str) -> None:
+    file = str(ROOT / "docker/alertmanager/alertmanager.yml")
+    for words, said in ((["check-config", file], "SUCCESS"), (["config", "routes", "test", f"--config.file={file}", labels], receiver)):
+        run = subprocess.run([program("amtool", "prometheus-alertmanager"), *words], capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert said in run.stdout
 
 
 # -- the dashboard --------------------------------------------------------------------------------------------------------
@@ -235,6 +281,7 @@ def round_trip(document: Json) -> Json:
 
 
 def test_the_dashboard_is_provisioned_says_what_it_shows_and_has_nothing_unknown() -> None:
+    all_labels = all_series()
     assert list(missing(DASHBOARD, round_trip(DASHBOARD))) == []
     misspelt = json.loads(json.dumps(DASHBOARD).replace('"drawStyle"', '"drawstyle"'))
     assert {path.rpartition(".")[2] for path in missing(misspelt, round_trip(misspelt))} == {"drawstyle"}
@@ -251,7 +298,16 @@ def test_the_dashboard_is_provisioned_says_what_it_shows_and_has_nothing_unknown
     [source] = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
     assert (source["uid"], source["url"]) == ("espalier-prometheus", "http://prometheus:9090")
     variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
-    assert variables.keys() == {"datasource", "model"}
+    assert [*variables] == ["datasource", "cluster", "namespace", "model", "instance"]  # each chooses among what those before it leave
+    for title, target in QUERIES:
+        for name, matchers in re.findall(r"\b([a-zA-Z_][\w:]*)\{([^}]*)\}", target["expr"]):
+            chosen = {label for label in ("cluster", "namespace", "instance") if label in all_labels[name]}
+            assert chosen == set(re.findall(r'(\w+)=~"\$\1"', matchers)) - {"model"}, f"{title}: {name}"
+        assert all("{" in part for part in re.findall(r"\b(?:espalier[_:][\w:]+|ALERTS).?", target["expr"])), title
+    for variable in (variables[name] for name in ("cluster", "namespace", "model", "instance")):
+        narrowed = {"cluster": set(), "namespace": {"cluster"}}.get(variable["name"], {"cluster", "namespace"})
+        assert set(re.findall(r"\$(\w+)", variable["query"]["query"])) == narrowed
+        assert (variable["allValue"], variable["includeAll"]) == (".*", True)  # which matches where the label is not there, too
     assert variables["datasource"]["current"]["value"] == source["uid"]
     [provider] = yaml.safe_load((GRAFANA / "provisioning" / "dashboards" / "espalier.yml").read_text())["providers"]
     assert provider["options"]["path"] == "/var/lib/grafana/dashboards"  # where docker-compose.yml mounts them

@@ -174,6 +174,10 @@ WRONG: dict[str, dict[str, float]] = {
     "EspalierGpuMemoryFull": {"gpu_memory": 0.96},
     "EspalierMemoryFull": {"memory": 0.91},
     "EspalierDescriptorsFull": {"descriptors": 0.81},
+    "EspalierDiskFull": {"disk": 0.91},
+    "EspalierUnknownIds": {"queries": 100, "unknown_ids": 110},
+    "EspalierLiveLag": {"live_lag": 1001},
+    "EspalierJournalFailing": {"journal_failing": 1},
     "EspalierDesiredStateWrong": {"desired_state_wrong": 1},
     "EspalierStoreSilent": {"store_silent": 301},
     "EspalierStoreVersionMissing": {"store_failures": 1},
@@ -200,6 +204,9 @@ FINE: dict[str, float] = {
     "store_silent": 299,
     "gpu_memory": 0.94,
     "memory": 0.89,
+    "disk": 0.89,
+    "unknown_ids": 900,
+    "live_lag": 999,
     "descriptors": 0.79,
     "recall_loss": 0.019,
     "recall_loss_limit": 0.02,
@@ -231,18 +238,24 @@ def test_names_thresholds_and_times_are_those_of_the_rules_and_nothing_known_is_
     history.add(Totals(BEGIN, {}))
     assert firing(history) == {}
     assert {state["value"] for state in states(history.columns())} <= {None, 0.0}
-    rules = yaml.safe_load((ROOT / "docker/prometheus/rules/alerts.yml").read_text())["groups"][0]["rules"]
+    folder = ROOT / "docker/prometheus/rules"
+    rules, objectives = (yaml.safe_load((folder / name).read_text())["groups"][0]["rules"] for name in ("alerts.yml", "objectives.yml"))
     rule_of = {rule["alert"]: rule for rule in rules}
+    numbers = {rule["record"]: rule["expr"].partition(" ")[0] for rule in objectives}
     assert rule_of.keys() == {condition.name for condition in CONDITIONS} | ELSEWHERE.keys()
     assert not {condition.name for condition in CONDITIONS} & ELSEWHERE.keys()
     for condition in CONDITIONS:
         rule = rule_of[condition.name]
         assert seconds(rule.get("for", "0s")) == condition.for_s, condition.name
-        compared = {(sign, product(number)) for sign, number in re.findall(r"(==|<|>) ([\d.]+(?: \* [\d.]+)?)", rule["expr"])}
+        expression = re.sub(r"> on \(cluster, namespace\) group_left \(\) \(?", "> ", rule["expr"])
+        for name, number in numbers.items():
+            expression = expression.replace(name, number)
+        compared = {(sign, product(number)) for sign, number in re.findall(r"(==|<|>) ([\d.]+(?: \* [\d.]+)?)", expression)}
         if not callable(condition.threshold):
             found = [number for sign, number in compared if sign == condition.compare]
             assert any(number == pytest.approx(condition.threshold) for number in found), condition.name
-    assert "> clamp_max(0.1 * max by (model, version, m) (espalier_probe_expected_recall), 0.02)" in rule_of["EspalierRecallDrop"]["expr"]
+    host = "by (cluster, namespace, job, instance, model, version, m)"
+    assert f"> clamp_max(0.1 * max {host} (espalier_probe_expected_recall), 0.02)" in rule_of["EspalierRecallDrop"]["expr"]
     assert re.findall(r"\[(\d+)m\]", rule_of["EspalierProbeSilent"]["expr"])[0] == "3"
 
 
@@ -293,7 +306,10 @@ def test_totals_are_what_the_metrics_count() -> None:
     metrics.model_state("books", 2, "fake", ready=True)
     metrics.model_state("books", 3, "fake", ready=False)
     metrics.probed("books", 2, {10: 0.3, 50: 0.5, 200: 0.7}, {10: 0.31, 50: 0.5, 200: 0.7}, 0.25)
-    metrics.probed("books", 1, {50: 0.4}, {50: 0.5}, 0.0)
+    metrics.probed("books", 1, {50: 0.1}, {50: 0.5}, 0.0)  # of a version that is not the default one
+    metrics.watch_disk(Path())
+    metrics.gauges["espalier_live_lag"].labels("books").set(7)
+    metrics.gauges["espalier_live_journal_failing"].labels("books").set(1)
     metrics.probe_query("books", 2, "answered")
     metrics.probe_query("books", 2, "failed")
     metrics.reload("books", "failed")
@@ -313,8 +329,10 @@ def test_totals_are_what_the_metrics_count() -> None:
     counts = ("queries", "incomplete", "degraded", "unknown_ids", "engine_s", "reload_failures", "auth_write", "queue_depth")
     assert [books[name] for name in counts] == [4, 1, 2, 7, 0.5, 1, 1, 3]
     assert [books[name] for name in ("recall_m", "recall", "expected_recall", "drift")] == [50, 0.5, 0.5, 0.25]
-    assert books["recall_loss"] == pytest.approx(0.1)  # of version 1
+    assert books["recall_loss"] == pytest.approx(0.01)
     assert books["recall_loss_limit"] == 0.02
+    assert (books["live_lag"], books["journal_failing"]) == (7, 1)
+    assert 0 < books["disk"] < 1
     assert [books[name] for name in ("probe_answered", "probe_failed", "probe_queries")] == [1, 1, 2]
     assert (found["books"].ready, found["films"].ready) == ((2,), ())
     assert (found["films"].values["requests"], found["films"].values["queries"]) == (1, 0)

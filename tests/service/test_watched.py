@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -58,6 +59,40 @@ def test_a_worker_that_comes_in_for_another_says_nothing_before_it_can_answer(mo
     monkeypatch.setattr(Workers, "others_serve", lambda self: False)
     follower._report_default(follower.entries["books"])
     assert 'espalier_model_default_version{model="books"} 0.0' in metrics.render().decode()
+
+
+def test_a_version_has_the_time_at_which_it_was_written_until_it_is_unloaded(versions: Path) -> None:
+    def created(running: Running, version: int) -> float | None:
+        text = running.client.get("/metrics").text
+        return sample(text, "espalier_model_created_timestamp_seconds", model="books", version=version)
+
+    with run(versions, poll_s=0.05) as running:
+        written = Bundle.open(versions / "books" / "2").manifest.created.timestamp()
+        until(lambda: created(running, 2) is not None)
+        assert created(running, 2) == pytest.approx(written)
+    metrics = Metrics()
+    metrics.created("books", 2, written)
+    metrics.forget_version("books", 2)
+    assert "espalier_model_created_timestamp_seconds{" not in metrics.render().decode()
+
+
+def test_the_disk_of_the_models_folder_is_measured_at_each_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last numbers stay where the folder is gone."""
+    metrics, free = Metrics(), [30]
+    assert "espalier_models_disk_bytes 0.0" in metrics.render().decode()
+    metrics.watch_disk(tmp_path)
+
+    def measured(folder: Path) -> tuple[int, int, int]:
+        assert folder == tmp_path
+        return 100, 100 - 50, free[0]
+
+    monkeypatch.setattr(shutil, "disk_usage", measured)
+    for free[0] in (30, 20):
+        text = metrics.render().decode()
+        assert (sample(text, "espalier_models_disk_bytes"), sample(text, "espalier_models_disk_free_bytes")) == (100, free[0])
+    monkeypatch.undo()
+    metrics.watch_disk(tmp_path / "gone")
+    assert sample(metrics.render().decode(), "espalier_models_disk_free_bytes") == 20
 
 
 def test_gpu_memory_is_asked_for_at_each_scrape(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,12 +42,46 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .Values.keys }}{{ if and (not .existingSecret) (or .retrieve .write .admin .internal .follow) }}yes{{ end }}{{ end }}
 {{- end }}
 
+{{/* Whether an object for the Prometheus operator is made. Takes a list: the root, and auto, true or false. */}}
+{{- define "espalier.watched" -}}
+{{- $root := index . 0 }}{{ $value := index . 1 | toString -}}
+{{- if or (eq $value "true") (and (eq $value "auto") ($root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) }}yes{{ end }}
+{{- end }}
+
+{{/* The values of the part that customers call. */}}
+{{- define "espalier.front" -}}
+{{ gt (int .Values.shards.count) 0 | ternary "router" "single" }}
+{{- end }}
+
 {{/* Everything that has to do with two values at once. */}}
 {{- define "espalier.check" -}}
-{{- if not (or .Values.models.store .Values.models.existingClaim) }}
-{{- fail "set models.store or models.existingClaim" }}
+{{- $sharded := gt (int .Values.shards.count) 0 }}
+{{- if and $sharded (not (or .Values.models.store .Values.models.existingClaim)) }}
+{{- fail "shards need models.store or models.existingClaim" }}
 {{- end }}
-{{- if .Values.live.enabled }}
+{{- with .Values.networkPolicy }}
+{{- if and .enabled (not (or .prometheusNamespace .prometheus)) (include "espalier.watched" (list $ $.Values.monitoring.podMonitor)) }}
+{{- fail "the NetworkPolicy would keep Prometheus out: set networkPolicy.prometheusNamespace, or monitoring.podMonitor=false" }}
+{{- end }}
+{{- if and $.Values.ingress.enabled .enabled (not .clients) }}
+{{- fail "ingress.enabled needs networkPolicy.clients: the pods of the ingress controller" }}
+{{- end }}
+{{- end }}
+{{- if and .Values.ingress.enabled (not .Values.ingress.host) }}
+{{- fail "ingress.enabled needs ingress.host" }}
+{{- end }}
+{{- if and .Values.live.enabled (not $sharded) }}
+{{- if or .Values.models.store (not .Values.models.existingClaim) }}
+{{- fail "live.enabled without shards needs models.existingClaim, and no store: the journal lies beside the models" }}
+{{- end }}
+{{- if or (ne (int .Values.single.replicas) 1) .Values.single.autoscaling.enabled }}
+{{- fail "live.enabled without shards needs single.replicas=1: a journal has one writer" }}
+{{- end }}
+{{- if not (or .Values.keys.existingSecret .Values.keys.write) }}
+{{- fail "live.enabled needs keys.write, or keys.existingSecret" }}
+{{- end }}
+{{- end }}
+{{- if and .Values.live.enabled $sharded }}
 {{- if not .Values.models.store }}
 {{- fail "live.enabled needs models.store: the journal is written beside the models, and a claim is mounted read-only" }}
 {{- end }}
@@ -57,7 +91,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 {{- end }}
-{{- range $part := list "shards" "router" }}
+{{- range $part := $sharded | ternary (list "shards" "router") (list "single") }}
 {{- with index $.Values $part "autoscaling" }}
 {{- if .enabled }}
 {{- if gt (int .minReplicas) (int .maxReplicas) }}

@@ -1,30 +1,39 @@
 {{/*
-A StatefulSet of service pods. Takes a list: the root, the name, the component, the values of the part (shards or router), and a dict of
-what differs: service (its name), settings (ConfigMap), command, keys (entries of the Secret), environment, volumes, mounts, labels, replicas (none: an
-autoscaler has them), journal (its volume is kept).
+A StatefulSet or a Deployment of service pods. Takes a list: the root, the name, the component, the values of the part (single, shards or
+router), and a dict of what differs: kind, service (its name), settings (ConfigMap), command, keys (entries of the Secret), environment,
+volumes, mounts, labels, replicas (none: an autoscaler has them), journal (its volume is kept, and written).
 */}}
 {{- define "espalier.workload" -}}
 {{- $root := index . 0 }}{{ $name := index . 1 }}{{ $component := index . 2 }}{{ $part := index . 3 }}{{ $own := index . 4 }}
 {{- $v := $root.Values }}
 apiVersion: apps/v1
-kind: StatefulSet
+kind: {{ $own.kind }}
 metadata:
   name: {{ $name }}
   labels:
     {{- include "espalier.labels" $root | nindent 4 }}
     app.kubernetes.io/component: {{ $component }}
 spec:
+  {{- if eq $own.kind "StatefulSet" }}
   serviceName: {{ $own.service }}
+  podManagementPolicy: Parallel # a first start waits for nobody; updates go one pod at a time all the same
+  {{- else }}
+  strategy:
+    {{- if $own.journal }}
+    type: Recreate # a journal has one writer
+    {{- else }}
+    rollingUpdate: { maxUnavailable: 0 }
+    {{- end }}
+  {{- end }}
   {{- if not (kindIs "invalid" $own.replicas) }}
   replicas: {{ $own.replicas }}
   {{- end }}
-  podManagementPolicy: Parallel # a first start waits for nobody; updates go one pod at a time all the same
   minReadySeconds: 5
   selector:
     matchLabels:
       {{- include "espalier.selector" $root | nindent 6 }}
       {{- toYaml $own.labels | nindent 6 }}
-  {{- if $v.models.store }}
+  {{- if and $v.models.store (eq $own.kind "StatefulSet") }}
   {{- if not $own.journal }}
   persistentVolumeClaimRetentionPolicy: { whenDeleted: Delete, whenScaled: Delete } # they are copies of what the store has
   {{- end }}
@@ -152,16 +161,30 @@ spec:
             readOnlyRootFilesystem: true
           volumeMounts:
             - { name: tmp, mountPath: /tmp }
-            - { name: models, mountPath: /models{{ if not $v.models.store }}, readOnly: true{{ end }} }
+            {{- if or $v.models.store $v.models.existingClaim }}
+            - { name: models, mountPath: /models{{ if not (or $v.models.store $own.journal) }}, readOnly: true{{ end }} }
+            {{- end }}
             {{- with $own.mounts }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
       volumes:
         - name: tmp # the workers' counters; it counts towards the memory limit
           emptyDir: { medium: Memory, sizeLimit: 256Mi }
-        {{- if not $v.models.store }}
+        {{- if and $v.models.store (eq $own.kind "Deployment") }}
+        - name: models # a copy of what the store has; it goes with the pod
+          ephemeral:
+            volumeClaimTemplate:
+              spec:
+                accessModes: [ReadWriteOnce]
+                {{- with $v.models.storageClass }}
+                storageClassName: {{ . }}
+                {{- end }}
+                resources:
+                  requests:
+                    storage: {{ $part.volumeSize }}
+        {{- else if and $v.models.existingClaim (not $v.models.store) }}
         - name: models
-          persistentVolumeClaim: { claimName: {{ $v.models.existingClaim }}, readOnly: true }
+          persistentVolumeClaim: { claimName: {{ $v.models.existingClaim }}{{ if not $own.journal }}, readOnly: true{{ end }} }
         {{- end }}
         {{- with $own.volumes }}
         {{- toYaml . | nindent 8 }}
