@@ -24,6 +24,7 @@ from espalier.search import Device, Precision
 from espalier.shards.messages import MAX_TIMEOUT_MS
 from espalier.store.urls import check_url
 
+from . import tls
 from .keys_file import read_keys
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,24 @@ def _host(value: str) -> str:
     except UnicodeError:
         raise ValueError("an address or the name of a host") from None
     return value
+
+
+def _host_and_port(value: str) -> str:
+    host, port = split_address(value)
+    if not host or port is None:
+        raise ValueError("an address and its port, as 127.0.0.1:8001 or [::1]:8001")
+    _host(host)
+    return value
+
+
+def split_address(value: str) -> tuple[str, int | None]:
+    """(host, port) of HOST:PORT; the port is None where there is none."""
+    try:
+        parts = urlsplit(f"//{value}")
+        whole = parts.netloc == value and "@" not in value
+        return (parts.hostname or "", parts.port) if whole else ("", None)
+    except ValueError:
+        return "", None
 
 
 def service_address(value: str) -> str:
@@ -133,6 +152,25 @@ class Settings(BaseSettings):
     port: Annotated[int, BeforeValidator(_no_link)] = Field(
         default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
     )
+    admin_address: Annotated[str, AfterValidator(_host_and_port)] | None = Field(
+        default=None,
+        description="HOST:PORT of a second address, which alone answers admin and `private` routes, /metrics, the console and /docs.",
+    )
+    tls_certificate: Path | None = Field(
+        default=None,
+        description="PEM file of the service's certificate and of those between it and its CA: all addresses then speak TLS alone. "
+        "This and other TLS files are read again when they change.",
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file of that certificate's key, without a password.")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM file of CAs: clients must show a certificate that one of them has signed (mTLS)."
+    )
+    tls_ca: Path | None = Field(
+        default=None,
+        description="PEM file of the CAs of services that this one calls by https: shards, and the one that it follows. None: the system's.",
+    )
+    tls_client_certificate: Path | None = Field(default=None, description="PEM file of the certificate that these services are shown.")
+    tls_client_key: Path | None = Field(default=None, description="PEM file of its key, without a password.")
     max_batch: int | None = Field(default=None, ge=1, description="Most queries in one engine call. None: 16 on a CPU, 512 on a GPU.")
     max_wait_us: int = Field(default=0, ge=0, le=100_000, description="Microseconds that a free engine waits for more queries.")
     max_inline_us: int = Field(
@@ -296,11 +334,47 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name}: no such setting, so its keys would protect nothing; {_nearest(nearest)}")
         return given
 
+    @model_validator(mode="after")
+    def _tls_files_can_be_used(self) -> Settings:
+        try:
+            if self.certificates is not None:
+                self.certificates.current()
+            elif self.tls_client_ca is not None:
+                raise ValueError("ESPALIER_TLS_CERTIFICATE and ESPALIER_TLS_KEY beside ESPALIER_TLS_CLIENT_CA")
+            if self.tls_ca or self.tls_client_certificate or self.tls_client_key:
+                self.client_certificates.current()
+        except OSError as error:
+            raise ValueError(f"TLS files that can be used: {error}") from None
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _store_is_polled(cls, given: dict[str, Any]) -> dict[str, Any]:
         """What comes from a store is found in the models folder without being told."""
         return given | {"poll_s": 1.0} if given.get("store") and given.get("poll_s") is None else given
+
+    @property
+    def private_host(self) -> str:
+        """Of the address that answers `private` routes."""
+        return self.host if self.admin_address is None else split_address(self.admin_address)[0]
+
+    @property
+    def certificates(self) -> tls.Certificates | None:
+        """New ones: what the service shows its clients; None: it speaks no TLS."""
+        pair = _both(self.tls_certificate, self.tls_key, "ESPALIER_TLS_CERTIFICATE", "ESPALIER_TLS_KEY")
+        return None if pair is None else tls.served(*pair, self.tls_client_ca)
+
+    @property
+    def client_certificates(self) -> tls.Certificates:
+        """New ones: for calls to other services."""
+        pair = _both(self.tls_client_certificate, self.tls_client_key, "ESPALIER_TLS_CLIENT_CERTIFICATE", "ESPALIER_TLS_CLIENT_KEY")
+        return tls.calling(self.tls_ca, *(pair or (None, None)))
+
+
+def _both(one: Path | None, other: Path | None, *names: str) -> tuple[Path, Path] | None:
+    if (one is None) != (other is None):
+        raise ValueError(f"both of {' and '.join(names)}, or neither")
+    return None if one is None or other is None else (one, other)
 
 
 def unknown_settings(environment: Mapping[str, str]) -> dict[str, str | None]:
