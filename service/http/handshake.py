@@ -1,0 +1,99 @@
+"""One connection until its TLS handshake is done: it counts among the connections, and has the time of a request's head.
+
+The event loop's own TLS servers show a connection to nobody before its handshake is done, and have one certificate for all. Knows transports
+and contexts. Does not know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from ..http.connection import TURN_BYTES, Connection
+from ..http.connections import Connections
+from ..tls import Certificates
+
+NEVER_S = 86_400.0
+"""The event loop ends no connection that is being closed: connection.py does, by what its client takes."""
+BUFFER_BYTES = 64 << 10
+"""Bytes of answers that may wait in TLS, as in a connection without it; the event loop's default is eight times that."""
+
+
+class Handshake(asyncio.Protocol):
+    """Becomes the connection that `make` makes.
+
+    since   when it was opened
+    unsent  bytes of answers: none
+    """
+
+    unsent = 0
+
+    def __init__(self, shared: Connections, certificates: Certificates, make: Callable[..., Connection], **given: Any) -> None:
+        self._shared, self._certificates = shared, certificates
+        self._connection = make(**given)
+        self._begun: set[Any] = given["server_state"].connections  # what the server waits for when it stops
+        self.since = self._connection.since
+        self._received = b""
+        self._lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.pause_reading()
+        self._begun.add(self)
+        shared = self._shared
+        if not shared.admit(self, self.since) and len(shared.open) > shared.most + 2 * shared.reserve:
+            self._end()
+            return
+        self._task = self._connection.loop.create_task(self._secure())
+
+    async def _secure(self) -> None:
+        """Shake hands."""
+        loop, timeout_s = self._connection.loop, self._shared.head_timeout_s
+        times_s = {"ssl_handshake_timeout": timeout_s, "ssl_shutdown_timeout": NEVER_S}
+        if self not in self._begun:
+            return
+        try:
+            context = self._certificates.current()
+            secured: Any = await loop.start_tls(self._transport, self, context, server_side=True, **times_s)
+        except OSError:  # no TLS, no certificate, too late, or gone
+            if self in self._shared.open:
+                self._shared.refused("handshake")
+            self._end()
+            return
+        if secured is None or self._lost or self not in self._begun:
+            self._end()
+            return
+        self._forget()
+        secured.set_write_buffer_limits(BUFFER_BYTES)
+        secured.set_read_buffer_limits(TURN_BYTES)
+        secured.set_protocol(self._connection)
+        self._connection.secured(secured, self._transport)
+        if self._received:
+            self._connection.data_received(self._received)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes that came with the end of the handshake."""
+        self._received += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._forget()
+
+    def check(self, now: float) -> None:
+        """start_tls has the same time."""
+
+    def abort(self) -> None:
+        self._end()
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        self._end()
+
+    def _end(self) -> None:
+        self._forget()
+        self._transport.abort()
+
+    def _forget(self) -> None:
+        self._begun.discard(self)
+        self._shared.forget(self)
