@@ -1,4 +1,4 @@
-"""The settings of the service, and the only place that reads the environment.
+"""The settings of the service, and the only place that reads the environment, but for healthcheck.py.
 
 Every setting is an environment variable: `ESPALIER_` and its name in capitals.
 """
@@ -167,7 +167,7 @@ class Settings(BaseSettings):
     )
     tls_ca: Path | None = Field(
         default=None,
-        description="PEM file of the CAs of services that this one calls by https: shards, and the one that it follows. None: the system's.",
+        description="PEM file of the CAs of services that this one calls by https: shards, the one that it follows. None: the system's.",
     )
     tls_client_certificate: Path | None = Field(default=None, description="PEM file of the certificate that these services are shown.")
     tls_client_key: Path | None = Field(default=None, description="PEM file of its key, without a password.")
@@ -328,10 +328,12 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _no_misspelt_keys(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """A key under a name that is no setting would leave open what it should protect."""
+        """A key, a CA or an address under a name that is no setting would leave open what it should protect."""
         for name, nearest in unknown_settings(os.environ).items():
-            if name != CLIENTS_KEY and ("KEY" in name.upper() or (nearest or "").endswith(("_KEY", "_KEYS"))):
-                raise ValueError(f"{name}: no such setting, so its keys would protect nothing; {_nearest(nearest)}")
+            protects = re.search("KEY|TLS", name.upper()) or re.search("_KEYS?$|_TLS_|_ADMIN_", nearest or "")
+            if name != CLIENTS_KEY and protects:
+                what = "its keys" if "KEY" in name.upper() else "it"
+                raise ValueError(f"{name}: no such setting, so {what} would protect nothing; {_nearest(nearest)}")
         return given
 
     @model_validator(mode="after")
@@ -385,7 +387,8 @@ def unknown_settings(environment: Mapping[str, str]) -> dict[str, str | None]:
         upper = name.upper()
         is_link = _SERVICE_LINK.fullmatch(upper) or (upper.endswith("_PORT") and re.match("(tcp|udp|sctp)://", value))
         if upper.startswith(PREFIX) and value and upper not in settings and upper != SHARD_STORE and not is_link:
-            near = difflib.get_close_matches(upper.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in settings], 1)
+            known = [] if name == CLIENTS_KEY else [known.removeprefix(PREFIX) for known in settings]
+            near = difflib.get_close_matches(upper.removeprefix(PREFIX), known, 1)
             found[name] = PREFIX + near[0] if near else None
     return found
 

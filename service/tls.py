@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -119,8 +120,8 @@ def _check_readable(*files: Path) -> None:
 
 
 def _reason(error: OSError) -> str:
-    reason = getattr(error, "reason", None) or error.strerror or str(error)
-    return str(reason).replace("_", " ").lower()
+    """In words, without the line of Python's source that ssl adds."""
+    return re.sub(r"^\[[^]]*\] | \(_ssl\.c:\d+\)$", "", error.strerror or str(error))
 
 
 def _signature(file: Path) -> tuple[int, ...] | None:

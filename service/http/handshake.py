@@ -1,7 +1,7 @@
 """One connection until its TLS handshake is done: it counts among the connections, and has the time of a request's head.
 
-The event loop's own TLS servers show a connection to nobody before its handshake is done, and have one certificate for all. Knows transports
-and contexts. Does not know HTTP.
+The event loop's own TLS servers show a connection to nobody before its handshake is done, and have one certificate for all.
+Knows transports and contexts. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ class Handshake(asyncio.Protocol):
         self._begun: set[Any] = given["server_state"].connections  # what the server waits for when it stops
         self.since = self._connection.since
         self._received = b""
-        self._lost = False
+        self._lost = self._ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.pause_reading()
         self._begun.add(self)
         shared = self._shared
         if not shared.admit(self, self.since) and len(shared.open) > shared.most + 2 * shared.reserve:
@@ -53,15 +52,16 @@ class Handshake(asyncio.Protocol):
         times_s = {"ssl_handshake_timeout": timeout_s, "ssl_shutdown_timeout": NEVER_S}
         if self not in self._begun:
             return
+        if self._received:
+            loop.call_soon(self._feed)
         try:
             context = self._certificates.current()
             secured: Any = await loop.start_tls(self._transport, self, context, server_side=True, **times_s)
         except OSError:  # no TLS, no certificate, too late, or gone
-            if self in self._shared.open:
+            secured = None
+        if secured is None or self._lost or self._ended:
+            if not self._ended:
                 self._shared.refused("handshake")
-            self._end()
-            return
-        if secured is None or self._lost or self not in self._begun:
             self._end()
             return
         self._forget()
@@ -73,8 +73,18 @@ class Handshake(asyncio.Protocol):
             self._connection.data_received(self._received)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes that came with the end of the handshake."""
+        """Bytes that come before start_tls has begun, or with the end of the handshake."""
         self._received += data
+
+    def _feed(self) -> None:
+        """Give TLS what came before it. It begins after this, and reads nothing before."""
+        protocol = cast(asyncio.BufferedProtocol, self._transport.get_protocol())
+        while self._received and protocol is not self:
+            buffer = memoryview(protocol.get_buffer(len(self._received)))
+            taken = min(len(buffer), len(self._received))
+            buffer[:taken] = self._received[:taken]
+            self._received = self._received[taken:]
+            protocol.buffer_updated(taken)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
@@ -91,6 +101,7 @@ class Handshake(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
+        self._ended = True
         self._forget()
         self._transport.abort()
 
