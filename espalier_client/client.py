@@ -103,7 +103,7 @@ class Client:
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
         self._max_answer_bytes = _check_bytes(max_answer_bytes)
-        hooks = {"request": [partial(_look, certificates)], "response": [_forget_redirect]}
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [partial(_look, certificates)], "response": [_forget_redirect]}
         self._http = httpx.Client(**_identity(base_url, api_key, certificates), transport=transport, event_hooks=hooks)
         self._retry = retry
         self._sleep = sleep
@@ -222,6 +222,7 @@ class AsyncClient:
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
         self._max_answer_bytes = _check_bytes(max_answer_bytes)
+        hooks: dict[str, list[Callable[..., Any]]]
         hooks = {"request": [partial(_look_async, certificates)], "response": [_forget_redirect_async]}
         self._http = httpx.AsyncClient(**_identity(base_url, api_key, certificates), transport=transport, event_hooks=hooks)
         self._retry = retry

@@ -49,7 +49,7 @@ class Handshake(asyncio.Protocol):
     async def _secure(self) -> None:
         """Shake hands."""
         loop, timeout_s = self._connection.loop, self._shared.head_timeout_s
-        times_s = {"ssl_handshake_timeout": timeout_s, "ssl_shutdown_timeout": NEVER_S}
+        times_s: dict[str, Any] = {"ssl_handshake_timeout": timeout_s, "ssl_shutdown_timeout": NEVER_S}
         if self not in self._begun:
             return
         if self._received:
@@ -78,7 +78,7 @@ class Handshake(asyncio.Protocol):
 
     def _feed(self) -> None:
         """Give TLS what came before it. It begins after this, and reads nothing before."""
-        protocol = cast(asyncio.BufferedProtocol, self._transport.get_protocol())
+        protocol: Any = self._transport.get_protocol()
         while self._received and protocol is not self:
             buffer = memoryview(protocol.get_buffer(len(self._received)))
             taken = min(len(buffer), len(self._received))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import ssl
 from collections.abc import Iterator
@@ -72,11 +73,10 @@ def test_new_files_hold_for_new_connections(secured: Listening, authority: Autho
 def test_wrong_files_keep_those_of_before_and_are_logged_once(
     secured: Listening, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = 0.0
-    pair = authority.signs("shop")
-    certificates = Certificates(ca=authority.ca, certificate=pair.certificate, key=pair.key, clock=lambda: now)
+    pair, seconds = authority.signs("shop"), itertools.count()
+    certificates = Certificates(ca=authority.ca, certificate=pair.certificate, key=pair.key, clock=lambda: next(seconds))
     pair.key.write_text("-----BEGIN")
-    for now in (1.0, 2.0, 3.0):
+    for _ in range(3):
         assert ready(secured, certificates)
     assert [record.levelno for record in caplog.records if "stay in use" in record.getMessage()] == [logging.ERROR]
 

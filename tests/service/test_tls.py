@@ -13,6 +13,7 @@ import pytest
 
 from service.__main__ import main
 from service.healthcheck import main as healthcheck
+from service.http.connection import Connection
 from service.tls import CertificatesUnusable, calling, served
 from tests.certificates import Authority, Pair
 from tests.service.listening import Listening, get, listening, post, retrieval
@@ -88,6 +89,27 @@ def test_a_request_may_come_with_the_end_of_the_handshake(secured: Listening, au
             except ssl.SSLWantReadError:
                 into.write(wire.raw.recv(1 << 16))
         assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_client_that_reads_slowly_gets_all_of_an_answer_that_ends_the_connection(
+    models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    end = Connection._end_secured
+
+    def counted(connection: Connection) -> None:
+        looked.append(connection.unsent)
+        end(connection)
+
+    monkeypatch.setattr(Connection, "_end_secured", counted)
+    monkeypatch.setattr("service.http.connection.CLOSE_S", 0.05)
+    monkeypatch.setattr("service.__main__.BUFFER_BYTES", 4096)
+    with listening(models, **own(authority.signs("service"))) as running, running.connected(4096, client(authority)) as wire:
+        wire.send(get("/openapi.json", "Connection: close"))
+        until(lambda: len(looked) > 2)
+        assert looked[2] > 0
+        assert wire.reply().document["openapi"]
+        assert wire.ended()
 
 
 def test_an_idle_connection_does_not_hold_up_the_end(models: Path, authority: Authority) -> None:
