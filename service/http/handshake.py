@@ -42,6 +42,7 @@ class Handshake(asyncio.Protocol):
         self._begun.add(self)
         shared = self._shared
         if not shared.admit(self, self.since) and len(shared.open) > shared.most + 2 * shared.reserve:
+            shared.refused("too_many")
             self._end()
             return
         self._task = self._connection.loop.create_task(self._secure())
@@ -50,7 +51,7 @@ class Handshake(asyncio.Protocol):
         """Shake hands."""
         loop, timeout_s = self._connection.loop, self._shared.head_timeout_s
         times_s: dict[str, Any] = {"ssl_handshake_timeout": timeout_s, "ssl_shutdown_timeout": NEVER_S}
-        if self not in self._begun:
+        if self._ended or self._transport.is_closing():
             return
         if self._received:
             loop.call_soon(self._feed)

@@ -34,7 +34,7 @@ BODY = json.dumps({"queries": [{"history": ["item-3"]}], "m": 32, "beam_size": 3
 
 @dataclass
 class Service:
-    """`espalier serve` in a process of its own; `log` grows while it runs. tls: what its clients trust and show."""
+    """`espalier serve` in a process of its own; `log` grows while it runs. tls: what a test trusts and shows."""
 
     process: subprocess.Popen[str]
     port: int
@@ -109,9 +109,7 @@ class Service:
 
 
 @contextmanager
-def service(
-    models: Path, workers: int, program: Sequence[str] = ("service",), tls: ssl.SSLContext | None = None, **settings: str
-) -> Iterator[Service]:
+def service(models: Path, workers: int, program: Sequence[str] = ("service",), **settings: str) -> Iterator[Service]:
     """A service that is ready, on a free port unless ESPALIER_PORT is among the settings. Its run folder is beside the models.
 
     program  its module and more arguments
@@ -130,7 +128,7 @@ def service(
         until(lambda: any("listening on" in line for line in log) or process.poll() is not None, "the service listens")
         found = re.search(r"listening on https?://127.0.0.1:(\d+)(?: and for operators on https?://127.0.0.1:(\d+))?", "".join(log))
         assert found, "".join(log)
-        running = Service(process, int(found[1]), log, tls, int(found[2] or 0))
+        running = Service(process, int(found[1]), log, admin_port=int(found[2] or 0))
         until(lambda: "".join(log).count("is ready on") >= workers, "every worker is ready", COMPILING_S)
         yield running
     finally:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +132,20 @@ def test_bytes_without_tls_end_the_connection_and_nothing_is_logged(secured: Lis
     until(lambda: secured.refused("handshake") == 1)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not secured.server._connections.open
+
+
+def test_clients_that_reset_at_any_moment_leave_nothing(secured: Listening, caplog: pytest.LogCaptureFixture) -> None:
+    hello = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+    begun = hello.read()
+    for i in range(200):
+        with secured.connected() as wire:
+            wire.send(begun[: (i % 5) * len(begun) // 4])
+            wire.raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    until(lambda: not secured.server._connections.open and not secured.server.server_state.connections)
+    gc.collect()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_handshake_has_the_time_of_a_head(models: Path, authority: Authority) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,24 @@ pytestmark = pytest.mark.slow
 WRITE, INTERNAL = "a-write-key-of-a-test", "an-internal-key-of-a-test"
 
 
-def mutual(authority: Authority, name: str) -> dict[str, Any]:
-    """A process with a certificate that it shows its clients and the services that it calls, all of whom must show one. Its test, too."""
+@contextmanager
+def mutual(
+    authority: Authority, name: str, folder: Path, workers: int = 1, program: Sequence[str] = ("service",), **more: str
+) -> Iterator[Service]:
+    """A service with a certificate that it shows its clients and the services that it calls, all of whom must show one. The test does."""
     pair = authority.signs(name)
     names = {"CERTIFICATE": pair.certificate, "KEY": pair.key, "CLIENT_CA": authority.ca, "CA": authority.ca}
     names |= {"CLIENT_CERTIFICATE": pair.certificate, "CLIENT_KEY": pair.key}
-    return {f"ESPALIER_TLS_{key}": str(file) for key, file in names.items()} | {"tls": calling(authority.ca, *pair).current()}
+    settings = {f"ESPALIER_TLS_{key}": str(file) for key, file in names.items()}
+    with service(folder, workers, program, **settings, **more) as running:
+        running.tls = calling(authority.ca, *pair).current()
+        yield running
 
 
 def test_workers_share_both_addresses_and_new_certificates(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     small_model(tmp_path / "models")
-    settings = mutual(authority, "service")
-    with service(tmp_path / "models", 2, ESPALIER_ADMIN_ADDRESS="127.0.0.1:0", **settings) as running:
+    with mutual(authority, "service", tmp_path / "models", 2, ESPALIER_ADMIN_ADDRESS="127.0.0.1:0") as running:
 
         def by_operators(path: str) -> tuple[int, Any]:
             return running.asked(running.admin_port, "GET", path)
@@ -60,15 +66,14 @@ def test_a_router_and_its_shards_know_each_other(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     cut(whole_bundle(tmp_path / "models"), tmp_path / "shards", 2)
     with ExitStack() as ends:
-
-        def started(folder: str, name: str, *program: str, **more: str) -> Service:
-            settings = mutual(authority, name) | {"ESPALIER_INTERNAL_KEYS": INTERNAL} | more
-            return ends.enter_context(service(tmp_path / folder, 1, program or ("service",), **settings))
-
-        shards = [started("shards", f"shard-{index}", ESPALIER_SHARD=index) for index in ("0", "1")]
+        keys = {"ESPALIER_INTERNAL_KEYS": INTERNAL}
+        shards = [
+            ends.enter_context(mutual(authority, f"shard-{index}", tmp_path / "shards", ESPALIER_SHARD=index, **keys)) for index in "01"
+        ]
         addresses = ",".join(f"https://localhost:{shard.port}" for shard in shards)
         second = {"ESPALIER_ADMIN_ADDRESS": "127.0.0.1:0", "ESPALIER_TIMEOUT_MS": "5000"}
-        router = started("models", "router", "service.router", "--shards", addresses, **second)
+        program = "service.router", "--shards", addresses
+        router = ends.enter_context(mutual(authority, "router", tmp_path / "models", 1, program, **keys, **second))
         status, answer = router.request("POST", "/retrieve", QUERY)
         assert (status, answer["coverage"]["items"]) == (200, 1.0)
         assert router.request("GET", "/metrics")[0] == 404
@@ -82,9 +87,9 @@ def test_a_host_follows_another_one(tmp_path: Path) -> None:
     small_model(tmp_path / "models" / "first", kind="product")
     shutil.copytree(tmp_path / "models" / "first", tmp_path / "models" / "second")
     with ExitStack() as ends:
-        first = ends.enter_context(service(tmp_path / "models" / "first", 1, ESPALIER_WRITE_KEYS=WRITE, **mutual(authority, "first")))
+        first = ends.enter_context(mutual(authority, "first", tmp_path / "models" / "first", ESPALIER_WRITE_KEYS=WRITE))
         follows = {"ESPALIER_FOLLOW": f"https://localhost:{first.port}", "ESPALIER_FOLLOW_KEY": "an-admin-key-of-a-test"}
-        second = ends.enter_context(service(tmp_path / "models" / "second", 1, **follows, **mutual(authority, "second")))
+        second = ends.enter_context(mutual(authority, "second", tmp_path / "models" / "second", **follows))
         body = {"events": [["item-1"]]}
         assert first.request("PUT", "/models/books/items/new", body, Authorization=f"Bearer {WRITE}")[0] == 201
 
