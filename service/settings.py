@@ -332,8 +332,7 @@ class Settings(BaseSettings):
         for name, nearest in unknown_settings(os.environ).items():
             protects = re.search("KEY|TLS", name.upper()) or re.search("_KEYS?$|_TLS_|_ADMIN_", nearest or "")
             if name != CLIENTS_KEY and protects:
-                what = "its keys" if "KEY" in name.upper() else "it"
-                raise ValueError(f"{name}: no such setting, so {what} would protect nothing; {_nearest(nearest)}")
+                raise ValueError(f"{name}: no such setting, so it would protect nothing; {_nearest(nearest)}")
         return given
 
     @model_validator(mode="after")
