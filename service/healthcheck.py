@@ -1,7 +1,7 @@
 """Asks the service on this machine whether it is ready: `python -m service.healthcheck`, for container engines and for probes that run a
 command. The exit status is 0 if it is.
 
-It reads three settings by itself: importing all of them would take longer than asking. The service's certificate is not checked, because
+It reads a few settings by itself: importing all of them would take longer than asking. The service's certificate is not checked, because
 nobody else answers on the loopback interface. Where clients must show one, it shows that of ESPALIER_TLS_CLIENT_CERTIFICATE, else the
 service's own.
 """

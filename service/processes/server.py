@@ -17,7 +17,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
@@ -95,10 +95,9 @@ class Server(uvicorn.Server):
 
     def _protocol(self, for_customers: bool) -> type[asyncio.Protocol]:
         """What makes a connection of an address, as uvicorn takes it."""
-        make: Callable[..., asyncio.Protocol] = partial(Connection, self._connections, for_customers)
-        if self._certificates is not None:
-            make = partial(Handshake, self._connections, self._certificates, make)
-        return cast(type[asyncio.Protocol], make)
+        make = partial(Connection, self._connections, for_customers)
+        secured = None if self._certificates is None else partial(Handshake, self._connections, self._certificates, make)
+        return cast(type[asyncio.Protocol], secured or make)
 
     def leave(self) -> None:
         """Stop soon. From any thread."""

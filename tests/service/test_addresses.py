@@ -19,7 +19,7 @@ from tests.service.running import run
 from tests.service.test_tls import client
 
 ADMIN = "an-admin-key-of-a-test"
-TWO = {"admin_address": "127.0.0.1:0", "admin_keys": (SecretStr(ADMIN),)}
+TWO: dict[str, Any] = {"admin_address": "127.0.0.1:0", "admin_keys": (SecretStr(ADMIN),)}
 KEY = f"Authorization: Bearer {ADMIN}"
 PAGES = ("/", "/console/app.js", "/docs", "/openapi.json", "/static-offline-docs/swagger-ui.css", "/metrics")
 

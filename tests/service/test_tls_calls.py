@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import aclosing, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -31,10 +31,13 @@ def other(models: Path, authority: Authority) -> Iterator[Listening]:
         yield running
 
 
-def transport(certificates: Certificates | None = None) -> aclosing[HttpTransport]:
+@asynccontextmanager
+async def transport(certificates: Certificates | None = None) -> AsyncIterator[HttpTransport]:
     made = HttpTransport(RouterConfig(connect_timeout_s=5.0), certificates)
-    made.aclose = made.close  # type: ignore[attr-defined]
-    return aclosing(made)  # type: ignore[type-var]
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 @pytest.mark.real_time

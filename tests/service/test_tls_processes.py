@@ -20,12 +20,13 @@ from tests.service.shards.cutting import cut, whole_bundle
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
+SERVE = ("service",)
 WRITE, INTERNAL = "a-write-key-of-a-test", "an-internal-key-of-a-test"
 
 
 @contextmanager
 def mutual(
-    authority: Authority, name: str, folder: Path, workers: int = 1, program: Sequence[str] = ("service",), **more: str
+    authority: Authority, name: str, folder: Path, workers: int = 1, program: Sequence[str] = SERVE, **more: str
 ) -> Iterator[Service]:
     """A service with a certificate that it shows its clients and the services that it calls, all of whom must show one. The test does."""
     pair = authority.signs(name)
@@ -68,7 +69,8 @@ def test_a_router_and_its_shards_know_each_other(tmp_path: Path) -> None:
     with ExitStack() as ends:
         keys = {"ESPALIER_INTERNAL_KEYS": INTERNAL}
         shards = [
-            ends.enter_context(mutual(authority, f"shard-{index}", tmp_path / "shards", ESPALIER_SHARD=index, **keys)) for index in "01"
+            ends.enter_context(mutual(authority, f"shard-{index}", tmp_path / "shards", 1, SERVE, ESPALIER_SHARD=index, **keys))
+            for index in "01"
         ]
         addresses = ",".join(f"https://localhost:{shard.port}" for shard in shards)
         second = {"ESPALIER_ADMIN_ADDRESS": "127.0.0.1:0", "ESPALIER_TIMEOUT_MS": "5000"}
@@ -89,7 +91,7 @@ def test_a_host_follows_another_one(tmp_path: Path) -> None:
     with ExitStack() as ends:
         first = ends.enter_context(mutual(authority, "first", tmp_path / "models" / "first", ESPALIER_WRITE_KEYS=WRITE))
         follows = {"ESPALIER_FOLLOW": f"https://localhost:{first.port}", "ESPALIER_FOLLOW_KEY": "an-admin-key-of-a-test"}
-        second = ends.enter_context(mutual(authority, "second", tmp_path / "models" / "second", **follows))
+        second = ends.enter_context(mutual(authority, "second", tmp_path / "models" / "second", 1, SERVE, **follows))
         body = {"events": [["item-1"]]}
         assert first.request("PUT", "/models/books/items/new", body, Authorization=f"Bearer {WRITE}")[0] == 201
 
