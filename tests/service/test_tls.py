@@ -122,6 +122,13 @@ def test_an_idle_connection_does_not_hold_up_the_end(models: Path, authority: Au
         until(lambda: not running.server._connections.open, "the connection has ended, although its client said nothing", 5)
 
 
+def test_a_handshake_that_never_ends_does_not_hold_up_the_end_either(models: Path, authority: Authority) -> None:
+    with listening(models, **own(authority.signs("service"), drain_s=60, head_timeout_s=60)) as running, running.connected() as wire:
+        until(lambda: len(running.server.server_state.connections) == 1)
+        running.server.leave()
+        assert wire.ended()
+
+
 # -- what is no TLS -------------------------------------------------------------------------------------------------------
 
 
