@@ -16,8 +16,8 @@ from ..tls import Certificates
 
 NEVER_S = 86_400.0
 """The event loop ends no connection that is being closed: connection.py does, by what its client takes."""
-BUFFER_BYTES = 64 << 10
-"""Bytes of answers that may wait in TLS, as in a connection without it; the event loop's default is eight times that."""
+NO_LIMIT = 1 << 30
+"""Bytes of answers that may wait in TLS: it does not say when the transport below takes no more (_Below)."""
 
 
 class Handshake(asyncio.Protocol):
@@ -66,10 +66,11 @@ class Handshake(asyncio.Protocol):
             self._end()
             return
         self._forget()
-        secured.set_write_buffer_limits(BUFFER_BYTES)
+        secured.set_write_buffer_limits(NO_LIMIT)
         secured.set_read_buffer_limits(TURN_BYTES)
         secured.set_protocol(self._connection)
         self._connection.secured(secured, self._transport)
+        self._transport.set_protocol(_Below(self._transport.get_protocol(), self._connection))
         if self._received:
             self._connection.data_received(self._received)
 
@@ -109,3 +110,26 @@ class Handshake(asyncio.Protocol):
     def _forget(self) -> None:
         self._begun.discard(self)
         self._shared.forget(self)
+
+
+class _Below(asyncio.BufferedProtocol):
+    """Between TLS and its transport: the connection learns, too, when the transport takes no more.
+
+    The event loop's TLS writes all that it has as soon as the transport takes anything, and tells nobody what the transport then holds.
+    """
+
+    def __init__(self, tls: Any, connection: Connection) -> None:
+        self._tls, self._connection, self._paused = tls, connection, False
+        self.get_buffer, self.buffer_updated = tls.get_buffer, tls.buffer_updated  # type: ignore[method-assign]
+        self.eof_received, self.connection_lost = tls.eof_received, tls.connection_lost  # type: ignore[method-assign]
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._tls.pause_writing()
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._tls.resume_writing()  # which may write enough for another pause
+        if not self._paused:
+            self._connection.resume_writing()

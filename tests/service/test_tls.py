@@ -120,6 +120,36 @@ def test_a_client_that_reads_slowly_gets_all_of_an_answer_that_ends_the_connecti
         assert wire.ended()
 
 
+def test_a_client_that_takes_nothing_is_cut_off(models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer is enough, and its sender waits meanwhile."""
+    monkeypatch.setattr("service.__main__.BUFFER_BYTES", 4096)
+    settings = own(authority.signs("service"), write_timeout_s=0.2)
+    with listening(models, **settings) as running, running.connected(4096, client(authority)) as wire:
+        assert wire.ask(get("/livez")).status == 200
+        wire.send(get("/openapi.json"))
+        (connection,) = running.server._connections.open
+        assert isinstance(connection, Connection)
+        until(lambda: connection.unsent > 65536)
+        assert connection.flow.write_paused
+        until(lambda: not running.server._connections.open)
+        assert running.refused("not_read") == 1
+        assert wire.ended()
+
+
+def test_a_client_that_reads_again_gets_more_answers(models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.__main__.BUFFER_BYTES", 4096)
+    with listening(models, **own(authority.signs("service"))) as running, running.connected(4096, client(authority)) as wire:
+        assert wire.ask(get("/livez")).status == 200
+        wire.send(get("/static-offline-docs/swagger-ui-bundle.js") + get("/openapi.json") + get("/livez"))
+        (connection,) = running.server._connections.open
+        assert isinstance(connection, Connection)
+        until(lambda: connection.flow.write_paused)
+        assert len(wire.reply().body) > 1 << 20
+        assert wire.reply().document["openapi"]
+        assert wire.reply().document == {"alive": True}
+        assert not connection.flow.write_paused
+
+
 def test_an_idle_connection_does_not_hold_up_the_end(models: Path, authority: Authority) -> None:
     with listening(models, **own(authority.signs("service"), drain_s=15)) as running, running.connected(tls=client(authority)) as wire:
         assert wire.ask(get("/livez")).status == 200
