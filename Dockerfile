@@ -130,10 +130,7 @@ RUN install --directory --owner 10001 --group 10001 /models/debian-depends
 COPY --chown=10001:10001 models/debian-depends/1 /models/debian-depends/1
 VOLUME /models
 EXPOSE 8000
-# Not through urllib.request, which would ask a proxy that the environment names.
-HEALTHCHECK --interval=5s --timeout=4s --start-period=120s --retries=3 CMD ["python", "-c", \
-  "import http.client, os, sys; ask = http.client.HTTPConnection('127.0.0.1', int(os.environ['ESPALIER_PORT']), timeout=3); \
-ask.request('GET', '/readyz'); sys.exit(ask.getresponse().status != 200)"]
+HEALTHCHECK --interval=5s --timeout=4s --start-period=120s --retries=3 CMD ["python", "-m", "service.healthcheck", "/readyz"]
 ENTRYPOINT ["python", "-m", "service"]
 
 FROM service AS service-gpu

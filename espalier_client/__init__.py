@@ -4,6 +4,7 @@ try:
     from espalier_client.client import AsyncClient, Client
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(f"the client needs {missing.name}: pip install 'espalier[client]'", name=missing.name) from missing
+from espalier_client.certificates import Certificates
 from espalier_client.errors import (
     CatalogueFull,
     ClientError,
@@ -45,6 +46,7 @@ __all__ = [
     "Answer",
     "AsyncClient",
     "CatalogueFull",
+    "Certificates",
     "Change",
     "Changes",
     "Client",

@@ -11,6 +11,7 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import aclosing
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -19,6 +20,7 @@ import httpx
 
 from espalier_client import calls
 from espalier_client.calls import Body, Call, check_timeout_s
+from espalier_client.certificates import Certificates
 from espalier_client.errors import ClientError, RequestFailed
 from espalier_client.items import Delete, Put
 from espalier_client.messages import Request
@@ -80,7 +82,8 @@ class Client:
 
     `timeout_s`: how long an attempt waits for a connection, and for each piece of the answer. `retry`: when and how often a request is
     sent again, and how long a call may take as a whole. The deadline is checked before each attempt and between the pieces of an answer.
-    `max_answer_bytes`: the longest accepted answer, and the longest line of a stream's answer. `transport` and `sleep` are for tests and
+    `max_answer_bytes`: the longest accepted answer, and the longest line of a stream's answer. `certificates`: for https, where the
+    system's CAs do not do, or the service wants a certificate of the client. `transport` and `sleep` are for tests and
     special needs: a transport of your own must keep httpx's time-outs.
 
     Every method raises a ClientError (errors.py) when it fails, and ValueError or TypeError for arguments that cannot be sent.
@@ -94,13 +97,14 @@ class Client:
         timeout_s: float = 10.0,
         retry: Retry = _RETRY,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
+        certificates: Certificates | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
         self._max_answer_bytes = _check_bytes(max_answer_bytes)
-        hooks = {"response": [_forget_redirect]}
-        self._http = httpx.Client(**_identity(base_url, api_key), transport=transport, event_hooks=hooks)
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [partial(_look, certificates)], "response": [_forget_redirect]}
+        self._http = httpx.Client(**_identity(base_url, api_key, certificates), transport=transport, event_hooks=hooks)
         self._retry = retry
         self._sleep = sleep
 
@@ -215,13 +219,15 @@ class AsyncClient:
         timeout_s: float = 10.0,
         retry: Retry = _RETRY,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
+        certificates: Certificates | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
         self._max_answer_bytes = _check_bytes(max_answer_bytes)
-        hooks = {"response": [_forget_redirect_async]}
-        self._http = httpx.AsyncClient(**_identity(base_url, api_key), transport=transport, event_hooks=hooks)
+        hooks: dict[str, list[Callable[..., Any]]]
+        hooks = {"request": [partial(_look_async, certificates)], "response": [_forget_redirect_async]}
+        self._http = httpx.AsyncClient(**_identity(base_url, api_key, certificates), transport=transport, event_hooks=hooks)
         self._retry = retry
         self._sleep = sleep
 
@@ -332,10 +338,11 @@ async def _chunks(requests: Iterable[Sent] | AsyncIterable[Sent], chunks: Chunks
         yield lines
 
 
-def _identity(base_url: str, api_key: str | None) -> dict[str, Any]:
+def _identity(base_url: str, api_key: str | None, certificates: Certificates | None) -> dict[str, Any]:
     """What both of httpx's clients are told of the service and of its caller."""
+    verify = True if certificates is None else certificates.context
     no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # the service sets none, and a proxy's are not sent back
-    return {"base_url": _base_url(base_url), "headers": _headers(api_key), "cookies": no_cookies}
+    return {"base_url": _base_url(base_url), "headers": _headers(api_key), "cookies": no_cookies, "verify": verify}
 
 
 def _base_url(text: str) -> httpx.URL:
@@ -352,6 +359,16 @@ def _check_bytes(value: int) -> int:
     if value < 1:
         raise ValueError(f"max_answer_bytes: got {value!r}, expected at least 1")
     return value
+
+
+def _look(certificates: Certificates | None, request: httpx.Request) -> None:
+    """Before a request, which may need a new connection."""
+    if certificates is not None:
+        certificates.look()
+
+
+async def _look_async(certificates: Certificates | None, request: httpx.Request) -> None:
+    _look(certificates, request)
 
 
 def _forget_redirect(response: httpx.Response) -> None:

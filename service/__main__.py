@@ -19,7 +19,7 @@ from .app import create_app
 from .models.registry import Registry
 from .processes.server import Server, check_descriptors
 from .processes.supervisor import Supervisor
-from .settings import Settings, is_local, refusals, warn_of_unknown_settings
+from .settings import Settings, is_local, refusals, split_address, warn_of_unknown_settings
 from .watch import logs
 from .watch.metrics import Metrics
 from .watch.tracing import TracingUnavailable
@@ -47,10 +47,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service"
             check_workers(settings)
             Registry(settings, Metrics())  # says what is wrong with the models folder, before every worker does
             make_ready()  # once for all workers
-            return Supervisor(settings, listen_on(settings)).run()
+            return Supervisor(settings, *listen_on(settings)).run()
         make_ready()
         app = create_app(settings)
-        Server(app, settings).serve_on(listen_on(settings))
+        Server(app, settings).serve_on(*listen_on(settings))
     except (BundleNotFound, DeviceUnavailable, TracingUnavailable, OSError) as error:
         print(f"cannot start: {error}", file=sys.stderr)
         return 1
@@ -92,19 +92,29 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def listen_on(settings: Settings) -> socket.socket:
-    listening = listen(settings.host, settings.port)
-    host, port = listening.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    log.info("listening on %s, documentation at %s/docs", url, url)
+def listen_on(settings: Settings) -> list[socket.socket]:
+    """Sockets on the service's address, and on that of operators where they have one. Raises OSError, saying where."""
+    addresses: list[tuple[str, int]] = [(settings.host, settings.port)]
+    if settings.admin_address is not None:
+        host, port = split_address(settings.admin_address)
+        addresses.append((host, port or 0))
+    listening = [listen(*address) for address in addresses]
+    urls = [_url(bound, "http" if settings.tls_certificate is None else "https") for bound in listening]
+    log.info("listening on %s, documentation at %s/docs", " and for operators on ".join(urls), urls[-1])
     keys = settings.retrieve_keys, settings.write_keys, settings.admin_keys, settings.internal_keys
-    if not is_local(settings.host) and not any(keys) and settings.keys_file is None:
-        log.warning(
-            "WITHOUT KEYS: whoever reaches %s may retrieve%s. ESPALIER_RETRIEVE_KEYS or ESPALIER_KEYS_FILE keeps others out",
-            url,
-            ", and see what people did (ESPALIER_OPEN)" if settings.open else "",
-        )
+    for (host, _), url in zip(addresses, urls, strict=True):
+        if not is_local(host) and not any(keys) and settings.keys_file is None:
+            log.warning(
+                "WITHOUT KEYS: whoever reaches %s may retrieve%s. ESPALIER_RETRIEVE_KEYS or ESPALIER_KEYS_FILE keeps others out",
+                url,
+                ", and see what people did (ESPALIER_OPEN)" if settings.open and url == urls[-1] else "",
+            )
     return listening
+
+
+def _url(listening: socket.socket, scheme: str) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def environment() -> str:

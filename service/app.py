@@ -19,7 +19,7 @@ from .http.key_limits import KeyLimits
 from .http.live_routes import ItemRoute
 from .http.middleware import Edge, write_left_out
 from .http.retrieve_route import RetrieveRoute
-from .http.routes import add_routes, answer_classes, match_whole_paths
+from .http.routes import add_routes, answer_classes, for_customers, match_whole_paths
 from .http.shard_routes import SearchRoute
 from .http.single_flight import SingleFlight
 from .http.stream_route import StreamRoute
@@ -68,7 +68,7 @@ def create_app(
     metrics = metrics or Metrics()
     folder = None if settings.run_folder is None else settings.run_folder / "key-limits"
     own = settings.retrieve_keys, settings.admin_keys, settings.write_keys, settings.internal_keys
-    keys = Keys(*own, settings.keys_file, KeyLimits(folder), shared=not is_local(settings.host) and not settings.open)
+    keys = Keys(*own, settings.keys_file, KeyLimits(folder), shared=not settings.open and not is_local(settings.private_host))
     registry, audit = Registry(settings, metrics, engines), Audit(metrics)
     catalogues = registry.catalogues if catalogues is None else catalogues
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
@@ -90,7 +90,7 @@ def create_app(
     direct[("POST", FRONTIER)] = Direct(frontier, FRONTIER)
     direct[("POST", SEARCH)] = Direct(search, SEARCH, max_body_bytes=settings.max_search_bytes)
     app.state.lines = Ration(write_left_out)
-    app.add_middleware(Edge, DirectRoutes(direct), keys, audit, metrics, settings, app.state.lines, tracer)
+    app.add_middleware(Edge, DirectRoutes(direct), keys, audit, metrics, settings, app.state.lines, for_customers(), tracer)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -24,6 +24,7 @@ from espalier.errors import DeviceUnavailable, EspalierError, InvalidInput, expe
 
 from .errors import ClientGone, EngineFailed, InvalidRequest, ServiceError
 
+NO_ROUTE = "No such route; see /docs."
 MAX_LISTED = 20
 """Wrong values that one problem document lists."""
 
@@ -98,7 +99,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     known = cast(HTTPException, error)
     if known.status_code == 400:  # the framework could not decode a body
         return _response(_invalid([InvalidInput("body", "other bytes", "a JSON document in UTF-8")]))
-    detail = {404: "No such route; see /docs.", 405: "This route does not take this method."}.get(known.status_code, str(known.detail))
+    detail = {404: NO_ROUTE, 405: "This route does not take this method."}.get(known.status_code, str(known.detail))
     headers = {**(known.headers or {})}
     if known.status_code == 405 and (methods := _allowed(request)):
         headers["Allow"] = ", ".join(methods)

@@ -1,4 +1,4 @@
-"""The settings of the service, and the only place that reads the environment.
+"""The settings of the service, and the only place that reads the environment, but for healthcheck.py.
 
 Every setting is an environment variable: `ESPALIER_` and its name in capitals.
 """
@@ -24,6 +24,7 @@ from espalier.search import Device, Precision
 from espalier.shards.messages import MAX_TIMEOUT_MS
 from espalier.store.urls import check_url
 
+from . import tls
 from .keys_file import read_keys
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,24 @@ def _host(value: str) -> str:
     except UnicodeError:
         raise ValueError("an address or the name of a host") from None
     return value
+
+
+def _host_and_port(value: str) -> str:
+    host, port = split_address(value)
+    if not host or port is None:
+        raise ValueError("an address and its port, as 127.0.0.1:8001 or [::1]:8001")
+    _host(host)
+    return value
+
+
+def split_address(value: str) -> tuple[str, int | None]:
+    """(host, port) of HOST:PORT; the port is None where there is none."""
+    try:
+        parts = urlsplit(f"//{value}")
+        whole = parts.netloc == value and "@" not in value
+        return (parts.hostname or "", parts.port) if whole else ("", None)
+    except ValueError:
+        return "", None
 
 
 def service_address(value: str) -> str:
@@ -141,6 +160,25 @@ class Settings(BaseSettings):
     port: Annotated[int, BeforeValidator(_no_link)] = Field(
         default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
     )
+    admin_address: Annotated[str, AfterValidator(_host_and_port)] | None = Field(
+        default=None,
+        description="HOST:PORT of a second address, which alone answers admin and `private` routes, /metrics, the console and /docs.",
+    )
+    tls_certificate: Path | None = Field(
+        default=None,
+        description="PEM file of the service's certificate and of those between it and its CA: all addresses then speak TLS alone. "
+        "This and other TLS files are read again when they change.",
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file of that certificate's key, without a password.")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM file of CAs: clients must show a certificate that one of them has signed (mTLS)."
+    )
+    tls_ca: Path | None = Field(
+        default=None,
+        description="PEM file of the CAs of services that this one calls by https: shards, the one that it follows. None: the system's.",
+    )
+    tls_client_certificate: Path | None = Field(default=None, description="PEM file of the certificate that these services are shown.")
+    tls_client_key: Path | None = Field(default=None, description="PEM file of its key, without a password.")
     max_batch: int | None = Field(default=None, ge=1, description="Most queries in one engine call. None: 16 on a CPU, 512 on a GPU.")
     max_wait_us: int = Field(default=0, ge=0, le=100_000, description="Microseconds that a free engine waits for more queries.")
     max_inline_us: int = Field(
@@ -298,17 +336,54 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _no_misspelt_keys(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """A key under a name that is no setting would leave open what it should protect."""
+        """A key, a CA or an address under a name that is no setting would leave open what it should protect."""
         for name, nearest in unknown_settings(os.environ).items():
-            if name != CLIENTS_KEY and ("KEY" in name.upper() or (nearest or "").endswith(("_KEY", "_KEYS"))):
-                raise ValueError(f"{name}: no such setting, so its keys would protect nothing; {_nearest(nearest)}")
+            protects = re.search("KEY|TLS", name.upper()) or re.search("_KEYS?$|_TLS_|_ADMIN_", nearest or "")
+            if name != CLIENTS_KEY and protects:
+                raise ValueError(f"{name}: no such setting, so it would protect nothing; {_nearest(nearest)}")
         return given
+
+    @model_validator(mode="after")
+    def _tls_files_can_be_used(self) -> Settings:
+        try:
+            if self.certificates is not None:
+                self.certificates.current()
+            elif self.tls_client_ca is not None:
+                raise ValueError("ESPALIER_TLS_CERTIFICATE and ESPALIER_TLS_KEY beside ESPALIER_TLS_CLIENT_CA")
+            if self.tls_ca or self.tls_client_certificate or self.tls_client_key:
+                self.client_certificates.current()
+        except OSError as error:
+            raise ValueError(f"TLS files that can be used: {error}") from None
+        return self
 
     @model_validator(mode="before")
     @classmethod
     def _store_is_polled(cls, given: dict[str, Any]) -> dict[str, Any]:
         """What comes from a store is found in the models folder without being told."""
         return given | {"poll_s": 1.0} if given.get("store") and given.get("poll_s") is None else given
+
+    @property
+    def private_host(self) -> str:
+        """Of the address that answers `private` routes."""
+        return self.host if self.admin_address is None else split_address(self.admin_address)[0]
+
+    @property
+    def certificates(self) -> tls.Certificates | None:
+        """New ones: what the service shows its clients; None: it speaks no TLS."""
+        pair = _both(self.tls_certificate, self.tls_key, "ESPALIER_TLS_CERTIFICATE", "ESPALIER_TLS_KEY")
+        return None if pair is None else tls.served(*pair, self.tls_client_ca)
+
+    @property
+    def client_certificates(self) -> tls.Certificates:
+        """New ones: for calls to other services."""
+        pair = _both(self.tls_client_certificate, self.tls_client_key, "ESPALIER_TLS_CLIENT_CERTIFICATE", "ESPALIER_TLS_CLIENT_KEY")
+        return tls.calling(self.tls_ca, *(pair or (None, None)))
+
+
+def _both(one: Path | None, other: Path | None, *names: str) -> tuple[Path, Path] | None:
+    if (one is None) != (other is None):
+        raise ValueError(f"both of {' and '.join(names)}, or neither")
+    return None if one is None or other is None else (one, other)
 
 
 def unknown_settings(environment: Mapping[str, str]) -> dict[str, str | None]:
@@ -319,7 +394,8 @@ def unknown_settings(environment: Mapping[str, str]) -> dict[str, str | None]:
         upper = name.upper()
         is_link = _SERVICE_LINK.fullmatch(upper) or (upper.endswith("_PORT") and re.match("(tcp|udp|sctp)://", value))
         if upper.startswith(PREFIX) and value and upper not in settings and upper != SHARD_STORE and not is_link:
-            near = difflib.get_close_matches(upper.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in settings], 1)
+            known = [] if name == CLIENTS_KEY else [known.removeprefix(PREFIX) for known in settings]
+            near = difflib.get_close_matches(upper.removeprefix(PREFIX), known, 1)
             found[name] = PREFIX + near[0] if near else None
     return found
 

@@ -41,6 +41,8 @@ LINGER_S = 5.0
 """How long a connection reads on after an early answer."""
 TURN_BYTES = 64 << 10
 """Bytes of one connection that are parsed before the others have their turn."""
+CLOSE_S = 1.0
+"""How long a client with TLS that has all of its answer may take to close, too."""
 PROGRESS_BYTES = 16 << 10
 """A client that takes this much of its answer makes progress."""
 SKIPPED_BYTES = 64 << 10
@@ -79,19 +81,22 @@ class _AnswerTransport:
 class Connection(HttpToolsProtocol):
     """See the file's docstring.
 
-    since  when it became silent or idle
+    for_customers  whether its address is that of customers beside one of operators (routes.py)
+    since          when it became silent or idle
     """
 
     def __init__(
         self,
         shared: Connections,
+        for_customers: bool,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._shared = shared
+        self._shared, self.for_customers = shared, for_customers
+        self._below: asyncio.Transport | None = None  # what TLS writes to
         self._ahead = bytearray()  # bytes received and not parsed
         self._searched = 0  # bytes of it in which no head ends
         self._body: int | ChunkedBody | None = None  # what is left of a body; None: the next bytes are a head's
@@ -121,6 +126,17 @@ class Connection(HttpToolsProtocol):
         if len(shared.open) > shared.most + 2 * shared.reserve:
             shared.forget(self)
             transport.close()
+
+    def secured(self, transport: asyncio.Transport, below: asyncio.Transport) -> None:
+        """Begin after a TLS handshake. below: the transport without TLS."""
+        self._below = below
+        self.connection_made(transport)
+
+    def shutdown(self) -> None:
+        if self.idle:
+            self._close()
+        else:
+            super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.forget(self)
@@ -167,7 +183,7 @@ class Connection(HttpToolsProtocol):
     @property
     def unsent(self) -> int:
         """Bytes of answers that the system has not taken yet."""
-        return self.transport.get_write_buffer_size()
+        return self.transport.get_write_buffer_size() + (self._below.get_write_buffer_size() if self._below is not None else 0)
 
     @property
     def gone(self) -> bool:
@@ -376,6 +392,16 @@ class Connection(HttpToolsProtocol):
     def _close(self) -> None:
         self._closing = self.loop.time()
         self.transport.close()
+        if self._below is not None:
+            self.loop.call_later(CLOSE_S, self._end_secured)
+
+    def _end_secured(self) -> None:
+        """TLS would wait for the client to close, too, which an idle one may never do."""
+        if self in self.connections:
+            if self.unsent:
+                self.loop.call_later(CLOSE_S, self._end_secured)
+            else:
+                self.abort()
 
     def _linger(self) -> None:
         """Send the end of this side, and read on until the client has closed its own, or LINGER_S have passed."""
@@ -388,6 +414,8 @@ class Connection(HttpToolsProtocol):
             self._shared.idle[self] = None
         self._ahead.clear()
         self._release()
+        if not self.transport.can_write_eof():  # with TLS, which would read nothing after it
+            return
         try:
             self.transport.write_eof()
         except OSError:  # the client has gone

@@ -22,11 +22,12 @@ from espalier.errors import InvalidInput
 from ..batching.priority import BACKGROUND
 from ..errors import BodyTooLarge, ClientGone, Denied, Encoded
 from ..http.api_keys import Keys
+from ..http.connection import CONNECTION
 from ..http.direct import RETRIEVE, DirectRoutes
 from ..http.memory_budget import Budget, Held
 from ..http.request_bodies import JSON_TYPES, check_type, read_body
 from ..keys_file import Key
-from ..problems import document_of, internal_problem, send_problem
+from ..problems import NO_ROUTE, document_of, internal_problem, problem, send_problem
 from ..settings import Settings
 from ..watch.audit import Audit
 from ..watch.logs import Ration
@@ -131,6 +132,7 @@ class Edge:
     keys    checked here for admin requests, before their body is read
     audit   logs denied requests
     lines   of the log on errors that clients alone cause
+    shown   the paths that the address of customers answers, where operators have one of their own
     tracer  takes spans of the requests of `direct`
     """
 
@@ -143,10 +145,11 @@ class Edge:
         metrics: Metrics,
         settings: Settings,
         lines: Ration,
+        shown: re.Pattern[str],
         tracer: Tracer | None = None,
     ) -> None:
         self.app, self.direct, self.keys = app, direct, keys
-        self.audit, self.metrics, self.lines, self.tracer = audit, metrics, lines, tracer
+        self.audit, self.metrics, self.lines, self.shown, self.tracer = audit, metrics, lines, shown, tracer
         self.max_body_bytes, self.body_timeout_s, self.log_requests = (
             settings.max_body_bytes,
             settings.body_timeout_s,
@@ -180,6 +183,10 @@ class Edge:
                 message["headers"] = [*message["headers"], (b"x-request-id", info.request_id)]
             await send(message)
 
+        connection = scope.get(CONNECTION)
+        if connection is not None and connection.for_customers and not self.shown.fullmatch(scope["path"]):
+            await send_problem(send_marked, problem(404, NO_ROUTE), {})
+            return
         direct = self.direct.find(scope)
         most = self.max_body_bytes if direct is None or direct.max_body_bytes is None else direct.max_body_bytes
         try:

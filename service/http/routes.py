@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, compile_path
 
 from espalier.shards.messages import MEDIA_TYPE
 
@@ -167,6 +167,18 @@ def _routes() -> Sequence[_Route]:
         _Route("GET", "/readyz", readyz, "operation", Readiness),
         _Route("GET", "/metrics", metrics, "operation", {"content": {"text/plain": {}}}),
     )
+
+
+@cache
+def for_customers() -> re.Pattern[str]:
+    """The paths that the address of customers answers, where operators have one of their own: those of probes, and of roles but admin and
+    private. What is no route of this table, as pages for people, is for operators too."""
+    shown = [route.path for route in _routes() if route.access in _CUSTOMERS or route.path in _PROBES]
+    return re.compile("|".join(re.sub(r"\?P<\w+>", "?:", compile_path(path)[0].pattern[1:-1]) for path in shown))  # without ^ and $
+
+
+_CUSTOMERS: tuple[Access, ...] = ("retrieve", "write", "internal")
+_PROBES = ("/livez", "/readyz")
 
 
 def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:

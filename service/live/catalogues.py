@@ -30,7 +30,8 @@ class LiveCatalogues:
         self._following: Following | None = None
         if settings.follow is not None:
             key = None if settings.follow_key is None else settings.follow_key.get_secret_value()
-            self._following = Following(WriterFeed(settings.follow, key), settings.models, lambda: self._catalogues)
+            feed = WriterFeed(settings.follow, key, settings.client_certificates)
+            self._following = Following(feed, settings.models, lambda: self._catalogues)
 
     def add(self, model: str) -> LiveCatalogue:
         """Make the catalogue of a model."""

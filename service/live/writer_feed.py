@@ -8,7 +8,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from urllib.parse import quote, urlsplit
 
 from espalier.errors import EspalierError, InvalidData
 from espalier.live.operations import MAX_SEQUENCE, ItemBody, Operation
+
+from ..tls import Certificates, calling
 
 TIMEOUT_S = 10.0
 """Of connecting, and of each read."""
@@ -47,13 +48,15 @@ class Page:
 
 
 class WriterFeed:
-    """Used by one thread. url: of the writer's service, as `Settings.follow` has it; key: of its role `admin`."""
+    """Used by one thread. url: of the writer's service, as `Settings.follow` has it; key: of its role `admin`; certificates: where the url
+    has https, None: the system's CAs."""
 
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, certificates: Certificates | None = None) -> None:
         parts = urlsplit(url)
         self.url, self._path = url, parts.path
         self._headers = {"Accept": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname or "", parts.port
+        self._certificates = certificates or calling(None, None, None)
         self._connection: http.client.HTTPConnection | None = None
 
     def changes(self, model: str, after: int) -> Page:
@@ -96,9 +99,8 @@ class WriterFeed:
     def _get(self, address: str) -> tuple[int, bytes]:
         if self._connection is None:
             if self._secure:
-                self._connection = http.client.HTTPSConnection(
-                    self._host, self._port, timeout=TIMEOUT_S, context=ssl.create_default_context()
-                )
+                context = self._certificates.current()
+                self._connection = http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=context)
             else:
                 self._connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         self._connection.request("GET", address, headers=self._headers)

@@ -32,6 +32,7 @@ from espalier.serving import Serving
 
 from ..http.connection import Connection
 from ..http.connections import RESERVE, Connections
+from ..http.handshake import Handshake
 from ..models.desired_state import DesiredState
 from ..models.registry import Registry
 from ..settings import Settings
@@ -62,11 +63,12 @@ class Server(uvicorn.Server):
         self._told = self._requested
         times_s = settings.head_timeout_s, settings.keep_alive_s, settings.write_timeout_s
         self._connections = Connections(self._requested, *times_s, self._metrics.connection_refused)
+        self._certificates = settings.certificates
         self._make_room()
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(type[asyncio.Protocol], partial(Connection, self._connections)),
+                http=self._protocol(for_customers=settings.admin_address is not None),
                 ws="none",
                 server_header=False,
                 log_config=None,
@@ -78,9 +80,24 @@ class Server(uvicorn.Server):
         self._delay_s, self._alone = settings.drain_delay_s, alone
         self._leave_at: float | None = None
 
-    def serve_on(self, listening: socket.socket) -> None:
-        """Serve until a signal or `leave` says stop."""
-        self.run(sockets=[listening])
+    def serve_on(self, *listening: socket.socket) -> None:
+        """Serve until a signal or `leave` says stop. listening: the service's address, and that of operators where they have one."""
+        self.run(sockets=[*listening])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's, and the address of operators."""
+        first, *others = sockets or []
+        await super().startup([first])
+        for other in others:
+            given = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+            make = partial(self._protocol(for_customers=False), **given)
+            self.servers.append(await asyncio.get_running_loop().create_server(make, sock=other, backlog=self.config.backlog))
+
+    def _protocol(self, for_customers: bool) -> type[asyncio.Protocol]:
+        """What makes a connection of an address, as uvicorn takes it."""
+        make = partial(Connection, self._connections, for_customers)
+        secured = None if self._certificates is None else partial(Handshake, self._connections, self._certificates, make)
+        return cast(type[asyncio.Protocol], secured or make)
 
     def leave(self) -> None:
         """Stop soon. From any thread."""
@@ -112,6 +129,8 @@ class Server(uvicorn.Server):
         stop = await super().on_tick(counter)
         if counter % 10 == 0:
             self._make_room()
+            if self._certificates is not None:
+                self._certificates.current()
             self._connections.check(asyncio.get_running_loop().time())
             self._metrics.connections(len(self._connections.open))
         if self._leave_at is None:

@@ -1,4 +1,4 @@
-"""Several worker processes behind one listening socket: started, replaced when one dies, stopped together.
+"""Several worker processes behind the same listening sockets: started, replaced when one dies, stopped together.
 
 uvicorn's own supervisor is not used: it kills workers that answer no ping in 5 s, restarts a broken worker for ever, and knows nothing of
 counts that a dead worker leaves. A worker stops when its pipe says so or is closed, not by a signal:
@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -53,9 +53,9 @@ class _Worker:
 
 
 class Supervisor:
-    """Keeps `settings.workers` workers at work on a listening socket."""
+    """Keeps `settings.workers` workers at work on listening sockets."""
 
-    def __init__(self, settings: Settings, listening: socket.socket) -> None:
+    def __init__(self, settings: Settings, *listening: socket.socket) -> None:
         self._listening = listening
         remove_dead()
         self._folder, self._owned = make()
@@ -136,9 +136,10 @@ class Supervisor:
         return 0
 
     def _leave(self) -> float:
-        """Tell all workers to stop. Returns the time to kill the others. Workers accept connections until they close the socket
+        """Tell all workers to stop. Returns the time to kill the others. Workers accept connections until they close the sockets
         themselves."""
-        self._listening.close()
+        for listening in self._listening:
+            listening.close()
         log.info("stopping %d workers", len(self._workers))
         for worker in self._living():
             try:
@@ -184,7 +185,7 @@ class Supervisor:
             self._signals += 1
 
 
-def work(settings: Settings, listening: socket.socket, pipe: Connection, number: int, restarted: bool) -> None:
+def work(settings: Settings, listening: Sequence[socket.socket], pipe: Connection, number: int, restarted: bool) -> None:
     """One worker process: serves until the other end of the pipe says so, or is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server handles it: Ctrl-C reaches the parent as well
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # so does the end of a terminal
@@ -204,4 +205,4 @@ def work(settings: Settings, listening: socket.socket, pipe: Connection, number:
         server.leave()
 
     threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
-    server.serve_on(listening)
+    server.serve_on(*listening)

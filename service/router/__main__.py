@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.
         check_descriptors(settings)
         make_ready()
         app = create_router(settings, config)
-        Server(app, settings).serve_on(listen_on(settings))
+        Server(app, settings).serve_on(*listen_on(settings))
     except (BundleNotFound, InvalidConfig, TracingUnavailable, OSError) as error:
         print(f"cannot start: {error}", file=sys.stderr)
         return 1

@@ -41,7 +41,7 @@ def create_router(settings: Settings, config: RouterConfig, transport: Transport
     """
     metrics = Metrics()
     if transport is None:
-        transport = HttpTransport(with_key_of(config, settings))
+        transport = HttpTransport(with_key_of(config, settings), settings.client_certificates)
     fleet = Fleet(transport, config.shards, config, RouterMetrics(metrics))
     engines = ShardedEngines(fleet)
     source = EngineSource(engines.open, config.calls, engines.awaits, engines.layout, engines.layout_of)

@@ -21,6 +21,7 @@ from espalier.shards.messages import MEDIA_TYPE, Pin
 
 from ..router.config import DNS, RouterConfig
 from ..router.transport import ReplicaFailed, answered, held_of
+from ..tls import Certificates, calling
 
 MAX_HEAD_BYTES = 1 << 14
 """Largest head of an answer."""
@@ -123,12 +124,14 @@ class Connections:
     """The connections to one address, http://HOST:PORT/PATH or https://.
 
     most  at a time
+    name  that the certificate of the address must have
     """
 
-    def __init__(self, address: str, most: int, connect_timeout_s: float) -> None:
+    def __init__(self, address: str, most: int, connect_timeout_s: float, certificates: Certificates, name: str | None = None) -> None:
         url = urlsplit(address)
-        self._host, self._tls = url.hostname or "", url.scheme == "https"
-        self._port = url.port or (443 if self._tls else 80)
+        self._host, self._certificates = url.hostname or "", certificates if url.scheme == "https" else None
+        self._name = None if self._certificates is None else name or self._host
+        self._port = url.port or (80 if self._certificates is None else 443)
         self._path, self._named = url.path.rstrip("/"), url.netloc
         self._most, self._connect_timeout_s = most, connect_timeout_s
         self._idle: deque[Connection] = deque()
@@ -173,7 +176,8 @@ class Connections:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 loop = asyncio.get_running_loop()
-                _, made = await loop.create_connection(Connection, self._host, self._port, ssl=True if self._tls else None)
+                context = None if self._certificates is None else self._certificates.current()
+                _, made = await loop.create_connection(Connection, self._host, self._port, ssl=context, server_hostname=self._name)
         except TimeoutError:
             raise ReplicaFailed("late", f"no connection within {self._connect_timeout_s:g} s") from None
         except OSError as error:
@@ -187,14 +191,15 @@ class Connections:
 
 
 class HttpTransport:
-    """See `Transport`. To be used in one event loop."""
+    """See `Transport`. To be used in one event loop. certificates: of addresses with https; None: the system's CAs."""
 
-    def __init__(self, config: RouterConfig) -> None:
-        self._config = config
+    def __init__(self, config: RouterConfig, certificates: Certificates | None = None) -> None:
+        self._config, self._certificates = config, certificates or calling(None, None, None)
         self._lines = f"Content-Type: {MEDIA_TYPE}\r\n"
         if config.key is not None:
             self._lines += f"Authorization: Bearer {config.key.get_secret_value()}\r\n"
         self._connections: dict[str, Connections] = {}
+        self._names: dict[str, str | None] = {}  # by address, of those that were looked up
 
     async def addresses(self, name: str) -> Sequence[str]:
         """See `Transport`."""
@@ -207,7 +212,9 @@ class HttpTransport:
         except (OSError, UnicodeError) as error:  # the latter of a name that cannot be one
             raise ReplicaFailed("connection", f"{name}: {error}") from None
         hosts = sorted({str(address[0]) for *_, address in found})
-        return [f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}{url.path}" for host in hosts]
+        addresses = [f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}{url.path}" for host in hosts]
+        self._names |= dict.fromkeys(addresses, url.hostname)
+        return addresses
 
     async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         """See `Transport`."""
@@ -225,6 +232,7 @@ class HttpTransport:
 
     def forget(self, address: str) -> None:
         """See `Transport`."""
+        self._names.pop(address, None)
         if (connections := self._connections.pop(address, None)) is not None:
             connections.close()
 
@@ -236,7 +244,8 @@ class HttpTransport:
     def _to(self, address: str) -> Connections:
         found = self._connections.get(address)
         if found is None:
-            made = Connections(address, self._config.connections, self._config.connect_timeout_s)
+            limits = self._config.connections, self._config.connect_timeout_s
+            made = Connections(address, *limits, self._certificates, self._names.get(address))
             found = self._connections[address] = made
         return found
 

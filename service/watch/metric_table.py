@@ -72,7 +72,7 @@ COUNTERS = {
     ),
     "espalier_refused_connections_total": CounterRow(
         "Connections that were refused or cut off: too_many, crowded_out (idle, to make room), head_too_large, head_too_slow, "
-        "malformed or not_read.",
+        "malformed, not_read or handshake (of TLS, which failed or took too long).",
         ("reason",),
     ),
     "espalier_worker_cpu_seconds_total": CounterRow("Processor time of a worker and its predecessors.", ("worker",)),

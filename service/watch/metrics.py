@@ -34,8 +34,8 @@ AUTH_FAILURES = (
 STAGES = ("queue", "encode", "search", "serialise", "rerank")
 SHARD_REFUSALS = ("unknown_masks", "not_served", "invalid", "full", "late", "not_ready", "failed")
 """Why a router's search is not answered."""
-REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malformed", "not_read")
-"""Why a connection is refused or cut off, see connection.py."""
+REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malformed", "not_read", "handshake")
+"""Why a connection is refused or cut off, see connection.py and handshake.py."""
 Outcome = Literal["loaded", "failed", "rolled_back", "unloaded"]
 ProbeOutcome = Literal["answered", "late", "failed"]
 VersionOutcome = Literal["answered", "refused", "late", "failed"]

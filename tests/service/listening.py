@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,27 +28,30 @@ PATIENCE_S = 20.0
 
 @dataclass
 class Listening:
-    """A service that listens; `engines` by model name."""
+    """A service that listens; `engines` by model name; `admin`: the address of operators, if they have one."""
 
     address: tuple[str, int]
     server: Server
     app: Any
     engines: dict[str, FakeEngine] = field(default_factory=dict)
+    admin: tuple[str, int] = ("", 0)
 
     @contextmanager
-    def connected(self, receive_buffer: int = 0) -> Iterator[Wire]:
-        """A connection. A small receive buffer makes a client that does not read felt early."""
+    def connected(
+        self, receive_buffer: int = 0, tls: ssl.SSLContext | None = None, address: tuple[str, int] | None = None
+    ) -> Iterator[Wire]:
+        """A connection. A small receive buffer makes a client that does not read felt early. address: None for that of customers."""
         raw = socket.socket()
         if receive_buffer:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         raw.settimeout(PATIENCE_S)
-        raw.connect(self.address)
-        with raw:
-            yield Wire(raw)
+        raw.connect(address or self.address)
+        with raw if tls is None else tls.wrap_socket(raw, server_hostname="localhost") as made:
+            yield Wire(made)
 
-    def ask(self, request: bytes) -> Reply:
+    def ask(self, request: bytes, tls: ssl.SSLContext | None = None, address: tuple[str, int] | None = None) -> Reply:
         """One request on a connection of its own."""
-        with self.connected() as wire:
+        with self.connected(0, tls, address) as wire:
             return wire.ask(request)
 
     def refused(self, reason: str) -> float:
@@ -132,12 +136,14 @@ def listening(models: Path, engine: Callable[[Bundle], Engine] | None = None, **
     chosen = Settings(models=models, **{"drain_s": 1, "max_inline_us": 0} | settings)
     app = create_app(chosen, EngineSource(open_fake))
     server = Server(app, chosen)
-    with listen("127.0.0.1", 0) as bound:
-        thread = threading.Thread(target=server.serve_on, args=(bound,), name="service")
+    with ExitStack() as sockets:
+        bound, *others = (sockets.enter_context(listen("127.0.0.1", 0)) for _ in range(1 + (chosen.admin_address is not None)))
+        thread = threading.Thread(target=server.serve_on, args=(bound, *others), name="service")
         thread.start()
         try:
             until(lambda: server.started and app.state.service.registry.wait_until_loaded(0))
-            yield Listening(bound.getsockname(), server, app, engines)
+            at = [listening.getsockname() for listening in (bound, *others)]
+            yield Listening(at[0], server, app, engines, at[-1])
         finally:
             for fake in engines.values():
                 fake.go.set()

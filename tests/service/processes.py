@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -33,15 +34,24 @@ BODY = json.dumps({"queries": [{"history": ["item-3"]}], "m": 32, "beam_size": 3
 
 @dataclass
 class Service:
-    """`espalier serve` in a process of its own; `log` grows while it runs."""
+    """`espalier serve` in a process of its own; `log` grows while it runs. tls: what a test trusts and shows."""
 
     process: subprocess.Popen[str]
     port: int
     log: list[str]
+    tls: ssl.SSLContext | None = None
+    admin_port: int = 0
 
     def request(self, method: str, path: str, body: Any = None, **more: str) -> tuple[int, Any]:
         """Status and JSON of a request on a connection of its own. more: headers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        return self.asked(self.port, method, path, body, **more)
+
+    def asked(self, port: int, method: str, path: str, body: Any = None, **more: str) -> tuple[int, Any]:
+        """The same of another address of the service."""
+        if self.tls is None:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        else:
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=self.tls)
         try:
             headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"} | more
             connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -116,9 +126,9 @@ def service(models: Path, workers: int, program: Sequence[str] = ("service",), *
     reader.start()
     try:
         until(lambda: any("listening on" in line for line in log) or process.poll() is not None, "the service listens")
-        found = re.search(r"listening on http://127.0.0.1:(\d+)", "".join(log))
+        found = re.search(r"listening on https?://127.0.0.1:(\d+)(?: and for operators on https?://127.0.0.1:(\d+))?", "".join(log))
         assert found, "".join(log)
-        running = Service(process, int(found[1]), log)
+        running = Service(process, int(found[1]), log, admin_port=int(found[2] or 0))
         until(lambda: "".join(log).count("is ready on") >= workers, "every worker is ready", COMPILING_S)
         yield running
     finally:

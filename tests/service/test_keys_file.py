@@ -227,7 +227,8 @@ def test_a_service_without_keys_that_others_reach_says_so(caplog: pytest.LogCapt
         (Settings(port=0), False),
     ):
         caplog.clear()
-        listen_on(settings).close()
+        for listening in listen_on(settings):
+            listening.close()
         assert ("WITHOUT KEYS" in caplog.text) is said
 
 

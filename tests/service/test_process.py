@@ -199,7 +199,7 @@ def test_too_few_descriptors_are_refused_with_what_is_needed(
 ) -> None:
     monkeypatch.setenv("ESPALIER_MODELS", str(models))
     monkeypatch.setenv("ESPALIER_DEVICE", "cpu")
-    monkeypatch.setattr("service.__main__.Server.serve_on", lambda server, listening: listening.close())
+    monkeypatch.setattr("service.__main__.Server.serve_on", lambda server, *listening: listening[0].close())
     limit(64)
     assert main(["--port", "0"]) == 1
     found = re.search(r"may have 64 open files \(ulimit -n\), expected at least (\d+)", capsys.readouterr().err)

@@ -107,7 +107,7 @@ def test_keys_under_a_name_that_is_no_setting_end_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, nearest: str
 ) -> None:
     said = refused(monkeypatch, capsys, name, "a-secret-of-sixteen-characters")
-    assert said == f"{name}: no such setting, so its keys would protect nothing; {nearest}\n"
+    assert said == f"{name}: no such setting, so it would protect nothing; {nearest}\n"
 
 
 # -- names that are no settings -------------------------------------------------------------------------------------------

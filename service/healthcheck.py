@@ -1,0 +1,51 @@
+"""Asks the service on this machine whether it is ready: `python -m service.healthcheck`, for container engines and for probes that run a
+command. The exit status is 0 if it is.
+
+It reads a few settings by itself: importing all of them would take longer than asking. The service's certificate is not checked, because
+nobody else answers on the loopback interface. Where clients must show one, it shows that of ESPALIER_TLS_CLIENT_CERTIFICATE, else the
+service's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import ssl
+import sys
+from collections.abc import Sequence
+
+TIMEOUT_S = 3.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m service.healthcheck", description="Ask the service on this machine how it is.")
+    parser.add_argument("path", nargs="?", default="/readyz", help="/readyz (the default) or /livez")
+    connection = _connection()
+    try:
+        connection.request("GET", parser.parse_args(arguments).path)
+        return int(connection.getresponse().status != http.client.OK)
+    except (OSError, http.client.HTTPException) as error:
+        print(f"no answer: {error}", file=sys.stderr)
+        return 1
+    finally:
+        connection.close()
+
+
+def _connection() -> http.client.HTTPConnection:
+    """Not through urllib.request, which would ask a proxy that the environment names."""
+    port = os.environ.get("ESPALIER_PORT", "")
+    where = "127.0.0.1", int(port) if port.isdecimal() else 8000
+    certificate, key = os.environ.get("ESPALIER_TLS_CERTIFICATE"), os.environ.get("ESPALIER_TLS_KEY")
+    if not certificate:
+        return http.client.HTTPConnection(*where, timeout=TIMEOUT_S)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    shown = os.environ.get("ESPALIER_TLS_CLIENT_CERTIFICATE")
+    context.load_cert_chain(*((shown, os.environ.get("ESPALIER_TLS_CLIENT_KEY")) if shown else (certificate, key)))
+    return http.client.HTTPSConnection(*where, timeout=TIMEOUT_S, context=context)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
