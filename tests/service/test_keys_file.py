@@ -451,11 +451,11 @@ def test_a_key_without_limits_that_crowds_others_out_is_refused_late_and_they_ar
             slept.append(seconds)
             await sleep(0)
 
-        monkeypatch.setattr(retrieve_route.asyncio, "sleep", counted_sleep)
+        monkeypatch.setattr(asyncio, "sleep", counted_sleep)
         engine = running.engines["books"]
 
         async def ask(key: str) -> int:
-            body = {"queries": [{"history": []}]}
+            body: dict[str, Any] = {"queries": [{"history": []}]}
             answer = await running.client.http.post("/retrieve", json=body, headers={"Authorization": f"Bearer {key}"})
             return answer.status_code
 
