@@ -1,0 +1,97 @@
+"""What a deadline costs: share of requests answered, recall and p99, by `timeout_ms`, where a smaller beam will do and where it will not.
+
+    python -m benchmarks.deadlines --json FILE [--model models/debian-depends/1] [--seconds 8] [--rounds 3] [--beam 400]
+
+One worker is asked for held-out queries at random times, for 50 items with a wide beam, at 70 % of what it answers (`quiet`), and at half as
+much again as it answers (`full`). Each deadline is asked for with `partial` "allow" and "refuse" in turn. Recall is that of the answers, and
+`recall_of_all` counts a request without an answer as one that found nothing. Client and service share the machine.
+
+A row is {"load", "timeout_ms", "partial", "answered", "degraded", "recall", "recall_of_all", "p50_ms", "p99_ms", "statuses"}, means of the
+rounds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from benchmarks.report_file import SAMPLE, command_line, print_row, write_report
+from benchmarks.service.live_load import copied
+from benchmarks.service.serving import serving
+from espalier.bundle import Bundle
+from loadtest.cell import recall_at_m
+from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, request_bytes
+from loadtest.queries import Query, held_out
+
+M, DEADLINES_MS = 50, (5.0, 10.0, 20.0, 50.0, 100.0)
+LOADS = {"quiet": 0.7, "full": 1.5}
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--model", type=Path, default=SAMPLE, help="a bundle (default: the sample)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of a measurement (default %(default)g)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each kind, in turn (default %(default)s)")
+    parser.add_argument("--beam", type=int, default=400, help="beam size (default %(default)s)")
+    options = parser.parse_args()
+    rows = measured(options.model, options.seconds, options.rounds, options.beam)
+    write_report(options.json, {"beam_size": options.beam, "m": M, "rows": rows})
+
+
+def measured(model: Path, seconds: float, rounds: int, beam_size: int) -> list[dict[str, Any]]:
+    queries = [query for query in held_out(Bundle.open(model, verify=False)) if query.relevant]
+    rows: list[dict[str, Any]] = []
+    with copied(model) as (folder, name):
+        environment = {"ESPALIER_MODELS": str(folder), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "CRITICAL"}
+        with serving(["service"], environment) as port:
+            address = "127.0.0.1", port
+            usual = requests_of(queries, name, {"m": M, "beam_size": beam_size})
+            closed_loop(address, usual, 8, 2)  # warm
+            capacity = sum(one.status == 200 for one in closed_loop(address, usual, 8, seconds)) / seconds
+            for load, share in LOADS.items():
+                for timeout_ms in DEADLINES_MS:
+                    asked = {
+                        partial: requests_of(queries, name, {"m": M, "beam_size": beam_size, "timeout_ms": timeout_ms, "partial": partial})
+                        for partial in ("allow", "refuse")
+                    }
+                    found: dict[str, list[dict[str, Any]]] = {partial: [] for partial in asked}
+                    for number in range(rounds):
+                        for partial, requests in asked.items():
+                            found[partial].append(figures(open_loop(address, requests, share * capacity, seconds, number), queries))
+                    for partial, each in found.items():
+                        means = {figure: float(np.mean([one[figure] for one in each])) for figure in each[0] if figure != "statuses"}
+                        statuses = dict(sum((one["statuses"] for one in each), Counter[str]()))
+                        rows.append({"load": load, "timeout_ms": timeout_ms, "partial": partial, **means, "statuses": statuses})
+                        print_row(rows[-1])
+    return rows
+
+
+def requests_of(queries: Sequence[Query], name: str, more: dict[str, Any]) -> list[bytes]:
+    return [request_bytes("/retrieve", {"model": name, "queries": [query.body()]} | more) for query in queries]
+
+
+def figures(answered: Sequence[Answered], queries: Sequence[Query]) -> dict[str, Any]:
+    good = [one for one in answered if one.status == 200]
+    results = [orjson.loads(one.body)["results"][0] for one in good]
+    relevant = [queries[one.number % len(queries)].relevant for one in good]
+    recall = recall_at_m([[item["id"] for item in result["items"]] for result in results], relevant, M) if good else 0.0
+    p50_ms, p99_ms = percentiles_ms(good)
+    share = len(good) / len(answered)
+    return {
+        "answered": share,
+        "degraded": sum(result["degraded"] for result in results) / max(len(good), 1),
+        "recall": recall,
+        "recall_of_all": recall * share,
+        "p50_ms": p50_ms,
+        "p99_ms": p99_ms,
+        "statuses": Counter(str(one.status) for one in answered),
+    }
+
+
+if __name__ == "__main__":
+    main()
