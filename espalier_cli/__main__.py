@@ -51,6 +51,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "publish": Command(TRAINER, "train", "put a model into object storage", True),
         "versions": Command(TRAINER, "train", "the versions of a stored model", True),
         "set-default": Command(TRAINER, "train", "which version of a stored model serves: pin, roll back", True),
+        "trial": Command(TRAINER, "train", "what users did with the answers of two versions, with intervals", True),
         "fold": Command(TRAINER, "train", "the next version: a model with its live items in it", True),
         "shard": Command(TRAINER, "train", "cut a model into shards", True),
         "journal": Command(f"{SERVICE}.journal", "serve", "back up, restore, compact, take over a live catalogue"),

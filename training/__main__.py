@@ -452,6 +452,21 @@ def set_default(
 
 
 @app.command()
+def trial(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="CSV, TSV or Parquet with a row an answer")],
+    user: Annotated[str, typer.Option(help="column of the users")],
+    version: Annotated[str, typer.Option(help="column of the versions that answered")],
+    value: Annotated[str, typer.Option(help="column of what came of an answer: numbers, or true and false")],
+    against: Annotated[str | None, typer.Option(help="the version that others are compared with; by default that of most users")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
+    """What did users do with the answers of two versions? Means over users, and the difference with its interval."""
+    from .trial import judge, print_judged
+
+    print_judged(judge(log, user, version, value, against), as_json)
+
+
+@app.command()
 def inspect(model: Model) -> None:
     """Show a bundle: levels, branching, balance, sample paths."""
     from .inspect import inspect as report
