@@ -2,9 +2,9 @@
 
     python -m benchmarks.deadlines --json FILE [--model models/debian-depends/1] [--seconds 8] [--rounds 3] [--beam 400]
 
-One worker is asked for held-out queries at random times, for 50 items with a wide beam, at 70 % of what it answers (`quiet`), and at half as
-much again as it answers (`full`). Each deadline is asked for with `partial` "allow" and "refuse" in turn. Recall is that of the answers, and
-`recall_of_all` counts a request without an answer as one that found nothing. Client and service share the machine.
+One worker is asked for held-out queries at random times, for 50 items with a wide beam, at 70 % of what it answers (`quiet`), and at half
+as much again as it answers (`full`). Each deadline is asked for with `partial` "allow" and "refuse" in turn. Recall is that of the
+answers, and `recall_of_all` counts a request without an answer as one that found nothing. Client and service share the machine.
 
 A row is {"load", "timeout_ms", "partial", "answered", "degraded", "recall", "recall_of_all", "p50_ms", "p99_ms", "statuses"}, means of the
 rounds.

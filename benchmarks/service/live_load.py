@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,8 @@ def retrieved(address: tuple[str, int], requests: Sequence[bytes], per_s: float,
 def put_cost(model: Path, count: int) -> dict[str, Any]:
     """Milliseconds of processor time of a put, in the worker that takes it and in each other one, beside nothing else.
 
-    What the workers take without puts, in as many seconds, is not counted. A process's time is read from the scheduler.
+    What the workers take without puts, in as many seconds, is not counted. A process's time is read from the scheduler. `in_turn_ms` is
+    that of all workers together where they take the puts in turn, so that each finds another one's writes before its own.
     """
     queries = held_out(Bundle.open(model, verify=False))
     with copied(model) as (folder, name):
@@ -148,31 +150,33 @@ def put_cost(model: Path, count: int) -> dict[str, Any]:
         process.start()
         try:
             process.wait_until_ready()
-            (writer, *_), *_ = connections_to(("127.0.0.1", process.port), WORKERS, 1)
+            writers = [own[0] for own in connections_to(("127.0.0.1", process.port), WORKERS, 1)]
 
-            def put(item: Item) -> None:
+            def put(item: Item, writer: HTTPConnection) -> None:
                 values = next(iter(item.query.values()))
                 headers = JSON | {"Authorization": f"Bearer {KEY}"}
                 status, _ = exchange(writer, "PUT", f"/models/{name}/items/{item.id}", {"events": [values]}, headers)
                 if status not in WRITTEN:
                     raise RuntimeError(f"a put of {item.id} was answered {status}")
 
-            def paced(items: Sequence[Item]) -> list[float]:
+            def paced(items: Sequence[Item], writers: Sequence[HTTPConnection] = writers[:1]) -> list[float]:
                 """Processor milliseconds of each worker while items are put, or while nothing is."""
                 before, began = [cpu_ms(worker) for worker in process.workers()], time.perf_counter()
                 for number in range(count):
                     if items:
-                        put(items[number])
+                        put(items[number], writers[number % len(writers)])
                     time.sleep(max(began + number / COST_PER_S - time.perf_counter(), 0))
                 return [cpu_ms(worker) - earlier for worker, earlier in zip(process.workers(), before, strict=True)]
 
             for item in items_of(queries, "warm-", 50, 1):
-                put(item)
+                put(item, writers[0])
             idle, busy = paced([]), paced(items_of(queries, "cost-", count, 0))
+            in_turn = paced(items_of(queries, "turns-", count, 2), writers)
         finally:
             process.end()
     taken, *others = sorted(((b - i) / count for b, i in zip(busy, idle, strict=True)), reverse=True)
-    return {"puts": count, "per_s": COST_PER_S, "taking_ms": taken, "following_ms": others}
+    all_ms = (sum(in_turn) - sum(idle)) / count
+    return {"puts": count, "per_s": COST_PER_S, "taking_ms": taken, "following_ms": others, "in_turn_ms": all_ms}
 
 
 def cpu_ms(pid: int) -> float:
