@@ -50,6 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
         "models": {"store": "s3://bucket/espalier", "storeSecret": "bucket", "storeEnvironment": {"AWS_REGION": "eu-central-1"}},
         "keys": {"retrieve": f"app:{KEY}", "write": f"catalogue:{KEY}", "admin": f"ops:{KEY}", "internal": f"{KEY}-i", "follow": KEY},
         "live": {"enabled": True},
+        "tls": {"secret": "search-tls"},
         "settings": {"ESPALIER_TIMEOUT_MS": "500"},
         "shards": {
             "count": 3,

@@ -17,6 +17,7 @@ import yaml
 
 from service.settings import Settings
 from tests import ROOT
+from tests.certificates import Authority
 from tests.deploy.chart import CASES, CHART, KEY, RENDERED, digest, manifests, named, render, run_helm, without_copies
 from tests.repository.test_watching import RUNBOOKS, exposed, program
 
@@ -130,7 +131,7 @@ ZONES_AND_HOSTS = ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
 
 @pytest.mark.parametrize(("case", "name"), ALL)
 def test_every_pod_is_confined_limited_spread_probed_drained_and_set_as_the_service_knows(
-    case: str, name: str, monkeypatch: pytest.MonkeyPatch
+    case: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     workload = workloads(case)[name]
     spec, only, selector = pod(workload), container(workload), workload["spec"]["selector"]["matchLabels"]
@@ -154,8 +155,11 @@ def test_every_pod_is_confined_limited_spread_probed_drained_and_set_as_the_serv
     secret = {variable["name"] for variable in container(workloads(case)[name])["env"] if "valueFrom" in variable}
     ours = {variable for variable in written.keys() | secret if variable.startswith("ESPALIER_")}
     assert ours - known == set()
+    authority = Authority(tmp_path)
+    files = dict(zip(("tls.crt", "tls.key", "ca.crt"), (*authority.signs("tls"), authority.ca), strict=True))
     for variable, value in written.items():
-        monkeypatch.setenv(variable, value)
+        folder, _, file = value.partition("/etc/espalier-tls/")
+        monkeypatch.setenv(variable, value if folder or not file else str(files[file]))
     assert Settings().log_format == "json"
 
 
@@ -193,7 +197,7 @@ def test_each_shard_has_replicas_a_headless_service_and_a_budget_and_routers_kno
         assert (budget["maxUnavailable"], budget["selector"]["matchLabels"].items() <= labels) == (1, True)
         assert workload["spec"].get("replicas", 2) >= 2
     [fleet] = [data for name, data in named(case, "ConfigMap").items() if name.endswith("-fleet")]
-    written = re.findall(r'"dns\+http://([\w-]+)\.(\w+)\.svc:8000"', fleet["data"]["router.toml"])
+    written = re.findall(r'"dns\+https?://([\w-]+)\.(\w+)\.svc:8000"', fleet["data"]["router.toml"])
     assert sorted(written) == sorted((name, "shop") for name in shards)
     commands = [container(workload).get("command") for name, workload in workloads(case).items() if name not in shards]
     assert commands == [["python", "-m", "service.router", "--config", "/etc/espalier/router.toml"]] * routers
@@ -211,7 +215,9 @@ def test_each_pod_gets_the_keys_of_its_part_which_are_in_the_secret_alone() -> N
         "r-espalier-writer": readers | {"ESPALIER_WRITE_KEYS"},
     }
     follows = {name: environment("store", workload).get("ESPALIER_FOLLOW") for name, workload in workloads("store").items()}
-    assert {name: address for name, address in follows.items() if address} == {"r-espalier-router": "http://r-espalier-writer:8000"}
+    assert {name: address for name, address in follows.items() if address} == {
+        "r-espalier-router": "https://r-espalier-writer.shop.svc:8000"
+    }
     [secret] = named("store", "Secret").values()
     assert set().union(*by_name.values()) == secret["stringData"].keys()
     assert named("existing", "Secret") == named("defaults", "Secret") == {}
@@ -466,3 +472,21 @@ def test_kubernetes_knows_every_field(case: str) -> None:
     for manifest in manifests(case):
         if manifest["apiVersion"].partition("/")[0] != "monitoring.coreos.com":  # the Prometheus operator's own
             validate.validate(manifest, "1.27", strict=True)
+
+
+def test_with_a_secret_of_tls_pods_speak_nothing_else() -> None:
+    for case in CASES:
+        secret = overridden(VALUES, CASES[case])["tls"]["secret"]
+        for workload in workloads(case).values():
+            mounted = [volume["secret"]["secretName"] for volume in pod(workload)["volumes"] if "secret" in volume]
+            assert mounted == [secret] * bool(secret)
+            schemes = {container(workload)[probe]["httpGet"].get("scheme") for probe in PROBES}
+            assert schemes == ({"HTTPS"} if secret else {None})
+            given = environment(case, workload)
+            assert ("ESPALIER_TLS_CERTIFICATE" in given) == ("ESPALIER_TLS_KEY" in given) == bool(secret)
+            is_router = "service.router" in container(workload).get("command", ())
+            assert ("ESPALIER_TLS_CA" in given) == (bool(secret) and is_router)
+        for config in named(case, "ConfigMap").values():
+            assert ("dns+https://" if not secret else "dns+http://") not in config["data"].get("router.toml", "")
+        for monitor in named(case, "PodMonitor").values():
+            assert {endpoint.get("scheme") for endpoint in monitor["spec"]["podMetricsEndpoints"]} == {"https" if secret else None}

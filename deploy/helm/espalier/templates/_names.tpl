@@ -104,3 +104,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{/* How pods are reached. */}}
+{{- define "espalier.scheme" -}}
+{{ empty .Values.tls.secret | ternary "http" "https" }}
+{{- end }}

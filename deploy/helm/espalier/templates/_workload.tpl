@@ -140,16 +140,16 @@ spec:
               containerPort: 8000
           # /readyz waits for a store and for other pods, so it decides on traffic alone: a restart would not bring them sooner.
           startupProbe:
-            httpGet: { path: /livez, port: http }
+            httpGet: { path: /livez, port: http{{ if $v.tls.secret }}, scheme: HTTPS{{ end }} }
             periodSeconds: 2
             failureThreshold: 60
           livenessProbe:
-            httpGet: { path: /livez, port: http }
+            httpGet: { path: /livez, port: http{{ if $v.tls.secret }}, scheme: HTTPS{{ end }} }
             periodSeconds: 10
             timeoutSeconds: 5
             failureThreshold: 6
           readinessProbe:
-            httpGet: { path: /readyz, port: http }
+            httpGet: { path: /readyz, port: http{{ if $v.tls.secret }}, scheme: HTTPS{{ end }} }
             periodSeconds: 5
             timeoutSeconds: 4
             failureThreshold: 2
@@ -163,6 +163,9 @@ spec:
             - { name: tmp, mountPath: /tmp }
             {{- if or $v.models.store $v.models.existingClaim }}
             - { name: models, mountPath: /models{{ if not (or $v.models.store $own.journal) }}, readOnly: true{{ end }} }
+            {{- end }}
+            {{- if $v.tls.secret }}
+            - { name: tls, mountPath: /etc/espalier-tls, readOnly: true }
             {{- end }}
             {{- with $own.mounts }}
             {{- toYaml . | nindent 12 }}
@@ -185,6 +188,10 @@ spec:
         {{- else if and $v.models.existingClaim (not $v.models.store) }}
         - name: models
           persistentVolumeClaim: { claimName: {{ $v.models.existingClaim }}{{ if not $own.journal }}, readOnly: true{{ end }} }
+        {{- end }}
+        {{- with $v.tls.secret }}
+        - name: tls
+          secret: { secretName: {{ . }} }
         {{- end }}
         {{- with $own.volumes }}
         {{- toYaml . | nindent 8 }}
