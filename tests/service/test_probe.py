@@ -210,7 +210,7 @@ def test_an_unloaded_version_leaves_no_series_and_is_freed(service: Service, pro
     service.load(2)
     probing.ask(ROUND)
     before = {name for name in series() if 'version="2"' not in name}
-    assert len(series() - before) == 7  # info, two recalls, as many expected ones, drift, answered probe queries
+    assert len(series() - before) == 8  # info, when it was made, two recalls, as many expected ones, drift, answered probe queries
     assert probing.recall(2).keys() == probing.recall(2, "expected_recall").keys() == {*MS}
     held = weakref.ref(service.running.app.state.service.registry.entries["books"].ready[2])
     service.unload(2)
