@@ -176,7 +176,7 @@ class QueueFull(ServiceError):
 
     def __init__(self, reason: str, retry_after_s: int, crowds: bool = False) -> None:
         super().__init__(reason)
-        self.crowds = crowds
+        self.retry_after_s, self.crowds = retry_after_s, crowds
         self.headers = (("Retry-After", str(retry_after_s)),)
 
 

@@ -447,6 +447,8 @@ def set_default(
     """Say which version of a stored model serves: pin one, roll back, try another, or go on with the highest."""
     from .stored import change_default
 
+    if candidate is None and (share or shadow):
+        raise InvalidConfig("--share" if share else "--shadow", share or shadow, "no such option without --candidate")
     tried = None if candidate is None else Candidate(version=candidate, share=share, shadow=shadow)
     change_default(store, model, version, _numbers("--beside", beside) if beside else [], tried)
 

@@ -53,7 +53,10 @@ def judge(file: Path, user: str, version: str, value: str, against: str | None =
     Raises InvalidData where a column is not what it must be, a version has too few users, or there is only one.
     """
     frame = read_columns(file, [user, version, value], TextTable())
-    numbers = frame[value].cast(pl.Float64, strict=False) if frame[value].dtype != pl.Boolean else frame[value].cast(pl.Float64)
+    given = frame[value]
+    if given.dtype == pl.String:
+        given = given.str.to_lowercase().replace({"true": "1", "false": "0"})
+    numbers = given.cast(pl.Float64, strict=False)
     wrong = numbers.is_null() | numbers.is_nan() | numbers.is_infinite() | frame[user].is_null() | frame[version].is_null()
     if wrong.any():
         row = int(wrong.arg_max() or 0)

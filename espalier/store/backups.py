@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -20,7 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, NamedTuple
 
@@ -36,6 +37,8 @@ from espalier.serving import REMOVED, SERVING
 from espalier.store.fetching import SPARE_BYTES
 from espalier.store.models import MANIFEST, MAX_LISTED
 from espalier.store.objects import Objects
+
+log = logging.getLogger(__name__)
 
 BACKUPS = "backups"
 FILES = (REMOVED, SERVING, FILE)
@@ -150,7 +153,6 @@ def back_up(
 def _back_up(store: Objects, folder: Path, work: Path, force: bool, on_bytes: Callable[[int], None]) -> Backup | None:
     name, live = folder.name, Journal(folder / FILE, "read")
     try:
-        now = datetime.now(UTC)
         state = live.identity(), live.last_sequence(), live.erasures()  # first: what comes meanwhile is in the copy, too
         files = _copied(folder, work)
         if not files and state[0] is None:
@@ -163,11 +165,22 @@ def _back_up(store: Objects, folder: Path, work: Path, force: bool, on_bytes: Ca
             backup(live, work / FILE)
     finally:
         live.close()
-    backup_id = f"{now:{_TIME}}-{state[1]}-{secrets.token_hex(4)}"
+    backup_id = f"{_time_after(find_backups(store, name)):{_TIME}}-{state[1]}-{secrets.token_hex(4)}"
     sent = {file: _send(store, backup_key(name, backup_id, file), work / file, on_bytes) for file in FILES if (work / file).exists()}
     manifest = BackupManifest(schema_version=1, model=name, journal=state[0], sequence=state[1], erasures=state[2], files=sent)
     store.create(backup_key(name, backup_id, MANIFEST), manifest.model_dump_json().encode())
     return Backup(backup_id, written=True)
+
+
+def _time_after(ids: list[str]) -> datetime:
+    """The time of another backup: now, but after those that there are, of which a clock that was ahead may have made some."""
+    now = datetime.now(UTC)
+    if not ids or time_of(ids[-1]) < now.timestamp():
+        return now
+    log.warning(
+        "the newest backup, %s, is of a time to come: a clock was ahead, or is behind. The next one is named to be after it", ids[-1]
+    )
+    return datetime.fromtimestamp(time_of(ids[-1]), UTC) + timedelta(microseconds=1)
 
 
 def prune(store: Objects, name: str, keep: int = KEEP) -> None:

@@ -89,7 +89,7 @@ def restore(store: Objects, versions: Objects | None, models: Path, name: str, b
                     flush(folder)
             came, missing = _bring_versions(versions, models, name)
             if FILE in manifest.files:
-                _place_journal(folder, work / FILE)
+                _place_journal(folder, work / FILE, replace)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return Restored(name, backup_id, manifest.sequence, sorted(manifest.files), came, missing)
@@ -162,9 +162,11 @@ def _bring_versions(store: Objects | None, models: Path, name: str) -> tuple[lis
     return came, [version for version in lacking if version not in came]
 
 
-def _place_journal(folder: Path, copy: Path) -> None:
-    """Replace the journal. The log of the former one goes first: SQLite would apply it to the new one."""
+def _place_journal(folder: Path, copy: Path, replace: bool) -> None:
+    """Replace the journal. The log of the former one goes first: SQLite would apply it to the new one. Raises InvalidInput."""
     with locked(folder / FILE):
+        if (folder / FILE).exists() and not replace:
+            raise InvalidInput("--replace", False, f"no {FILE} in {folder}: one has come since the restore began. Does a service run?")
         for ending in ("", "-wal", "-shm", "-journal"):
             with suppress(FileNotFoundError):
                 (folder / f"{FILE}{ending}").unlink()

@@ -175,9 +175,11 @@ class Admission:
                 return False
             self._set_overloaded(True)
             self._count_from(now, FIRST_S)
-        if not short:
-            self._busy += queries
         return not short
+
+    def refused(self, queries: int) -> None:
+        """Count queries that found no room."""
+        self._busy += queries
 
     def accepted(self, queries: int, busy: bool) -> None:
         """Count queries that joined the queue without waiting for room. busy: whether the engine had work."""

@@ -131,9 +131,7 @@ class Batcher:
         pieces = [(queries, params)] if params.trace else split(queries, params, size)
         parts = [self._part(*piece, deadline, context, loop, whole, key) for piece in pieces]
         if priority is Priority.PATIENT:
-            for part in parts:
-                part.patient = True
-            await self._room.enter(partial(self._admit, parts, queue, priority), deadline - self._clock())
+            await self._room.enter(key, partial(self._admit, parts, queue, priority), deadline - self._clock())
         else:
             self._admit(parts, queue, priority)
         expiry = None if deadline == float("inf") else loop.call_later(max(deadline - self._clock(), 0), _expire, parts)
@@ -152,7 +150,7 @@ class Batcher:
         """Raise QueueFull where there is overload and `search` would, before anything has been spent on the request."""
         if self._admission.overloaded:
             with self._lock:
-                self._check_room(queries, key, 0.0)
+                self._check_room(queries, key)
 
     def run(self, job: Callable[[Engine], T]) -> Future[T]:
         """Let the engine's thread do something between its calls, beside the queries. From any thread.
@@ -224,8 +222,10 @@ class Batcher:
         key: str = "",
     ) -> Part:
         beam_size = int(params.beam_size_B.max(initial=1))
-        cost_s = self._cost.of_call([(beam_size, len(queries))])
-        return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, context, whole, key)
+        cost_s = share_s = self._cost.of_call([(beam_size, len(queries))])
+        if not self.limits.serial:  # a call that it fills to a part is left to others for the rest
+            share_s *= len(queries) / self.limits.max_batch
+        return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, share_s, context, whole, key)
 
     async def _begin_inline(self, queries: QueryBatch, params: SearchParams) -> bool:
         """Whether the event loop searches for a request itself. Then the engine is its own until `_search_inline` ends."""
@@ -257,11 +257,11 @@ class Batcher:
         count = sum([len(part.queries) for part in parts])
         with self._lock:
             self._check_open()
-            if priority is Priority.PATIENT and not self._has_room(count):
+            if priority is Priority.PATIENT and not self._has_room(count, parts[0].key):
                 self._room_wanted = True
                 return False
             if priority is Priority.NORMAL:
-                self._make_room(count, parts[0].key, sum([part.cost_s for part in parts]))
+                self._check_room(count, parts[0].key)
                 self._admission.accepted(count, busy=self._queue.queries > 0 or min(self._call_s) > 0)
             queue.add(parts)
             self._wake(len(parts))
@@ -277,44 +277,35 @@ class Batcher:
         if self._closed:
             raise NotReady("The service is shutting down.")
 
-    def _make_room(self, queries: int, key: str, cost_s: float) -> None:
-        """Refuse what waits of keys that have more waiting than this one, where there is no room else. Raises QueueFull. Holds the lock."""
-        crowding = self._check_room(queries, key, cost_s)
-        while crowding is not None:
-            part = self._queue.last_of(crowding)
-            self._queue.remove(part)
-            self._call_back([part], _refuse, part, retry_after_s(self._wait_s()))
-            if not self._admission.is_full(self._queue.queries, queries, self._wait_s(), self._one_call_s()):
+    def _check_room(self, queries: int, key: str) -> None:
+        """Raise QueueFull where there is none. Holds the lock.
+
+        While several keys want the engine, what counts is how long the request itself would wait: others may have more waiting.
+        """
+        if not self._admission.refuses(self._clock(), self._queue.queries, queries, self._wait_s(), self._one_call_s()):
+            return
+        ahead, shared = self._queue.queries, self._queue.is_shared
+        if shared or not self._queue.has(key):
+            ahead, seconds = self._queue.ahead(key)
+            if not self._admission.is_full(ahead, queries, self._wait_s(ahead, seconds), self._one_call_s()):
                 return
-            crowding = self._queue.before(key, cost_s)
-            if crowding is None:
-                raise self._full()
-
-    def _check_room(self, queries: int, key: str, cost_s: float) -> str | None:
-        """Raise QueueFull where there is no room, nor any to be made; the key that has more waiting than this one where there is no room.
-        Holds the lock."""
-        waiting, wait_s = self._queue.queries, self._wait_s()
-        if not self._admission.refuses(self._clock(), waiting, queries, wait_s, self._one_call_s()):
-            return None
-        crowding = self._queue.before(key, cost_s)
-        if crowding is None:
-            raise self._full()
-        return crowding
-
-    def _full(self) -> QueueFull:
-        return QueueFull(f"{self._queue.queries} queries wait already.", retry_after_s(self._wait_s()), self._queue.is_shared)
+        self._admission.refused(queries)
+        raise QueueFull(f"{ahead} queries wait already.", retry_after_s(self._wait_s()), crowds=shared and self._queue.has(key))
 
     def _one_call_s(self) -> float:
         """Seconds of an engine call. One large request that waits behind a small one is no queue. Holds the lock."""
         return max(*self._call_s, self._queue.part_s)
 
-    def _has_room(self, queries: int) -> bool:
-        """Whether patient queries may join the queue. Holds the lock."""
-        return self._admission.has_room(self._queue.queries, queries, self._wait_s(), max(self._call_s))
+    def _has_room(self, queries: int, key: str) -> bool:
+        """Whether patient queries of a key may join the queue. Holds the lock."""
+        ahead, seconds = self._queue.ahead(key) if self._queue.is_shared else (self._queue.queries, self._queue.seconds)
+        return self._admission.has_room(ahead, queries, self._wait_s(ahead, seconds), max(self._call_s))
 
-    def _wait_s(self) -> float:
-        """Seconds that a new request is expected to wait. Holds the lock."""
-        return self._cost.wait_s(self._queue.queries, self._queue.seconds, self._call_s, self.limits.max_batch)
+    def _wait_s(self, queries: int | None = None, seconds: float | None = None) -> float:
+        """Seconds that a request is expected to wait behind so many queries that take so long; None: all that wait. Holds the lock."""
+        queries = self._queue.queries if queries is None else queries
+        seconds = self._queue.seconds if seconds is None else seconds
+        return self._cost.wait_s(queries, seconds, self._call_s, self.limits.max_batch)
 
     def _forget(self, parts: Sequence[Part], queue: PartQueue) -> None:
         """Take parts out of their queue whose request has ended."""
@@ -420,12 +411,6 @@ class Batcher:
             if beam_size < part.beam_size:
                 part.degraded, part.beam_size = True, beam_size
                 part.params = replace(part.params, beam_size_B=np.minimum(part.params.beam_size_B, beam_size))
-
-
-def _refuse(part: Part, retry_s: int) -> None:
-    if not part.answer.done():
-        said = "Requests of other keys wait, and this key has more waiting than they have."
-        part.answer.set_exception(QueueFull(said, retry_s, crowds=True))
 
 
 def _expire(parts: Sequence[Part]) -> None:

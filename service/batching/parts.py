@@ -43,10 +43,11 @@ class Answer:
 class Part:
     """At most `max_batch` queries of one request.
 
-    whole  its beams do not shrink
-    key    the name of its API key
-    patient  it waited for room, and is not refused for that any more
-    waits  in a queue, guarded by the batcher's lock
+    cost_s   seconds of an engine call of it alone
+    share_s  what it takes of the engine, where it shares calls with others
+    whole    its beams do not shrink
+    key      the name of its API key
+    waits    in a queue, guarded by the batcher's lock
     """
 
     queries: QueryBatch
@@ -55,10 +56,10 @@ class Part:
     deadline: float
     beam_size: int
     cost_s: float
+    share_s: float
     context: SearchContext
     whole: bool = False
     key: str = ""
-    patient: bool = False
     waits: bool = False
     degraded: bool = False
 

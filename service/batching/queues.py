@@ -6,11 +6,10 @@ Knows their order and what they are expected to take. Does not know threads; the
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from heapq import heapify, heappop, heappush
-from itertools import count
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from espalier.search import Engine
@@ -22,42 +21,63 @@ from ..errors import DeadlinePassed
 
 T = TypeVar("T")
 
-SPARE = 64
-"""Parts that do not wait any more may stay in the queue, this many and as many as wait."""
 JOB_PAUSE = 3.0
 """After a job, queries have the engine for so many times as long as it took."""
 
 
 class Room:
-    """Patient requests that wait for room in a queue, in the order of arrival. Used by the event loop alone."""
+    """Patient requests that wait for room in a queue, those of each key in the order of arrival. Used by the event loop alone."""
 
     def __init__(self) -> None:
-        self._waiting: deque[asyncio.Event] = deque()
+        self._waiting: dict[str, deque[asyncio.Event]] = {}
 
-    async def enter(self, admit: Callable[[], bool], seconds: float) -> None:
-        """Return once `admit()` was true for this request, and for all before it.
+    async def enter(self, key: str, admit: Callable[[], bool], seconds: float) -> None:
+        """Return once `admit()` was true for this request, and for all of its key before it.
 
         Raises DeadlinePassed after `seconds`, and what `admit` raises.
         """
-        if not self._waiting and admit():
+        before = self._waiting.setdefault(key, deque())
+        if not before and admit():
+            self._forget(key)
             return
         turn = asyncio.Event()
-        self._waiting.append(turn)
+        before.append(turn)
         try:
             async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0)):
-                while self._waiting[0] is not turn or not admit():
+                while before[0] is not turn or not admit():
                     turn.clear()
                     await turn.wait()
         except TimeoutError:
             raise DeadlinePassed(TOO_LATE) from None
         finally:
-            self._waiting.remove(turn)
+            before.remove(turn)
+            self._forget(key)
             self.open()  # for the next one, if there is more
 
     def open(self) -> None:
-        """There may be room: let the first request try."""
-        if self._waiting:
-            self._waiting[0].set()
+        """There may be room: let the first request of each key try."""
+        for waiting in self._waiting.values():
+            if waiting:
+                waiting[0].set()
+
+    def _forget(self, key: str) -> None:
+        if not self._waiting[key]:
+            del self._waiting[key]
+
+
+@dataclass(eq=False)
+class _Flow:
+    """What waits of one key.
+
+    reached  engine seconds of its own that it has had, as far as it takes turns with others: who is behind the others is next
+    queries  of its parts
+    seconds  what these are expected to take of the engine
+    """
+
+    reached: float = 0.0
+    parts: deque[Part] = field(default_factory=deque)
+    queries: int = 0
+    seconds: float = 0.0
 
 
 class PartQueue:
@@ -69,17 +89,40 @@ class PartQueue:
     """
 
     def __init__(self) -> None:
-        self._parts: list[tuple[float, int, Part]] = []  # a heap by start and number; also parts that do not wait any more
-        self._numbers = count()
-        self._now = 0.0  # the start of the part that was taken last, in seconds of each key's own engine time
-        self._ends: dict[str, float] = {}  # by key where its last part ends
-        self._waiting = 0
+        self._flows: dict[str, _Flow] = {}  # of the keys that have come since nothing waited
+        self._now = 0.0  # how far the key had got whose part was taken last
+        self._count = 0
         self.queries, self.seconds = 0, 0.0
 
     @property
     def part_s(self) -> float:
         """What a part is expected to take on average; 0 where none waits."""
-        return self.seconds / max(self._waiting, 1)
+        return self.seconds / max(self._count, 1)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether requests of several keys have come since nothing waited."""
+        return len(self._flows) > 1
+
+    def has(self, key: str) -> bool:
+        """Whether a part of a key waits."""
+        return key in self._flows and bool(self._flows[key].parts)
+
+    def ahead(self, key: str) -> tuple[int, float]:
+        """The queries that the engine takes before another one of a key, and their seconds one after the other.
+
+        All of the key's own, and of each other key those that it takes until it has had as much of the engine.
+        """
+        own = self._flows.get(key, _Flow())
+        until = max(own.reached, self._now if not own.parts else 0.0) + own.seconds
+        queries, seconds = float(own.queries), own.seconds
+        for other, flow in self._flows.items():
+            if other != key and flow.seconds > 0:
+                share = min(max(until - flow.reached, 0.0) / flow.seconds, 1.0)
+                queries, seconds = queries + share * flow.queries, seconds + share * flow.seconds
+            elif other != key:
+                queries += flow.queries
+        return round(queries), seconds
 
     def add(self, parts: Sequence[Part]) -> None:
         """Put the parts of a request behind those of its key."""
@@ -87,73 +130,51 @@ class PartQueue:
             part.waits = True
             self.queries += len(part.queries)
             self.seconds += part.cost_s
-            self._waiting += 1
-            start = max(self._now, self._ends.get(part.key, 0.0))
-            self._ends[part.key] = start + part.cost_s
-            heappush(self._parts, (start, next(self._numbers), part))
+            self._count += 1
+            flow = self._flows.setdefault(part.key, _Flow())
+            if not flow.parts:  # who was away gets no more for it
+                flow.reached = max(flow.reached, self._now)
+            flow.parts.append(part)
+            flow.queries += len(part.queries)
+            flow.seconds += part.share_s
 
     def remove(self, part: Part) -> None:
         """Take out a part whose request has ended; nothing where it does not wait any more."""
         if part.waits:
+            self._flows[part.key].parts.remove(part)
             self._left(part)
-            if len(self._parts) > 2 * self._waiting + SPARE:
-                self._parts = [one for one in self._parts if one[2].waits]
-                heapify(self._parts)
 
     def take(self, limits: Limits, now: float) -> list[Part]:
         """The parts of the next call, in their order; a traced part is alone. Parts that came too late are dropped."""
         taken: list[Part] = []
         size, seconds = 0, 0.0
-        while self._parts:
-            start, _, part = self._parts[0]
-            if not part.waits:
-                heappop(self._parts)
-                continue
+        while self._count:
+            flow = min((flow for flow in self._flows.values() if flow.parts), key=lambda flow: flow.reached)
+            part = flow.parts[0]
             if part.answer.done() or now >= part.deadline:  # the event loop answers it
-                self._left(part)
+                self._left(flow.parts.popleft())
                 continue
             size += len(part.queries)
             seconds += part.cost_s
             if taken and (size > limits.max_batch or seconds > limits.call_s or are_apart(taken[0], part)):
                 break
-            self._now = start
-            self._left(part)
+            self._now = flow.reached
+            flow.reached += part.share_s
+            self._left(flow.parts.popleft())
             taken.append(part)
         return taken
 
-    def before(self, key: str, cost_s: float) -> str | None:
-        """The key that has more waiting than another one would have with a part of such a cost, and the most; None where none has.
-
-        What is patient is not counted: it is not refused.
-        """
-        own_s, seconds = cost_s, defaultdict[str, float](float)
-        for _, _, part in self._parts:
-            if part.waits and part.key == key:
-                own_s += part.cost_s
-            elif part.waits and not part.patient:
-                seconds[part.key] += part.cost_s
-        longest = max(seconds, key=lambda one: seconds[one], default=None)
-        return longest if longest is not None and seconds[longest] > own_s else None
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether requests of several keys have come since nothing waited."""
-        return len(self._ends) > 1
-
-    def last_of(self, key: str) -> Part:
-        """The part of a key that would be taken last, of those that may be refused."""
-        own = [one for one in self._parts if one[2].waits and one[2].key == key and not one[2].patient]
-        return max(own, key=lambda one: one[:2])[2]
-
     def _left(self, part: Part) -> None:
+        """A part is no longer among those of its key."""
         part.waits = False
+        flow = self._flows[part.key]
         self.queries -= len(part.queries)
-        self._waiting -= 1
-        self.seconds -= part.cost_s
-        if not self._waiting:  # numbers begin anew, so that none grows without a bound
-            self._parts.clear()
-            self._ends.clear()
-            self.seconds = self._now = 0.0
+        self._count -= 1
+        self.seconds = self.seconds - part.cost_s if self._count else 0.0
+        flow.queries -= len(part.queries)
+        flow.seconds = flow.seconds - part.share_s if flow.parts else 0.0
+        if not self._count:  # numbers begin anew, so that none grows without a bound
+            self._flows, self._now = {}, 0.0
 
 
 class Jobs:

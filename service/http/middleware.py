@@ -114,7 +114,7 @@ class RequestInfo:
                 case b"espalier-priority":
                     self.priority = value
                 case b"espalier-user":
-                    self.user = value
+                    self.user = value or None
                 case b"espalier-group":
                     self.group = value
         if not self.request_id:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from espalier.errors import EspalierError
+from espalier.errors import EspalierError, InvalidInput
 
 from ..batching.priority import Priority, Turns, priority_of
 from ..errors import Behind, ClientGone, DeadlinePassed, KeyLimit, QueueFull, Uncovered
@@ -111,6 +111,12 @@ class RetrievalRoute:
             return await self._answer(checked, info, began, priority)
         try:
             retrieved = await self._answer(checked, info, began, priority)
+        except InvalidInput:
+            default = self._by_default(checked)
+            if default is None:
+                raise
+            info.version = default.model.version
+            return await self.answer(default, info, began, priority)
         except Exception as error:
             if (outcome := _outcome_of(error)) is not None:
                 checked.model.metrics.request(outcome, time.perf_counter() - began)
@@ -120,11 +126,19 @@ class RetrievalRoute:
             self._compare(checked, retrieved)
         return retrieved
 
+    def _by_default(self, checked: CheckedRequest) -> CheckedRequest | None:
+        """A request that a candidate does not take as one to the default version; None where it was none, or the answer would be larger."""
+        default = self.registry.choose_whole(checked.model.name, None)
+        if checked.request.version is not None or default is checked.model:
+            return None
+        again = check(checked.request, default, self.settings)
+        return again if again.answer_values <= checked.answer_values else None
+
     def _compare(self, checked: CheckedRequest, retrieved: Retrieved) -> None:
         """Have the candidate answer the request, too, where it is drawn for that."""
         found = self.registry.candidate(checked.model.name)
         if found is not None and found[0] is not checked.model and random.random() < found[1].shadow:
-            self._shadows.begin(checked.request, retrieved, found[0])
+            self._shadows.begin(checked, retrieved, found[0])
 
     async def _answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority) -> Retrieved:
         settings, model, timeout_ms = self.settings, checked.model, checked.timeout_ms
@@ -195,10 +209,12 @@ class RetrieveRoute(RetrievalRoute):
             await self._refuse(limit)
         try:
             await self._respond(scope, receive, send, info)
-        except QueueFull as refusal:
-            if not refusal.crowds:
+            return
+        except QueueFull as error:
+            if not error.crowds:
                 raise
-            await self._refuse(refusal)
+            refusal = QueueFull(str(error), error.retry_after_s)  # the other one holds the frames of the request, and with them its body
+        await self._refuse(refusal)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send, info: RequestInfo) -> None:
         check_type(info.content_type, JSON_TYPES)

@@ -43,7 +43,7 @@ class Backups:
         self._settings, self._url, self._metrics = settings, url, BackupMetrics(metrics)
         self._store: Objects | None = None
         self._lock: int | None = None
-        self._due: dict[str, float] = {}  # by model, in Unix time
+        self._due: dict[str, float] = {}  # by model, of time.monotonic(): the clock may be set
         self._failed: set[str] = set()  # models whose last attempt failed, which was logged
         self._wrong = ""
         self._stopped = threading.Event()
@@ -90,25 +90,26 @@ class Backups:
 
     def _look(self) -> None:
         for name in models_with_state(self._settings.models):
-            if time.time() >= self._due.get(name, 0.0) and not self._stopped.is_set():
+            if time.monotonic() >= self._due.get(name, 0.0) and not self._stopped.is_set():
                 self._back_up(name, self._settings.models / name)
 
     def _back_up(self, name: str, folder: Path) -> None:
         """Do what is due of a model, and say when the next is."""
-        every_s, now = self._settings.backup_every_s, time.time()
+        every_s, now = self._settings.backup_every_s, time.monotonic()
         self._metrics.found(name)
         try:
             self._store = self._store or Objects(self._url, create=True)
             if name not in self._due and (ids := find_backups(self._store, name)):
-                self._metrics.holds(name, time_of(ids[-1]))
-                self._due[name] = min(time_of(ids[-1]), now) + every_s
+                made_at = min(time_of(ids[-1]), time.time())
+                self._metrics.holds(name, made_at)
+                self._due[name] = now + max(every_s - (time.time() - made_at), 0.0)
                 return
             if DesiredState(folder).is_changing:  # it may be changed back
                 self._due[name] = now + min(RETRY_S, every_s)
                 return
             made = back_up(self._store, folder, on_bytes=self._go_on)
             if made is not None:
-                self._metrics.holds(name, made.at if made.written else now)
+                self._metrics.holds(name, time.time())
                 prune(self._store, name, self._settings.backup_keep)
             self._due[name] = now + every_s
         except BeingBackedUp:  # by a command

@@ -116,7 +116,7 @@ class Changes:
             self._follower.entry(name)
             raise Conflict(
                 f"What serves of {name!r} follows the store (ESPALIER_STORE), for all hosts alike: "
-                f"`espalier set-default --store URL --model {name} --version N` changes it."
+                f"`espalier set-default --store URL --model {name} --version N` changes it, and --candidate."
             )
 
     # -- versions -------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Changes:
             before = _served(entry, now)
             now = await self._loaded(entry, now, version)
             if default and (now is None or now.default != version):
-                now = await self._serve(entry, now, {version}, set(), version)
+                now = await self._serve(entry, now, {version}, set(), version, before.candidate)
             log.info("%s: version %d is loaded%s", entry.name, version, " and the default" if default else "")
             return before, _served(entry, now)
 

@@ -1,7 +1,7 @@
-"""Requests that a candidate answers a second time, behind all others, so that its answers can be compared with the default version's.
+"""Requests that a candidate answers a second time, so that its answers can be compared with the default version's.
 
-Nobody sees the second answer: how many items both have in common and the engine time of both are counted. Few run at a time; those for
-which there is no room are left out, and counted. Knows requests and answers, not which requests are drawn.
+Nobody sees the second answer: how many items both have in common and the engine time of both are counted. Few run at a time, and only while
+nobody waits for the default version; the others are left out, and counted. Knows requests and answers, not which requests are drawn.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import time
 
 import orjson
 
+from espalier.errors import InvalidInput
+
 from ..batching.priority import Priority
 from ..models.loading import LoadedModel
-from ..retrieval.request import check, input_values
+from ..retrieval.request import CheckedRequest, check, input_values
 from ..retrieval.retrieve import INLINE_VALUES, Retrieved, retrieve
-from ..retrieval.schemas import RetrieveRequest
 from ..settings import Settings
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 MOST = 16
 """Second answers that one worker makes at a time."""
 MOST_VALUES = 4096
-"""Values of the largest answer that is made a second time."""
+"""Values of the largest answer that is compared."""
 
 
 class Shadows:
@@ -34,23 +35,25 @@ class Shadows:
         self._settings = settings
         self._running: set[asyncio.Task[None]] = set()
 
-    def begin(self, request: RetrieveRequest, answered: Retrieved, candidate: LoadedModel) -> None:
+    def begin(self, checked: CheckedRequest, answered: Retrieved, candidate: LoadedModel) -> None:
         """Have the candidate answer a request that the default version has answered, soon."""
-        if len(self._running) >= MOST or input_values(request) > INLINE_VALUES:
+        is_large = checked.answer_values > MOST_VALUES or input_values(checked.request) > INLINE_VALUES
+        if len(self._running) >= MOST or is_large or checked.model.batcher.depth:
             candidate.metrics.shadow("left_out")
             return
-        task = asyncio.create_task(self._compare(request, answered, candidate))
+        task = asyncio.create_task(self._compare(checked, answered, candidate))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _compare(self, request: RetrieveRequest, answered: Retrieved, candidate: LoadedModel) -> None:
-        began = time.perf_counter()
+    async def _compare(self, checked: CheckedRequest, answered: Retrieved, candidate: LoadedModel) -> None:
+        """Ask for as many items as the default version did, whatever the candidate's own default is."""
+        began, request = time.perf_counter(), checked.request.model_copy(update={"m": checked.m})
         try:
-            checked = check(request, candidate, self._settings)
-            if checked.answer_values > MOST_VALUES:
-                candidate.metrics.shadow("left_out")
-                return
-            own = await retrieve(checked, self._settings, began, began + checked.timeout_ms / 1e3, Priority.BACKGROUND)
+            again = check(request, candidate, self._settings)
+            own = await retrieve(again, self._settings, began, began + again.timeout_ms / 1e3, Priority.BACKGROUND)
+        except InvalidInput:  # it has other limits or fields
+            candidate.metrics.shadow("left_out")
+            return
         except Exception as error:  # whatever it is, it is the candidate's, and no request's
             log.debug("%s version %d: no second answer: %s", candidate.name, candidate.version, error)
             candidate.metrics.shadow("failed")

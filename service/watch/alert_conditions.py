@@ -204,5 +204,6 @@ ELSEWHERE = {
     "EspalierVersionOld": "its objective is Prometheus's",
     "EspalierLiveRefused": "it is by status",
     "EspalierBackupOld": "a backup is of one host of several",
+    "EspalierBackupFailing": "a backup is of one host of several",
 }
 """Alerts of the rules' file that are not among CONDITIONS, and why."""

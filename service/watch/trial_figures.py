@@ -38,6 +38,9 @@ class _Of:
         own = self._found.get((name, str(version)), ())
         return int(sum(value for found, value in own if all(found.get(key) == wanted for key, wanted in labels.items())))
 
+    def sum(self, name: str, version: int) -> float:
+        return sum(value for _, value in self._found.get((f"{name}_sum", str(version)), ()))
+
     def buckets(self, name: str, version: int, **labels: str) -> dict[float, float]:
         """Upper bound of a bucket, ascending → how many are not above it."""
         own = self._found.get((f"{name}_bucket", str(version)), ())
@@ -65,7 +68,7 @@ def _shadow(found: _Of, candidate: int) -> dict[str, Any]:
     counts = {
         outcome: found.count("espalier_shadow_requests_total", candidate, outcome=outcome) for outcome in ("compared", "failed", "left_out")
     }
-    overlap, interval = _mean(found.buckets("espalier_shadow_overlap", candidate))
+    overlap, interval = _mean(found, "espalier_shadow_overlap", candidate)
     times = {
         f"{of}_p50_ms": _ms(quantile(found.buckets("espalier_shadow_seconds", candidate, of=of), 0.5)) for of in ("default", "candidate")
     }
@@ -81,19 +84,19 @@ def _wilson(count: int, of: int) -> tuple[float, float] | None:
     return max((middle - half) / (1 + spread), 0.0), min((middle + half) / (1 + spread), 1.0)
 
 
-def _mean(buckets: Mapping[float, float]) -> tuple[float | None, tuple[float, float] | None]:
-    """The mean of shares and its interval, by the middles of their buckets."""
+def _mean(found: _Of, name: str, version: int) -> tuple[float | None, tuple[float, float] | None]:
+    """The mean of a histogram of shares, and its interval: within a bucket values are taken to be spread evenly."""
+    buckets = found.buckets(name, version)
     total = buckets.get(inf, 0.0)
     if not total:
         return None, None
-    middles, counts, below, before = list[float](), list[float](), 0.0, 0.0
+    mean, square, below, before = found.sum(name, version) / total, 0.0, 0.0, 0.0
     for bound, count in buckets.items():
-        middles.append(1.0 if bound == inf else (below + bound) / 2 if bound < 1.0 else 1.0)
-        counts.append(count - before)
-        below, before = bound, count
-    mean = sum(middle * count for middle, count in zip(middles, counts, strict=True)) / total
-    square = sum((middle - mean) ** 2 * count for middle, count in zip(middles, counts, strict=True)) / total
-    half = Z * sqrt(square / total)
+        if count > before:
+            width = max(min(bound, 1.0) - below, 0.0)
+            square += ((below + width / 2 - mean) ** 2 + width**2 / 12) * (count - before)
+        below, before = min(bound, 1.0), count
+    half = Z * sqrt(square) / total
     return mean, (max(mean - half, 0.0), min(mean + half, 1.0))
 
 

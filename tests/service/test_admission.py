@@ -88,6 +88,7 @@ def simulated(load: float, seconds: float, admission: Admission, seed: int = 0) 
             ends.popleft()
         waiting, call_s = max(len(ends) - 1, 0), SERVICE_S if ends else 0.0
         if admission.refuses(now, waiting, 1, waiting * SERVICE_S + call_s, SERVICE_S):
+            admission.refused(1)
             refused += 1
             continue
         admission.accepted(1, busy=bool(ends))
@@ -130,6 +131,9 @@ class _Shifted(Admission):
 
     def refuses(self, now: float, waiting: int, queries: int, wait_s: float, call_s: float) -> bool:
         return self._other.refuses(now + self._by_s, waiting, queries, wait_s, call_s)
+
+    def refused(self, queries: int) -> None:
+        self._other.refused(queries)
 
     def accepted(self, queries: int, busy: bool) -> None:
         self._other.accepted(queries, busy)

@@ -19,7 +19,6 @@ from service.batching.admission import Admission, Limits
 from service.batching.batcher import Batcher
 from service.batching.parts import Answer
 from service.batching.priority import Priority
-from service.batching.queues import SPARE
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import pass_time, settled, turns_until
@@ -473,84 +472,114 @@ async def test_a_key_that_comes_back_gets_no_more_for_having_been_away(engine: F
     assert [newest(engine, call)[0] for call in range(5, len(engine.calls))] == [1, 11, 2, 12, 3, 13]
 
 
-async def test_in_overload_who_has_the_most_waiting_is_refused_first(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+async def test_in_overload_a_request_is_refused_for_what_it_would_wait_for(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1, max_queue=4)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        flood = await accepted(*(ask(batcher, i, key="flood") for i in range(1, 5)))
+        for _ in range(3):
+            with pytest.raises(QueueFull) as alone:
+                await ask(batcher, 5, key="flood")
+            assert not alone.value.crowds  # nobody else wants the engine
+        assert batcher._admission.overloaded
+        with pytest.raises(QueueFull):
+            batcher.check_overload(1, "flood")
+        batcher.check_overload(1, "shop")
+        shop = await accepted(ask(batcher, 11, key="shop"), ask(batcher, 12, key="shop"))
+        assert batcher.depth == 6  # behind two of the flood's
+        for key in ("flood", "shop"):
+            with pytest.raises(QueueFull) as crowding:
+                await ask(batcher, 13, key=key)
+            assert crowding.value.crowds
+        (third,) = await accepted(ask(batcher, 31, key="third"))
+        assert batcher.depth == 7
+    await asyncio.gather(busy, *flood, *shop, third)
+    assert [newest(engine, call)[0] for call in range(2, len(engine.calls))] == [1, 11, 31, 2, 12, 3, 4]
+
+
+async def test_a_refusal_takes_nothing_from_others_and_counts_once(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=1, max_queue=4)
     await learnt(engine, batcher, 0.001)
     async with held(engine, batcher) as busy:
         flood = await accepted(*(ask(batcher, i, key="flood") for i in range(1, 5)))
         with pytest.raises(QueueFull):
             await ask(batcher, 5, key="flood")
-        assert batcher._admission.overloaded
+        counted = batcher._admission._busy
+        batcher.check_overload(6, "shop")
+        (shop,) = await accepted(ask(batcher, *range(20, 26), key="shop"))  # nothing is before it, as in an empty queue
+        assert batcher._admission._busy == counted + 6
         with pytest.raises(QueueFull):
-            batcher.check_overload(1, "flood")
-        batcher.check_overload(1, "shop")  # it will find room
-        shop = await accepted(ask(batcher, 11, key="shop"), ask(batcher, 12, key="shop"))
-        await settled()
-        assert batcher.depth == 4
-        assert [task.done() for task in flood] == [False, False, True, True]
-        for key in ("flood", "shop"):  # both have as much waiting
+            await ask(batcher, 27, key="shop")
+        assert batcher._admission._busy == counted + 7
+        assert not any(task.done() for task in flood)
+    await asyncio.gather(busy, *flood, shop)
+
+
+async def test_a_few_large_requests_get_as_much_as_a_flood_of_small_ones(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1, max_queue=8)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        small = await accepted(*(ask(batcher, i, key="small") for i in range(1, 9)))
+        (large,) = await accepted(ask(batcher, *range(20, 28), key="large"))
+        for _ in range(20):  # no number of refused ones takes its place
             with pytest.raises(QueueFull):
-                await ask(batcher, 13, key=key)
-        (third,) = await accepted(ask(batcher, 31, key="third"))
-        await settled()
-        assert batcher.depth == 4
-    found = await asyncio.gather(busy, *flood, *shop, third, return_exceptions=True)
-    refused = [isinstance(one, QueueFull) for one in found]
-    assert refused == [False, False, True, True, True, False, False, False] or refused == [
-        False,
-        False,
-        False,
-        True,
-        True,
-        False,
-        True,
-        False,
-    ]
-    assert "more waiting" in str(found[3])
+                await ask(batcher, 9, key="small")
+    await asyncio.gather(busy, *small, large)
+    first = [newest(engine, call)[0] for call in range(2, len(engine.calls))][:8]
+    assert sum(item >= 20 for item in first) == 4
 
 
-async def test_a_request_for_which_no_room_can_be_made_is_refused_and_the_queue_stays_bounded(
-    engine: FakeEngine, new_batcher: NewBatcher
-) -> None:
-    batcher = new_batcher(max_batch=1, max_queue=4)
+async def test_large_lines_of_a_stream_do_not_shut_others_out(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1, max_queue=8)
     await learnt(engine, batcher, 0.001)
     async with held(engine, batcher) as busy:
-        flood = await accepted(*(ask(batcher, i, key="flood") for i in range(1, 5)))
-        with pytest.raises(QueueFull):
-            await ask(batcher, *range(20, 26), key="shop")
-        await settled()
-        assert batcher.depth == 4  # it asks for more than all that waits
-        (cheap,) = await accepted(ask(batcher, 20, 21, 22, beam_size=1, key="shop"))
-        await settled()
-        assert batcher.depth == 4
-        assert [task.done() for task in flood] == [False, True, True, True]
-    await asyncio.gather(busy, cheap)
-    await asyncio.gather(*flood, return_exceptions=True)
+        line = await accepted(ask(batcher, *range(1, 9), key="stream", priority=Priority.PATIENT))
+        (shop,) = await accepted(ask(batcher, 21, key="shop"))
+        next_line = await accepted(ask(batcher, 9, key="stream", priority=Priority.PATIENT))
+        other = await accepted(ask(batcher, 31, key="other", priority=Priority.PATIENT))
+        assert batcher.depth == 10  # the next line waits for room, and no other key's behind it
+    await asyncio.gather(busy, *line, shop, *next_line, *other)
+    order = [newest(engine, call)[0] for call in range(2, len(engine.calls))]
+    assert order[:3] == [1, 21, 31]
+    assert order[-1] == 9
 
 
-async def test_a_stream_that_has_been_let_in_makes_room_for_nobody(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_batch=1, max_queue=2)
+async def test_who_hangs_up_pays_nothing(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1)
     await learnt(engine, batcher, 0.001)
     async with held(engine, batcher) as busy:
-        streamed = await accepted(ask(batcher, 1, key="stream", priority=Priority.PATIENT), ask(batcher, 2, key="stream"))
-        (shop,) = await accepted(ask(batcher, 11, key="shop"))
-        await settled()
-        assert [streamed[0].done(), streamed[1].done(), shop.done()] == [False, False, True]
-    assert isinstance(shop.exception(), QueueFull)
-    await asyncio.gather(busy, *streamed)
+        others = await accepted(*(ask(batcher, i, key="others") for i in range(1, 6)))
+        gone = await accepted(*(ask(batcher, 7, key="hasty") for _ in range(50)))
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        (back,) = await accepted(ask(batcher, 11, key="hasty"))
+        assert batcher.depth == 6
+    await asyncio.gather(busy, *others, back)
+    assert [newest(engine, call)[0] for call in range(2, len(engine.calls))] == [1, 11, 2, 3, 4, 5]
+
+
+async def test_where_calls_cost_the_same_however_full_keys_take_turns_by_queries(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=4, serial=False)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        bulk = await accepted(*(ask(batcher, *range(20, 24), key="bulk") for _ in range(3)))
+        small = await accepted(*(ask(batcher, i, key="small") for i in range(1, 9)))
+    await asyncio.gather(busy, *bulk, *small)
+    taken = [int(item >= 20) for call in calls(engine)[2:] for item in call]
+    assert sum(taken[:8]) == 4  # of the first eight queries as many of each
 
 
 async def test_what_was_taken_back_leaves_the_queue(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=1)
     async with held(engine, batcher) as busy:
         waiting = await accepted(*(ask(batcher, i, key="stays") for i in (1, 2, 3)))
-        for turn in range(300):
+        for turn in range(50):
             (gone,) = await accepted(ask(batcher, 7, key=f"gone-{turn % 7}"))
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
-        assert batcher.depth == 3
-        assert len(batcher._queue._parts) <= 2 * 3 + SPARE + 1
+        assert (batcher.depth, batcher._queue.seconds) == (3, 0.0)
+        assert sum(len(flow.parts) for flow in batcher._queue._flows.values()) == 3
     await asyncio.gather(busy, *waiting)
     assert [newest(engine, call)[0] for call in range(1, len(engine.calls))] == [1, 2, 3]
-    assert not batcher._queue._parts
-    assert not batcher._queue._ends
+    assert not batcher._queue._flows

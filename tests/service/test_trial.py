@@ -10,11 +10,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from espalier.bundle import Bundle
 from espalier.search import Engine
 from espalier.serving import Candidate
+from service.batching.batcher import Batcher
 from service.models.trial import is_tried, place_of
 from service.retrieval.shadow import MOST, MOST_VALUES
 from service.watch.trial_figures import figures
@@ -130,6 +132,27 @@ def test_what_the_candidate_does_not_take_the_default_version_answers(tmp_path: 
         assert answer.status_code == 422
 
 
+def test_a_filter_that_the_candidate_does_not_know_is_for_the_default_version(tmp_path: Path) -> None:
+    colours = {"colour": pa.array(["red", "blue"] * 16)}
+    small_model(tmp_path, 1, columns=colours)
+    small_model(tmp_path, 2)
+    (tmp_path / "books" / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1, 2], "default": 1}))
+    with run(tmp_path, admin_keys=ADMIN) as running:
+        trial(running, version=2, share=1.0, shadow=0.0)
+        assert version_for(running) == 2
+        assert version_for(running, filter={"colour": ["red"]}) == 1
+        body = {"model": "books", "queries": [{"history": []}], "filter": {"size": ["large"]}}
+        assert running.client.post("/retrieve", json=body).status_code == 422  # neither knows it
+        _, tried = running.client.get("/models/books/candidate", headers=bearer(ADMIN)).json()["versions"]
+        assert (tried["answered"], tried["failed"]) == (1, 0)
+
+
+def test_an_empty_header_names_nobody(both: Path) -> None:
+    with run(both, admin_keys=ADMIN) as running:
+        trial(running, version=2, share=0.5)
+        assert {version_for(running, "") for _ in range(40)} == {1, 2}
+
+
 # -- how a trial begins and ends ------------------------------------------------------------------------------------------
 
 
@@ -143,6 +166,14 @@ def test_a_candidate_is_loaded_first_and_promoted_by_making_it_the_default(versi
         assert version_for(running, "u") == 2
         back = running.client.post("/models/books/default", json={"version": 1}, headers=bearer(ADMIN)).json()
         assert (back["version"], back["candidate"]) == (1, None)
+
+
+def test_another_default_keeps_the_trial(both: Path) -> None:
+    small_model(both, 3)
+    with run(both, admin_keys=ADMIN) as running:
+        trial(running, version=2, share=1.0)
+        other = running.client.post("/models/books/default", json={"version": 3}, headers=bearer(ADMIN)).json()
+        assert (other["version"], other["candidate"]["version"]) == (3, 2)
 
 
 def test_a_trial_goes_on_while_others_are_loaded_and_ends_with_its_version(both: Path) -> None:
@@ -272,6 +303,32 @@ def test_a_shadow_that_fails_or_hangs_harms_nobody(both: Path) -> None:
         until(lambda: shadowed(running)["left_out"] == 7)
 
 
+def test_a_shadow_asks_for_as_many_items_and_leaves_out_what_it_does_not_take(tmp_path: Path) -> None:
+    small_model(tmp_path, 1, m=6, max_m=20)
+    small_model(tmp_path, 2, m=2, max_m=10)
+    (tmp_path / "books" / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1, 2], "default": 1}))
+    apart = Apart(32)
+    with run(tmp_path, engines(apart, FakeEngine(32)), admin_keys=ADMIN) as running:
+        trial(running, version=2, shadow=1.0)
+        running.retrieve(queries=[{"history": []}])
+        until(lambda: shadowed(running)["compared"] == 1)
+        assert apart.calls[-1][1].m_B.tolist() == [6]
+        running.retrieve(queries=[{"history": []}], m=20)
+        until(lambda: shadowed(running)["left_out"] == 1)
+        assert shadowed(running)["failed"] == 0
+
+
+def test_nothing_is_answered_twice_while_others_wait(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run(both, admin_keys=ADMIN) as running:
+        trial(running, version=2, shadow=1.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(Batcher, "depth", property(lambda batcher: 1))
+            running.retrieve(queries=[{"history": []}])
+        assert shadowed(running)["left_out"] == 1
+        running.retrieve(queries=[{"history": []}])
+        until(lambda: shadowed(running)["compared"] == 1)
+
+
 # -- what is counted ------------------------------------------------------------------------------------------------------
 
 
@@ -320,14 +377,27 @@ def test_intervals_of_shares_and_means_are_the_textbooks() -> None:
         (name, labels | {"outcome": "answered"}, 90.0),
         (name, labels | {"outcome": "failed"}, 10.0),
     ]
+    samples += [("espalier_shadow_overlap_sum", labels, 50 * 0.53 + 50 * 0.99), ("espalier_shadow_overlap_count", labels, 100.0)]
     for bound, count in ((0.5, 0.0), (0.55, 50.0), (0.95, 50.0), (1.0, 100.0), (inf, 100.0)):
         le = "+Inf" if bound == inf else str(bound)
         samples.append(("espalier_shadow_overlap_bucket", labels | {"le": le}, count))
     found = figures(samples, "books", None, 2)
     assert found["versions"][0]["failed_ci"] == pytest.approx((0.0552, 0.1744), abs=5e-4)  # Wilson, 10 of 100
-    assert found["shadow"]["overlap"] == pytest.approx((50 * 0.525 + 50 * 1.0) / 100)
-    half = 1.96 * 0.2375 / 10
-    assert found["shadow"]["overlap_ci"] == pytest.approx((0.7625 - half, 0.7625 + half))
+    assert found["shadow"]["overlap"] == pytest.approx(0.76)  # of the sums, and not of the buckets
+    low, high = found["shadow"]["overlap_ci"]
+    assert (low + high) / 2 == pytest.approx(0.76)
+    assert (high - low) / 2 == pytest.approx(1.96 * 0.23 / 10, rel=0.05)
+
+
+def test_an_interval_of_what_is_alike_is_not_empty() -> None:
+    labels = {"model": "books", "version": "2"}
+    samples: list[tuple[str, dict[str, str], float]] = [("espalier_shadow_overlap_sum", labels, 96.0)]
+    samples += [
+        ("espalier_shadow_overlap_bucket", labels | {"le": le}, count) for le, count in (("0.95", 0.0), ("1.0", 100.0), ("+Inf", 100.0))
+    ]
+    shadow = figures(samples, "books", None, 2)["shadow"]
+    assert shadow["overlap"] == pytest.approx(0.96)
+    assert shadow["overlap_ci"][0] < 0.96 < shadow["overlap_ci"][1]
 
 
 # -- processes ------------------------------------------------------------------------------------------------------------

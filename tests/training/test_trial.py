@@ -77,6 +77,9 @@ def test_text_is_read_and_what_is_wrong_is_said_with_its_place(tmp_path: Path) -
     text = tmp_path / "log.csv"
     frame.write_csv(text)
     assert judge(text, "who", "version", "clicked") == judge(file, "who", "version", "clicked")
+    pl.read_parquet(file).write_csv(text)  # true and false
+    assert judge(text, "who", "version", "clicked") == judge(file, "who", "version", "clicked")
+    frame.write_csv(text)
     with pytest.raises(InvalidData, match="bought"):
         judge(text, "who", "version", "bought")
     text.write_text(text.read_text().replace("\n0,", "\n,", 1))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from espalier.errors import CacheFull, EspalierError, InvalidInput, JournalCorru
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import NUMBERS_PER_S, erase_user
 from espalier.live.operations import ItemBody, Operation
-from espalier.store import restoring
+from espalier.store import backups, restoring
 from espalier.store.backups import BACKUPS, WORK, BeingBackedUp, back_up, find_backed_up, find_backups, forget, prune, read_backup
 from espalier.store.fetching import SPARE_BYTES
 from espalier.store.objects import Objects
@@ -355,3 +356,45 @@ def test_a_folder_that_a_service_backs_up_is_not_restored_into(files: Objects, b
 def test_versions_that_no_store_has_are_named(files: Objects, books: Path) -> None:
     found = restore(files, files, books.parent, "books", made(files, books), replace=True)
     assert (found.came, found.missing) == ([], [1])
+
+
+def test_after_a_clock_that_was_ahead_backups_are_still_in_their_order(
+    files: Objects, books: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(days=40)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backups, "datetime", Ahead)
+        made(files, books)
+    later = []
+    for number in range(3):
+        write(books, put(f"later-{number}", 9))
+        later.append(made(files, books))
+        prune(files, "books", keep=2)
+        assert find_backups(files, "books")[-1] == later[-1]
+    assert "a clock was ahead" in caplog.text
+    assert choose(files, "books") == later[-1]
+    shutil.rmtree(books.parent)
+    restore(files, None, books.parent, "books", choose(files, "books"))
+    assert {operation.id for operation in operations(books)} >= {"later-0", "later-1", "later-2"}
+
+
+def test_a_journal_that_came_while_a_restore_ran_is_not_deleted(files: Objects, books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backup = made(files, books)
+    shutil.rmtree(books)
+    bring = restoring._bring_versions
+
+    def brought(*given: Any) -> Any:
+        write(books, put("new", 1))
+        return bring(*given)
+
+    monkeypatch.setattr(restoring, "_bring_versions", brought)
+    with pytest.raises(InvalidInput, match="Does a service run"):
+        restore(files, None, books.parent, "books", backup)
+    assert [operation.id for operation in operations(books)] == ["new"]
+    monkeypatch.setattr(restoring, "_bring_versions", bring)
+    restore(files, None, books.parent, "books", backup, replace=True)
+    assert "new" not in {operation.id for operation in operations(books)}

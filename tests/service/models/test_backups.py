@@ -207,3 +207,21 @@ def manifest_of(store: Objects) -> dict[str, Any]:
     found = read_backup(store, "books", find_backups(store, "books")[-1])
     assert found is not None
     return dict(found.files)
+
+
+def test_a_clock_that_is_set_back_stops_no_backups(models: Path, store: Objects, live: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead_s = 40 * 86_400.0
+
+    class Clock:
+        monotonic = staticmethod(time.monotonic)
+
+        @staticmethod
+        def time() -> float:
+            return time.time() + ahead_s
+
+    monkeypatch.setattr(backups, "time", Clock)
+    with backed_up(models, store):
+        until(lambda: len(find_backups(store, "books")) == 1)
+        ahead_s = 0.0
+        appended(live, [put("b")])
+        until(lambda: len(find_backups(store, "books")) == 2)

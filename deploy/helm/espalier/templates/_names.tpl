@@ -67,6 +67,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail "ingress.enabled needs networkPolicy.clients: the pods of the ingress controller" }}
 {{- end }}
 {{- end }}
+{{- $backup := or (index .Values.settings "ESPALIER_BACKUP") (index .Values.single.settings "ESPALIER_BACKUP") }}
+{{- if and (not $sharded) $backup (or (gt (int .Values.single.replicas) 1) .Values.single.autoscaling.enabled) }}
+{{- fail "ESPALIER_BACKUP is for one pod: single.replicas=1, without single.autoscaling" }}
+{{- end }}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) }}
 {{- fail "ingress.enabled needs ingress.host" }}
 {{- end }}

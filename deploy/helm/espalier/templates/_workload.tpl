@@ -43,7 +43,7 @@ spec:
       spec:
         accessModes: [ReadWriteOnce]
         {{- with $v.models.storageClass }}
-        storageClassName: {{ . }}
+        storageClassName: {{ quote . }}
         {{- end }}
         resources:
           requests:
@@ -64,7 +64,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
     spec:
-      serviceAccountName: {{ include "espalier.serviceAccount" $root }}
+      serviceAccountName: {{ include "espalier.serviceAccount" $root | quote }}
       automountServiceAccountToken: false
       enableServiceLinks: false # a Service named espalier would set variables like ESPALIER_PORT
       terminationGracePeriodSeconds: {{ add $v.drain.delaySeconds $v.drain.finishSeconds 30 }}
@@ -80,7 +80,7 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       {{- with $part.priorityClassName }}
-      priorityClassName: {{ . }}
+      priorityClassName: {{ quote . }}
       {{- end }}
       {{- with $part.nodeSelector }}
       nodeSelector:
@@ -120,7 +120,7 @@ spec:
                 name: {{ $own.settings }}
             {{- if and $v.models.store $v.models.storeSecret }}
             - secretRef:
-                name: {{ $v.models.storeSecret }}
+                name: {{ quote $v.models.storeSecret }}
             {{- end }}
           env:
             {{- range $variable, $value := $own.environment }}
@@ -180,18 +180,18 @@ spec:
               spec:
                 accessModes: [ReadWriteOnce]
                 {{- with $v.models.storageClass }}
-                storageClassName: {{ . }}
+                storageClassName: {{ quote . }}
                 {{- end }}
                 resources:
                   requests:
                     storage: {{ $part.volumeSize }}
         {{- else if and $v.models.existingClaim (not $v.models.store) }}
         - name: models
-          persistentVolumeClaim: { claimName: {{ $v.models.existingClaim }}{{ if not $own.journal }}, readOnly: true{{ end }} }
+          persistentVolumeClaim: { claimName: {{ quote $v.models.existingClaim }}{{ if not $own.journal }}, readOnly: true{{ end }} }
         {{- end }}
         {{- with $v.tls.secret }}
         - name: tls
-          secret: { secretName: {{ . }} }
+          secret: { secretName: {{ quote . }} }
         {{- end }}
         {{- with $own.volumes }}
         {{- toYaml . | nindent 8 }}

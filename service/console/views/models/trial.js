@@ -77,9 +77,10 @@ function Figures({ found }) {
     { label: "p50", numeric: true, cell: (one) => ms(one.p50_ms) },
     { label: "p99", numeric: true, cell: (one) => ms(one.p99_ms) },
   ]} />
+  ${shadow && shadow.compared + shadow.failed + shadow.left_out > 0 && html`<p>${count(shadow.failed)} second answers failed, ${count(shadow.left_out)} were left out.</p>`}
   ${shadow?.compared > 0 && html`<p>Of ${count(shadow.compared)} requests that both answered, the answers have <strong>${percent(shadow.overlap)}</strong> of the items in
     common <span class="dim">${interval(shadow.overlap_ci)}</span>; the engine took ${ms(shadow.default_p50_ms)} and ${ms(shadow.candidate_p50_ms)} in the
-    median.${shadow.failed > 0 && html` <span class="bad">${count(shadow.failed)} failed.</span>`}</p>`}`;
+    median.</p>`}`;
 }
 
 function interval(ends) {
