@@ -93,6 +93,7 @@ def main() -> None:
         print_row(row)
     about = {"seconds": options.seconds, "rounds": options.rounds, "versions": {name: import_module(name).__version__ for name in NEEDED}}
     load = {"load_average_before": load_before, "load_average_after": os.getloadavg()[0]}
+    load["others_busy_most"] = max(row["others_busy"] for row in rows)
     write_report(options.json, {**about, **load, "rows": rows}, "server on one, client on the other")
 
 

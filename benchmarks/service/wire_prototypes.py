@@ -96,7 +96,7 @@ def serve(case: str, trivial: bool, port: int, grpc_port: int, core: int) -> Non
         if trivial:  # whose answers are not those of the model's golden queries
             patched.enter_context(patch.object(loading, "verify_golden", lambda *_: 1.0))
         if case != "json":
-            formats = {"results_json": partial(results_of, case), "_answer": partial(answer_of, case)}
+            formats: dict[str, Any] = {"results_json": partial(results_of, case), "_answer": partial(answer_of, case)}
             patched.enter_context(patch.multiple(retrieve, **formats))
         if case.startswith("msgpack"):
             patched.enter_context(patch.multiple(retrieve_route, JSON_TYPES=("application/msgpack",), validated=unpacked))
