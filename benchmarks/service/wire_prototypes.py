@@ -1,0 +1,187 @@
+"""Servers that speak other wire formats than the service, for `benchmarks.wire_formats`: msgpack over HTTP/1.1, and gRPC.
+
+A prototype exchanges functions of the service: how a body becomes a request, and how found rows become an answer. What lies between is
+the service's own: checks, encoding, queue, engine, metrics. What it would still need is left out, in its favour: errors in its format,
+excluded ids that the catalogue does not have, and over gRPC also keys, limits of bodies and request ids.
+
+Knows formats. Does not know who asks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from functools import cache, partial
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import orjson
+import uvloop
+
+from benchmarks.service.service_overhead import TrivialEngine
+from espalier.compile import make_ready
+from espalier.masks.filters import Filter
+from service.__main__ import listen
+from service.app import create_app
+from service.batching.parts import Answer
+from service.errors import QueueFull
+from service.http import retrieve_route
+from service.http.memory_budget import Held
+from service.http.middleware import RequestInfo
+from service.http.retrieve_route import RetrievalRoute
+from service.live.views import View
+from service.models import loading
+from service.models.loading import EngineSource, LoadedModel
+from service.processes.server import Server
+from service.retrieval import retrieve
+from service.retrieval.request import CheckedRequest, EncodedRequest
+from service.retrieval.schemas import RetrieveRequest
+from service.retrieval.second_stage import Candidates
+from service.settings import Settings
+
+CASES = ("json", "json-columns", "msgpack", "msgpack-columns", "grpc")
+NEEDED = ("grpc", "google.protobuf", "msgpack")
+METHOD = "/espalier.Retrieval/Retrieve"
+STAGES = ("queue", "encode", "search", "serialise")
+
+STRING, INT32, FLOAT, BOOL, MESSAGE = 9, 5, 2, 8, 11
+"""Types of a FieldDescriptorProto."""
+FIELDS: dict[str, list[tuple[str, int | str, bool]]] = {  # message → its fields: name, type or message, whether repeated
+    "Query": [("history", STRING, True)],
+    "Request": [("model", STRING, False), ("queries", "Query", True), ("m", INT32, False)],
+    "Result": [
+        *(("ids", STRING, True), ("scores", FLOAT, True), ("complete", BOOL, False)),
+        *(("beam_size", INT32, False), ("degraded", BOOL, False), ("unknown", STRING, True)),
+    ],
+    "Timing": [
+        *((f"{stage}_ms", FLOAT, False) for stage in (*STAGES, "rerank", "total")),
+        *(("ms_per_query", FLOAT, False), ("batch", INT32, False)),
+    ],
+    "Answer": [
+        *(("model", STRING, False), ("version", INT32, False), ("engine", STRING, False)),
+        *(("results", "Result", True), ("timing", "Timing", False)),
+    ],
+}
+
+
+@cache
+def messages() -> Any:
+    """The classes of FIELDS, by name. Made here, so that no compiler is needed; they are those that it would make."""
+    descriptors, factory = import_module("google.protobuf.descriptor_pb2"), import_module("google.protobuf.message_factory")
+    file = descriptors.FileDescriptorProto(name="retrieval.proto", package="espalier", syntax="proto3")
+    for name, fields in FIELDS.items():
+        message = file.message_type.add(name=name)
+        for number, (field, kind, repeated) in enumerate(fields, 1):
+            types = {"type": MESSAGE, "type_name": f".espalier.{kind}"} if isinstance(kind, str) else {"type": kind}
+            message.field.add(name=field, number=number, label=3 if repeated else 1, **types)
+    pool = import_module("google.protobuf.descriptor_pool").DescriptorPool()
+    pool.Add(file)
+    return SimpleNamespace(**{name: factory.GetMessageClass(pool.FindMessageTypeByName(f"espalier.{name}")) for name in FIELDS})
+
+
+def serve(case: str, trivial: bool, port: int, grpc_port: int, core: int) -> None:
+    """Serve a case from one core, over HTTP, and over gRPC where that is the case, until a signal says stop.
+
+    trivial  whether an engine answers that searches nothing
+    """
+    os.sched_setaffinity(0, {core})
+    listening = listen("127.0.0.1", port)
+    make_ready()
+    settings = Settings()
+    with ExitStack() as patched:
+        if trivial:  # whose answers are not those of the model's golden queries
+            patched.enter_context(patch.object(loading, "verify_golden", lambda *_: 1.0))
+        if case != "json":
+            formats: dict[str, Any] = {"results_json": partial(results_of, case), "_answer": partial(answer_of, case)}
+            patched.enter_context(patch.multiple(retrieve, **formats))
+        if case.startswith("msgpack"):
+            patched.enter_context(patch.multiple(retrieve_route, JSON_TYPES=("application/msgpack",), validated=unpacked))
+        app = create_app(settings, EngineSource(lambda *_: TrivialEngine()) if trivial else None)
+        server = Server(app, settings)
+        if case == "grpc":
+            uvloop.run(serve_grpc(server, RetrievalRoute(app.state.service), listening, grpc_port))
+        else:
+            server.serve_on(listening)
+
+
+async def serve_grpc(server: Server, route: RetrievalRoute, listening: Any, port: int) -> None:
+    """The service, whose routes say whether it is ready, and in the same loop the method, which is what is asked."""
+    grpc = import_module("grpc")
+    speaks = import_module("grpc.aio").server()
+    handler = grpc.unary_unary_rpc_method_handler(partial(answer_call, route))  # without serialisers: bytes
+    service, name = METHOD[1:].split("/")
+    speaks.add_registered_method_handlers(service, {name: handler})
+    speaks.add_insecure_port(f"127.0.0.1:{port}")
+    await speaks.start()
+    await server.serve(sockets=[listening])
+    await speaks.stop(None)
+
+
+async def answer_call(route: RetrievalRoute, content: bytes, context: object) -> bytes:
+    """What RetrieveRoute does with a request, without what its head says."""
+    began = time.perf_counter()
+    info = RequestInfo(began)
+    message = messages().Request.FromString(content)
+    queries = [{"history": list(query.history)} for query in message.queries]
+    request = RetrieveRequest.model_validate({"model": message.model or None, "queries": queries, "m": message.m or None})
+    with Held(route.answers) as memory:
+        checked = route.check(request, info)
+        if not memory.take(checked.answer_values):
+            raise QueueFull("Too many large answers are being made or sent.", 1)
+        retrieved = await route.answer(checked, info, began)
+    route.metrics.request(info.model, 200, time.perf_counter() - began, False)
+    return retrieved.body
+
+
+# -- in place of the service's functions of the same arguments ---------------------------------------------------------------
+
+
+def unpacked(kind: type[RetrieveRequest], content: bytes) -> RetrieveRequest:
+    return kind.model_validate(import_module("msgpack").unpackb(content))
+
+
+def results_of(
+    case: str,
+    checked: CheckedRequest,
+    view: View,
+    conditions: Filter | None,
+    encoded: EncodedRequest,
+    answer: Answer,
+    found: Candidates,
+    deadline: float,
+) -> list[dict[str, Any]]:
+    """What an answer says of each query."""
+    count_B = found.count_B.tolist()
+    ids = view.items.ids_of(np.concatenate([rows[:count] for rows, count in zip(found.rows_BM, count_B, strict=True)]))
+    results, end = [], 0
+    for b, count in enumerate(count_B):
+        begin, end = end, end + count
+        own, scores_M = ids[begin:end], found.scores_BM[b, :count]
+        scores = scores_M if case == "json-columns" else scores_M.tolist()
+        items: dict[str, Any] = {"ids": own, "scores": scores}
+        if case == "msgpack":
+            items = {"items": [{"id": item_id, "score": score} for item_id, score in zip(own, scores, strict=True)]}
+        state = {"beam_size": answer.beam_size, "degraded": answer.degraded, "unknown": encoded.unknown[b]}
+        results.append({**items, "complete": bool(found.complete_B[b]), **state})
+    return results
+
+
+def answer_of(
+    case: str, model: LoadedModel, view: View, results: list[dict[str, Any]], stages_s: tuple[float, ...], answer: Answer, total_s: float
+) -> tuple[bytes, dict[str, float]]:
+    """The whole answer, and the milliseconds of its stages."""
+    stages_ms = {stage: round(seconds * 1e3, 4) for stage, seconds in zip((*STAGES, "total"), (*stages_s, total_s), strict=True)}
+    timing = {f"{stage}_ms": ms for stage, ms in stages_ms.items()}
+    timing |= {"rerank_ms": 0.0, "ms_per_query": round(answer.engine_s / answer.batch * 1e3, 4), "batch": answer.batch}
+    document = {"model": model.name, "version": model.version, "engine": model.engine.name, "results": results, "timing": timing}
+    if case == "grpc":
+        body: bytes = messages().Answer(**document).SerializeToString()
+    elif case == "json-columns":
+        body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    else:
+        body = import_module("msgpack").packb(document, use_single_float=True)
+    return body, stages_ms
