@@ -101,8 +101,8 @@ class PartQueue:
 
     @property
     def is_shared(self) -> bool:
-        """Whether requests of several keys have come since nothing waited."""
-        return len(self._flows) > 1
+        """Whether requests of several keys have come since nothing waited. The probe has none."""
+        return sum(map(bool, self._flows)) > 1
 
     def has(self, key: str) -> bool:
         """Whether a part of a key waits."""

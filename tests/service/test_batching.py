@@ -583,3 +583,14 @@ async def test_what_was_taken_back_leaves_the_queue(engine: FakeEngine, new_batc
     await asyncio.gather(busy, *waiting)
     assert [newest(engine, call)[0] for call in range(1, len(engine.calls))] == [1, 2, 3]
     assert not batcher._queue._flows
+
+
+async def test_a_key_that_is_alone_beside_the_probe_is_refused_at_once(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1, max_queue=2)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        waiting = await accepted(*(ask(batcher, i, key="shop") for i in (1, 2)), ask(batcher, 3))
+        with pytest.raises(QueueFull) as full:
+            await ask(batcher, 4, key="shop")
+        assert not full.value.crowds
+    await asyncio.gather(busy, *waiting)
