@@ -115,6 +115,7 @@ def test_without_extras_every_command_says_on_one_line_what_to_install(queries: 
         "publish": [*model, "--store", "file:///nowhere"],
         "versions": ["--store", "file:///nowhere"],
         "set-default": ["--store", "file:///nowhere"],
+        "trial": [queries, "--user", "user", "--version", "version", "--value", "value"],
         "fold": [*model, *out],
         "shard": [*model, "--shards", 2, "--out", folder / "shards"],
     }
