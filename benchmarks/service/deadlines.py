@@ -21,6 +21,7 @@ import numpy as np
 import orjson
 
 from benchmarks.report_file import SAMPLE, command_line, print_row, write_report
+from benchmarks.service.key_attack import UNREFUSED
 from benchmarks.service.live_load import copied
 from benchmarks.service.serving import serving
 from espalier.bundle import Bundle
@@ -47,12 +48,12 @@ def measured(model: Path, seconds: float, rounds: int, beam_size: int) -> list[d
     queries = [query for query in held_out(Bundle.open(model, verify=False)) if query.relevant]
     rows: list[dict[str, Any]] = []
     with copied(model) as (folder, name):
-        environment = {"ESPALIER_MODELS": str(folder), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "CRITICAL"}
+        environment = {"ESPALIER_MODELS": str(folder), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "ERROR"}
         with serving(["service"], environment) as port:
             address = "127.0.0.1", port
             usual = requests_of(queries, name, {"m": M, "beam_size": beam_size})
-            closed_loop(address, usual, 8, 2)  # warm
-            capacity = sum(one.status == 200 for one in closed_loop(address, usual, 8, seconds)) / seconds
+            closed_loop(address, usual, UNREFUSED, 2)  # warm
+            capacity = sum(one.status == 200 for one in closed_loop(address, usual, UNREFUSED, seconds)) / seconds
             for load, share in LOADS.items():
                 for timeout_ms in DEADLINES_MS:
                     asked = {

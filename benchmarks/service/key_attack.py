@@ -36,6 +36,8 @@ from loadtest.queries import Query, held_out
 
 SHOP, FLOOD = "shop-key-0123456789", "flood-key-0123456789"
 SHARE, M, CLIENTS, CONNECTIONS = 0.25, 50, 64, 1000
+UNREFUSED = 4
+"""Clients that one worker refuses nothing, so that what they get is what it can answer."""
 KEYS = f"""
 [[keys]]
 name = "shop"
@@ -82,8 +84,8 @@ def measured(model: Path, attack: str, seconds: float, rounds: int) -> dict[str,
             most = {"m": search.max_m, "beam_size": search.max_beam_size} if attack.endswith("expensive") else {"m": M}
             flood = requests_of(queries, name, FLOOD, most)
             clients = CONNECTIONS if attack == "connections" else CLIENTS
-            closed_loop(address, shop, 8, 2)  # warm
-            capacity = sum(one.status == 200 for one in closed_loop(address, shop, 8, 4)) / 4
+            closed_loop(address, shop, UNREFUSED, 2)  # warm
+            capacity = sum(one.status == 200 for one in closed_loop(address, shop, UNREFUSED, 4)) / 4
             without, beside, flooded = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, int]]()
             for number in range(rounds):
                 without.append(asked(address, shop, SHARE * capacity, seconds, number))

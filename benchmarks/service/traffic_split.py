@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report_file import SAMPLE, command_line, write_report
+from benchmarks.service.key_attack import UNREFUSED
 from benchmarks.service.serving import JSON, request, serving
 from espalier.bundle import Bundle
 from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, request_bytes
@@ -77,8 +78,8 @@ def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[s
                 request_bytes("/retrieve", {"model": name, "queries": [queries[i % len(queries)].body()], "m": M}, {"Espalier-User": user})
                 for i, user in enumerate(users)
             ]
-            closed_loop(address, requests, 16, 2, keep=version_of)  # warm
-            per_s = LOAD_SHARE * len(closed_loop(address, requests, 16, 5, keep=version_of)) / 5
+            closed_loop(address, requests, UNREFUSED, 2, keep=version_of)  # warm
+            per_s = LOAD_SHARE * sum(one.status == 200 for one in closed_loop(address, requests, UNREFUSED, 5, keep=version_of)) / 5
 
             def asked(length_s: float, seed: int) -> list[Answered]:
                 return open_loop(address, requests, per_s, length_s, seed, keep=version_of)
@@ -100,6 +101,8 @@ def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[s
             ended, over, ended_ms = changed("DELETE", None)
     of_user: dict[int, set[bytes]] = {}
     for one in tried:
+        if one.status != 200:
+            continue
         of_user.setdefault(one.number % USERS, set()).add(one.body)
     counted = Counter(one.body for one in tried)
     p50_ms, p99_ms = percentiles_ms([one for one in tried if one.status == 200])
