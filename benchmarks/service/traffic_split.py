@@ -2,7 +2,7 @@
 
     python -m benchmarks.traffic_split --json FILE [--model models/debian-depends/1] [--minutes 10] [--share 0.05] [--shadow 0.05]
 
-Two workers serve two versions that are alike. Users, each with an id, ask at random times, as often in all as half of what the service
+Two workers serve two versions that are alike. Users, each with an id, ask at random times, as often in all as a quarter of what the service
 answers; the client shares the machine. The trial begins and ends while they do: `began_ms` and `ended_ms` are how long the one call of each
 took, `after` are the versions that answered from then on.
 """
@@ -30,7 +30,7 @@ from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, req
 from loadtest.queries import held_out
 from service.models.trial import place_of
 
-WORKERS, M, USERS, LOAD_SHARE, TURN_S = 2, 50, 4000, 0.5, 10.0
+WORKERS, M, USERS, LOAD_SHARE, TURN_S = 2, 50, 4000, 0.25, 10.0
 KEY = "traffic-split-admin-key"
 ADMIN = JSON | {"Authorization": f"Bearer {KEY}"}
 
