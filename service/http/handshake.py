@@ -120,8 +120,20 @@ class _Below(asyncio.BufferedProtocol):
 
     def __init__(self, tls: Any, connection: Connection) -> None:
         self._tls, self._connection, self._paused = tls, connection, False
-        self.get_buffer, self.buffer_updated = tls.get_buffer, tls.buffer_updated  # type: ignore[method-assign]
-        self.eof_received, self.connection_lost = tls.eof_received, tls.connection_lost  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        buffer: memoryview = self._tls.get_buffer(sizehint)
+        return buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._tls.buffer_updated(nbytes)
+
+    def eof_received(self) -> bool | None:
+        stays_open: bool | None = self._tls.eof_received()
+        return stays_open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._tls.connection_lost(exc)
 
     def pause_writing(self) -> None:
         self._paused = True

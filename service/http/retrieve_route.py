@@ -107,8 +107,7 @@ class RetrievalRoute:
 
     async def answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority = Priority.NORMAL) -> Retrieved:
         """Answer a checked request, count it, and note in `info` what the log and the metrics need."""
-        if priority is Priority.BACKGROUND:
-            return await self._answer(checked, info, began, priority)
+        counts = priority is not Priority.BACKGROUND
         try:
             retrieved = await self._answer(checked, info, began, priority)
         except InvalidInput:
@@ -118,11 +117,12 @@ class RetrievalRoute:
             info.version = default.model.version
             return await self.answer(default, info, began, priority)
         except Exception as error:
-            if (outcome := _outcome_of(error)) is not None:
+            if counts and (outcome := _outcome_of(error)) is not None:
                 checked.model.metrics.request(outcome, time.perf_counter() - began)
             raise
-        checked.model.metrics.request("answered", time.perf_counter() - began)
-        if checked.request.version is None:
+        if counts:
+            checked.model.metrics.request("answered", time.perf_counter() - began)
+        if counts and checked.request.version is None:
             self._compare(checked, retrieved)
         return retrieved
 

@@ -53,7 +53,9 @@ class ShadowFigures(BaseModel):
 
     compared: int
     failed: int
-    left_out: int = Field(description="Large ones, and those that came while too many were under way.")
+    left_out: int = Field(
+        description="Large ones, those that came while others waited or too many were under way, and those that it does not take."
+    )
     overlap: float | None = Field(description="Mean share of items that both answers have in common.")
     overlap_ci: Interval | None = Field(description="Its 95 % interval.")
     default_p50_ms: float | None = Field(description="Engine time of a query.")

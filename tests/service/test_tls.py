@@ -9,6 +9,7 @@ import ssl
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def name_of(wire: Any) -> str:
 
 def test_requests_and_their_bodies_are_answered_over_one_connection(secured: Listening, authority: Authority) -> None:
     with secured.connected(tls=client(authority)) as wire:
-        assert wire.raw.version() in ("TLSv1.2", "TLSv1.3")  # type: ignore[attr-defined]
+        assert isinstance(wire.raw, ssl.SSLSocket)
+        assert wire.raw.version() in ("TLSv1.2", "TLSv1.3")
         for _ in range(3):
             answer = wire.ask(retrieval())
             assert answer.status == 200, answer.body
@@ -112,10 +114,14 @@ def test_a_client_that_reads_slowly_gets_all_of_an_answer_that_ends_the_connecti
         wire.send(get("/openapi.json", "Connection: close"))
         until(lambda: len(looked) > 2)
         assert looked[2] > 0
+
+        def looked_again(before: int) -> bool:
+            return len(looked) > before or not running.server._connections.open
+
         while running.server._connections.open:  # some bytes at a time, and a look after each
             before = len(looked)
             wire.more()
-            until(lambda before=before: len(looked) > before or not running.server._connections.open)  # type: ignore[misc]
+            until(partial(looked_again, before))
         assert wire.reply().document["openapi"]
         assert wire.ended()
 

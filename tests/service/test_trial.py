@@ -140,7 +140,9 @@ def test_a_filter_that_the_candidate_does_not_know_is_for_the_default_version(tm
     with run(tmp_path, admin_keys=ADMIN) as running:
         trial(running, version=2, share=1.0, shadow=0.0)
         assert version_for(running) == 2
-        assert version_for(running, filter={"colour": ["red"]}) == 1
+        for priority in ({}, {"Espalier-Priority": "background"}):
+            asked = {"model": "books", "queries": [{"history": []}], "filter": {"colour": ["red"]}}
+            assert running.client.post("/retrieve", json=asked, headers=priority).json()["version"] == 1
         body = {"model": "books", "queries": [{"history": []}], "filter": {"size": ["large"]}}
         assert running.client.post("/retrieve", json=body).status_code == 422  # neither knows it
         _, tried = running.client.get("/models/books/candidate", headers=bearer(ADMIN)).json()["versions"]

@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -361,10 +361,12 @@ def test_versions_that_no_store_has_are_named(files: Objects, books: Path) -> No
 def test_after_a_clock_that_was_ahead_backups_are_still_in_their_order(
     files: Objects, books: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Ahead(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-            return datetime.now(tz) + timedelta(days=40)
+    class Ahead:
+        strptime, fromtimestamp = datetime.strptime, datetime.fromtimestamp
+
+        @staticmethod
+        def now(zone: tzinfo) -> datetime:
+            return datetime.now(zone) + timedelta(days=40)
 
     with monkeypatch.context() as patched:
         patched.setattr(backups, "datetime", Ahead)
