@@ -6,10 +6,15 @@ import asyncio
 
 import pytest
 
+from espalier.search import NO_CONTEXT, SearchParams
+from service.batching.admission import Limits
+from service.batching.parts import Answer, Part
 from service.batching.priority import Priority
+from service.batching.queues import PartQueue, Room
 from service.errors import QueueFull
 from tests.service.fake_engine import FakeEngine
-from tests.service.test_batching import NewBatcher, accepted, ask, calls, held, learnt, new_batcher, newest
+from tests.service.own_time import settled
+from tests.service.test_batching import NewBatcher, accepted, ask, calls, held, learnt, new_batcher, newest, queries
 
 __all__ = ["new_batcher"]
 
@@ -169,3 +174,42 @@ async def test_a_key_that_is_alone_beside_the_probe_is_refused_at_once(engine: F
             await ask(batcher, 4, key="shop")
         assert not full.value.crowds
     await asyncio.gather(busy, *waiting)
+
+
+def test_who_comes_late_gets_no_more_for_it() -> None:
+    queue, limits = PartQueue(), Limits(max_batch=1)
+
+    def part(key: str, item: int) -> Part:
+        params, answer = SearchParams.uniform(1, 5, 5), asyncio.Future[Answer](loop=loop)
+        return Part(queries(item), params, answer, float("inf"), 5, 0.001, 0.001, NO_CONTEXT, key=key)
+
+    def taken(count: int) -> list[int]:
+        return [int(queue.take(limits, 0.0)[0].queries.array[0, -1]) for _ in range(count)]
+
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        queue.add([part("early", item) for item in range(1, 7)])
+        assert taken(3) == [1, 2, 3]
+        queue.add([part("late", item) for item in range(11, 14)])
+        assert taken(6) == [11, 4, 12, 5, 13, 6]
+
+
+async def test_room_is_offered_to_the_first_request_of_each_key() -> None:
+    room, admitted, free = Room(), list[str](), {"few"}
+
+    async def enter(key: str) -> None:
+        await room.enter(key, lambda: key in free, float("inf"))
+        admitted.append(key)
+
+    free.clear()
+    waiting = [asyncio.create_task(enter(key)) for key in ("many", "many", "few")]
+    await settled()
+    free.add("few")
+    room.open()
+    await settled()
+    assert admitted == ["few"]
+    free.add("many")
+    room.open()
+    await asyncio.gather(*waiting)
+    assert admitted == ["few", "many", "many"]
+    assert not room._waiting

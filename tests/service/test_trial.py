@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
@@ -371,6 +372,25 @@ def test_what_a_version_counted_goes_with_it(both: Path) -> None:
         until(lambda: not [series for series in counted(running) if 'version="2"' in series])
         assert version_for(running, "u") == 1
         assert counted(running)['espalier_version_requests_total{model="books",outcome="answered",version="1"}'] == 1
+
+
+def test_the_last_request_of_a_version_leaves_no_series_behind(both: Path) -> None:
+    with run(both, admin_keys=ADMIN, timeout_ms=60_000) as running:
+        engine, http = running.engines["books"], running.client.http
+
+        async def unloaded_while_it_searches() -> int:
+            engine.go.clear()
+            engine.started.clear()
+            asked = asyncio.create_task(http.post("/retrieve", json={"model": "books", "version": 2, "queries": [{"history": []}]}))
+            await asyncio.to_thread(engine.started.wait, 10)
+            dropped = await http.post("/models/books/unload", json={"version": 2}, headers=bearer(ADMIN))
+            assert dropped.status_code == 200
+            engine.go.set()
+            return (await asked).status_code
+
+        assert running.runner.run(unloaded_while_it_searches()) == 200
+        until(lambda: counted(running)['espalier_reload_total{model="books",outcome="unloaded"}'] == 1)
+        assert not [series for series in counted(running) if 'version="2"' in series]
 
 
 def test_intervals_of_shares_and_means_are_the_textbooks() -> None:

@@ -13,15 +13,18 @@ from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.engines import open_engine
+from espalier.manifest import SMALLEST_BEAM
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
 from service.models import loading
-from service.models.loading import GPU_BATCH, EngineSource, LoadFailed, load_version
+from service.models.loading import GPU_BATCH, EngineSource, LoadFailed, limits_of, load_version
 from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests.golden import golden_of_histories
 from tests.service.damaged_models import content_of, draft_of
+from tests.service.fake_engine import FakeEngine
+from tests.service.running import small_model
 
 
 class WrongTogether:
@@ -59,3 +62,9 @@ def test_what_a_gpu_answers_to_many_queries_at_once_is_checked_too(tmp_path: Pat
     else:
         load_version(Settings(models=tmp_path, engine="reference"), Metrics(), source, "books", 1, print)
         assert max(engine.asked) <= 64
+
+
+@pytest.mark.parametrize(("said", "smallest"), [({}, SMALLEST_BEAM), ({"min_beam_size": 3}, 3)])
+def test_a_beam_shrinks_as_far_as_the_model_says_and_else_to_ten(tmp_path: Path, said: dict[str, int], smallest: int) -> None:
+    bundle = small_model(tmp_path, **said)
+    assert limits_of(Settings(models=tmp_path), bundle, FakeEngine(32)).smallest_beam_size == smallest
