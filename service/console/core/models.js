@@ -3,6 +3,8 @@
 import { useLayoutEffect, useState } from "./preact.js";
 import { get, hasKey } from "./api.js";
 
+export const SMALLEST_BEAM = 10; // to which a beam may shrink near a deadline, where the model does not say
+
 const LOADING_MS = 1000; // between two looks at a model that is loading
 const RETRY_MS = 2000; // at a service that is away
 

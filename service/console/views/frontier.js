@@ -4,6 +4,7 @@ import { html, useEffect, useRef, useState } from "../core/preact.js";
 import { go } from "../core/address.js";
 import { lines } from "../core/api.js";
 import { Chart } from "../core/chart.js";
+import { SMALLEST_BEAM } from "../core/models.js";
 import { count, ms, percent, share } from "../core/format.js";
 import { Badge, Busy, Button, Empty, ProblemView, Table } from "../core/ui.js";
 
@@ -12,7 +13,6 @@ export const about = "recall against time, over beams";
 
 const STEPS = [5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 const MOST_BEAMS = 32;
-const SMALLEST_BEAM = 10; // where the model does not say
 const LEFT_MS = [0.1, 0.2, 0.5, 1, 2, 5];
 const QUERIES = [64, 256, 1000];
 

@@ -4,6 +4,7 @@ import { html } from "../../core/preact.js";
 import { href } from "../../core/address.js";
 import { count, percent, plural } from "../../core/format.js";
 import { Bar } from "../../core/ui.js";
+import { SMALLEST_BEAM } from "../../core/models.js";
 
 export function Facts({ model }) {
   const { query, search, tree, live } = model;
@@ -14,7 +15,7 @@ export function Facts({ model }) {
     ["Engine", model.engine],
     ["Items", count(tree.items)],
     ["Tree", `${plural(model.trees, "tree")}, ${count(tree.levels)} levels, ${count(tree.nodes)} nodes, at most ${branching} children`],
-    ["Beam", `${count(search.beam_size)}, at most ${count(search.max_beam_size)}${search.min_beam_size ? `; no less than ${count(search.min_beam_size)} near a deadline` : ""}`],
+    ["Beam", `${count(search.beam_size)}, at most ${count(search.max_beam_size)}; no less than ${count(search.min_beam_size ?? SMALLEST_BEAM)} near a deadline`],
     ["Results", `${count(search.m)}, at most ${count(search.max_m)}`],
     ["Ranker", model.ranker ? `the best ${count(model.ranker.depth)}, at most ${count(model.ranker.max_depth)}` : "none"],
     ["Columns", model.fields.join(", ")],
