@@ -65,6 +65,6 @@ def test_what_a_gpu_answers_to_many_queries_at_once_is_checked_too(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("said", "smallest"), [({}, SMALLEST_BEAM), ({"min_beam_size": 3}, 3)])
-def test_a_beam_shrinks_as_far_as_the_model_says_and_else_to_ten(tmp_path: Path, said: dict[str, int], smallest: int) -> None:
+def test_a_beam_shrinks_as_far_as_the_model_says_and_else_to_ten(tmp_path: Path, said: dict[str, Any], smallest: int) -> None:
     bundle = small_model(tmp_path, **said)
     assert limits_of(Settings(models=tmp_path), bundle, FakeEngine(32)).smallest_beam_size == smallest
