@@ -371,7 +371,11 @@ def compare(
     plot: Annotated[Path | None, typer.Option(help="draw recall against ms per query (PNG or SVG)")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the tree is trained")] = "auto",
     own: Annotated[
-        list[str] | None, typer.Option(help="module:name of a method of yours with `fit` and `recommend` (docs/judge.md); may be repeated")
+        list[str] | None,
+        typer.Option(help="a method of yours: module:name with `fit` and `recommend`, or a file of user, item, rank (docs/judge.md); may be repeated"),
+    ] = None,
+    queries_to: Annotated[
+        Path | None, typer.Option(help="write to this folder what a method learns from and what it is asked, and compare nothing")
     ] = None,
     metrics: Annotated[
         str | None, typer.Option(help="of the table: recall@M, ndcg@M, hr@M (anything found) and mrr@M, comma-separated")
@@ -388,6 +392,12 @@ def compare(
     columns = {"user": user, "item": item, "time": at, "query": query}
     command.check_options(minutes, beams, metrics, plot)
     with _configuration(file, config, columns) as found:
+        if queries_to is not None:
+            for option, given in (("--own", own), ("--methods", methods), ("--json", json_file), ("--plot", plot)):
+                if given:
+                    raise InvalidConfig(option, given, "nothing beside --queries-to, which compares nothing")
+            command.write_asked(found, data, queries_to)
+            return
         command.run(found, data, methods, minutes, beams, json_file, plot, device, own or (), metrics, segments, log_to)
 
 

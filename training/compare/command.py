@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from espalier.errors import InvalidConfig
 from ..baselines.fusion import fuse
 from ..baselines.methods import FOR_VECTORS, METHODS, NEEDS
 from ..baselines.own import own_method
+from ..baselines.own_lists import ENDINGS, listed_method, write_queries
 from ..compare import texts
 from ..compare.compare import Asked, compare
 from ..compare.contest import FUSION, RECIPE, checked_names
@@ -20,6 +22,7 @@ from ..compare.plot import plot_rows
 from ..compare.report import Report
 from ..compare.verdict import duration, size
 from ..deep.fit import pick_device
+from ..deep.prepare import prepare
 from ..retrieval.needs import by_parts
 from ..retrieval.task import Method, Metric
 from ..run_log import RunLog
@@ -51,7 +54,7 @@ def run(
 ) -> Report:
     """Compare, print the table and the verdict, and write the files that were asked for. Raises InvalidConfig on a wrong option.
 
-    own       methods of one's own, as `own_method` finds them
+    own       methods of one's own, as `own_method` and `listed_method` find them
     metrics   of the table, comma-separated; None: the usual ones
     segments  print them, too
     log_to    where figures go besides, as `RunLog.opened` has it
@@ -64,7 +67,7 @@ def run(
     settings = read_config(config, train=data)
     added: dict[str, Method] = {}
     for where in own:
-        name, method = own_method("--own", where)
+        name, method = listed_method("--own", Path(where)) if where.endswith(ENDINGS) else own_method("--own", where)
         if name in added or name in METHODS or name in (RECIPE, FUSION):
             raise InvalidConfig("--own", where, f"a name that no other method has, not {name}")
         added[name] = method
@@ -106,6 +109,18 @@ def run(
         early = {fit["method"] for fit in report["fits"] if fit["ended"]}
         plot_rows(report["rows"], early, report["metric"], title, plot)
     return report
+
+
+def write_asked(config: Path, data: Path | None, folder: Path) -> None:
+    """Write what methods learn from and what they are asked, for one that runs elsewhere. Raises InvalidConfig where they learn from no lists."""
+    settings = read_config(config, train=data)
+    if isinstance(settings, LinearConfig | NeighboursConfig) or isinstance(settings.data.format, VectorsFormat):
+        raise InvalidConfig("--queries-to", str(folder), "a log of histories: queries of others are in files already")
+    with tempfile.TemporaryDirectory() as work:
+        prepared = prepare(settings, data, Path(work))
+        write_queries(prepared.split, prepared.items, folder)
+    learned, asked = folder / "train.parquet", folder / "queries.parquet"
+    print(f"{learned} (user, item) is what to learn from, {asked} (part, user, history) what is asked; compare --own takes the answers")
 
 
 def check_options(minutes: float | None, beams: list[int] | None, metrics: str | None, plot: Path | None) -> list[Metric]:
