@@ -46,6 +46,9 @@ PAGE = 1000
 """Operations that are read at a time."""
 VISIBLE_S = 1.0
 """How long the other workers have to follow before a write is answered 202."""
+TOGETHER, LONGEST_PAUSE_S = 64, 0.02
+"""While a write waits when a group ends, so that writes come faster than they are committed one by one, the next group begins when as much
+time has passed as the last one took, or when so many writes wait: what a group costs beside its writes is most of what a few cost."""
 IDLE_S = 0.5
 """Longest sleep while an item may expire: the clock may be set."""
 
@@ -78,6 +81,7 @@ class JournalThread:
         self._waiting: SimpleQueue[Waiting | None] = SimpleQueue()
         self._held: deque[Waiting | None] = deque()  # taken from the queue and put back: it comes before what waits
         self._looks = False
+        self._begin_at = -math.inf  # when the next group may begin, of time.monotonic
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._stopped = self._unreadable = False
@@ -159,14 +163,20 @@ class JournalThread:
                 log.exception("%s: the thread of the live catalogue goes on after", self.model)
 
     def _turn(self) -> bool:
-        """One group of writes, or one call. False after the last."""
+        """One group of writes, a pause before one, or one call. False after the last."""
         first = self._next()
         if first is None:
             return False
-        if isinstance(first, Write):
-            self._commit(self._group(first))
-        else:
+        if not isinstance(first, Write):
             first()
+        elif time.monotonic() < self._begin_at:
+            self._pause(first)
+        else:
+            began = time.monotonic()
+            self._commit(self._group(first))
+            if self._held or not self._waiting.empty():
+                ended = time.monotonic()
+                self._begin_at = ended + min(ended - began, LONGEST_PAUSE_S)
         now = time.time()
         for version in self._joined:
             version.expire(now)
@@ -189,6 +199,22 @@ class JournalThread:
             self.progress += 1
             if is_wanted:
                 return found
+
+    def _pause(self, first: Write) -> None:
+        """Let more writes come to one that waits. What others have committed is applied meanwhile, because they wait for it."""
+        waiting: list[Waiting | None] = [first]
+        try:
+            while isinstance(waiting[-1], Write) and len(waiting) < TOGETHER and (left_s := self._begin_at - time.monotonic()) > 0:
+                found = self._take(left_s)
+                if found == self._catch_up:
+                    self._catch_up()
+                else:
+                    waiting.append(found)
+        except Empty:
+            pass
+        finally:
+            self._begin_at = -math.inf
+            self._held.extendleft(reversed(waiting))
 
     def _group(self, first: Write) -> list[Write]:
         """The writes that wait, up to the first of an item of the group, or that such an item places: it must be there first."""
