@@ -4,8 +4,10 @@ for models on object storage publish, versions, set-default.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import shutil
 import sys
 import tempfile
 import time
@@ -35,6 +37,9 @@ NewVersion = Annotated[Path, typer.Option(help="models/NAME/VERSION, which must 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train, measure and inspect models.", pretty_exceptions_enable=False)
 log = logging.getLogger(str(__package__))
+
+INTERRUPTED = 130
+"""Exit code of what Ctrl-C ended, though it has written what was done until then."""
 
 
 @app.command()
@@ -372,7 +377,9 @@ def compare(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the tree is trained")] = "auto",
     own: Annotated[
         list[str] | None,
-        typer.Option(help="a method of yours: module:name with `fit` and `recommend`, or a file of user, item, rank (docs/judge.md); may be repeated"),
+        typer.Option(
+            help="a method of yours: module:name with `fit` and `recommend`, or a file of user, item, rank (docs/judge.md); may be repeated"
+        ),
     ] = None,
     queries_to: Annotated[
         Path | None, typer.Option(help="write to this folder what a method learns from and what it is asked, and compare nothing")
@@ -398,7 +405,9 @@ def compare(
                     raise InvalidConfig(option, given, "nothing beside --queries-to, which compares nothing")
             command.write_asked(found, data, queries_to)
             return
-        command.run(found, data, methods, minutes, beams, json_file, plot, device, own or (), metrics, segments, log_to)
+        report = command.run(found, data, methods, minutes, beams, json_file, plot, device, own or (), metrics, segments, log_to)
+        if report["interrupted"]:
+            raise typer.Exit(INTERRUPTED)
 
 
 @contextmanager
@@ -493,6 +502,17 @@ def _numbers(option: str, text: str) -> list[int]:
         raise InvalidConfig(option, text, "whole numbers, comma-separated, for example 50,100") from error
 
 
+def _is_full(error: Exception) -> bool:
+    """Whether an error may be that a disk has no room: NumPy gives no number, and mostly there is no name of a file."""
+    return isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or "requested and" in str(error))
+
+
+def _free() -> str:
+    """What is free where most is written."""
+    temporary, current = (shutil.disk_usage(folder).free >> 20 for folder in (tempfile.gettempdir(), "."))
+    return f"; {current:,} MiB are free here, {temporary:,} MiB in {tempfile.gettempdir()} (another folder: TMPDIR), where logs are read"
+
+
 def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Run a command. Returns the exit code."""
     logging.basicConfig(format="%(message)s")
@@ -501,7 +521,7 @@ def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int
     try:
         app(arguments, prog_name=prog)
     except (EspalierError, FloatingPointError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}{_free() if _is_full(error) else ''}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as missing:  # something else has brought typer
         print(f"error: {missing.name} is not installed, which this command needs: pip install 'espalier[train]'", file=sys.stderr)

@@ -23,7 +23,7 @@ from espalier.errors import InvalidConfig, InvalidData
 
 from .data.interactions import read_interactions
 from .data.log_files import without_end
-from .data.log_values import LAST_MICROSECOND, BadRows, Timestamps
+from .data.log_values import LAST_MICROSECOND, BadRows, Timestamps, is_text_type
 from .data.parquet_logs import files_of, is_parquet, opened
 from .data.text_files import encoding_of, fields_of, open_text, quoted_fields, separator_of
 from .specification.linear import LogData
@@ -51,6 +51,11 @@ EPOCHS: dict[TimestampType, tuple[int, int]] = {
     "nanoseconds": (10**17, 1000 * LAST_MICROSECOND),
 }
 """What times since 1970 are in each unit: from 1973 to 2286, the last two to 2255."""
+DATES, TIMES = (
+    ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d"),
+    ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"),
+)
+"""How dates and times are written that are not ISO 8601. Between dots the day comes first everywhere."""
 MOST_BAD = 0.05
 """Share of rows that cannot be read and yet are taken for damaged; with more of them the log is read in a wrong way."""
 LEAST_EVENTS = (10, 5, 3, 2)
@@ -109,9 +114,18 @@ class Layout:
             raise InvalidData(
                 f"{self.log.name}: column {column!r}",
                 _first_without_time(self.values[column], decimal),
-                "a number, or a time as ISO 8601 has it (2026-03-08 07:24), without blanks around it: name another column with --time, or "
-                "say --time file if the rows are in order",
+                "a number, or a time such as 2026-03-08 07:24, 08.03.2026 or 03/28/2026, without blanks around it: name another column "
+                "with --time, or say --time file if the rows are in order",
             )
+        if kind == "datetime" and (written := _formats(self.values[column])):
+            if len(written) > 1:
+                first, expected = self.values[column][0].as_py(), " or ".join(written)
+                expected = (
+                    f"days and months that can be told apart ({expected}): say --time file if the rows are in order, or write time_format"
+                )
+                raise InvalidData(f"{self.log.name}: column {column!r}", first, expected)
+            self.said.append(f"times: written {written[0]}, by the values")
+            return {"timestamp": column, "timestamp_type": kind, "time_format": written[0]}
         words = {"datetime": "ISO 8601", "integer": "whole numbers of no known unit", "float": "numbers of no known unit"}
         self.said.append(f"times: {words.get(kind, f'{kind} since 1970')}, by the values")
         return {"timestamp": column, "timestamp_type": kind}
@@ -353,7 +367,17 @@ def _time_type(values: pa.Array, decimal: str) -> TimestampType | None:
                 return kind
             units = (unit for unit, (least, last) in EPOCHS.items() if least <= known.min() and known.max() < last)
             return next(units, kind)
-    return None
+    return "datetime" if _formats(values) else None
+
+
+def _formats(values: pa.Array) -> list[str]:
+    """How dates and times are written in texts that are not ISO 8601; several where day and month are not told apart, none of others."""
+    if not is_text_type(values.type):
+        return []
+    most = int(MOST_BAD * len(values))
+    read = [(written, Timestamps("datetime", written=written)) for written in (day + time for day in DATES for time in TIMES)]
+    is_iso = len(Timestamps("datetime").unreadable(values, most + 1)) <= most
+    return [] if is_iso else [written for written, times in read if len(times.unreadable(values, most + 1)) <= most]
 
 
 def _looks_dated(column: Column, kind: TimestampType | None) -> bool:
@@ -364,7 +388,8 @@ def _looks_dated(column: Column, kind: TimestampType | None) -> bool:
 def _first_without_time(values: pa.Array, decimal: str) -> object:
     """The first value that is no time as the first one is; the first one where it is none."""
     kind = _time_type(values[:1], decimal)
-    wrong = [0] if kind is None else Timestamps(kind, decimal).unreadable(values, 1).tolist()
+    written = next(iter(_formats(values[:1])), None)
+    wrong = [0] if kind is None else Timestamps(kind, decimal, written).unreadable(values, 1).tolist()
     return values[wrong[0]].as_py()
 
 

@@ -273,6 +273,13 @@ def test_tiny_blocks_equal_one_block_and_a_plain_reading(
         ("user::thing\nu::a\n", {"separator": "::"}, "log: column item", "'item'", r"one of \['user', 'thing'\]"),
         ("user,item,time\nu,a,1\nu,b,soon\n", TIMED, "log: line 3, column timestamp", "'soon'", "an integer in column 'time'"),
         ("user,item,time\nu,a,nan\n", TIMED | {"timestamp_type": "float"}, "log: line 2, column timestamp", "'nan'", "a finite number"),
+        (
+            "user,item,time\nu,a,1.2.2024\nu,b,2024-02-01\n",
+            TIMED | {"timestamp_type": "datetime", "time_format": "%d.%m.%Y"},
+            "log: line 3, column timestamp",
+            "'2024-02-01'",
+            "a date and time written %d.%m.%Y",
+        ),
         ("user,item,time\nu,a,\n", TIMED | {"timestamp_type": "datetime"}, "log: line 2, column timestamp", "''", "ISO 8601"),
         ("user,item\nu,a\n,b\n", {}, "log: line 3, column user", "''", "an id in column 'user'"),
         ("user,item\nu,a\nu,\n", {}, "log: line 3, column item", "''", "an id in column 'item'"),

@@ -115,6 +115,14 @@ def test_a_log_of_users_who_search_needs_a_kind_or_a_column(tmp_path: Path) -> N
     assert written(log, kind="otm-robust")["data"]["format"]["user"] == "user"
 
 
+def test_days_and_months_that_could_be_either_are_asked_for(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("user,item,time\n" + "".join(f"{user},{item},{1 + at % 12}/5/2024\n" for user, item, at in rows()))
+    with pytest.raises(InvalidData, match=r"column 'time': got '\d+/5/2024', expected days and months .* \(%d/%m/%Y or %m/%d/%Y\)"):
+        written(log)
+    assert "timestamp" not in written(log, time="file")["data"]["format"]
+
+
 def test_options_say_what_names_do_not(tmp_path: Path) -> None:
     log = tmp_path / "odd.csv"
     log.write_text("who,what,n\n" + "".join(f"{user},{item},{at}\n" for user, item, at in rows()))
@@ -137,7 +145,7 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
         ("user,item\na,b\nc,d,e\n", {}, "first line: got 'user,item', expected as many fields"),
         ("user_id,userid,item\n1,2,3\n", {}, r"column user: got \['user_id', 'userid'\], expected one of .*: say which with --user"),
         ("user,item\n1,2\n", {"user": "users"}, r"column user: got 'users', expected one of \['user', 'item'\]: say which with --user"),
-        ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a number, or a time as ISO 8601 has it"),
+        ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a number, or a time such as 2026-03-08 07:24"),
         ("user,item,time\n1,2,170\n1,3,\n", {}, "column 'time': got '', expected a number, or a time"),
         ("user,item\n", {}, "log.csv: got 'names of columns alone', expected events"),
         ("user,item\n1,2\n3,4\n", {}, "events: got '2 of 2 users', expected at least half of them of users with 2 or more"),
@@ -200,7 +208,7 @@ def test_blanks_are_part_of_values_as_for_the_reader(tmp_path: Path) -> None:
     assert "# - user: column 'user', by its name\n" in (tmp_path / "new.toml").read_text()
     assert "# - item: column 'item', by its name; blanks around its values are part of them\n" in (tmp_path / "new.toml").read_text()
     log.write_text(text(",", rows(), "user,item,rating,time", lambda at: f"{at} "))
-    with pytest.raises(InvalidData, match="column 'time': got '1500000000 ', expected a number, or a time as ISO 8601 has it"):
+    with pytest.raises(InvalidData, match="column 'time': got '1500000000 ', expected a number, or a time such as 2026-03-08 07:24"):
         written(log)
     log.write_text(text(" ", rows(), "user item rating time", lambda at: f"{at} "))
     with pytest.raises(InvalidData, match="expected as many fields as in every line"):
@@ -261,6 +269,20 @@ AWKWARD: dict[str, tuple[bytes, dict[str, Any], str]] = {
         text_logs.text("user,item,begin", lambda user, item, at: f"{user},{item},{zoned(at)}").encode(),
         {"timestamp": "begin", "timestamp_type": "datetime"},
         "# - times: ISO 8601, by the values",
+    ),
+    "days before months between dots": (
+        text_logs.text(
+            "user;item;Datum", lambda user, item, at: f"{user};{item};{datetime.fromtimestamp(at, UTC):%d.%m.%Y %H:%M:%S}"
+        ).encode(),
+        {"separator": ";", "timestamp": "Datum", "timestamp_type": "datetime", "time_format": "%d.%m.%Y %H:%M:%S"},
+        "# - times: written %d.%m.%Y %H:%M:%S, by the values",
+    ),
+    "months before days, and half days": (
+        text_logs.text(
+            "user,item,time", lambda user, item, at: f"{user},{item},{datetime.fromtimestamp(at, UTC):%m/%d/%Y %I:%M:%S %p}"
+        ).encode(),
+        {"timestamp": "time", "timestamp_type": "datetime", "time_format": "%m/%d/%Y %I:%M:%S %p"},
+        "# - times: written %m/%d/%Y %I:%M:%S %p, by the values",
     ),
     "milliseconds": (
         text_logs.text("user,item,ts", lambda user, item, at: f"{user},{item},{at * 1000 + 7}").encode(),

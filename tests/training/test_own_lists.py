@@ -90,9 +90,8 @@ class TestRows:
     history = np.array([0, 1])
 
     def task(self, log: Path) -> Task:
-        lists = Interactions(
-            pa.array(["u", "v", "w"]), pa.array(["a", "b", "c", "d"]), np.array([0, 2, 4, 6]), np.array([0, 1] * 3, np.int32), None, (), "", "log"
-        )
+        users, ids = pa.array(["u", "v", "w"]), pa.array(["a", "b", "c", "d"])
+        lists = Interactions(users, ids, np.array([0, 2, 4, 6]), np.array([0, 1] * 3, np.int32), None, (), "", "file")
         config = read_config(log)
         assert isinstance(config, DeepConfig)
         test = [EvaluationPair(user, self.history.copy(), np.array([2])) for user in (0, 1)]
@@ -103,10 +102,13 @@ class TestRows:
         task = self.task(log)
         pq.write_table(pa.Table.from_pylist(rows), "mine.parquet")
         rank = listed_method("--own", Path("mine.parquet"))[1](task).rank
-        return rank([pair.query for pair in (*task.split.test, *task.split.validation)], m=3, exclude_seen=exclude_seen).tolist()
+        found_BM = rank([pair.query for pair in (*task.split.test, *task.split.validation)], m=3, exclude_seen=exclude_seen)
+        lists: list[list[int]] = found_BM.tolist()
+        return lists
 
     def test_users_of_one_history_have_lists_of_their_own(self, log: Path) -> None:
-        rows = [{"user": user, "item": item, "rank": rank} for user, items in (("u", "dac"), ("v", "cb")) for rank, item in enumerate(items)]
+        shown = {"u": "dac", "v": "cb"}
+        rows = [{"user": user, "item": item, "rank": rank} for user, items in shown.items() for rank, item in enumerate(items)]
         assert self.ranked(log, rows) == [[3, 0, 2], [2, 1, NO_ITEM], [NO_ITEM] * 3]
         assert self.ranked(log, rows, exclude_seen=True)[:2] == [[3, 2, NO_ITEM], [2, NO_ITEM, NO_ITEM]]
 
@@ -136,7 +138,7 @@ class TestRows:
     [
         ({"user": ["u"], "item": ["a"]}, "rank is missing"),
         ({"user": ["u"], "item": ["a"], "rank": ["first"]}, "numbers, the lowest for the best item"),
-        ({"user": ["u"], "item": ["a"], "rank": [1], "part": ["train"]}, "part 'train', expected validation or test"),
+        ({"user": ["u"], "item": ["a"], "rank": [1], "part": ["train"]}, "expected validation or test"),
     ],
 )
 def test_a_file_of_something_else_is_named(tmp_path: Path, columns: dict[str, list[Any]], expected: str) -> None:
@@ -149,7 +151,7 @@ def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="a file that exists"):
         listed_method("--own", tmp_path / "none.parquet")
     (tmp_path / "mine.parquet").write_text("no Parquet")
-    with pytest.raises(InvalidConfig, match="--own: got .*mine.parquet"):
+    with pytest.raises(InvalidConfig, match=r"--own: got .*mine\.parquet"):
         listed_method("--own", tmp_path / "mine.parquet")
 
 

@@ -124,3 +124,28 @@ def test_a_name_that_is_taken_is_refused(module: str, tmp_path: Path) -> None:
         outcome = command("compare", "log.csv", "--methods", "popularity", *own)
         assert outcome.status == 1
         assert "expected a name that no other method has" in outcome.err
+
+
+def test_an_interrupt_leaves_what_was_done_and_says_so_in_the_exit_code(module: str, tmp_path: Path) -> None:
+    (tmp_path / "my_methods.py").write_text(
+        METHOD + "\nclass Endless(Popular):\n    def recommend(self, histories, m):\n        raise KeyboardInterrupt\n"
+    )
+    rng = np.random.default_rng(2)
+    lines = [f"u{u},i{i},{t}" for u in range(60) for t, i in enumerate(rng.integers(0, 40, 20))]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
+    own = ["--own", f"{module}:Popular", "--own", f"{module}:Endless"]
+    outcome = command("compare", "log.csv", "--methods", "popularity", *own, "--json", "report.json")
+    assert (outcome.status, "interrupted: methods that are missing were not run" in outcome.out) == (130, True)
+    assert "Popular" in {row["method"] for row in json.loads(Path("report.json").read_text())["rows"]}
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError("80000 requested and 4096 written")])
+def test_a_full_disk_is_named_with_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("training.new_configuration.write_configuration", full)
+    outcome = command("new", tmp_path / "log.csv")
+    assert outcome.status == 1
+    assert "MiB are free here" in outcome.err
+    assert "TMPDIR" in outcome.err

@@ -96,7 +96,9 @@ def _read(option: str, file: Path) -> pa.Table:
         raise InvalidConfig(option, error.value, error.expected) from error
     for column in COLUMNS:
         if column not in table.column_names:
-            raise InvalidConfig(option, f"{file}, columns {', '.join(table.column_names)}", f"columns {', '.join(COLUMNS)}; {column} is missing")
+            raise InvalidConfig(
+                option, f"{file}, columns {', '.join(table.column_names)}", f"columns {', '.join(COLUMNS)}; {column} is missing"
+            )
     if not (pa.types.is_integer(table["rank"].type) or pa.types.is_floating(table["rank"].type)):
         raise InvalidConfig(option, f"{file}: rank of type {table['rank'].type}", "numbers, the lowest for the best item")
     given = set(pc.unique(table[PART]).to_pylist()) if PART in table.column_names else set()

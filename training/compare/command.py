@@ -112,7 +112,7 @@ def run(
 
 
 def write_asked(config: Path, data: Path | None, folder: Path) -> None:
-    """Write what methods learn from and what they are asked, for one that runs elsewhere. Raises InvalidConfig where they learn from no lists."""
+    """Write what methods learn from and what they are asked, for one that runs elsewhere. Raises InvalidConfig unless that is histories."""
     settings = read_config(config, train=data)
     if isinstance(settings, LinearConfig | NeighboursConfig) or isinstance(settings.data.format, VectorsFormat):
         raise InvalidConfig("--queries-to", str(folder), "a log of histories: queries of others are in files already")

@@ -80,10 +80,10 @@ def read_log(path: Path, log: EventFormat, scratch: Path, bad_rows: BadRows, *, 
         return
     if isinstance(log, CsvFormat):
         source = text_batches(TextTableFile.of(path, log, log.header), log.columns, bad_rows, block_bytes)
-        timestamps = Timestamps(log.timestamp_type, log.decimal)
+        timestamps = Timestamps(log.timestamp_type, log.decimal, log.time_format)
     else:
         source = parquet_batches(path, log.columns, scratch, max(1, block_bytes // 32))
-        timestamps = Timestamps(log.timestamp_type)
+        timestamps = Timestamps(log.timestamp_type, written=log.time_format)
     for place, batch in source:
         events = _events(place, batch, timestamps, bad_rows)
         bad_rows.add_kept(len(events))

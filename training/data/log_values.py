@@ -157,10 +157,11 @@ class Timestamps:
     """The timestamps of a log, read block by block. Dates and times in texts have a zone if the log's first one has, and else none.
 
     decimal  the character before the fraction of a number in a text
+    written  how texts of dates and times are written, as `strptime` has it; None: as ISO 8601
     """
 
-    def __init__(self, kind: TimestampType, decimal: str = ".") -> None:
-        self._kind, self._decimal = kind, decimal
+    def __init__(self, kind: TimestampType, decimal: str = ".", written: str | None = None) -> None:
+        self._kind, self._decimal, self._written = kind, decimal, written
         self._of_first: tuple[str | None, str] | None = None  # the zone that the log's first text is read with, and what all have
 
     def unreadable(self, values: pa.Array, most: int | None) -> Int64:
@@ -178,6 +179,8 @@ class Timestamps:
 
     def expected(self, value: pa.Array) -> str:
         """What one value that cannot be read should have been, with the option that reads it."""
+        if self._written is not None:
+            return f"a date and time written {self._written}"
         if self._kind == "datetime":
             zone = "" if self._of_first is None else f" {self._of_first[1]}, as the log's first,"
             return f"an ISO 8601 date and time{zone}"
@@ -197,6 +200,8 @@ class Timestamps:
 
     def _cast(self, values: pa.Array) -> Stamps | None:
         """The values as numbers, or None when one of them is missing, unreadable or not finite."""
+        if self._written is not None and is_text_type(values.type):
+            return _numbers(pc.strptime(values, self._written, "us", error_is_null=True), pa.timestamp("us"))
         if self._kind == "datetime":
             zone = getattr(values.type, "tz", None) if self._of_first is None else self._of_first[0]
             return _numbers(values, pa.timestamp("us", zone))
@@ -209,7 +214,7 @@ class Timestamps:
         return moments.astype(np.int64) if (np.abs(moments) < LAST_MICROSECOND).all() else None
 
     def _find_zone(self, values: pa.Array) -> None:
-        if self._kind != "datetime" or self._of_first is not None or not is_text_type(values.type):
+        if self._kind != "datetime" or self._written is not None or self._of_first is not None or not is_text_type(values.type):
             return
         for row in range(min(len(values), TRIED)):
             for zone in ((None, "without a zone"), ("UTC", "with a zone")):

@@ -95,6 +95,8 @@ class TableFormat(_Format, Rows):
     timestamp_type: TimestampType = "integer"
     """`"integer"` or `"float"` of any unit, `"datetime"` (ISO 8601), or `"seconds"`, `"milliseconds"`, `"microseconds"`,
     `"nanoseconds"` since 1970. Dates of `data.split` need one of the last five"""
+    time_format: str | None = Field(default=None, min_length=1)
+    """how `timestamp_type = "datetime"` is written, if not as ISO 8601: in the directives of `strptime`, such as `"%d.%m.%Y %H:%M"`"""
     category: Column | None = None
     """column of item categories. For `tree.kind = "category"` and for items without training users"""
     order: Order = "file"
@@ -130,6 +132,8 @@ class TableFormat(_Format, Rows):
             raise ValueError("a timestamp column, since order is 'timestamp'")
         if self.order != "timestamp" and self.timestamp is not None:
             raise ValueError(f"order 'timestamp', since there is a timestamp column, not {self.order!r}")
+        if self.time_format is not None and self.timestamp_type != "datetime":
+            raise ValueError(f"timestamp_type 'datetime' beside time_format, not {self.timestamp_type!r}")
         return self
 
 
