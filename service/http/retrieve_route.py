@@ -27,6 +27,7 @@ from ..errors import Behind, ClientGone, DeadlinePassed, KeyLimit, QueueFull, Un
 from ..http.api_keys import may_use
 from ..http.connection import CONNECTION
 from ..http.dependencies import Service
+from ..http.held_refusals import HeldRefusals
 from ..http.memory_budget import Budget, Held
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
@@ -53,9 +54,6 @@ FREE_BYTES, FREE_VALUES = 1 << 16, 4096
 """Size of a body and of an answer that every request may have, whatever others hold."""
 BODIES_BYTES = 32 << 20
 """Bytes of all larger bodies that are being read or parsed."""
-HELD_S, MOST_HELD = 1.0, 128
-"""How long, and how many, refusals of keys that have had enough are held back, so that who floods gets no more than as many a second.
-Beyond that the connection ends with the refusal. Retry-After is no shorter."""
 ANSWERS = 4
 """Answers of the largest size that one route may hold at a time, until their clients have taken them."""
 
@@ -200,13 +198,13 @@ class RetrieveRoute(RetrievalRoute):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.background_answers = Budget(self.settings.max_answer_values, FREE_VALUES)
-        self._turns, self._held = Turns(), 0
+        self._turns, self._refusals = Turns(), HeldRefusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("retrieve", info.authorization)
         if info.key is not None and (limit := self.take(info.key, info)) is not None:
-            await self._refuse(limit)
+            await self._refuse(limit, scope)
         try:
             await self._respond(scope, receive, send, info)
             return
@@ -214,7 +212,7 @@ class RetrieveRoute(RetrievalRoute):
             if not error.crowds:
                 raise
             refusal = QueueFull(str(error), error.retry_after_s)  # the other one holds the frames of the request, and with them its body
-        await self._refuse(refusal)
+        await self._refuse(refusal, scope)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send, info: RequestInfo) -> None:
         check_type(info.content_type, JSON_TYPES)
@@ -244,15 +242,9 @@ class RetrieveRoute(RetrievalRoute):
         if not taken:
             raise ClientGone("The client does not take its answer.")
 
-    async def _refuse(self, refusal: KeyLimit | QueueFull) -> NoReturn:
+    async def _refuse(self, refusal: KeyLimit | QueueFull, scope: Scope) -> NoReturn:
         """Raise it, held back where there is room."""
-        if self._held < MOST_HELD:
-            self._held += 1
-            try:
-                await asyncio.sleep(HELD_S)
-            finally:
-                self._held -= 1
-        else:
+        if not await self._refusals.wait(scope[RequestInfo.KEY].key_name or "", scope):
             refusal.headers += (("Connection", "close"),)
         raise refusal
 

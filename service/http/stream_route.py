@@ -16,10 +16,11 @@ from starlette.types import Receive, Scope, Send
 from ..batching.priority import Priority
 from ..errors import Busy, ClientGone, Denied, QueueFull, ServiceError, SlowBody
 from ..http.connection import CONNECTION
+from ..http.held_refusals import HELD_S
 from ..http.memory_budget import Held
 from ..http.middleware import RequestInfo, problem_of
 from ..http.request_bodies import LINES_TYPES, check_type, parsed, read_lines, validated
-from ..http.retrieve_route import HELD_S, RetrievalRoute, read_and_write, send_body, until_hung_up
+from ..http.retrieve_route import RetrievalRoute, read_and_write, send_body, until_hung_up
 from ..retrieval.request import CheckedRequest
 from ..retrieval.schemas import RetrieveRequest
 

@@ -394,6 +394,23 @@ def test_a_connection_that_reads_on_after_its_answer_makes_room(models: Path) ->
         assert running.refused("crowded_out") >= 1
 
 
+def test_connections_whose_refusals_are_held_back_make_room(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.connections.GRACE_S", 0)
+    monkeypatch.setattr("service.http.held_refusals.HELD_S", 600)
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "flood"\nkey = "flood-key-0123456789"\nrole = "retrieve"\nrate = 0.001\nburst = 1\n')
+    body = json.dumps({"model": "books", "queries": [{"history": ["item-1"]}], "m": 2}).encode()
+    asks = post("/retrieve", body, "Authorization: Bearer flood-key-0123456789")
+    with listening(models, max_connections=2, keys_file=keys) as running, running.connected() as first, running.connected() as second:
+        assert first.ask(asks).status == 200
+        for wire in (first, second):
+            wire.send(asks)
+        until(lambda: len(running.server._connections.idle) == 2)
+        assert running.ask(get("/metrics")).status == 200
+        assert first.ended()  # it was held back for longest
+        assert running.refused("crowded_out") == 1
+
+
 @pytest.mark.parametrize("grace_s", [0, 600])
 def test_silent_connections_neither_stay_nor_keep_all_others_out(models: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float) -> None:
     monkeypatch.setattr("service.http.connections.GRACE_S", grace_s)

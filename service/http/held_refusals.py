@@ -1,0 +1,41 @@
+"""Refusals of keys that have had enough: each key gets so many a second, so that who floods makes no more requests than that.
+
+A connection whose refusal is held back may be closed for another one. Knows times. Does not know why a request is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+from starlette.types import Scope
+
+from ..http.connection import CONNECTION
+
+HELD_S, REFUSALS_PER_S = 1.0, 128
+"""How long a refusal is held back at least, and how many each key gets a second."""
+MOST_HELD = 1024
+"""Refusals that are held back at a time. Beyond that the connection ends with the refusal."""
+
+
+class HeldRefusals:
+    """Used by one event loop."""
+
+    def __init__(self) -> None:
+        self._next = defaultdict[str, float](float)  # by key, when it may get its next one
+        self._held = 0
+
+    async def wait(self, key: str, scope: Scope) -> bool:
+        """Hold a refusal back until it is its turn. False, at once, where too many are held."""
+        if self._held >= MOST_HELD:
+            return False
+        now = asyncio.get_running_loop().time()
+        self._next[key] = at = max(self._next[key] + 1 / REFUSALS_PER_S, now + HELD_S)
+        if CONNECTION in scope:
+            scope[CONNECTION].make_room()
+        self._held += 1
+        try:
+            await asyncio.sleep(at - now)
+        finally:
+            self._held -= 1
+        return True
