@@ -16,11 +16,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from loadtest.writes import WRITTEN, delete_all
 
 WORKERS, M, LOAD_SHARE = 2, 50, 0.7
 CLIENTS = 16
+ARRIVING_CLIENTS = 16
 COST_PER_S = 50
 """Puts a second whose processor time is measured."""
 KEY = "live-load-write-key"
@@ -51,12 +53,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of a measurement (default %(default)g)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements without and with writes, in turn (default %(default)s)")
     parser.add_argument("--cost-items", type=int, default=500, help="puts whose processor time is measured (default %(default)s)")
+    parser.add_argument("--arriving", type=float, nargs="*", default=[200.0, 400.0], help="puts a second beside nothing else")
     parser.add_argument("--bulk-items", type=int, default=2000, help="items of a bulk (default %(default)s)")
     options = parser.parse_args()
     found = measured(options.model, options.puts, options.seconds, options.rounds, options.share)
     found["bulk"] = [bulk(model, options.bulk_items) for model in ([options.model] if options.bulk is None else options.bulk)]
     found["puts_per_s_offered"] = options.puts
     found["put_cost"] = put_cost(options.model, options.cost_items)
+    found["arriving"] = [arriving(options.model, 4 * options.cost_items, per_s) for per_s in options.arriving]
     print(json.dumps(found, indent=1))
     write_report(options.json, found)
 
@@ -177,6 +181,50 @@ def put_cost(model: Path, count: int) -> dict[str, Any]:
     taken, *others = sorted(((b - i) / count for b, i in zip(busy, idle, strict=True)), reverse=True)
     all_ms = (sum(in_turn) - sum(idle)) / count
     return {"puts": count, "per_s": COST_PER_S, "taking_ms": taken, "following_ms": others, "in_turn_ms": all_ms}
+
+
+def arriving(model: Path, count: int, per_s: float) -> dict[str, Any]:
+    """Puts at even distances over connections to all workers: processor time of one in all of them, and when it is answered."""
+    queries = held_out(Bundle.open(model, verify=False))
+    with copied(model) as (folder, name):
+        process = Process(["service"], settings(folder, WORKERS))
+        process.start()
+        try:
+            process.wait_until_ready()
+            free: SimpleQueue[HTTPConnection] = SimpleQueue()
+            for own in connections_to(("127.0.0.1", process.port), WORKERS, ARRIVING_CLIENTS // WORKERS):
+                for connection in own:
+                    free.put(connection)
+
+            def put(item: Item, due: float) -> float:
+                connection = free.get()
+                body = {"events": [next(iter(item.query.values()))]}
+                status, _ = exchange(connection, "PUT", f"/models/{name}/items/{item.id}", body, JSON | {"Authorization": f"Bearer {KEY}"})
+                free.put(connection)
+                if status not in WRITTEN:
+                    raise RuntimeError(f"a put of {item.id} was answered {status}")
+                return time.perf_counter() - due
+
+            for item in items_of(queries, "warm-", 50, 1):
+                put(item, 0.0)
+            before, began = sum(map(cpu_ms, process.workers())), time.perf_counter()
+            with ThreadPoolExecutor(ARRIVING_CLIENTS) as pool:
+                putting = []
+                for number, item in enumerate(items_of(queries, "arriving-", count, 0)):
+                    due = began + number / per_s
+                    time.sleep(max(due - time.perf_counter(), 0))
+                    putting.append(pool.submit(put, item, due))
+                answered_s = [one.result() for one in putting]
+            cpu = (sum(map(cpu_ms, process.workers())) - before) / count
+        finally:
+            process.end()
+    return {
+        "per_s": per_s,
+        "puts": count,
+        "all_ms": cpu,
+        "answered_p50_ms": percentile_ms(answered_s, 50),
+        "answered_p99_ms": percentile_ms(answered_s, 99),
+    }
 
 
 def cpu_ms(pid: int) -> float:

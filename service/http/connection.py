@@ -367,18 +367,20 @@ class Connection(HttpToolsProtocol):
 
     # -- after an answer ------------------------------------------------------------------------------------------------
 
-    def make_room(self) -> None:
-        """Let others close it from now on, as one that waits for another request."""
-        if self in self._shared.open:
-            self.since = self.loop.time()
-            self._shared.idle.pop(self, None)  # it is the last of them again
-            self._shared.idle[self] = None
+    def hold(self) -> None:
+        """Keep nobody out until `take_back`: the answer is held back."""
+        self._shared.hold(self)
+
+    def take_back(self) -> None:
+        """Count as a connection again."""
+        self._shared.take_back(self, self.loop.time())
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._lingering:
             return
-        self.make_room()
+        self.since = self.loop.time()
+        self._shared.idle[self] = None
         if not self._complete:
             if self.expect_100_continue or not isinstance(self._body, int) or self._body > SKIPPED_BYTES:
                 self.finish()
@@ -414,8 +416,10 @@ class Connection(HttpToolsProtocol):
         if self._lingering or self.transport.is_closing():
             return
         self._lingering, self._closing = True, self.loop.time()
-        self._shared.silent.pop(self, None)
-        self.make_room()
+        if self in self._shared.open:  # it makes room for others, as idle connections do
+            self.since = self._closing
+            self._shared.silent.pop(self, None)
+            self._shared.idle[self] = None
         self._ahead.clear()
         self._release()
         if not self.transport.can_write_eof():  # with TLS, which would read nothing after it

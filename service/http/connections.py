@@ -49,6 +49,8 @@ class Connections:
     """Connections that have not sent a whole head yet, oldest first."""
     idle: dict[LimitedConnection, None] = field(default_factory=dict)
     """Connections that wait for another request, longest first."""
+    held: set[LimitedConnection] = field(default_factory=set)
+    """Connections whose clients wait for a refusal that is held back: they do not count, and so they keep nobody out."""
 
     @property
     def reserve(self) -> int:
@@ -65,20 +67,38 @@ class Connections:
 
         Connections that have waited for longer than GRACE_S make room: first those that never sent a request, oldest first.
         """
+        full = self._count(connection, now)
+        self.silent[connection] = None
+        return not full
+
+    def hold(self, connection: LimitedConnection) -> None:
+        """Do not count a connection until `take_back`."""
+        if connection in self.open:
+            self.open.discard(connection)
+            self.held.add(connection)
+
+    def take_back(self, connection: LimitedConnection, now: float) -> None:
+        """Count a connection again, unless it has ended."""
+        if connection in self.held:
+            self.held.discard(connection)
+            self._count(connection, now)
+
+    def forget(self, connection: LimitedConnection) -> None:
+        """Count a connection out."""
+        self.open.discard(connection)
+        self.held.discard(connection)
+        self.silent.pop(connection, None)
+        self.idle.pop(connection, None)
+
+    def _count(self, connection: LimitedConnection, now: float) -> bool:
+        """Make room for a connection where others wait, and count it. Whether there was none."""
         while len(self.open) >= self.most and (crowded_out := self._longest_waiting(now)) is not None:
             self.forget(crowded_out)
             self.refused("crowded_out")
             crowded_out.abort()
         full = len(self.open) >= self.most
         self.open.add(connection)
-        self.silent[connection] = None
-        return not full
-
-    def forget(self, connection: LimitedConnection) -> None:
-        """Count a connection out."""
-        self.open.discard(connection)
-        self.silent.pop(connection, None)
-        self.idle.pop(connection, None)
+        return full
 
     def _longest_waiting(self, now: float) -> LimitedConnection | None:
         for waiting in (self.silent, self.idle):

@@ -1,6 +1,6 @@
 """Refusals of keys that have had enough: each key gets so many a second, so that who floods makes no more requests than that.
 
-A connection whose refusal is held back may be closed for another one. Knows times. Does not know why a request is refused.
+A connection whose refusal is held back does not count among those that there may be. Knows times. Does not know why a request is refused.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ class HeldRefusals:
             return False
         now = asyncio.get_running_loop().time()
         self._next[key] = at = max(self._next[key] + 1 / REFUSALS_PER_S, now + HELD_S)
-        if CONNECTION in scope:
-            scope[CONNECTION].make_room()
+        connection = scope.get(CONNECTION)
+        if connection is not None:
+            connection.hold()
         self._held += 1
         try:
             await asyncio.sleep(at - now)
         finally:
             self._held -= 1
+            if connection is not None:
+                connection.take_back()
         return True

@@ -132,7 +132,7 @@ class Server(uvicorn.Server):
             if self._certificates is not None:
                 self._certificates.current()
             self._connections.check(asyncio.get_running_loop().time())
-            self._metrics.connections(len(self._connections.open))
+            self._metrics.connections(len(self._connections.open) + len(self._connections.held))
         if self._leave_at is None:
             return stop
         if CLOSE not in self.server_state.default_headers:

@@ -394,21 +394,31 @@ def test_a_connection_that_reads_on_after_its_answer_makes_room(models: Path) ->
         assert running.refused("crowded_out") >= 1
 
 
-def test_connections_whose_refusals_are_held_back_make_room(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_whose_refusals_are_held_back_keep_nobody_out(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.http.connections.GRACE_S", 0)
-    monkeypatch.setattr("service.http.held_refusals.HELD_S", 600)
+    monkeypatch.setattr("service.http.held_refusals.HELD_S", 2.0)
     keys = tmp_path / "keys.toml"
-    keys.write_text('[[keys]]\nname = "flood"\nkey = "flood-key-0123456789"\nrole = "retrieve"\nrate = 0.001\nburst = 1\n')
+    names = ("flood", "shop")
+    written = [f'[[keys]]\nname = "{name}"\nkey = "{name}-key-0123456789"\nrole = "retrieve"\n' for name in names]
+    keys.write_text(written[0] + "rate = 0.001\nburst = 1\n" + written[1])
     body = json.dumps({"model": "books", "queries": [{"history": ["item-1"]}], "m": 2}).encode()
-    asks = post("/retrieve", body, "Authorization: Bearer flood-key-0123456789")
-    with listening(models, max_connections=2, keys_file=keys) as running, running.connected() as first, running.connected() as second:
-        assert first.ask(asks).status == 200
-        for wire in (first, second):
-            wire.send(asks)
-        until(lambda: len(running.server._connections.idle) == 2)
-        assert running.ask(get("/metrics")).status == 200
-        assert first.ended()  # it was held back for longest
-        assert running.refused("crowded_out") == 1
+    flood, shop = (post("/retrieve", body, f"Authorization: Bearer {name}-key-0123456789") for name in names)
+    with listening(models, max_connections=2, keys_file=keys) as running, ExitStack() as many:
+        assert running.ask(flood).status == 200
+        connections = running.server._connections
+        held = [many.enter_context(running.connected()) for _ in range(4)]
+        for wire in held:
+            wire.send(flood)
+        until(lambda: len(connections.held) == 4)
+        held.pop().raw.close()  # its client has gone
+        until(lambda: len(connections.held) == 3)
+        with running.connected() as first, running.connected() as second:
+            for wire in (first, second):
+                assert wire.ask(shop).status == 200
+            assert [wire.reply().status for wire in held] == [429] * 3  # each takes the place of one that is idle
+            until(lambda: not connections.held)
+            assert len(connections.open) == 2
+    assert not connections.held
 
 
 @pytest.mark.parametrize("grace_s", [0, 600])
