@@ -51,10 +51,8 @@ EPOCHS: dict[TimestampType, tuple[int, int]] = {
     "nanoseconds": (10**17, 1000 * LAST_MICROSECOND),
 }
 """What times since 1970 are in each unit: from 1973 to 2286, the last two to 2255."""
-DATES, TIMES = (
-    ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d"),
-    ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p"),
-)
+DATES = ("%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d")
+TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 """How dates and times are written that are not ISO 8601. Between dots the day comes first everywhere."""
 MOST_BAD = 0.05
 """Share of rows that cannot be read and yet are taken for damaged; with more of them the log is read in a wrong way."""
@@ -372,6 +370,8 @@ def _time_type(values: pa.Array, decimal: str) -> TimestampType | None:
 
 def _formats(values: pa.Array) -> list[str]:
     """How dates and times are written in texts that are not ISO 8601; several where day and month are not told apart, none of others."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
     if not is_text_type(values.type):
         return []
     most = int(MOST_BAD * len(values))

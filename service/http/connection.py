@@ -105,6 +105,7 @@ class Connection(HttpToolsProtocol):
         self._refusal: tuple[int, str, str] | None = None  # why the parser is stopped from inside
         self._probes_only = False  # above the limit of connections
         self._lingering = False
+        self._released: asyncio.Future[None] | None = None  # while the answer is held back
         self._stalled: float | None = None  # since when the client has taken nothing
         self._closing: float | None = None  # since when the connection is to end
         self._unsent = 0  # bytes, at the last progress
@@ -133,12 +134,14 @@ class Connection(HttpToolsProtocol):
         self.connection_made(transport)
 
     def shutdown(self) -> None:
+        self._let_go()
         if self.idle:
             self._close()
         else:
             super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._let_go()
         self._shared.forget(self)
         super().connection_lost(exc)
         self._ahead.clear()
@@ -367,13 +370,23 @@ class Connection(HttpToolsProtocol):
 
     # -- after an answer ------------------------------------------------------------------------------------------------
 
-    def hold(self) -> None:
-        """Keep nobody out until `take_back`: the answer is held back."""
-        self._shared.hold(self)
+    def hold(self, released: asyncio.Future[None]) -> bool:
+        """Keep nobody out until `take_back`: the answer is held back. False where too many are.
+
+        released  done when the answer need not be held back any more
+        """
+        held = self._shared.hold(self)
+        self._released = released if held else None
+        return held
 
     def take_back(self) -> None:
         """Count as a connection again."""
+        self._released = None
         self._shared.take_back(self, self.loop.time())
+
+    def _let_go(self) -> None:
+        if self._released is not None and not self._released.done():
+            self._released.set_result(None)
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1

@@ -11,6 +11,8 @@ from typing import Protocol
 
 RESERVE = 32
 """Connections above the limit, for probes (connection.py) alone, where the limit is at least four times as high."""
+MOST_HELD = 1024
+"""Connections whose answers are held back, of all at most: they do not count."""
 GRACE_S = 0.25
 """A connection that has been silent or idle for this long may be closed to make room for another."""
 
@@ -33,6 +35,7 @@ class Connections:
     """The connections of one process, and their limits.
 
     most             connections at a time; RESERVE more may ask for probes
+    most_held        connections beside these whose answers are held back
     head_timeout_s   from the opening of a connection, or the first byte of a request, to the end of the head
     keep_alive_s     that a connection may be idle between two requests
     write_timeout_s  that a client may take nothing of an answer
@@ -44,6 +47,7 @@ class Connections:
     keep_alive_s: float
     write_timeout_s: float
     refused: Callable[[str], None] = lambda reason: None
+    most_held: int = MOST_HELD
     open: set[LimitedConnection] = field(default_factory=set)
     silent: dict[LimitedConnection, None] = field(default_factory=dict)
     """Connections that have not sent a whole head yet, oldest first."""
@@ -71,11 +75,13 @@ class Connections:
         self.silent[connection] = None
         return not full
 
-    def hold(self, connection: LimitedConnection) -> None:
-        """Do not count a connection until `take_back`."""
-        if connection in self.open:
-            self.open.discard(connection)
-            self.held.add(connection)
+    def hold(self, connection: LimitedConnection) -> bool:
+        """Do not count a connection until `take_back`. False where too many are held, or it has ended."""
+        if connection not in self.open or len(self.held) >= self.most_held:
+            return False
+        self.open.discard(connection)
+        self.held.add(connection)
+        return True
 
     def take_back(self, connection: LimitedConnection, now: float) -> None:
         """Count a connection again, unless it has ended."""

@@ -1,4 +1,5 @@
-"""Refusals of keys that have had enough: each key gets so many a second, so that who floods makes no more requests than that.
+"""Refusals of keys that have had enough: while there is room to hold them, each key gets so many a second, so that who floods makes no more
+requests than that.
 
 A connection whose refusal is held back does not count among those that there may be. Knows times. Does not know why a request is refused.
 """
@@ -14,8 +15,8 @@ from ..http.connection import CONNECTION
 
 HELD_S, REFUSALS_PER_S = 1.0, 128
 """How long a refusal is held back at least, and how many each key gets a second."""
-MOST_HELD = 1024
-"""Refusals that are held back at a time. Beyond that the connection ends with the refusal."""
+LONGEST_S = 10.0
+"""No refusal is held back for longer, however many of its key came before it."""
 
 
 class HeldRefusals:
@@ -23,22 +24,22 @@ class HeldRefusals:
 
     def __init__(self) -> None:
         self._next = defaultdict[str, float](float)  # by key, when it may get its next one
-        self._held = 0
 
     async def wait(self, key: str, scope: Scope) -> bool:
-        """Hold a refusal back until it is its turn. False, at once, where too many are held."""
-        if self._held >= MOST_HELD:
+        """Hold a refusal back until it is its turn, the client has gone or the service stops. False, at once, where too many are held."""
+        loop, connection = asyncio.get_running_loop(), scope.get(CONNECTION)
+        gone: asyncio.Future[None] = loop.create_future()
+        if connection is not None and not connection.hold(gone):
             return False
-        now = asyncio.get_running_loop().time()
-        self._next[key] = at = max(self._next[key] + 1 / REFUSALS_PER_S, now + HELD_S)
-        connection = scope.get(CONNECTION)
-        if connection is not None:
-            connection.hold()
-        self._held += 1
+        now = loop.time()
+        self._next[key] = at = min(max(self._next[key] + 1 / REFUSALS_PER_S, now + HELD_S), now + LONGEST_S)
         try:
-            await asyncio.sleep(at - now)
+            await _passed(gone, at - now)
         finally:
-            self._held -= 1
             if connection is not None:
                 connection.take_back()
         return True
+
+
+async def _passed(gone: asyncio.Future[None], seconds: float) -> None:
+    await asyncio.wait([gone], timeout=seconds)

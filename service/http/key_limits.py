@@ -1,18 +1,21 @@
 """How much of the service a key has had: requests and engine seconds, counted together by all workers of a host.
 
 The generic cell rate algorithm: a moment for each limit, up to which what was taken is spread at the allowed rate. All moments lie in one
-mapped file, a slot for each key with its limits: one whose limits change begins anew. A moment is a number of eight bytes, which is written
-whole; where two workers write it at once, one request too many may pass.
+mapped file, a slot for each key with its limits: one whose limits change begins anew. A moment is written under a lock of its slot: a
+worker that is interrupted between reading and writing would undo what others have counted. None waits for the lock for longer than
+LOCK_S, because its holder may stand still; then a request too many may pass.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import mmap
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import KeyLimit
@@ -22,6 +25,8 @@ COST_BURST_S = 1.0
 """Seconds' worth of engine time that a key may take at once."""
 DEBT_S = 60.0
 """How long what a key has taken too much keeps it out, at most."""
+LOCK_S = 0.001
+"""How long the event loop waits for another worker that counts for the same key."""
 MOMENTS = struct.Struct("=dd")
 """Of requests, and of engine seconds."""
 IDENTITY = 16
@@ -37,7 +42,8 @@ class KeyLimits:
     """
 
     def __init__(self, file: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._slots: bytearray | mmap.mmap = bytearray(SLOT * SLOTS) if file is None else _mapped(file)
+        self._file = None if file is None else os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._slots: bytearray | mmap.mmap = bytearray(SLOT * SLOTS) if self._file is None else _mapped(self._file)
         self._clock = clock
         self._places: dict[Key, tuple[bytearray | mmap.mmap, int]] = {}
 
@@ -54,23 +60,43 @@ class KeyLimits:
 
     def take(self, key: Key) -> None:
         """Count one request. Raises KeyLimit where it is one too many, counting nothing."""
-        if (refusal := self.refusal(key)) is not None:
-            raise refusal
-        if key.rate is not None:
-            requests, seconds = self._moments(key)
-            self._write(key, max(requests, self._clock()) + 1 / key.rate, seconds)
+        with self._alone(key):
+            if (refusal := self.refusal(key)) is not None:
+                raise refusal
+            if key.rate is not None:
+                requests, seconds = self._moments(key)
+                self._write(key, max(requests, self._clock()) + 1 / key.rate, seconds)
 
     def spend(self, key: Key, expected_s: float) -> None:
         """Count engine seconds that a request is expected to take; `settle` has to follow."""
         if key.cost is not None:
-            requests, seconds = self._moments(key)
-            self._write(key, requests, max(seconds, self._clock()) + expected_s / key.cost)
+            with self._alone(key):
+                requests, seconds = self._moments(key)
+                self._write(key, requests, max(seconds, self._clock()) + expected_s / key.cost)
 
     def settle(self, key: Key, expected_s: float, taken_s: float) -> None:
         """Count what a request has taken instead of what it was expected to."""
         if key.cost is not None:
-            requests, seconds = self._moments(key)
-            self._write(key, requests, min(seconds + (taken_s - expected_s) / key.cost, self._clock() + COST_BURST_S + DEBT_S))
+            with self._alone(key):
+                requests, seconds = self._moments(key)
+                self._write(key, requests, min(seconds + (taken_s - expected_s) / key.cost, self._clock() + COST_BURST_S + DEBT_S))
+
+    @contextmanager
+    def _alone(self, key: Key) -> Iterator[None]:
+        """Let no other worker count for a key meanwhile, unless one stands still."""
+        if self._file is None or (key.rate is None and key.cost is None):
+            yield
+            return
+        slots, place = self._place(key)
+        at = place if slots is self._slots else 0
+        until = time.monotonic() + LOCK_S
+        while not (held := _locked(self._file, at)) and time.monotonic() < until:
+            time.sleep(0)
+        try:
+            yield
+        finally:
+            if held:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, at)
 
     def _moments(self, key: Key) -> tuple[float, float]:
         slots, place = self._place(key)
@@ -105,10 +131,15 @@ class KeyLimits:
         return bytearray(MOMENTS.size), 0
 
 
-def _mapped(file: Path) -> mmap.mmap:
-    place = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _locked(file: int, at: int) -> bool:
+    """Whether a byte of a file is locked now, by this process."""
     try:
-        os.truncate(place, SLOT * SLOTS)
-        return mmap.mmap(place, SLOT * SLOTS)
-    finally:
-        os.close(place)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
+    except OSError:  # another has it
+        return False
+    return True
+
+
+def _mapped(file: int) -> mmap.mmap:
+    os.truncate(file, SLOT * SLOTS)
+    return mmap.mmap(file, SLOT * SLOTS)

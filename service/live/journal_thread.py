@@ -46,9 +46,9 @@ PAGE = 1000
 """Operations that are read at a time."""
 VISIBLE_S = 1.0
 """How long the other workers have to follow before a write is answered 202."""
-TOGETHER, LONGEST_PAUSE_S = 64, 0.02
-"""While a write waits when a group ends, so that writes come faster than they are committed one by one, the next group begins when as much
-time has passed as the last one took, or when so many writes wait: what a group costs beside its writes is most of what a few cost."""
+TOGETHER, LONGEST_PAUSE_S = 4, 0.02
+"""While a write waits when a smaller group ends, so that writes come faster than they are committed one by one, the next group begins when
+as much time has passed as the last one took, or when so many wait: what a group costs beside its writes is most of what a few cost."""
 IDLE_S = 0.5
 """Longest sleep while an item may expire: the clock may be set."""
 
@@ -173,8 +173,9 @@ class JournalThread:
             self._pause(first)
         else:
             began = time.monotonic()
-            self._commit(self._group(first))
-            if self._held or not self._waiting.empty():
+            group = self._group(first)
+            self._commit(group)
+            if len(group) < TOGETHER and not self._held and not self._waiting.empty():  # what is held would make the next one no larger
                 ended = time.monotonic()
                 self._begin_at = ended + min(ended - began, LONGEST_PAUSE_S)
         now = time.time()

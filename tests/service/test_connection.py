@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from service.http.chunked_body import MAX_LINE, SMALL_BYTES, SMALL_CHUNKS, ChunkedBody, MalformedChunk
 from service.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, SKIPPED_BYTES, Connection
 from service.http.connections import RESERVE
-from tests.service.listening import Listening, direct, get, listening, post, retrieval
+from tests.service.listening import Listening, Wire, direct, get, listening, post, retrieval
 from tests.service.test_contract import STATIC
 from tests.waiting import until
 
@@ -394,22 +394,31 @@ def test_a_connection_that_reads_on_after_its_answer_makes_room(models: Path) ->
         assert running.refused("crowded_out") >= 1
 
 
-def test_connections_whose_refusals_are_held_back_keep_nobody_out(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.connections.GRACE_S", 0)
-    monkeypatch.setattr("service.http.held_refusals.HELD_S", 2.0)
-    keys = tmp_path / "keys.toml"
-    names = ("flood", "shop")
+@pytest.fixture
+def two_keys(tmp_path: Path) -> tuple[Path, bytes, bytes]:
+    """A file of keys; requests of one that is refused from the second on, and of one without limits."""
+    keys, names = tmp_path / "keys.toml", ("flood", "shop")
     written = [f'[[keys]]\nname = "{name}"\nkey = "{name}-key-0123456789"\nrole = "retrieve"\n' for name in names]
     keys.write_text(written[0] + "rate = 0.001\nburst = 1\n" + written[1])
     body = json.dumps({"model": "books", "queries": [{"history": ["item-1"]}], "m": 2}).encode()
     flood, shop = (post("/retrieve", body, f"Authorization: Bearer {name}-key-0123456789") for name in names)
+    return keys, flood, shop
+
+
+def test_connections_whose_refusals_are_held_back_keep_nobody_out(
+    models: Path, two_keys: tuple[Path, bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.http.connections.GRACE_S", 0)
+    monkeypatch.setattr("service.http.held_refusals.HELD_S", 2.0)
+    keys, flood, shop = two_keys
     with listening(models, max_connections=2, keys_file=keys) as running, ExitStack() as many:
         assert running.ask(flood).status == 200
         connections = running.server._connections
-        held = [many.enter_context(running.connected()) for _ in range(4)]
-        for wire in held:
-            wire.send(flood)
-        until(lambda: len(connections.held) == 4)
+        held: list[Wire] = []
+        for _ in range(4):  # one after the other: a connection that has sent nothing yet makes room for the next
+            held.append(many.enter_context(running.connected()))
+            held[-1].send(flood)
+            until(lambda: len(connections.held) == len(held))
         held.pop().raw.close()  # its client has gone
         until(lambda: len(connections.held) == 3)
         with running.connected() as first, running.connected() as second:
@@ -419,6 +428,41 @@ def test_connections_whose_refusals_are_held_back_keep_nobody_out(models: Path, 
             until(lambda: not connections.held)
             assert len(connections.open) == 2
     assert not connections.held
+
+
+def test_no_more_are_held_than_there_is_room_for_and_none_when_the_service_stops(
+    models: Path, two_keys: tuple[Path, bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.http.held_refusals.HELD_S", 600)
+    monkeypatch.setattr("service.http.held_refusals.LONGEST_S", 600)
+    keys, flood, _ = two_keys
+    with ExitStack() as many:
+        with listening(models, max_connections=64, keys_file=keys) as running:
+            assert running.ask(flood).status == 200
+            connections = running.server._connections
+            assert connections.most_held > 2
+            held = [many.enter_context(running.connected()) for _ in range(2)]
+            for wire in held:
+                wire.send(flood)
+            until(lambda: len(connections.held) == 2)
+            connections.most_held = 2  # as where few descriptors are left
+            beyond = running.ask(flood)
+            assert (beyond.status, beyond.headers["connection"]) == (429, "close")
+        assert [wire.reply().status for wire in held] == [429, 429]
+
+
+def test_held_connections_are_no_other_things_that_take_descriptors(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(models, max_connections=64) as running:
+        connections = running.server._connections
+        monkeypatch.setattr("service.processes.server._raised", lambda wanted: 300)
+        monkeypatch.setattr("service.processes.server.open_descriptors", lambda: 50 + len(connections.held))
+        running.server._make_room()
+        before = connections.most, connections.most_held
+        assert 0 < before[1] < 300
+        connections.held |= {cast(Connection, number) for number in range(before[1])}
+        running.server._make_room()
+        assert (connections.most, connections.most_held) == before
+        connections.held.clear()
 
 
 @pytest.mark.parametrize("grace_s", [0, 600])

@@ -121,6 +121,17 @@ def test_days_and_months_that_could_be_either_are_asked_for(tmp_path: Path) -> N
     with pytest.raises(InvalidData, match=r"column 'time': got '\d+/5/2024', expected days and months .* \(%d/%m/%Y or %m/%d/%Y\)"):
         written(log)
     assert "timestamp" not in written(log, time="file")["data"]["format"]
+    log.write_text("user,item,time\n" + "".join(f"{user},{item},26-{1 + at % 12:02}-15\n" for user, item, at in rows()))
+    with pytest.raises(InvalidData, match=r"column 'time': got '26-\d+-15', expected a number, or a time such as"):
+        written(log)  # not the 26th of a month of the year 15
+
+
+def test_dates_of_a_data_frame_are_found_out_too(tmp_path: Path) -> None:
+    user, item, at = zip(*rows(), strict=True)
+    texts = pa.array([f"{1 + moment % 28:02}.{1 + moment % 12:02}.2024" for moment in at])
+    for values in (texts.dictionary_encode(), texts.cast(pa.large_string()), texts.cast(pa.string_view())):
+        pq.write_table(pa.table({"user": user, "item": item, "time": values}), tmp_path / "log.parquet")
+        assert written(tmp_path / "log.parquet")["data"]["format"]["time_format"] == "%d.%m.%Y"
 
 
 def test_options_say_what_names_do_not(tmp_path: Path) -> None:
@@ -283,6 +294,11 @@ AWKWARD: dict[str, tuple[bytes, dict[str, Any], str]] = {
         ).encode(),
         {"timestamp": "time", "timestamp_type": "datetime", "time_format": "%m/%d/%Y %I:%M:%S %p"},
         "# - times: written %m/%d/%Y %I:%M:%S %p, by the values",
+    ),
+    "years of two digits": (
+        text_logs.text("user;item;Datum", lambda user, item, at: f"{user};{item};{datetime.fromtimestamp(at, UTC):%d.%m.%y}").encode(),
+        {"separator": ";", "timestamp": "Datum", "timestamp_type": "datetime", "time_format": "%d.%m.%y"},
+        "# - times: written %d.%m.%y, by the values",
     ),
     "milliseconds": (
         text_logs.text("user,item,ts", lambda user, item, at: f"{user},{item},{at * 1000 + 7}").encode(),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -128,6 +129,20 @@ class TestRows:
         rows = [{"user": "u", "item": item, "rank": 1, "part": part} for part, item in (("validation", "c"), ("test", "d"))]
         assert self.ranked(log, rows) == [[3, NO_ITEM, NO_ITEM], [NO_ITEM] * 3, [2, NO_ITEM, NO_ITEM]]
 
+    def test_ranks_of_any_size_and_types_of_other_libraries_are_read(self, log: Path) -> None:
+        rows: list[dict[str, Any]] = [
+            {"user": "u", "item": "d", "rank": -(2**62) - 1, "part": "test"},
+            {"user": "u", "item": "a", "rank": 2**62},
+        ]
+        assert self.ranked(log, rows[:1])[0] == [3, NO_ITEM, NO_ITEM]
+        assert self.ranked(log, [{key: row[key] for key in ("user", "item", "rank")} for row in rows])[0] == [3, 0, NO_ITEM]
+
+    def test_items_that_the_log_does_not_have_and_lists_in_a_row_are_named(self, log: Path) -> None:
+        with pytest.raises(InvalidConfig, match="items of the log; it has none of the 1 in the file"):
+            self.ranked(log, [{"user": "u", "item": "z", "rank": 1}])
+        with pytest.raises(InvalidConfig, match="an id of a user and an id of an item in each row"):
+            self.ranked(log, [{"user": "u", "item": ["a", "b"], "rank": 1}])
+
     def test_lists_of_nobody_who_is_asked_are_refused(self, log: Path) -> None:
         with pytest.raises(InvalidConfig, match="lists of the users of test queries"):
             self.ranked(log, [{"user": "w", "item": "a", "rank": 1}])
@@ -136,7 +151,7 @@ class TestRows:
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"user": ["u"], "item": ["a"]}, "rank is missing"),
+        ({"user": ["u"], "item": ["a"]}, "each once; look at rank"),
         ({"user": ["u"], "item": ["a"], "rank": ["first"]}, "numbers, the lowest for the best item"),
         ({"user": ["u"], "item": ["a"], "rank": [1], "part": ["train"]}, "expected validation or test"),
     ],
@@ -158,3 +173,26 @@ def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
 def test_what_is_written_stands_alone(log: Path) -> None:
     said = command("compare", "--config", log, "--queries-to", "asked", "--methods", "popularity")
     assert (said.status, "--methods: got 'popularity', expected nothing beside --queries-to" in said.err) == (1, True)
+
+
+def test_another_file_of_that_name_is_measured_again(log: Path, tmp_path: Path) -> None:
+    assert command("compare", "--config", log, "--queries-to", "asked").status == 0
+    found = []
+    table = answers(tmp_path / "asked", False)
+    for part in (table, table.filter(pc.greater(table["rank"], 20)), table):
+        pq.write_table(part, "mine.parquet")
+        assert command("compare", "--config", log, "--methods", "popularity", "--own", "mine.parquet", "--json", "report.json").status == 0
+        rows = {row["method"]: row for row in json.loads(Path("report.json").read_text())["rows"]}
+        found.append(rows["mine"]["figures"]["recall@10"]["mean"])
+    assert found[0] == found[2] > found[1]
+
+
+@pytest.mark.parametrize(("name", "known"), [("als.v1.parquet", "als.v1"), ("MINE.PARQUET", "MINE"), (".parquet", None)])
+def test_the_name_is_that_of_the_file(tmp_path: Path, name: str, known: str | None) -> None:
+    table = pa.table({"user": ["u"], "item": ["a"], "rank": [1]})
+    pq.write_table(table, tmp_path / name)
+    if known is None:
+        with pytest.raises(InvalidConfig, match="a file with a name"):
+            listed_method("--own", tmp_path / name)
+    else:
+        assert listed_method("--own", tmp_path / name)[0] == known

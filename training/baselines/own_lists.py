@@ -63,6 +63,9 @@ def write_queries(split: Split, items: ItemTable, folder: Path) -> None:
 def listed_method(option: str, file: Path) -> tuple[str, Method]:
     """The name, that of the file, and the method of a file of answers. Raises InvalidConfig where it is not one."""
     table = _read(option, file)
+    name = next((file.name[: -len(ending)] for ending in ENDINGS if file.name.lower().endswith(ending)), "")
+    if not name:
+        raise InvalidConfig(option, str(file), f"a file with a name, and one of the endings {', '.join(ENDINGS)}")
 
     def fitted(task: Task) -> Fitted:
         begin = time.perf_counter()
@@ -86,7 +89,12 @@ def listed_method(option: str, file: Path) -> tuple[str, Method]:
         held = sum(rows.nbytes for rows in lists.values())
         return Fitted(rank, {}, held, time.perf_counter() - begin)
 
-    return file.name.split(".")[0], fitted
+    return name, fitted
+
+
+def is_listed(file: Path) -> bool:
+    """Whether a name is that of a file of lists."""
+    return file.name.lower().endswith(ENDINGS)
 
 
 def _read(option: str, file: Path) -> pa.Table:
@@ -95,14 +103,13 @@ def _read(option: str, file: Path) -> pa.Table:
     except InvalidInput as error:
         raise InvalidConfig(option, error.value, error.expected) from error
     for column in COLUMNS:
-        if column not in table.column_names:
-            raise InvalidConfig(
-                option, f"{file}, columns {', '.join(table.column_names)}", f"columns {', '.join(COLUMNS)}; {column} is missing"
-            )
+        if table.column_names.count(column) != 1:
+            columns = f"{file}, columns {', '.join(table.column_names)}"
+            raise InvalidConfig(option, columns, f"columns {', '.join(COLUMNS)}, each once; look at {column}")
     if not (pa.types.is_integer(table["rank"].type) or pa.types.is_floating(table["rank"].type)):
         raise InvalidConfig(option, f"{file}: rank of type {table['rank'].type}", "numbers, the lowest for the best item")
-    given = set(pc.unique(table[PART]).to_pylist()) if PART in table.column_names else set()
-    if wrong := sorted(map(str, given - {*PARTS})):
+    given = set(map(str, table[PART].to_pylist())) if PART in table.column_names else set()
+    if wrong := sorted(given - {*PARTS}):
         raise InvalidConfig(option, f"{file}: part {wrong[0]!r}", " or ".join(PARTS))
     return table
 
@@ -112,12 +119,17 @@ def _lists(option: str, file: Path, table: pa.Table, task: Task) -> dict[tuple[s
     try:
         users = table["user"].cast(pa.string()).combine_chunks()
         named = table["item"].cast(pa.string()).combine_chunks().dictionary_encode()
-    except pa.ArrowInvalid as error:
-        raise InvalidConfig(option, str(file), f"ids of users and items ({error})") from error
-    of_named = np.append(task.items.rows_of(named.dictionary.to_pylist()), -1)
+    except pa.ArrowException as error:  # such as a list of items in one row
+        raise InvalidConfig(option, str(file), f"an id of a user and an id of an item in each row ({error})") from error
+    rows_D = task.items.rows_of(named.dictionary.to_pylist())
+    if missing := int(np.count_nonzero(rows_D < 0)):
+        if missing == len(rows_D):
+            raise InvalidConfig(option, str(file), f"items of the log; it has none of the {missing:,} in the file")
+        log.warning("%s: %d of %d items are not in the log and are left out", file, missing, len(rows_D))
+    of_named = np.append(rows_D, -1)
     item_E = of_named[pc.fill_null(named.indices, -1).to_numpy(zero_copy_only=False)]
     user_E = pc.fill_null(pc.index_in(users, value_set=task.split.lists.user_ids), -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    rank_E = pc.fill_null(table["rank"].cast(pa.float64()), np.inf).to_numpy()
+    rank_E = pc.fill_null(table["rank"].cast(pa.float64(), safe=False), np.inf).to_numpy()
     part_E = _parts(table, user_E, task.split)
     kept = np.flatnonzero((item_E >= 0) & (user_E >= 0) & (part_E >= 0))
     kept = kept[np.lexsort((rank_E[kept], user_E[kept], part_E[kept]))]
@@ -134,7 +146,7 @@ def _lists(option: str, file: Path, table: pa.Table, task: Task) -> dict[tuple[s
 def _parts(table: pa.Table, user_E: Int64, split: Split) -> Int64:
     """int64[E]: places in PARTS of what each row answers, −1 of users who are not asked."""
     if PART in table.column_names:
-        return np.asarray(pc.index_in(table[PART], value_set=pa.array(PARTS)).to_numpy(), np.int64)
+        return np.asarray(pc.index_in(table[PART].cast(pa.string()), value_set=pa.array(PARTS)).to_numpy(), np.int64)
     part_U = np.full(len(split.lists.user_ids) + 1, -1)  # the last: of users that the log does not have
     for part, pair in _asked(split):
         part_U[pair.user] = PARTS.index(part)

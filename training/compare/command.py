@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import tempfile
@@ -14,7 +15,7 @@ from espalier.errors import InvalidConfig
 from ..baselines.fusion import fuse
 from ..baselines.methods import FOR_VECTORS, METHODS, NEEDS
 from ..baselines.own import own_method
-from ..baselines.own_lists import ENDINGS, listed_method, write_queries
+from ..baselines.own_lists import is_listed, listed_method, write_queries
 from ..compare import texts
 from ..compare.compare import Asked, compare
 from ..compare.contest import FUSION, RECIPE, checked_names
@@ -67,7 +68,7 @@ def run(
     settings = read_config(config, train=data)
     added: dict[str, Method] = {}
     for where in own:
-        name, method = listed_method("--own", Path(where)) if where.endswith(ENDINGS) else own_method("--own", where)
+        name, method = listed_method("--own", Path(where)) if is_listed(Path(where)) else own_method("--own", where)
         if name in added or name in METHODS or name in (RECIPE, FUSION):
             raise InvalidConfig("--own", where, f"a name that no other method has, not {name}")
         added[name] = method
@@ -97,7 +98,8 @@ def run(
     names = list(usual) if methods is None else checked_names(methods, [RECIPE, *baselines])
     names = [*added, *(name for name in names if name not in added)]  # their own first: it is not what time may run out for
     needs = NEEDS | {name: by_parts(method, trials=1) for name, method in added.items()}
-    asked = Asked(settings, data, names, baselines, needs, fuse, beams or BEAMS, seconds, pick_device(device), judged_by)
+    digests = {name: _digest(where) for name, where in zip(added, own, strict=True)}
+    asked = Asked(settings, data, names, baselines, needs, fuse, beams or BEAMS, seconds, pick_device(device), judged_by, digests)
     with RunLog.opened("--log-to", log_to, settings.name) as run_log:
         report = compare(asked, json_file)
         log_report(run_log, report)
@@ -121,6 +123,14 @@ def write_asked(config: Path, data: Path | None, folder: Path) -> None:
         write_queries(prepared.split, prepared.items, folder)
     learned, asked = folder / "train.parquet", folder / "queries.parquet"
     print(f"{learned} (user, item) is what to learn from, {asked} (part, user, history) what is asked; compare --own takes the answers")
+
+
+def _digest(where: str) -> str:
+    """That of a file of lists, by which another one of that name is known; of a module none."""
+    if not is_listed(Path(where)):
+        return ""
+    with Path(where).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_options(minutes: float | None, beams: list[int] | None, metrics: str | None, plot: Path | None) -> list[Metric]:

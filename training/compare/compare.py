@@ -10,7 +10,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ from ..specification.splits import FileSplit
 
 log = logging.getLogger(__name__)
 
-KEPT = ("rows", "fits", "not_judged", "seconds", "minutes")
+KEPT = ("rows", "fits", "not_judged", "seconds", "minutes", "own")
 """What it takes over from there."""
 LATE = "the methods before it took longer than planned"
 MOST_MEASURING = 0.2
@@ -67,6 +67,7 @@ class Asked:
     fuse       makes one method of two
     beams      serving beams of the recipe
     metrics    of the table; none: the usual ones
+    own        methods of one's own → what they are known by: where that is another one, they are run again
     seconds    time of everything, by the clock; None: as long as it takes
     say        gets the plan, before it begins
     """
@@ -81,6 +82,7 @@ class Asked:
     seconds: float | None
     device: torch.device
     metrics: Sequence[Metric] = ()
+    own: Mapping[str, str] = field(default_factory=dict)
     clock: Clock = time.monotonic
     say: Callable[[str], None] = print
 
@@ -109,7 +111,8 @@ def compare(asked: Asked, json_file: Path | None) -> Report:
             figures = read_figures(queries_file(json_file))
         minutes, report["minutes"] = report["minutes"], _minutes(asked)
         has_more_time = minutes is not None and (asked.seconds is None or asked.seconds > 60 * minutes)
-        _drop_rows_to_run_again(figures, report, has_more_time)
+        _drop_rows_to_run_again(figures, report, has_more_time, asked.own)
+        report["own"] = dict(asked.own)
         done = {row["method"] for row in report["rows"]}
         missing = in_order([name for name in asked.methods if name not in done])
         report["not_judged"] = [left for left in report["not_judged"] if left["method"] not in missing]
@@ -215,6 +218,7 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
         "exclude_seen": config.search.exclude_seen,
         "plan": [],
         "minutes_needed": None,
+        "own": {},
         "rows": [],
         "fits": [],
         "not_judged": [],
@@ -268,11 +272,12 @@ def _minutes(asked: Asked) -> float | None:
     return None if asked.seconds is None else asked.seconds / 60
 
 
-def _drop_rows_to_run_again(figures: Mapping[Key, Figures], report: Report, has_more_time: bool) -> None:
+def _drop_rows_to_run_again(figures: Mapping[Key, Figures], report: Report, has_more_time: bool, own: Mapping[str, str]) -> None:
     """Methods whose figures of each query are no longer there: nothing could be compared with them. With more time than the earlier run
-    had, those that ended early, too."""
+    had, those that ended early, too. own: see `Asked`."""
     lost = {row["method"] for row in report["rows"] if (row["method"], row["seed"], row["beam_size"]) not in figures}
     lost |= {fit["method"] for fit in report["fits"] if fit["ended"] and has_more_time}
+    lost |= {name for name, known in own.items() if report["own"].get(name, known) != known}
     lost |= {row["method"] for row in report["rows"]} - {fit["method"] for fit in report["fits"]}
     for part in ("rows", "fits"):
         report[part] = [entry for entry in report[part] if entry["method"] not in lost]

@@ -31,6 +31,8 @@ OTHERS: dict[TimestampType, tuple[TimestampType, ...]] = {"integer": ("datetime"
 """The types that may read what a type does not; of the others those in DATED."""
 LAST_MICROSECOND = 2**53
 """In the year 2255: later ones would lose digits as floats, and are rather times in another unit."""
+FIRST_MICROSECOND = int(np.datetime64("1000-01-01", "us").astype(np.int64))
+"""Earlier times are those of years that are not written out."""
 TRIED = 100
 """First values of a block that are tried for the zone of the log's dates and times."""
 
@@ -201,7 +203,9 @@ class Timestamps:
     def _cast(self, values: pa.Array) -> Stamps | None:
         """The values as numbers, or None when one of them is missing, unreadable or not finite."""
         if self._written is not None and is_text_type(values.type):
-            return _numbers(pc.strptime(values, self._written, "us", error_is_null=True), pa.timestamp("us"))
+            read = pc.strptime(values.cast(pa.string()), self._written, "us", error_is_null=True)
+            stamps = _numbers(read, pa.timestamp("us"))
+            return None if stamps is None or (stamps < FIRST_MICROSECOND).any() else stamps  # %Y reads years of two digits, too
         if self._kind == "datetime":
             zone = getattr(values.type, "tz", None) if self._of_first is None else self._of_first[0]
             return _numbers(values, pa.timestamp("us", zone))
