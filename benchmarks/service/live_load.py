@@ -149,35 +149,22 @@ def put_cost(model: Path, count: int) -> dict[str, Any]:
     that of all workers together where they take the puts in turn, so that each finds another one's writes before its own.
     """
     queries = held_out(Bundle.open(model, verify=False))
-    with copied(model) as (folder, name):
-        process = Process(["service"], settings(folder, WORKERS))
-        process.start()
-        try:
-            process.wait_until_ready()
-            writers = [own[0] for own in connections_to(("127.0.0.1", process.port), WORKERS, 1)]
+    with started(model) as (process, name):
+        writers = [own[0] for own in connections_to(("127.0.0.1", process.port), WORKERS, 1)]
 
-            def put(item: Item, writer: HTTPConnection) -> None:
-                values = next(iter(item.query.values()))
-                headers = JSON | {"Authorization": f"Bearer {KEY}"}
-                status, _ = exchange(writer, "PUT", f"/models/{name}/items/{item.id}", {"events": [values]}, headers)
-                if status not in WRITTEN:
-                    raise RuntimeError(f"a put of {item.id} was answered {status}")
+        def paced(items: Sequence[Item], writers: Sequence[HTTPConnection] = writers[:1]) -> list[float]:
+            """Processor milliseconds of each worker while items are put, or while nothing is."""
+            before, began = [cpu_ms(worker) for worker in process.workers()], time.perf_counter()
+            for number in range(count):
+                if items:
+                    put(writers[number % len(writers)], name, items[number])
+                time.sleep(max(began + number / COST_PER_S - time.perf_counter(), 0))
+            return [cpu_ms(worker) - earlier for worker, earlier in zip(process.workers(), before, strict=True)]
 
-            def paced(items: Sequence[Item], writers: Sequence[HTTPConnection] = writers[:1]) -> list[float]:
-                """Processor milliseconds of each worker while items are put, or while nothing is."""
-                before, began = [cpu_ms(worker) for worker in process.workers()], time.perf_counter()
-                for number in range(count):
-                    if items:
-                        put(items[number], writers[number % len(writers)])
-                    time.sleep(max(began + number / COST_PER_S - time.perf_counter(), 0))
-                return [cpu_ms(worker) - earlier for worker, earlier in zip(process.workers(), before, strict=True)]
-
-            for item in items_of(queries, "warm-", 50, 1):
-                put(item, writers[0])
-            idle, busy = paced([]), paced(items_of(queries, "cost-", count, 0))
-            in_turn = paced(items_of(queries, "turns-", count, 2), writers)
-        finally:
-            process.end()
+        for item in items_of(queries, "warm-", 50, 1):
+            put(writers[0], name, item)
+        idle, busy = paced([]), paced(items_of(queries, "cost-", count, 0))
+        in_turn = paced(items_of(queries, "turns-", count, 2), writers)
     taken, *others = sorted(((b - i) / count for b, i in zip(busy, idle, strict=True)), reverse=True)
     all_ms = (sum(in_turn) - sum(idle)) / count
     return {"puts": count, "per_s": COST_PER_S, "taking_ms": taken, "following_ms": others, "in_turn_ms": all_ms}
@@ -186,38 +173,28 @@ def put_cost(model: Path, count: int) -> dict[str, Any]:
 def arriving(model: Path, count: int, per_s: float) -> dict[str, Any]:
     """Puts at even distances over connections to all workers: processor time of one in all of them, and when it is answered."""
     queries = held_out(Bundle.open(model, verify=False))
-    with copied(model) as (folder, name):
-        process = Process(["service"], settings(folder, WORKERS))
-        process.start()
-        try:
-            process.wait_until_ready()
-            free: SimpleQueue[HTTPConnection] = SimpleQueue()
-            for own in connections_to(("127.0.0.1", process.port), WORKERS, ARRIVING_CLIENTS // WORKERS):
-                for connection in own:
-                    free.put(connection)
-
-            def put(item: Item, due: float) -> float:
-                connection = free.get()
-                body = {"events": [next(iter(item.query.values()))]}
-                status, _ = exchange(connection, "PUT", f"/models/{name}/items/{item.id}", body, JSON | {"Authorization": f"Bearer {KEY}"})
+    with started(model) as (process, name), ThreadPoolExecutor(ARRIVING_CLIENTS) as pool:
+        free: SimpleQueue[HTTPConnection] = SimpleQueue()
+        for own in connections_to(("127.0.0.1", process.port), WORKERS, ARRIVING_CLIENTS // WORKERS):
+            for connection in own:
                 free.put(connection)
-                if status not in WRITTEN:
-                    raise RuntimeError(f"a put of {item.id} was answered {status}")
-                return time.perf_counter() - due
 
-            for item in items_of(queries, "warm-", 50, 1):
-                put(item, 0.0)
-            before, began = sum(map(cpu_ms, process.workers())), time.perf_counter()
-            with ThreadPoolExecutor(ARRIVING_CLIENTS) as pool:
-                putting = []
-                for number, item in enumerate(items_of(queries, "arriving-", count, 0)):
-                    due = began + number / per_s
-                    time.sleep(max(due - time.perf_counter(), 0))
-                    putting.append(pool.submit(put, item, due))
-                answered_s = [one.result() for one in putting]
-            cpu = (sum(map(cpu_ms, process.workers())) - before) / count
-        finally:
-            process.end()
+        def answered(item: Item, due: float) -> float:
+            connection = free.get()
+            put(connection, name, item)
+            free.put(connection)
+            return time.perf_counter() - due
+
+        for item in items_of(queries, "warm-", 50, 1):
+            answered(item, 0.0)
+        before, began = sum(map(cpu_ms, process.workers())), time.perf_counter()
+        putting = []
+        for number, item in enumerate(items_of(queries, "arriving-", count, 0)):
+            due = began + number / per_s
+            time.sleep(max(due - time.perf_counter(), 0))
+            putting.append(pool.submit(answered, item, due))
+        answered_s = [one.result() for one in putting]
+        cpu = (sum(map(cpu_ms, process.workers())) - before) / count
     return {
         "per_s": per_s,
         "puts": count,
@@ -225,6 +202,27 @@ def arriving(model: Path, count: int, per_s: float) -> dict[str, Any]:
         "answered_p50_ms": percentile_ms(answered_s, 50),
         "answered_p99_ms": percentile_ms(answered_s, 99),
     }
+
+
+@contextmanager
+def started(model: Path) -> Iterator[tuple[Process, str]]:
+    """A service of a copied bundle, and the model's name."""
+    with copied(model) as (folder, name):
+        process = Process(["service"], settings(folder, WORKERS))
+        process.start()
+        try:
+            process.wait_until_ready()
+            yield process, name
+        finally:
+            process.end()
+
+
+def put(connection: HTTPConnection, name: str, item: Item) -> None:
+    """Put an item with its history as its evidence."""
+    body = {"events": [next(iter(item.query.values()))]}
+    status, _ = exchange(connection, "PUT", f"/models/{name}/items/{item.id}", body, JSON | {"Authorization": f"Bearer {KEY}"})
+    if status not in WRITTEN:
+        raise RuntimeError(f"a put of {item.id} was answered {status}")
 
 
 def cpu_ms(pid: int) -> float:

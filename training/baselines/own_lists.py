@@ -70,8 +70,10 @@ def listed_method(option: str, file: Path) -> tuple[str, Method]:
     def fitted(task: Task) -> Fitted:
         begin = time.perf_counter()
         lists = _lists(option, file, table, task)
-        # who asks is known by the very array that a query is: two users may have the same history, and not the same list
-        list_of = {id(pair.query): lists[part, pair.user] for part, pair in _asked(task.split) if (part, pair.user) in lists}
+        # who asks is known by the very array that a query is: two users may have the same history, and not the same list. The arrays are
+        # kept, so that no other one gets the identity of one that is gone
+        nothing = np.empty(0, np.int64)
+        list_of = {id(pair.query): (pair.query, lists.get((part, pair.user), nothing)) for part, pair in _asked(task.split)}
         lacking = sum((("test", pair.user) not in lists) for pair in task.split.test)
         if lacking == len(task.split.test):
             raise InvalidConfig(option, str(file), "lists of the users of test queries, which --queries-to FOLDER writes; it has none")
@@ -81,7 +83,7 @@ def listed_method(option: str, file: Path) -> tuple[str, Method]:
         def rank(queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
             found_BM = np.full((len(queries), m), NO_ITEM, np.int64)
             for row_M, query in zip(found_BM, queries, strict=True):
-                best = list_of.get(id(query), np.empty(0, np.int64))
+                _, best = list_of.get(id(query), (query, nothing))
                 best = best[~np.isin(best, query)][:m] if exclude_seen else best[:m]
                 row_M[: len(best)] = best
             return found_BM

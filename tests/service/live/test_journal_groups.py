@@ -22,6 +22,7 @@ class Committed:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.thread = JournalThread("books", Journal(folder / "live.db"), Notices(), 10, lambda: None, lambda lag: None)
+        self.patch = patch
         self.groups: list[str] = []
         self.meanwhile: list[Write] = []
         patch.setattr(self.thread, "_commit", self._commit)
@@ -54,7 +55,7 @@ def test_writes_that_come_while_one_is_committed_wait_for_more(committed: Commit
     assert committed.thread._begin_at > -math.inf
     committed.put("c")
     looked: list[bool] = []
-    committed.thread._catch_up = lambda: looked.append(True)  # type: ignore[method-assign]
+    committed.patch.setattr(committed.thread, "_catch_up", lambda: looked.append(True))
     committed.thread._waiting.put(committed.thread._catch_up)  # others wait for that
     committed.turns(2)
     assert (committed.groups, looked) == (["a", "bc"], [True])
