@@ -20,7 +20,7 @@ from pydantic import SecretStr, ValidationError
 
 from service.__main__ import listen_on
 from service.errors import Forbidden, KeyLimit, Unauthorized
-from service.http import held_refusals, stream_route
+from service.http import held_refusals, key_limits, stream_route
 from service.http.api_keys import LOOK_S, Keys
 from service.http.held_refusals import HELD_S, LONGEST_S, REFUSALS_PER_S, HeldRefusals
 from service.http.key_limits import COST_BURST_S, DEBT_S, SLOTS, KeyLimits, _locked
@@ -303,6 +303,11 @@ def test_a_key_whose_limits_change_begins_anew_and_as_many_keys_as_come_are_coun
             limits.take(other)
 
 
+def patiently_taken(file: Path, key: Key) -> None:
+    key_limits.LOCK_S = 20.0
+    KeyLimits(file).take(key)
+
+
 def lock_for_ever(file: Path, place: int) -> None:
     assert _locked(os.open(file, os.O_RDWR), place)
 
@@ -322,6 +327,22 @@ def test_workers_of_a_host_count_together(tmp_path: Path) -> None:
     with get_context("spawn").Pool(4) as pool:  # more than there are cores: each is interrupted at any point
         counts = pool.starmap(taken, [(tmp_path / "key-limits", 100)] * 4)
     assert 40 <= sum(counts) <= 42  # where one that counts is interrupted for long, others do not wait for it
+
+
+def test_a_worker_that_is_interrupted_while_it_counts_undoes_nothing(tmp_path: Path) -> None:
+    limits = KeyLimits(tmp_path / "key-limits")
+    key = limited(rate=0.001, burst=2.0)
+    with get_context("spawn").Pool(1) as pool:
+        pool.apply(patiently_taken, (tmp_path / "other", key))  # it has imported everything
+        with limits._alone(key):
+            requests, seconds = limits._moments(key)
+            other = pool.apply_async(patiently_taken, (tmp_path / "key-limits", key))
+            other.wait(0.5)
+            assert not other.ready()
+            limits._write(key, max(requests, time.monotonic()) + 1 / 0.001, seconds)
+        other.get(20)
+    with pytest.raises(KeyLimit):
+        limits.take(key)
 
 
 def test_a_worker_that_stands_still_while_it_counts_stops_no_other(tmp_path: Path) -> None:
