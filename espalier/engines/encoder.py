@@ -19,7 +19,7 @@ from onnx import helper
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.graphs import load_graph
-from espalier.engines.runtime import ort, session_options
+from espalier.engines.runtime import opened_session, ort
 from espalier.errors import BundleCorrupt, UnsupportedGraph
 from espalier.queries import HistoryKind, blank_queries
 
@@ -44,7 +44,6 @@ class QueryEncoder:
         if rows.dtype != np.float32 and "node_rows" in inputs:
             look_up_narrow(model, rows.dtype)
         self._rows = ort.OrtValue.ortvalue_from_numpy(rows) if "node_rows" in inputs else None
-        self._outputs = [entry.name for entry in model.graph.output]
         tree, scorer = bundle.tree, bundle.graph_scorer
         self._sequence = scorer.encoder == "sequence"
         self._history = isinstance(bundle.graph_kind, HistoryKind)
@@ -55,7 +54,7 @@ class QueryEncoder:
         self._shape = (tree.height + 1 if self._per_level else 1), scorer.state_dim
         self._height, self._leaf_of_item, self._parent = tree.height, tree.leaf_of_item, tree.parent
         try:
-            self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
+            self._session = opened_session(model)
             found = self._run(blank_queries(bundle.graph_kind, 1).array, 0)
         except Exception as error:  # ONNX Runtime's own classes derive from nothing narrower
             raise UnsupportedGraph(f"ONNX Runtime cannot run query.onnx alone ({error})") from error
@@ -99,7 +98,7 @@ class QueryEncoder:
             feeds = {"vector": np.ascontiguousarray(query)}
         if self._rows is not None:
             feeds["node_rows"] = self._rows
-        states_LS: Array = self._session.run(self._outputs, feeds)[0][0]
+        states_LS: Array = self._session.run(None, feeds)[0][0]
         return states_LS[first:] if self._sequence else states_LS
 
 

@@ -1,10 +1,13 @@
-"""The states of histories that hold live items: query.onnx over the few rows that a history needs, in place of all node rows.
+"""Histories that hold live items: which items they know, and their states by query.onnx over the few rows that a history needs.
 
 A live item of a history counts by its live row on the leaf level, and above it by its parent and that one's ancestors, as in a fold. A
-trained item whose row was changed counts by that row. The graph is given a table of the rows that it looks up and node numbers that
+trained item whose row was changed counts by that row, and a deleted one as it was trained. A deleted live id is unknown, as are all live
+ids to frozen queries: histories are aligned anew without them.
+
+In place of all node rows, the graph is given a table of the rows that it looks up and node numbers that
 point into it, which is the same to a graph that uses them for nothing else: it is read, and tried out, before it is trusted.
 
-Legend: B queries, T history, L levels, N nodes, C rows of a table, D node row, S state.
+Legend: B queries, T history, L levels, N nodes, C rows of a table, D node row, S state, R handles.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines.encoder import QueryEncoder, free_inputs, own_length, places
 from espalier.engines.graphs import load_graph
-from espalier.engines.runtime import ort, session_options
+from espalier.engines.runtime import opened_session
 from espalier.entry_lists import NO_ENTRIES
-from espalier.errors import UnsupportedGraph
-from espalier.live.overlay import PARENT, LiveLeaves
-from espalier.queries import HistoryKind
+from espalier.errors import InvalidQuery, UnsupportedGraph
+from espalier.live.overlay import PARENT, LiveLeaves, Overlay
+from espalier.queries import PADDING, HistoryKind
 
 log = logging.getLogger(__name__)
 Array = NDArray[Any]
@@ -52,8 +55,7 @@ class LiveEncoder:
         self._sequence = scorer.encoder == "sequence"
         self.shape = (tree.height + 1 if scorer.state_levels > 1 else 1), scorer.state_dim
         self._inputs = {entry.name for entry in model.graph.input}
-        self._outputs = [entry.name for entry in model.graph.output]
-        self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
+        self._session = opened_session(model)
         self._try_out(bundle, kind.length)
 
     def states(self, leaves: LiveLeaves, history_BT: Int64, handle_BT: Int64) -> NDArray[np.float32]:
@@ -105,7 +107,7 @@ class LiveEncoder:
         feeds: dict[str, Array] = {"history_leaves": compact_LT} if self._sequence else {"history_nodes": compact_LT[None]}
         if "node_rows" in self._inputs:
             feeds["node_rows"] = table_CD
-        return np.asarray(self._session.run(self._outputs, feeds)[0][0])
+        return np.asarray(self._session.run(None, feeds)[0][0])
 
     def _try_out(self, bundle: Bundle, length: int) -> None:
         """Raise UnsupportedGraph unless some histories have the same states with a table as with all node rows."""
@@ -120,6 +122,39 @@ class LiveEncoder:
             raise UnsupportedGraph(f"query.onnx cannot be run over a part of the node rows ({error})") from error
         if not np.allclose(small, whole, rtol=1e-5, atol=1e-5 * max(1.0, float(np.abs(whole).max()))):
             raise UnsupportedGraph("query.onnx gives other states over a part of the node rows: it does more with nodes than look rows up")
+
+
+def histories_of(overlay: Overlay, rows_BT: Int64, frozen_B: NDArray[np.bool_] | None, countable: bool) -> tuple[Int64, Int64]:
+    """The histories of item rows of bundle and overlay (int64[B, T], PADDING where there is none), as a search knows them.
+
+    The first array has item rows, PADDING in front where something was unknown; the second the handles by whose live leaves items count,
+    −1 where an item counts as it was trained.
+
+    frozen_B   queries that see the bundle alone; None: none does
+    countable  whether live rows can count in histories; if not, live items are unknown, and changed ones count as they were trained
+    Raises InvalidQuery where one has a row that neither has.
+    """
+    highest = int(rows_BT.max(initial=PADDING))
+    if highest >= overlay.items + overlay.handles:
+        raise InvalidQuery("queries", highest, f"item rows from 0 to {overlay.items + overlay.handles - 1}, or {PADDING} as padding")
+    if highest < overlay.items and not overlay.moved:
+        return rows_BT, np.full_like(rows_BT, -1)
+    handles_BT = overlay.handles_of(rows_BT)
+    counts_BT = overlay.trees[0].of_handles(handles_BT.ravel()).reshape(handles_BT.shape) > 0
+    if not countable:
+        counts_BT[:] = False
+    elif frozen_B is not None:
+        counts_BT[frozen_B] = False
+    unknown_BT = (rows_BT >= overlay.items) & ~counts_BT
+    handles_BT = np.where(counts_BT, handles_BT, -1)
+    rows_BT = rows_BT.copy()
+    for b in np.flatnonzero(unknown_BT.any(axis=1)).tolist():
+        known_T = np.flatnonzero((rows_BT[b] >= 0) & ~unknown_BT[b])
+        place_T = slice(len(rows_BT[b]) - len(known_T), None)
+        rows_T, handles_T = rows_BT[b, known_T], handles_BT[b, known_T]
+        rows_BT[b], handles_BT[b] = PADDING, -1
+        rows_BT[b, place_T], handles_BT[b, place_T] = rows_T, handles_T
+    return rows_BT, handles_BT
 
 
 def opened_encoder(bundle: Bundle) -> LiveEncoder | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from espalier.bundle import Bundle
 from espalier.engines.overflow import NO_MEMORY, ScoredLive, joined
 from espalier.engines.overflow_graph import GraphLeaves
 from espalier.engines.overflow_linear import LinearLeaves
-from espalier.engines.stages import Frontier, Leaves, TreeQuery
+from espalier.engines.stages import Leaves, TreeQuery
 from espalier.live.overlay import HANDLE, LiveLeaves, Overlay
 from espalier.manifest import LinearScorer
 from espalier.memory_lists import LiveEntries, MemoryTree
@@ -28,25 +28,6 @@ from espalier.search import LevelTrace
 
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float32]
-
-
-class LeafScorer(Protocol):
-    """Scores live leaves."""
-
-    def scored(
-        self,
-        leaves: LiveLeaves,
-        query: TreeQuery,
-        frontier: Frontier,
-        states_BS: Floats | None,
-        live_BR: Sequence[NDArray[np.bool_] | None],
-    ) -> ScoredLive:
-        """The eligible live leaves under each query's beam.
-
-        states_BS  the queries' states on the leaf level, of scorers that are graphs
-        live_BR    see `EligibleNodes`. Queries of one mask share an array
-        """
-        ...
 
 
 class BestLeaves(NamedTuple):
@@ -67,27 +48,22 @@ class OverflowLists:
         self._nodes_T = [alone.tree.node_count for alone in bundle.alone]
         self._tree = read_only(tree.leaf_of_item, tree.parent, tree.first_child)
         self._key_weight = np.float32(0 if info is None else info.weight)
-        self._scorers: list[LeafScorer] = []
+        self._scorer: GraphLeaves | LinearLeaves | None = None
 
     def open(self) -> None:
         """Read what live leaves are scored by, before the first search with them."""
-        if not self._scorers:
-            manifest = self._bundle.manifest
-            if isinstance(manifest.scorer, LinearScorer):
-                self._scorers = [LinearLeaves(manifest.ranking, manifest.scorer.features) for _ in self._nodes_T]
-            else:
-                self._scorers = [GraphLeaves(self._bundle)]
+        if self._scorer is None:
+            scorer, ranking = self._bundle.manifest.scorer, self._bundle.manifest.ranking
+            self._scorer = LinearLeaves(ranking, scorer.features) if isinstance(scorer, LinearScorer) else GraphLeaves(self._bundle)
 
     def scored(self, overlay: Overlay, query: TreeQuery, leaves: Leaves) -> list[ScoredLive]:
         """The live leaves under the beams of a search, in each tree; none where nothing hangs there."""
-        if not len(overlay.trees[0]):
+        if self._scorer is None or not len(overlay.trees[0]):
             return []
-        states_BS = leaves.leaf_states_BS
-        if states_BS is None and query.states_BLS is not None:
-            states_BS = query.states_BLS[:, -1]
+        states_BS = query.leaf_states(leaves)
         return [
-            scorer.scored(own, query, frontier, states_BS, eligible.live_BR)
-            for scorer, own, frontier, eligible in zip(self._scorers, overlay.trees, leaves.frontiers, query.eligible_T, strict=True)
+            self._scorer.scored(own, query.queries, frontier, states_BS, eligible.live_BR)
+            for own, frontier, eligible in zip(overlay.trees, leaves.frontiers, query.eligible_T, strict=True)
         ]
 
     def join(

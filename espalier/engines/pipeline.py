@@ -24,8 +24,8 @@ from espalier.engines.encode import Encoder, check_queries
 from espalier.engines.forest_mean import BLOCK, ForestMean, LiveLists, LiveRows, most_leaves
 from espalier.engines.overflow_lists import BestLeaves, OverflowLists
 from espalier.engines.reorder import STRETCH, Stacker
-from espalier.engines.results import from_start_level, joined, joined_frontiers
-from espalier.engines.stages import Frontier, GivenQueries, Leaves, ParentsFound, ShardResult, TreeQuery, TreeSearch
+from espalier.engines.results import from_start_level, joined_parents
+from espalier.engines.stages import GivenQueries, Leaves, ParentsFound, ShardResult, TreeQuery, TreeSearch
 from espalier.live.eligible import eligible_with_live_items
 from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
@@ -37,7 +37,6 @@ from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResul
 
 MESSAGE = 64
 """Queries that shards are asked at a time: golden queries come all at once."""
-Found = tuple[SearchResult, tuple[Frontier, ...], NDArray[np.float32] | None]
 
 
 class _Live(NamedTuple):
@@ -107,16 +106,12 @@ class Pipeline:
     def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
         """The best m items before the last stage; for `GivenQueries` that want them with the beams above the leaves."""
         wants_frontier = isinstance(queries, GivenQueries) and queries.frontier
-        result, frontiers, _ = self._run(queries, params, context, wants_frontier)
-        return ShardResult.of(result, frontiers) if wants_frontier else result
+        found = self._run(queries, params, context, wants_frontier)
+        return ShardResult.of(found.result, found.frontiers) if wants_frontier else found.result
 
     def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
         """The beams above the leaves, and the trained items that were found under them: where items belong that the queries led to."""
-        result, frontiers, states_BS = self._run(queries, params, NO_CONTEXT, True, merges=False)
-        if states_BS is None and self._encoder.makes_states:
-            live = self._live
-            states_BS = self._encoder.leaf_states(queries, None if live is None else live.overlay)
-        return ParentsFound(result, frontiers, states_BS)
+        return self._run(queries, params, NO_CONTEXT, True, merges=False)
 
     def warm_up(self) -> None:
         """See `Engine`."""
@@ -132,31 +127,23 @@ class Pipeline:
 
     # -- the stages -----------------------------------------------------------------------------------------------------
 
-    def _run(self, queries: QueryBatch, params: SearchParams, context: SearchContext, frontier: bool, merges: bool = True) -> Found:
-        """encode, search, merge: the best m items, the beams above the leaves, and the leaf states; None where the search had no states
-        of all queries, or made them in several blocks.
-
-        merges  whether live items are found, too
-        """
+    def _run(self, queries: QueryBatch, params: SearchParams, context: SearchContext, frontier: bool, merges: bool = True) -> ParentsFound:
+        """encode, search, merge: the best m items, and with `frontier` the beams above the leaves. merges: live items are found, too."""
         live = self._live
         if live is not None and self._is_as_trained(live.overlay, queries, params):
             live = None
         query = self._encoded(queries, params, context, live, frontier)
         size = self._at_once(query)
         live = live if merges else None
-        if size >= len(queries):
-            leaves = self.tree_search.search(query)
-            states_BS = leaves.leaf_states_BS
-            if states_BS is None and query.states_BLS is not None and query.encoded_B is None:
-                states_BS = query.states_BLS[:, -1]
-            return self._merged(query, leaves, live), leaves.frontiers, states_BS
-        results, frontiers = [], []
-        for begin in range(0, len(queries), size):
-            block = query.take(np.arange(begin, min(begin + size, len(queries))))
-            leaves = self.tree_search.search(block)
-            results.append(self._merged(block, leaves, live))
-            frontiers.append(leaves.frontiers)
-        return joined(results), joined_frontiers(frontiers), None
+        blocks = [query]
+        if size < len(queries):
+            blocks = [query.take(np.arange(begin, min(begin + size, len(queries)))) for begin in range(0, len(queries), size)]
+        return joined_parents([self._block(block, live) for block in blocks])
+
+    def _block(self, query: TreeQuery, live: _Live | None) -> ParentsFound:
+        """Queries that are searched at a time."""
+        leaves = self.tree_search.search(query)
+        return ParentsFound(self._merged(query, leaves, live), leaves.frontiers, query.leaf_states(leaves))
 
     def _is_as_trained(self, overlay: Overlay, queries: QueryBatch, params: SearchParams) -> bool:
         """Whether an overlay makes no difference to a search: all that came has gone again, or the queries see the bundle alone, and

@@ -87,6 +87,12 @@ class TreeQuery:
     def __len__(self) -> int:
         return len(self.beam_size_B)
 
+    def leaf_states(self, leaves: Leaves) -> Floats | None:
+        """float32[B, S]: the states on the leaf level, of a search that found these leaves; None where there are none."""
+        if leaves.leaf_states_BS is not None or self.states_BLS is None:
+            return leaves.leaf_states_BS
+        return self.states_BLS[:, -1]
+
     def take(self, queries: Int64) -> TreeQuery:
         """The same of the queries at some positions (int64)."""
         return replace(

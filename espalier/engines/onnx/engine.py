@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.encoder import free_inputs
-from espalier.engines.graphs import fuse_state, load_graph
-from espalier.engines.runtime import ort, session_options
+from espalier.engines.graphs import load_graph
+from espalier.engines.runtime import opened_session, ort
 from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
 from espalier.errors import DeviceUnavailable
 from espalier.search import LevelTrace
@@ -75,14 +75,8 @@ class OnnxSearch(TreeSearch):
         self._key_weight = np.float32(0 if bundle.memory is None else bundle.memory.key_weight)
         self.together = together or (1 if device == "cpu" else TOGETHER)
         model = load_graph("scorer.onnx", bundle.graph("scorer.onnx"))
-        if self.together == 1:
-            fuse_state(model)
         free_inputs(model)
-        self._outputs = [entry.name for entry in model.graph.output]
-        providers: list[Any] = ["CPUExecutionProvider"]
-        if device == "cuda":
-            providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0"}))
-        self._session = ort.InferenceSession(model.SerializeToString(), session_options(threads), providers=providers)
+        self._session = opened_session(model, threads, device)
 
     def search(self, query: TreeQuery) -> Leaves:
         """See `TreeSearch`."""
@@ -144,7 +138,7 @@ class OnnxSearch(TreeSearch):
         state_BS = states_BLS[members.start : members.stop, level if states_BLS.shape[1] > 1 else 0]
         nodes_BC = nodes[0][None] if len(nodes) == 1 else _stacked(nodes, 0)
         rows_BCD = np.asarray(self._rows_ND[nodes_BC], np.float32)
-        logits_BC = self._session.run(self._outputs, {"query_state": state_BS, "node_rows": rows_BCD})[0]
+        logits_BC = self._session.run(None, {"query_state": state_BS, "node_rows": rows_BCD})[0]
         return [logits_BC[i, : len(own)] for i, own in enumerate(nodes)]
 
     def _level(

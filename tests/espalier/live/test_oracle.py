@@ -22,8 +22,7 @@ from benchmarks.random_bundles import make_bundle, make_linear_bundle, product_g
 from benchmarks.random_live import random_row, random_state
 from espalier.bundle import Bundle
 from espalier.engines import forest_mean, open_engine, overflow_graph, pipeline
-from espalier.engines.histories import histories_of
-from espalier.engines.live_encoder import LiveEncoder
+from espalier.engines.live_encoder import LiveEncoder, histories_of
 from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
@@ -246,14 +245,14 @@ def test_unknown_items_are_left_out_and_the_others_move_up(tmp_path: Path) -> No
     moved, deleted = int(overlay.row_W[0]), int(np.setdiff1d(overlay.hidden, overlay.row_W)[0])
     rows_BT = np.array([[-1, items + live, items + dead, moved, deleted]] * 3)
     frozen_B = np.array([False, True, False])
-    histories = histories_of(overlay, rows_BT, frozen_B, countable=True)
-    assert histories.rows_BT[0].tolist() == histories.rows_BT[2].tolist() == [-1, -1, items + live, moved, deleted]
-    assert histories.rows_BT[1].tolist() == [-1, -1, -1, moved, deleted]
+    known_BT, handles_BT = histories_of(overlay, rows_BT, frozen_B, countable=True)
+    assert known_BT[0].tolist() == known_BT[2].tolist() == [-1, -1, items + live, moved, deleted]
+    assert known_BT[1].tolist() == [-1, -1, -1, moved, deleted]
     handle = int(overlay.handle_I[moved])
-    assert histories.handles_BT.tolist() == [[-1, -1, live, handle, -1], [-1] * 5, [-1, -1, live, handle, -1]]
-    trained = histories_of(overlay, rows_BT, None, countable=False)
-    assert trained.rows_BT.tolist() == [[-1, -1, -1, moved, deleted]] * 3
-    assert (trained.handles_BT == -1).all()
+    assert handles_BT.tolist() == [[-1, -1, live, handle, -1], [-1] * 5, [-1, -1, live, handle, -1]]
+    known_BT, handles_BT = histories_of(overlay, rows_BT, None, countable=False)
+    assert known_BT.tolist() == [[-1, -1, -1, moved, deleted]] * 3
+    assert (handles_BT == -1).all()
     with pytest.raises(InvalidQuery, match=f"queries: got {items + overlay.handles}, expected item rows from 0 to"):
         histories_of(overlay, np.full_like(rows_BT, items + overlay.handles), None, countable=True)
 
