@@ -54,7 +54,7 @@ class Encoder:
     def take_live_items(self) -> None:
         """Open what histories with live items need, before the first search with them."""
         if not self._takes_live and self._makes_states and isinstance(self._bundle.manifest.query, HistoryKind):
-            self._live = opened_encoder(self._bundle)
+            self._live = opened_encoder(self._bundle, self._whole or QueryEncoder.open(self._bundle))
         self._takes_live = True
 
     def of(

@@ -24,7 +24,7 @@ from espalier.engines.encode import Encoder, check_queries
 from espalier.engines.forest_mean import BLOCK, ForestMean, LiveLists, LiveRows, most_leaves
 from espalier.engines.overflow_lists import BestLeaves, OverflowLists
 from espalier.engines.reorder import STRETCH, Stacker
-from espalier.engines.results import from_start_level, joined_parents
+from espalier.engines.results import joined_parents
 from espalier.engines.stages import GivenQueries, Leaves, ParentsFound, ShardResult, TreeQuery, TreeSearch
 from espalier.live.eligible import eligible_with_live_items
 from espalier.live.overlay import Overlay
@@ -160,10 +160,10 @@ class Pipeline:
     def _at_once(self, query: TreeQuery) -> int:
         """How many queries are searched at a time."""
         batch = len(query.queries)
-        if batch < 2 or query.trace:
-            return batch
         if self.tree_search.merges:
-            return MESSAGE
+            return batch if query.trace else MESSAGE
+        if batch < 2 or query.trace:
+            return 1
         return batch if self._mean is None else max(1, BLOCK // most_leaves(self._trees, int(query.beam_size_B.max())))
 
     def _encoded(self, queries: QueryBatch, params: SearchParams, context: SearchContext, live: _Live | None, frontier: bool) -> TreeQuery:
@@ -207,7 +207,8 @@ class Pipeline:
         found = BestLeaves(leaves.rows_BTM[:, 0], leaves.ranks_BTM[:, 0], leaves.keys_BTM[:, 0], leaves.count_BT[:, 0])
         finite_B, traces = leaves.finite_B, leaves.traces
         if traces and not self.tree_search.merges:
-            traces = tuple(from_start_level(tree, query.beam_size_B, own) for tree, own in zip(self._trees, traces, strict=False))
+            starts = [tree.start_level(int(query.beam_size_B[0])) for tree in self._trees]
+            traces = tuple(tuple(level for level in own if level.level >= start) for start, own in zip(starts, traces, strict=True))
         scored_T = [] if live is None else self._overflow.scored(live.overlay, query, leaves)
         if self._mean is not None:
             lists = None if live is None or live.rows is None or not scored_T else (live.rows, LiveLists.of(live.overlay, scored_T))

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.reference import ReferenceEngine, Step, stacked_rows, traced
+from espalier.engines.reference import ReferenceEngine, Step, traced
+from espalier.engines.results import NO_RANK, NO_ROW, stacked
 from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
 from espalier.manifest import GraphScorer
 from espalier.masks.eligibility import EligibleNodes
@@ -53,7 +54,7 @@ class ReferenceSearch(TreeSearch):
             keys_BTM,
             count_BT,
             finite_B,
-            tuple(traced(paths) for paths in paths_T) if query.trace else (),
+            tuple(traced(paths[0]) for paths in paths_T) if query.trace else (),
             tuple(self._frontier(query, *entry) for entry in enumerate(paths_T)) if query.frontier else (),
             np.stack([state[-1] for state in states]) if query.frontier and self._has_states else None,
         )
@@ -78,7 +79,7 @@ class ReferenceSearch(TreeSearch):
             ranks.append(np.zeros(len(nodes[-1]), np.float32))
             if is_ranked:
                 ranks[-1] = path[-2].ranks_C[np.isin(path[-2].candidates_C, path[-2].kept_K)]
-        return Frontier(stacked_rows(nodes, -1), stacked_rows(ranks, -np.inf))
+        return Frontier(stacked([row[None] for row in nodes], NO_ROW), stacked([row[None] for row in ranks], NO_RANK))
 
 
 def _best_leaves(tree: Tree, last: Step) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:

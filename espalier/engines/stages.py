@@ -68,7 +68,7 @@ class TreeQuery:
     m_B          int64[B]: leaves wanted of the only tree, the best of them; of a forest all leaves that are scored come back
     eligible_T   what may be visited in each tree
     memory       the nodes with memory, None where the bundle has none
-    trace        keep each level
+    trace        keep each level; then an engine is given a single query
     frontier     keep the beam above the leaves
     context      for a search that asks other machines
     """

@@ -56,13 +56,6 @@ class BeamParams(NamedTuple):
         """The same beam size and m for every query, all nodes eligible."""
         return BeamParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64))
 
-    def of(self, b: int) -> BeamParams:
-        """Those of one query alone."""
-        one = slice(b, b + 1)
-        groups = None if self.groups is None else [(np.zeros(1, np.int64), mask) for members, mask in self.groups if b in members]
-        excluded_1X = None if self.excluded_BX is None else self.excluded_BX[one]
-        return BeamParams(self.beam_size_B[one], self.m_B[one], groups, excluded_1X)
-
     def limits(self, of: Callable[[Array], Any]) -> tuple[int, int]:
         """The largest or smallest beam size and m. For one query, the usual case, a reduction would cost more than the rest."""
         if len(self.m_B) == 1:
@@ -70,28 +63,19 @@ class BeamParams(NamedTuple):
         return int(of(self.beam_size_B)), int(of(self.m_B))
 
 
-class TracedLevel(NamedTuple):
-    """Candidates and kept nodes of one level, ascending, and their ranks; −1 and −inf as padding."""
-
-    candidates_BC: NDArray[np.int64]
-    ranks_BC: NDArray[np.float32]
-    kept_BK: NDArray[np.int64]
-    kept_ranks_BK: NDArray[np.float32]
-
-
 class Found(NamedTuple):
     """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf there; count_B int64[B]: how many there are. Of
     several trees B · T rows.
 
     With an m of 0 they are in ascending order, and places past a query's count hold nothing that is meant.
-    trace     every level of the search, from the root's children on
+    trace     of one query: what `search_queries` writes of each level, from the root's children on
     frontier  the nodes whose children were scored
     """
 
     leaves_BM: NDArray[np.int64]
     ranks_BM: NDArray[np.float32]
     count_B: NDArray[np.int64]
-    trace: tuple[TracedLevel, ...] | None = None
+    trace: Sequence[Array] = ()
     frontier: Frontier | None = None
 
 
@@ -140,14 +124,12 @@ class ChunkSearch:
     def search(self, queries: SparseRows, params: BeamParams, trace: bool = False, frontier: bool = False) -> Found:
         """The best m nodes of the last level for each query, with a beam of nodes kept on the levels above.
 
-        With a trace the frontier is a level of it.
+        A trace is of a single query; the frontier is then a level of it.
 
         Raises InvalidQuery where a number is below 1, features are not those of the scorers, or a value is not finite.
         """
         if len(queries) == 0:
             return Found(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), np.empty(0, np.int64))
-        if trace and len(queries) > 1:
-            return _together([self.search(queries.take(np.array([b])), params.of(b), trace=True) for b in range(len(queries))])
         largest = params.limits(np.max)
         smallest = largest if len(queries) == 1 else params.limits(np.min)
         if smallest[0] < 1 or (smallest[1] < 1 and largest[1] != 0):
@@ -170,7 +152,7 @@ class ChunkSearch:
             refuse(queries, wrong, self.width)
         if frontier and not trace:
             return Found(out[0], out[1], out[2], frontier=Frontier(out[5][:, 0], out[6][:, 0]))
-        return Found(out[0], out[1], out[2], _trimmed(out[3:]) if trace else None)
+        return Found(out[0], out[1], out[2], out[3:] if trace else ())
 
     def _search_groups(
         self, groups: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_] | None]], arrays: tuple[Array, ...], out: tuple[Array, ...]
@@ -229,8 +211,8 @@ class ChunkSearch:
         return tuple(np.empty(size, dtype) for size, dtype in sizes)
 
     def _results(self, batch: int, m: int, trace: bool, frontier: bool) -> tuple[Array, ...]:
-        """Arrays for a search to write to, `out` of search_queries. Those of a trace, of one query, have room on every level for the most
-        candidates of any level: of many queries they would be gigabytes.
+        """Arrays for a search to write to, `out` of search_queries. Those of a trace have room on every level for the most candidates
+        of any level.
         """
         traced = NO_TRACE
         if frontier and not trace:
@@ -244,34 +226,6 @@ class ChunkSearch:
                 for missing, dtype in ((-1, np.int64), (-np.inf, np.float32))
             )
         return np.empty((batch, m), np.int64), np.empty((batch, m), np.float32), np.empty(batch, np.int64), *traced
-
-
-def _trimmed(traced: Sequence[Array]) -> tuple[TracedLevel, ...]:
-    """The levels of one query's traces, without padding that no tree needs."""
-    levels = []
-    for h in range(traced[0].shape[1]):
-        candidates_TC, ranks_TC, kept_TK, kept_ranks_TK = (array[:, h] for array in traced)
-        candidates, kept = int((candidates_TC >= 0).sum(1).max()), int((kept_TK >= 0).sum(1).max())
-        parts = candidates_TC[:, :candidates], ranks_TC[:, :candidates], kept_TK[:, :kept], kept_ranks_TK[:, :kept]
-        levels.append(TracedLevel(*(part.copy() for part in parts)))
-    return tuple(levels)
-
-
-def _together(found: Sequence[Found]) -> Found:
-    """What was found for queries that were traced one by one."""
-    levels = zip(*(one.trace or () for one in found), strict=True)
-    trace = tuple(TracedLevel(*(_stacked(parts) for parts in zip(*level, strict=True))) for level in levels)
-    leaves_BM, ranks_BM = _stacked([one.leaves_BM for one in found]), _stacked([one.ranks_BM for one in found])
-    return Found(leaves_BM, ranks_BM, np.concatenate([one.count_B for one in found]), trace)
-
-
-def _stacked(rows: Sequence[Array]) -> Array:
-    """Rows [T, width] of different widths as one array, padded as node numbers or ranks are."""
-    missing, trees = -np.inf if rows[0].dtype == np.float32 else -1, len(rows[0])
-    stacked = np.full((len(rows) * trees, max(row.shape[1] for row in rows)), missing, rows[0].dtype)
-    for b, row in enumerate(rows):
-        stacked[b * trees : (b + 1) * trees, : row.shape[1]] = row
-    return stacked
 
 
 def refuse(queries: SparseRows, wrong: int, width: int) -> NoReturn:

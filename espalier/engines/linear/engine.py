@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found, TracedLevel
+from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found
 from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
 from espalier.masks.eligibility import EligibleNodes
 from espalier.read_only import read_only
@@ -116,19 +116,19 @@ class SparseSearch(TreeSearch):
     def _trace(self, parts: list[Found], t: int) -> tuple[LevelTrace, ...]:
         """Every level of a tree: with γ > 0 all are scored."""
         part, rows, root = self._own(parts, t)
-        levels = (part.trace or ())[: self._trees[t].height]
-        return tuple(_level(h, level, rows, root) for h, level in enumerate(levels, start=1))
-
-
-def _level(h: int, level: TracedLevel, rows: slice, root: int) -> LevelTrace:
-    kept_BK, candidates_BC = _numbers(level.kept_BK[rows], root), _numbers(level.candidates_BC[rows], root)
-    kept_ranks_BK, ranks_BC = level.kept_ranks_BK[rows], level.ranks_BC[rows]
-    return LevelTrace(h, kept_BK, kept_ranks_BK, candidates_BC, ranks_BC, kept_ranks_BK, ranks_BC)
+        levels = []
+        for h in range(self._trees[t].height):
+            candidates_1C, ranks_1C, kept_1K, kept_ranks_1K = (array[rows, h] for array in part.trace)
+            count, kept = np.count_nonzero(candidates_1C >= 0), np.count_nonzero(kept_1K >= 0)
+            candidates_1C, ranks_1C = _numbers(candidates_1C[:, :count], root), ranks_1C[:, :count].copy()
+            kept_1K, kept_ranks_1K = _numbers(kept_1K[:, :kept], root), kept_ranks_1K[:, :kept].copy()
+            levels.append(LevelTrace(h + 1, kept_1K, kept_ranks_1K, candidates_1C, ranks_1C, kept_ranks_1K, ranks_1C))
+        return tuple(levels)
 
 
 def _numbers(nodes: Int64, root: int) -> Int64:
     """A tree's own node numbers, of numbers that begin with its root's."""
-    return nodes if root == 0 else np.where(nodes < 0, nodes, nodes - root)
+    return np.where(nodes < 0, nodes, nodes - root)
 
 
 def _excluded(search: ChunkSearch, eligible_T: tuple[EligibleNodes, ...]) -> Int64 | None:
