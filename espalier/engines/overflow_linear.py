@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from espalier.engines.linear.chunk_search import POWERS
+from espalier.engines.linear.chunk_search import power_of
 from espalier.engines.overflow import LARGEST, ScoredLive, masks_of, under_beams
 from espalier.engines.stages import Frontier
 from espalier.live.overlay import LiveLeaves
@@ -31,8 +31,7 @@ class LinearLeaves:
     """Scores the live leaves of trees of `width` features. Any number of threads may call it."""
 
     def __init__(self, ranking: Ranking, width: int) -> None:
-        power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
-        self._ranker = np.float32(ranking.gamma), power
+        self._ranker = np.float32(ranking.gamma), power_of(ranking)
         self._scratch = ThreadScratch(lambda size: np.zeros(width, np.float32))
 
     def scored(
@@ -64,7 +63,7 @@ def _product(begin: Any, end: Any, feature: Array, weight: Array, query_F: Array
 
 @compiled()
 def _rank(logit: Any, above: Any, power: int) -> Any:
-    """A leaf's rank: own + above, NaN where the logit is not finite; `power` as Ranker has it."""
+    """A leaf's rank: own + above, NaN where the logit is not finite; `power` as `search_queries` has it."""
     one, zero = np.float32(1), np.float32(0)
     if not abs(logit) <= LARGEST:
         return np.float32(np.nan)

@@ -91,12 +91,15 @@ def joined_frontiers(parts: Sequence[tuple[Frontier, ...]]) -> tuple[Frontier, .
 
 def _joined_levels(traces: Sequence[tuple[LevelTrace, ...]]) -> tuple[LevelTrace, ...]:
     """The trace of one tree, of those of single queries, which begin on levels of their own."""
-    joined_trace = []
-    for number in sorted({level.level for trace in traces for level in trace}):
-        levels = [next((level for level in trace if level.level == number), NO_LEVEL) for trace in traces]
-        arrays = {name: stacked([getattr(level, name) for level in levels], padding) for name, padding in OF_LEVELS.items()}
-        joined_trace.append(LevelTrace(number, **arrays))
-    return tuple(joined_trace)
+    numbers = sorted({level.level for trace in traces for level in trace})
+    by_number = [{level.level: level for level in trace} for trace in traces]
+    return tuple(stacked_levels(number, [levels.get(number, NO_LEVEL) for levels in by_number]) for number in numbers)
+
+
+def stacked_levels(number: int, levels: Sequence[LevelTrace]) -> LevelTrace:
+    """What a level has for some queries, then for others."""
+    arrays = {name: stacked([getattr(level, name) for level in levels], padding) for name, padding in OF_LEVELS.items()}
+    return LevelTrace(number, **arrays)
 
 
 def _narrowed(frontier: Frontier) -> Frontier:

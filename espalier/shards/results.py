@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from espalier.engines.stages import Frontier, ShardResult, TreeQuery
 from espalier.errors import InvalidMessage
+from espalier.manifest import MAX_TREES
 from espalier.masks.eligibility import NO_NODE
 from espalier.queries import Kind, VectorKind
 from espalier.search import NO_ITEM, LevelTrace, SearchResult
 from espalier.shards.framing import Array, Arrays, Fields
 
-MAX_TREES, MAX_LEVELS = 16, 64
+MAX_LEVELS = 64
 HEAD_BYTES, TRACE_BYTES = 1 << 16, 256 << 20
 """Of an answer, room for what is said of its arrays; and for the traces of a search, which list all candidates."""
 _TRACE = tuple(field.name for field in fields(LevelTrace) if field.name != "level")

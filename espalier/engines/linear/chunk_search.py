@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.chunks import Chunks, TreeChunks
-from espalier.engines.linear.beam import Ranker, Workspace, search_queries
+from espalier.engines.linear.beam import search_queries
 from espalier.engines.linear.feature_tables import FeatureTables
 from espalier.engines.stages import Frontier
 from espalier.errors import InvalidQuery
@@ -27,14 +27,19 @@ from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
 Array = NDArray[Any]
-POWERS = {"sigmoid": 0, "l1-hinge": 1, "l2-hinge": 2, "l3-hinge": 3, "l4-hinge": 4}
-"""Activations as compiled code numbers them; −1 ranks by logits."""
 L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 """How XR-Linear ranks: by the product of exp(−max(0, 1 − v)³) along the path (PECOS §3.4)."""
 PER_THREAD = 8
 """Queries that are worth a thread of their own."""
 ALL_NODES, NO_NODES = read_only(np.empty(0, np.bool_), np.empty((0, 0), np.int64))
 NO_TRACE = tuple(np.empty((0, 0, 0), dtype) for dtype in (np.int64, np.float32, np.int64, np.float32))
+
+
+def power_of(ranking: Ranking) -> int:
+    """How compiled code and kernels know what a node adds to its rank: the power of its hinge, 0 for the sigmoid, −1 for its logit."""
+    if ranking.own == "logit":
+        return -1
+    return 0 if ranking.activation == "sigmoid" else int(ranking.activation[1])
 
 
 class BeamParams(NamedTuple):
@@ -87,9 +92,8 @@ class ChunkSearch:
     """
 
     def __init__(self, tree: Tree, chunks: Chunks, ranking: Ranking = L3_HINGE, last: int | None = None, threads: int = 1) -> None:
-        power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
         self._last = tree.height if last is None else last
-        self.ranker = tuple(Ranker(np.float32(ranking.gamma), power))
+        self.ranker = np.float32(ranking.gamma), power_of(ranking)
         self._open([tree], FeatureTables.of(tree, chunks, self._last), chunks.width, threads)
         self._pool = ThreadPoolExecutor(threads, "chunk-search") if threads > 1 else None
 
@@ -113,8 +117,7 @@ class ChunkSearch:
         nodes = sum(tree.node_count for tree in trees)
         self._marks = [(np.zeros(width, np.float32), np.zeros(nodes, np.bool_)) for _ in range(threads)]
         self._workspaces: list[tuple[Array, ...]] = []
-        self._room, self._frontier_width = (0, 0), 0
-        self._most: dict[int, int] = {}
+        self._room, self._sizes, self._most_results, self._frontier_width = (0, 0), (0, 0), 0, 0
 
     def close(self) -> None:
         """End the threads. No search after it."""
@@ -139,7 +142,7 @@ class ChunkSearch:
             refuse(queries, -1, self.width)
         if self._room != largest:
             self._make_room(*largest)
-        out = self._results(len(queries) * len(self.trees), largest[1] or self.most_results(largest[0]), trace, frontier)
+        out = self._results(len(queries) * len(self.trees), largest[1] or self._most_results, trace, frontier)
         excluded_BX = NO_NODES if params.excluded_BX is None else params.excluded_BX
         arrays = *queries.arrays, *read_only(params.beam_size_B, params.m_B, excluded_BX)
         if len(queries) == 1:
@@ -175,12 +178,6 @@ class ChunkSearch:
                 wrong = max(wrong, *self._pool.map(run, self._workspaces, read_only(*shares), repeat(eligible_N)))
         return wrong
 
-    def most_results(self, beam_size: int) -> int:
-        """The most nodes of the last level that a search can score."""
-        if beam_size not in self._most:
-            self._most = {beam_size: self._most_candidates(beam_size)[-1]}
-        return self._most[beam_size]
-
     def _most_candidates(self, beam_size: int) -> list[int]:
         """The most candidates of each level, in any tree; of one that is lower, its last level's count further down."""
         most = [0] * (self._last + 1)
@@ -195,20 +192,12 @@ class ChunkSearch:
 
     def _make_room(self, beam_size: int, m: int) -> None:
         """Workspaces for the largest beam and the most candidates that such a search can have."""
-        self._workspaces = [(*own, *self.room(beam_size, m)) for own in self._marks]
-        self._room = beam_size, m
-        self._frontier_width = self.frontier_width(beam_size)
-
-    def frontier_width(self, beam_size: int) -> int:
-        """The most nodes of a frontier."""
-        return min(beam_size, max(self._most_candidates(beam_size)[:-1]))
-
-    def room(self, beam_size: int, m: int) -> tuple[Array, ...]:
-        """What such a search writes to besides its marks, as Workspace has it."""
         candidates = self._most_candidates(beam_size)
         most, widest = max(candidates), min(max(candidates), max(beam_size, m or candidates[-1]))
         sizes = (widest, np.int64), (widest, np.float32), (most, np.int64), (most, np.float32), (most, np.int32), (widest, np.int64)
-        return tuple(np.empty(size, dtype) for size, dtype in sizes)
+        self._workspaces = [(*marks, *(np.empty(size, dtype) for size, dtype in sizes)) for marks in self._marks]
+        self._room, self._sizes, self._most_results = (beam_size, m), (most, widest), candidates[-1]
+        self._frontier_width = min(beam_size, max(candidates[:-1]))
 
     def _results(self, batch: int, m: int, trace: bool, frontier: bool) -> tuple[Array, ...]:
         """Arrays for a search to write to, `out` of search_queries. Those of a trace have room on every level for the most candidates
@@ -219,10 +208,9 @@ class ChunkSearch:
             shape = batch, 1, self._frontier_width
             traced = *NO_TRACE[:2], np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
         elif trace:
-            work = Workspace(*self._workspaces[0])
             traced = tuple(
                 np.full((batch, self._last, size), missing, dtype)
-                for size in (len(work.candidates), len(work.kept))
+                for size in self._sizes
                 for missing, dtype in ((-1, np.int64), (-np.inf, np.float32))
             )
         return np.empty((batch, m), np.int64), np.empty((batch, m), np.float32), np.empty(batch, np.int64), *traced

@@ -21,7 +21,7 @@ import triton
 from torch import Tensor
 
 from espalier.bundle import Bundle
-from espalier.engines.linear.chunk_search import POWERS
+from espalier.engines.linear.chunk_search import power_of
 from espalier.engines.stages import Leaves, TreeQuery
 from espalier.engines.triton.cells import Beam, Cell, CellParts, Entries, is_ragged
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, laid_out
@@ -44,8 +44,8 @@ class SparseCudaSearch(GpuSearch["FeatureCell"]):
     encodes = False
 
     def load(self, dtype: torch.dtype) -> None:
-        trees, ranking = self.bundle.alone, self.bundle.manifest.ranking
-        self.power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
+        trees = self.bundle.alone
+        self.power = power_of(self.bundle.manifest.ranking)
         self._width = self.bundle.chunks.width
         sizes_T = [TileSizes.of(alone.tree, alone.chunks) for alone in trees]
         needed = sum(device_bytes(alone, sizes, self.precision) for alone, sizes in zip(trees, sizes_T, strict=True))
