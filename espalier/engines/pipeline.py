@@ -117,10 +117,6 @@ class Pipeline:
         """See `Engine`."""
         self.tree_search.warm_up()
 
-    def prepare(self, params: SearchParams) -> None:
-        """See `Engine`."""
-        self.tree_search.prepare(params)
-
     def close(self) -> None:
         """See `Engine`."""
         self.tree_search.close()
@@ -229,12 +225,10 @@ class Pipeline:
             query.eligible_T[0].items_B,
             found.rows_BM,
             found.ranks_BM,
-            traces[0] if traces else None,
+            traces,
             finite_B if isinstance(query.queries.kind, VectorKind) else None,
             found.keys_BM,
         )
-        if len(traces) > 1:
-            result = replace(result, other_traces=traces[1:])
         if (coverage := leaves.coverage) is None:
             return result
         if not coverage.answered_BS.all():  # nobody knows how many items the other shards have for a query

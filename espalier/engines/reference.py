@@ -32,6 +32,7 @@ from espalier.scores import finish, log_scores
 from espalier.search import NO_CONTEXT, NO_ITEM, Engine, LevelTrace, NodeMask, SearchContext, SearchParams, SearchResult
 from espalier.tail import FARTHEST, FLOOR, Tail
 from espalier.text.sparse_rows import SparseRows
+from espalier.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class ReferenceEngine(Engine):
             finite_B[b] = all(step.finite for steps in found.steps for step in steps)
         vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
         ranking = self.bundle.manifest.result_ranking
-        return finish(ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, vectors_finite_B, keys_BM)
+        return finish(ranking, params.m_B, eligible_B, rows_BM, ranks_BM, (), vectors_finite_B, keys_BM)
 
     def found(self, queries: QueryBatch, params: SearchParams, b: int) -> Found:
         """All items that the search of query b scored; more than m of them."""
@@ -120,10 +121,7 @@ class ReferenceEngine(Engine):
         steps = [self.steps(queries, params, b, place=place) for place in range(len(self._alone))]
         if len(steps) > 1:
             return self._mean(steps, queries, b)
-        tree, last = self.bundle.tree, steps[0][-1]
-        order = np.argsort(-last.keys_C, kind="stable")
-        leaves = last.candidates_C[order]
-        return Found(tree.leaf_item[leaves - tree.leaf_offset], last.ranks_C[order], last.keys_C[order], steps)
+        return Found(*best_leaves(self.bundle.tree, steps[0][-1]), steps)
 
     def _mean(self, steps: list[list[Step]], queries: QueryBatch, b: int) -> Found:
         """The items of a forest by the log of the mean of their scores in each tree, 0 where a tree did not score them, and by its tail."""
@@ -324,6 +322,12 @@ class ReferenceEngine(Engine):
 def _sum(ranks_C: NDArray[np.float32], parts_C: NDArray[np.float32]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         return ranks_C + parts_C
+
+
+def best_leaves(tree: Tree, last: Step) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Item rows, ranks and keys, best first."""
+    order = np.argsort(-last.keys_C, kind="stable")
+    return tree.leaf_item[last.candidates_C[order] - tree.leaf_offset], last.ranks_C[order], last.keys_C[order]
 
 
 def traced(steps: list[Step]) -> tuple[LevelTrace, ...]:

@@ -42,14 +42,12 @@ def joined(results: Sequence[SearchResult]) -> SearchResult:
         return results[0]
     finite = [result.finite_B for result in results if result.finite_B is not None]
     arrays: dict[str, Any] = {name: stacked([getattr(one, name) for one in results], padding) for name, padding in OF_ITEMS.items()}
-    traces = [_joined_levels(of_tree) for of_tree in zip(*(result.traces for result in results), strict=True)]
     result = SearchResult(
         **arrays,
         count_B=np.concatenate([result.count_B for result in results]),
         complete_B=np.concatenate([result.complete_B for result in results]),
-        trace=traces[0] if traces else None,
+        traces=tuple(_joined_levels(of_tree) for of_tree in zip(*(result.traces for result in results), strict=True)),
         finite_B=np.concatenate(finite) if finite else None,
-        other_traces=tuple(traces[1:]),
         coverage=Coverage.joined([result.coverage for result in results]),
     )
     beams = [result.frontiers for result in results if isinstance(result, ShardResult)]

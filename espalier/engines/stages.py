@@ -199,10 +199,6 @@ class TreeSearch(Protocol):
         """Build what searches need beyond what the pipeline's own first searches do. By default there is nothing to build."""
         return
 
-    def prepare(self, params: SearchParams) -> None:
-        """See `Engine`. By default there is nothing to build."""
-        return
-
     def close(self) -> None:
         """See `Engine`. By default all goes with the object."""
         return

@@ -55,7 +55,6 @@ def result_of(message: Fields, arrays: Arrays) -> ShardResult:
     batch, m = item_rows_BM.shape
     scores_BM, ranks_BM, keys_BM = (arrays.take(name, np.float32, (batch, m)) for name in ("scores", "ranks", "keys"))
     count_B = arrays.take("count", np.int64, (batch,))
-    traces = _traces(message.take("traces", list), arrays, batch)
     frontiers = tuple(_frontier(arrays, tree, batch) for tree in range(message.integer("frontiers", 0, MAX_TREES)))
     return ShardResult(
         item_rows_BM,
@@ -64,9 +63,8 @@ def result_of(message: Fields, arrays: Arrays) -> ShardResult:
         keys_BM,
         count_B,
         arrays.take("complete", np.uint8, (batch,)) != 0,
-        trace=traces[0] if traces else None,
+        traces=_traces(message.take("traces", list), arrays, batch),
         finite_B=arrays.take("finite", np.uint8, (batch,)) != 0 if "finite" in arrays else None,
-        other_traces=tuple(traces[1:]),
         frontiers=frontiers,
     )
 
@@ -132,7 +130,7 @@ def _check_nodes(field: str, nodes: Array, offset: NDArray[np.int64], level: int
     _check_range(field, nodes[nodes != NO_NODE], int(offset[level]), int(offset[level + 1]) - 1)
 
 
-def _traces(described: list[Any], arrays: Arrays, batch: int) -> list[tuple[LevelTrace, ...]]:
+def _traces(described: list[Any], arrays: Arrays, batch: int) -> tuple[tuple[LevelTrace, ...], ...]:
     if len(described) > MAX_TREES:
         raise InvalidMessage("traces", f"{len(described)} trees", f"at most {MAX_TREES}")
     traces = []
@@ -140,7 +138,7 @@ def _traces(described: list[Any], arrays: Arrays, batch: int) -> list[tuple[Leve
         if not isinstance(levels, list) or not all(type(level) is int and 0 <= level < MAX_LEVELS for level in levels):
             raise InvalidMessage(f"traces[{tree}]", levels, f"levels from 0 to {MAX_LEVELS - 1}")
         traces.append(tuple(_level(arrays, f"trace.{tree}", level, batch) for level in levels))
-    return traces
+    return tuple(traces)
 
 
 def _level(arrays: Arrays, prefix: str, level: int, batch: int) -> LevelTrace:

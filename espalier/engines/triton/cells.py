@@ -331,7 +331,10 @@ class Cell(ABC, Generic[State]):
             self.excluded[:total].copy_(self._host_excluded[:total], non_blocking=True)
 
     def fill_memory(self, lists_B3: NDArray[np.int64]) -> None:
-        """Put the lists of a call's queries into the buffers: see `DeviceMemory.put`. Rows past its queries get empty ones."""
+        """Put where the lists of a call's queries are into the buffers. Rows past its queries get empty lists.
+
+        lists_B3  the addresses of each query's nodes, ascending, and of their mem; and how many there are
+        """
         self.host["memory"].numpy()[: len(lists_B3)] = lists_B3
         self.host["memory"].numpy()[len(lists_B3) :] = 0
 

@@ -27,12 +27,12 @@ from espalier.engines.forest_mean import BLOCK, most_leaves
 from espalier.engines.results import NO_RANK, NO_ROW
 from espalier.engines.stages import Frontier, Leaves, TreeQuery
 from espalier.engines.triton.cells import PLAIN, Cell, CellContext, CellFound, CellParts, ExcludedLists, FixedShapes, Tables, Tuning
-from espalier.engines.triton.device_lists import DeviceMemory
+from espalier.engines.triton.device_lists import DeviceLists
 from espalier.errors import DeviceUnavailable, UnsupportedGraph
 from espalier.manifest import GraphScorer
 from espalier.masks.eligibility import EligibleNodes, every_item
 from espalier.queries import HistoryKind
-from espalier.search import NodeMask, Precision, SearchParams
+from espalier.search import NodeMask, Precision
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
@@ -95,11 +95,11 @@ class GpuSearch(ABC, Generic[AnyCell]):
         self._lock = threading.RLock()
         self._every_item = [every_item(tree) for tree in self._trees]
         self._masks: weakref.WeakKeyDictionary[NodeMask, Tensor] = weakref.WeakKeyDictionary()
-        self._cells: dict[tuple[int, int, int, CellParts, int], AnyCell] = {}
+        self.cells: dict[tuple[int, int, int, CellParts, int], AnyCell] = {}
         self._graphs = device == "cuda" and cuda_graphs
         with self.running():
             self.load(DTYPES[precision])
-            self._memory = None if bundle.memory is None else DeviceMemory(bundle.memory, self.device)
+            self._memory = None if bundle.memory is None else DeviceLists(self.device)
             self.contexts = self._cell_contexts()
 
     @abstractmethod
@@ -112,7 +112,7 @@ class GpuSearch(ABC, Generic[AnyCell]):
 
     def _cell_contexts(self) -> list[CellContext]:
         """What the cells of each tree share."""
-        memory_weight = None if self._memory is None else self._memory.weight
+        memory_weight = None if self.bundle.memory is None else float(self.bundle.memory.key_weight)
         pool = torch.cuda.graph_pool_handle() if self._graphs else None
         histories, gamma = isinstance(self.bundle.manifest.query, HistoryKind), self.bundle.manifest.ranking.gamma
         return [
@@ -125,11 +125,6 @@ class GpuSearch(ABC, Generic[AnyCell]):
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # what closed engines had is free too
             refuse_what_does_not_fit(self.bundle, needed, of, *torch.cuda.mem_get_info(self.device))
-
-    @property
-    def cell_count(self) -> int:
-        """How many cells have been built; warm-up is to build all that a query may need."""
-        return len(self._cells)
 
     def warm_up(self) -> None:
         """Build and capture the cell of every batch size, beam bucket and m up to the model's limits; and for the usual beam and m those
@@ -146,11 +141,6 @@ class GpuSearch(ABC, Generic[AnyCell]):
             if self.encodes and isinstance(self.bundle.manifest.query, HistoryKind):
                 self._build(batch, *usual, CellParts(frontier=True, states=True))
 
-    def prepare(self, params: SearchParams) -> None:
-        """See `Engine`."""
-        for members, bucket, parts in self._groups(params.beam_size_B, np.full(len(params.m_B), self._usual.states)):
-            self._build(len(members), bucket, 0 if self._is_forest else int(params.m_B[members].max()), parts)
-
     def _build(self, batch: int, bucket: int, wanted: int, parts: CellParts) -> None:
         """The cells of every tree, unless calls of a forest with such beams are cut to so few queries that smaller cells do."""
         smaller = max((size for size in self.shapes.batches if size < batch), default=0)
@@ -162,9 +152,9 @@ class GpuSearch(ABC, Generic[AnyCell]):
 
     def close(self) -> None:
         """Free what is on the device, the cells one by one: a hundred CUDA graphs at once would hold the interpreter."""
-        while self._cells:
+        while self.cells:
             with self._lock:
-                self._cells.popitem()
+                self.cells.popitem()
             time.sleep(FREEING_PAUSE_S)
         with self._lock:
             self._masks.clear()
@@ -216,12 +206,14 @@ class GpuSearch(ABC, Generic[AnyCell]):
         addresses_B, held = self._addresses(eligible, excluded, place)
         cell.fill(query, addresses_B, excluded)
         if self._memory is not None and query.memory is not None:
-            cell.fill_memory(self._memory.put(query.memory))
+            lists = query.memory
+            addresses = self._memory.put(lists.offset_B, lists.nodes, lists.values)
+            cell.fill_memory(np.stack([*addresses, np.diff(lists.offset_B)], 1))
         found = cell.run(len(query), query.trace)
         del held  # until here, so that no mask goes while its address is in use
         return found
 
-    def _groups(self, beam_size_B: Int64, encoded_B: NDArray[np.bool_], frontier: bool = False) -> Iterator[tuple[Int64, int, CellParts]]:
+    def _groups(self, beam_size_B: Int64, encoded_B: NDArray[np.bool_], frontier: bool) -> Iterator[tuple[Int64, int, CellParts]]:
         """Which queries (int64 positions) share a run, their beam bucket, and whether they bring states."""
         bucket_B = np.frexp(beam_size_B.astype(np.float64))[1] - 1
         kind_B, most = 2 * bucket_B + encoded_B, self.shapes.batches[-1]
@@ -238,12 +230,12 @@ class GpuSearch(ABC, Generic[AnyCell]):
         size = next(size for size in self.shapes.batches if size >= batch)
         if wanted:
             wanted = min(next((m for m in self.shapes.m_sizes if m >= wanted), 1 << (wanted - 1).bit_length()), self._trees[0].leaf_count)
-        cell = self._cells.get((size, bucket, wanted, parts, place))
+        cell = self.cells.get((size, bucket, wanted, parts, place))
         if cell is None:
             cell = self.new_cell(size, bucket, wanted, parts, place)
             if self._graphs:
                 cell.capture()
-            self._cells[size, bucket, wanted, parts, place] = cell
+            self.cells[size, bucket, wanted, parts, place] = cell
         return cell
 
     def _addresses(self, eligible: EligibleNodes, excluded: ExcludedLists, place: int) -> tuple[Int64, list[Tensor]]:

@@ -6,6 +6,7 @@ Of all kinds of models and engines: trees and forests, memories, tails and stack
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,7 @@ from espalier.masks.eligibility import bundle_alone, forest_mask
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
 from tests.espalier import drawn_bundles
-from tests.espalier.drawn_bundles import drawn_bundle, is_exact
-from tests.espalier.test_signature import KINDS
+from tests.espalier.drawn_bundles import KINDS, drawn_bundle, is_exact
 
 BATCH = 4
 CALLS: dict[str, st.SearchStrategy[Any]] = {
@@ -107,7 +107,7 @@ class Oracle:
     def of_fold(self, result: SearchResult) -> SearchResult:
         """A result of the overlay, by the fold's item rows."""
         assert set(result.item_rows_BM.flat) <= {*self.there.tolist(), -1}
-        return replace(result, item_rows_BM=self.rows.of_rows(result.item_rows_BM), trace=None)
+        return replace(result, item_rows_BM=self.rows.of_rows(result.item_rows_BM), traces=())
 
     def assert_same(self, found: SearchResult, expected: SearchResult, engine: str) -> None:
         """Where numbers are not whole: the same items, and numbers up to rounding."""
@@ -334,7 +334,7 @@ def test_once_all_that_came_has_gone_a_search_is_that_of_the_bundle(
         found, expected = searched.search(queries, params), alone.search(queries, known)
         for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
             assert_array_equal(getattr(found, name), getattr(expected, name), name)
-        for level, wanted in zip(found.trace or (), expected.trace or (), strict=True):
+        for level, wanted in zip(chain(*found.traces), chain(*expected.traces), strict=True):
             assert_array_equal(level.nodes_BK, wanted.nodes_BK)
     assert [query.frontier or any(query.eligible_T[0].mask_B) for query in asked] == [False] * (1 + BATCH)
     history = np.full((1, queries.array.shape[1]), len(bundle.items))  # of the item that is gone
