@@ -6,12 +6,12 @@ Legend: B queries, M results, K beam, C candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.engines.results import OF_LEVELS
 from espalier.engines.stages import Frontier, ShardResult, TreeQuery
 from espalier.errors import InvalidMessage
 from espalier.manifest import MAX_TREES
@@ -23,8 +23,6 @@ from espalier.shards.framing import Array, Arrays, Fields
 MAX_LEVELS = 64
 HEAD_BYTES, TRACE_BYTES = 1 << 16, 256 << 20
 """Of an answer, room for what is said of its arrays; and for the traces of a search, which list all candidates."""
-_TRACE = tuple(field.name for field in fields(LevelTrace) if field.name != "level")
-"""The arrays of a level's trace."""
 
 
 def result_arrays(result: SearchResult) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -42,7 +40,7 @@ def result_arrays(result: SearchResult) -> tuple[dict[str, Any], dict[str, Array
     levels = [[level.level for level in trace] for trace in result.traces]
     for tree, trace in enumerate(result.traces):
         for level in trace:
-            arrays |= {f"trace.{tree}.{level.level}.{name}": getattr(level, name) for name in _TRACE}
+            arrays |= {f"trace.{tree}.{level.level}.{name}": getattr(level, name) for name in OF_LEVELS}
     frontiers = result.frontiers if isinstance(result, ShardResult) else ()
     for tree, frontier in enumerate(frontiers):
         arrays |= {f"frontier.{tree}.nodes": frontier.nodes_BK, f"frontier.{tree}.ranks": frontier.ranks_BK}
