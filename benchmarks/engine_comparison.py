@@ -45,7 +45,7 @@ def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: Sea
     rounding = engine.rounding if rounding is None else rounding
     reference = ReferenceEngine(bundle)
     result = engine.search(queries, replace(params, trace=True))
-    if result.trace is None:
+    if not result.traces:
         return ["the engine gave no trace"]
     if len(result.traces) != len(bundle.alone):
         return [f"the engine gave the traces of {len(result.traces)} trees, the bundle has {len(bundle.alone)}"]

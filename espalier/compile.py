@@ -1,6 +1,6 @@
 """`espalier compile --check | --write`: compiles the installed packages' functions beforehand, and says whether that was done.
 
-The signatures of a package are shared among as many processes as there are cores; each is compiled by one. All code of a package goes into
+The signatures of a package are shared among as many processes as there are cores. All code of a package goes into
 one file (`code_files.py`), under a lock: who comes second waits, and finds it. `make_ready` does this for a service before it serves.
 numba is imported only after `--baseline` told it of its processor.
 """
@@ -15,7 +15,6 @@ import importlib.util
 import itertools
 import logging
 import os
-import pickle
 import secrets
 import signal
 import subprocess
@@ -23,7 +22,9 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 from espalier.errors import MissingExtra
@@ -198,7 +199,7 @@ def _keep(folder: Path, name: str, content: bytes) -> None:
 
 
 def _compile(package: Path) -> Mapping[str, bytes]:
-    """The code of all signatures of a package, compiled by processes that each take the next module when they are done with one."""
+    """The code of all signatures of a package, compiled by several processes, each of which takes the next module when it is done."""
     from espalier.compiled_code import ignore_file
     from espalier.signatures import function_of, read_signatures
 
@@ -207,46 +208,26 @@ def _compile(package: Path) -> Mapping[str, bytes]:
     for function, types in read_signatures(package):
         function_of(function)  # imported here, once for all processes
         by_module.setdefault(function.partition(":")[0], []).append((function, types))
-    parts = sorted(by_module.values(), key=lambda part: -sum(len(types) for _, types in part))  # the longest, roughly, first
-    numbers, todo = os.pipe()
-    os.write(todo, bytes(range(len(parts))))
-    os.close(todo)
+    modules = sorted(by_module.values(), key=lambda module: -sum(len(types) for _, types in module))  # the longest, roughly, first
     gc.freeze()
-    children = [_start(parts, numbers) for _ in range(min(len(os.sched_getaffinity(0)), len(parts)))]
-    os.close(numbers)
-    code: dict[str, bytes] = {}
-    ended_well = True
-    for pid, pipe in children:
-        with os.fdopen(pipe, "rb") as result:
-            made = result.read()
-        ended_well &= os.waitpid(pid, 0)[1] == 0
-        if ended_well:
-            code |= pickle.loads(made)
-    if not ended_well:
-        raise NotMade(f"{package.name}: a process that compiles ended early")
+    processes, code = min(len(os.sched_getaffinity(0)), len(modules)), dict[str, bytes]()
+    try:
+        with ProcessPoolExecutor(processes, get_context("fork"), _begin_process) as pool:
+            for part in pool.map(_code_of_module, modules):
+                code |= part
+    except Exception as error:  # of numba, or of a process that was killed
+        traceback.print_exception(error)
+        raise NotMade(f"{package.name}: a process that compiles ended early") from error
     return code
 
 
-def _start(parts: Sequence[Signatures], numbers: int) -> tuple[int, int]:
-    """A process that compiles parts whose numbers it takes from a pipe, and the pipe that its code comes from."""
-    result, out = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(out)
-        return pid, result
-    try:
-        end_with_parent()
-        os.close(result)
-        code: dict[str, bytes] = {}
-        begin_numbers()
-        while number := os.read(numbers, 1):
-            code |= {f"{function} {types}": _code_of(function, types) for function, types in parts[number[0]]}
-        with os.fdopen(out, "wb") as file:
-            file.write(pickle.dumps(code))
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
+def _begin_process() -> None:
+    end_with_parent()
+    begin_numbers()
+
+
+def _code_of_module(signatures: Signatures) -> dict[str, bytes]:
+    return {f"{function} {types}": _code_of(function, types) for function, types in signatures}
 
 
 def begin_numbers() -> None:

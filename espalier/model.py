@@ -47,7 +47,7 @@ from espalier.search import NO_ITEM, NodeMask, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 
 if TYPE_CHECKING:  # it imports ONNX Runtime, which is an extra
-    from espalier.engines.encode import Encoder
+    from espalier.engines.encoder import QueryEncoder
 
 Device = Literal["auto", "cpu", "cuda"]
 AT_ONCE = 256
@@ -191,9 +191,9 @@ class Model:
 
     def states(self, queries: Any) -> NDArray[np.float32]:
         """float32[B, S]: the states of queries on the leaf level. In inner products as wide as a row."""
-        batch, encoder = self.encoded(queries), self._encoder
-        parts = [encoder.leaf_states(batch.take(at), None) for at in np.split(np.arange(len(batch)), range(AT_ONCE, len(batch), AT_ONCE))]
-        return np.concatenate(parts)
+        batch, leaf_level = self.encoded(queries), self.bundle.tree.height
+        blocks = [batch.take(at) for at in np.split(np.arange(len(batch)), range(AT_ONCE, len(batch), AT_ONCE))]
+        return np.concatenate([self._encoder.states(block.array, [leaf_level] * len(block))[:, -1] for block in blocks])
 
     def explain(self, query: Any, items: Sequence[str], m: int | None = None, *, beam_size: int | None = None) -> Any:
         """Why items came back for a query or did not: a data frame with item, outcome, rank, score, level and cut.
@@ -301,12 +301,12 @@ class Model:
         return rows
 
     @cached_property
-    def _encoder(self) -> Encoder:
+    def _encoder(self) -> QueryEncoder:
         if not isinstance(self.bundle.manifest.scorer, GraphScorer):
             raise InvalidInput("model", self.bundle.manifest.scorer.kind, "a model of node rows: linear scorers make no states")
-        from espalier.engines.encode import Encoder
+        from espalier.engines.encoder import QueryEncoder
 
-        return Encoder(self.bundle, False)
+        return QueryEncoder.open(self.bundle)
 
     @cached_property
     def _filters(self) -> ItemFilters:

@@ -25,7 +25,7 @@ def finish(
     eligible_B: NDArray[np.int64],
     item_rows_BM: NDArray[np.int64],
     ranks_BM: NDArray[np.float32],
-    trace: tuple[LevelTrace, ...] | None,
+    traces: tuple[tuple[LevelTrace, ...], ...] = (),
     finite_B: NDArray[np.bool_] | None = None,
     keys_BM: NDArray[np.float32] | None = None,
 ) -> SearchResult:
@@ -51,7 +51,7 @@ def finish(
         keys_BM=keys_BM,
         count_B=count_B,
         complete_B=count_B >= np.minimum(m_B, eligible_B),
-        trace=trace,
+        traces=traces,
         finite_B=finite_B,
     )
 

@@ -205,9 +205,9 @@ class SearchResult:
     keys_BM       float32[B, M]   what the items were ordered by, −inf where there is no item; without a memory equal to ranks_BM
     count_B       int64[B]        items in each row
     complete_B    bool[B]         False iff fewer than min(m, eligible items) came back
-    trace         the levels from the smallest start level of the call to H, when asked for; of a forest those of its first tree
+    traces        of each tree the levels from the smallest start level of the call to H; empty where they were not asked for. On the last
+                  level of a forest's tree every leaf that was scored is kept
     finite_B      bool[B]         for vectors: False iff some node that was scored has a logit that is not finite; None for other kinds
-    other_traces  a forest's other trees, when asked for; on the last level of a forest's tree every leaf that was scored is kept
     coverage      which shards answered; None where the engine holds the whole catalogue
     """
 
@@ -217,15 +217,9 @@ class SearchResult:
     keys_BM: NDArray[np.float32]
     count_B: NDArray[np.int64]
     complete_B: NDArray[np.bool_]
-    trace: tuple[LevelTrace, ...] | None = None
+    traces: tuple[tuple[LevelTrace, ...], ...] = ()
     finite_B: NDArray[np.bool_] | None = None
-    other_traces: tuple[tuple[LevelTrace, ...], ...] = ()
     coverage: Coverage | None = None
-
-    @property
-    def traces(self) -> tuple[tuple[LevelTrace, ...], ...]:
-        """The trace of every tree; empty where none was asked for."""
-        return () if self.trace is None else (self.trace, *self.other_traces)
 
 
 class Engine(Protocol):
@@ -246,11 +240,7 @@ class Engine(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Build and run what the first queries would otherwise wait for. By default nothing, as in the next two."""
-        return
-
-    def prepare(self, params: SearchParams) -> None:
-        """Build what a search with such parameters needs and `warm_up` left out (a trace, say), from any thread, beside searches."""
+        """Build and run what the first queries would otherwise wait for. By default nothing, as in the next one."""
         return
 
     def close(self) -> None:

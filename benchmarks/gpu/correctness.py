@@ -54,7 +54,7 @@ from espalier.engines.onnx import engine as onnx_graph
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton.cells import FixedShapes
-from espalier.engines.triton.graph_engine import ROUNDING, TritonSearch
+from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.engines.triton.linear_engine import SparseCudaSearch
 from espalier.errors import UnsupportedGraph
 from espalier.manifest import Ranking
@@ -104,7 +104,7 @@ def triton(
         forms = {form: words for form, words in forms.items() if not form.startswith("mlp")}
         note = "Triton's interpreter cannot multiply matrices of bfloat16"
         yield {"case": f"triton mlp {precision}", "ok": None, "note": note} | labels("triton", "mlp", precision)
-    rounding = ROUNDING["float32"]
+    rounding = TritonSearch.roundings["float32"]
     alone = device == "cuda"  # the interpreter multiplies with BLAS, where a row's sum depends on its place
     of_kind = [(name, hidden) for name, hidden in EXPORTED if (name == "mlp") == (kind == "mlp") or not kind]
     kinds = [(name, hidden) for name, hidden in of_kind if (name, precision, device) != ("mlp", "bfloat16", "cpu")]

@@ -1,7 +1,7 @@
 """Where the time of one search goes: launches, the time between them, operations and bytes against what the card does at best.
 
 A replay of the cell's CUDA graph and the same launches one by one are traced by torch's profiler, which asks CUPTI. Where that sees no
-kernel, the rows say so, and the times of the parts, by CUDA events, are what is left; these do not need CUPTI.
+kernel, the rows say so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.gpu.sparse_speed import model_of as linear_model_of
 from benchmarks.gpu.sparse_speed import queries_of
 from benchmarks.gpu.timing import captured, ceilings, milliseconds, significant, wait
 from espalier.engines.pipeline import Pipeline
-from espalier.engines.triton.cells import Cell, FixedShapes
+from espalier.engines.triton.cells import FixedShapes
 from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.engines.triton.linear_engine import SparseCudaSearch
 from espalier.queries import QueryBatch
@@ -35,8 +35,6 @@ from training.specification.deep import PAPER_WINDOWS
 
 Device = Literal["cuda", "cpu"]
 RUNS = 20
-AHEAD = 20_000_000
-"""Clock cycles that the device is kept busy while the host launches what is to be timed, so that it is never waited for."""
 
 
 class Span(NamedTuple):
@@ -79,7 +77,6 @@ def profile(
                 yield row | {"search_ms": round(ms, 4), "run_ms": round(waited, 4), "host_us": host(call)}
                 yield _launches(f"{case}: its CUDA graph", searched)
                 yield _launches(f"{case}: one by one", partial(cell.launch_search, state_BLS))
-                yield _parts(case, cell, state_BLS)
     linear, own_NF = linear_model_of(levels, branching)
     with closing(
         SparseCudaSearch(linear, device, "float16", FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64,)))
@@ -92,7 +89,6 @@ def profile(
             case = f"sparse-cuda, {linear.tree.leaf_count} labels, beam {beam}, batch {batch}, float16"
             run = cell_of_labels.graph.replay if cell_of_labels.graph is not None else partial(cell_of_labels.launch_search, None)
             yield _launches(f"{case}: its CUDA graph", run)
-            yield _parts(case, cell_of_labels, None)
 
 
 def host(call: Callable[[], object]) -> dict[str, float]:
@@ -158,51 +154,3 @@ def summary(spans: Sequence[Span], runs: int) -> dict[str, Any]:
     shown = {name[:60]: [round(count, 2), round(us, 2)] for name, (count, us) in sorted(kernels.items(), key=lambda entry: -entry[1][1])}
     rounded = {"busy_us": round(busy, 2), "gap_us": round(gap, 2), "median_gap_us": round(median_gap, 3)}
     return {"ms": round(long / 1e3, 4), "launches": each} | rounded | {"kernels": shown}
-
-
-# -- parts, by events -----------------------------------------------------------------------------------------------------
-
-
-def _parts(case: str, cell: Cell[Any], state: Any) -> Row:
-    """Microseconds of each part of a search, the median over RUNS runs, by CUDA events around it."""
-    if cell.context.device.type != "cuda":
-        return {"case": f"{case}: parts", "ok": None, "note": "needs CUDA events"}
-    times: dict[str, list[float]] = defaultdict(list)
-    for _ in range(RUNS):
-        marks: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-
-        def marked(name: str, run: Callable[..., object], *given: Any, marks: list[Any] = marks) -> None:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            run(*given)
-            end.record()
-            marks.append((name, begin, end))
-
-        torch.cuda._sleep(AHEAD)
-        marking(cell, marked, state)
-        wait()
-        for name, begin, end in marks:
-            times[name].append(begin.elapsed_time(end) * 1e3)
-    return {"case": f"{case}: parts", "ok": True, "parts_us": {name: round(float(np.median(each)), 2) for name, each in times.items()}}
-
-
-def marking(cell: Cell[Any], marked: Callable[..., None], state: Any) -> None:
-    """One search, every part of which goes through `marked`(its name, what it calls, with what)."""
-    inner = {name: getattr(cell, name) for name in ("begin", "score", "_select", "_count")}
-    level = [cell.start]
-
-    def score(*given: Any) -> None:
-        level[0] = given[0]
-        marked(f"score {given[0]}", inner["score"], *given)
-
-    try:
-        vars(cell).update(
-            begin=lambda *given: marked("begin", inner["begin"], *given),
-            score=score,
-            _select=lambda *given: marked(f"select {level[0]}", inner["_select"], *given),
-            _count=lambda *given: marked(f"count {level[0]}", inner["_count"], *given),
-        )
-        cell.launch_search(state)
-    finally:
-        for name in inner:
-            del vars(cell)[name]

@@ -59,10 +59,6 @@ class ShardsTogether:
         for engine, _ in self._shards:
             engine.warm_up()
 
-    def prepare(self, params: SearchParams) -> None:
-        for engine, _ in self._shards:
-            engine.prepare(params)
-
     def close(self) -> None:
         for engine, _ in self._shards:
             engine.close()

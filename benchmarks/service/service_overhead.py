@@ -49,9 +49,6 @@ class TrivialEngine:
     def warm_up(self) -> None:
         """Nothing to build."""
 
-    def prepare(self, params: SearchParams) -> None:
-        """Nothing to build."""
-
     def close(self) -> None:
         """Nothing to free."""
 

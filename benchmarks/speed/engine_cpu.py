@@ -34,6 +34,7 @@ from benchmarks.synthetic import diffusion_bundle, diffusion_queries, synthetic_
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.encode import Encoder
+from espalier.engines.encoder import QueryEncoder
 from espalier.engines.graphs import load_graph
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.runtime import ort
@@ -185,8 +186,8 @@ def tree_system(engine: Pipeline, beam: int, m: int) -> System:
 
 def leaf_encoder(bundle: Bundle) -> Callable[[Array], NDArray[np.float32]]:
     """Makes the states of a query on the leaf level, float32[1, S]."""
-    encoder = Encoder(bundle, elsewhere=False)
-    return lambda query: encoder.leaf_states(QueryBatch(bundle.manifest.query, query[None]), None)
+    encoder = QueryEncoder.open(bundle)
+    return lambda query: encoder.states(query[None], [bundle.tree.height])[:, -1]
 
 
 def leaf_rows(bundle: Bundle) -> NDArray[np.float32]:

@@ -43,7 +43,7 @@ class GoldenAnswers(NamedTuple):
         rows_BM, ranks_BM, keys_BM = np.full(shape, NO_ITEM, np.int64), *np.full((2, *shape), -np.inf, np.float32)
         for b, (rows, ranks, keys) in enumerate(zip(*self, strict=True)):
             rows_BM[b, : len(rows)], ranks_BM[b, : len(rows)], keys_BM[b, : len(rows)] = rows, ranks, keys
-        return finish(ranking, count_B, count_B, rows_BM, ranks_BM, None, keys_BM=keys_BM)
+        return finish(ranking, count_B, count_B, rows_BM, ranks_BM, keys_BM=keys_BM)
 
 
 def check_same(

@@ -30,17 +30,17 @@ class ContentRows:
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        from espalier.engines.runtime import ort, session_options  # here, because it loads slowly
+        from espalier.engines.runtime import opened_session  # here, because it loads slowly
 
         info = bundle.manifest.content
         if info is None:
             raise BundleCorrupt(f"{bundle.path}: it has no {CONTENT}")
         self.features = ContentFeatures(info, map_safetensors(bundle.path / CONTENT_ARRAYS))
         self.width = bundle.graph_scorer.node_dim
-        graph = read_graph(CONTENT, bundle.graph(CONTENT)).SerializeToString()
+        graph = read_graph(CONTENT, bundle.graph(CONTENT))
         self._where, self._block = bundle.path / CONTENT, max(1, BLOCK // info.entries)
         try:
-            self._session = ort.InferenceSession(graph, session_options(1), providers=["CPUExecutionProvider"])
+            self._session = opened_session(graph)
         except Exception as error:  # ONNX Runtime's own classes have no common base
             raise BundleCorrupt(f"{self._where}: ONNX Runtime cannot open it ({error})") from error
         ends = np.minimum(np.arange(0, info.features + info.entries, info.entries), info.features)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.encoder import QueryEncoder
-from espalier.engines.histories import histories_of
-from espalier.engines.live_encoder import LiveEncoder, opened_encoder
+from espalier.engines.live_encoder import LiveEncoder, histories_of, opened_encoder
 from espalier.engines.stages import GivenQueries
 from espalier.errors import InvalidQuery
 from espalier.live.overlay import Overlay
@@ -44,18 +43,18 @@ class Encoder:
 
     def __init__(self, bundle: Bundle, elsewhere: bool) -> None:
         scorer = bundle.manifest.scorer
-        self._bundle, self._elsewhere, self._tree = bundle, elsewhere, bundle.tree
-        self.makes_states = isinstance(scorer, GraphScorer)
+        self._bundle, self._tree = bundle, bundle.tree
+        self._makes_states = isinstance(scorer, GraphScorer)
         self._whole: QueryEncoder | None = None
-        if self.makes_states and not elsewhere:
+        if self._makes_states and not elsewhere:
             self._whole = QueryEncoder.open(bundle)
         self._live: LiveEncoder | None = None
         self._takes_live = False
 
     def take_live_items(self) -> None:
         """Open what histories with live items need, before the first search with them."""
-        if not self._takes_live and self.makes_states and isinstance(self._bundle.manifest.query, HistoryKind):
-            self._live = opened_encoder(self._bundle)
+        if not self._takes_live and self._makes_states and isinstance(self._bundle.manifest.query, HistoryKind):
+            self._live = opened_encoder(self._bundle, self._whole or QueryEncoder.open(self._bundle))
         self._takes_live = True
 
     def of(
@@ -73,36 +72,24 @@ class Encoder:
         """
         if isinstance(queries, GivenQueries):
             return EncodedQueries(queries, queries.states_BLS)
-        if not self.makes_states:
+        if not self._makes_states:
             return EncodedQueries(queries, None)
         first_B = [1] * len(queries)
         if not every_level and self._bundle.manifest.ranking.gamma == 0:
             first_B = self._tree.start_levels(beam_size_B).tolist()
-        if overlay is None or not isinstance(queries.kind, HistoryKind):
+        live_B = np.zeros(len(queries), np.bool_)
+        if overlay is not None and isinstance(queries.kind, HistoryKind):
+            frozen_B = None if mask_B is None else np.array([mask is not None and mask.live_R is None for mask in mask_B])
+            rows_BT, handles_BT = histories_of(overlay, np.asarray(queries.array, np.int64), frozen_B, self._live is not None)
+            queries, live_B = QueryBatch(queries.kind, rows_BT), np.any(handles_BT >= 0, axis=1)
+        if overlay is None or self._live is None or not live_B.any():
             return EncodedQueries(queries, None if self._whole is None else self._whole.states(queries.array, first_B))
-        frozen_B = None if mask_B is None else np.array([mask is not None and mask.live_R is None for mask in mask_B])
-        histories = histories_of(overlay, np.asarray(queries.array, np.int64), frozen_B, self._live is not None)
-        if histories.rows_BT is not queries.array:
-            queries = QueryBatch(queries.kind, histories.rows_BT)
-        if self._live is None or not histories.any_live:
-            return EncodedQueries(queries, None if self._whole is None else self._whole.states(queries.array, first_B))
-        live_B = np.any(histories.handles_BT >= 0, axis=1)
         live, others = np.flatnonzero(live_B), np.flatnonzero(~live_B)
         states_BLS = np.zeros((len(queries), *self._live.shape), np.float32)
-        leaves = overlay.trees[0]
-        states_BLS[live] = self._live.states(leaves, histories.rows_BT[live], histories.handles_BT[live])
+        states_BLS[live] = self._live.states(overlay.trees[0], rows_BT[live], handles_BT[live])
         if self._whole is not None and len(others):
             states_BLS[others] = self._whole.states(queries.array[others], [first_B[b] for b in others.tolist()])
         return EncodedQueries(queries, states_BLS, live_B if self._whole is None else None)
-
-    def leaf_states(self, queries: QueryBatch, overlay: Overlay | None) -> Floats:
-        """float32[B, S]: the states on the leaf level."""
-        if self._whole is None:
-            self._whole = QueryEncoder.open(self._bundle)
-        states_BLS = self.of(queries, np.full(len(queries), self._tree.leaf_count), False, overlay, None).states_BLS
-        if states_BLS is None:
-            raise ValueError("queries of a model without states")
-        return states_BLS[:, -1]
 
 
 def states_shape(bundle: Bundle, batch: int) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ from onnx import helper
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.graphs import load_graph
-from espalier.engines.runtime import ort, session_options
+from espalier.engines.runtime import opened_session, ort
 from espalier.errors import BundleCorrupt, UnsupportedGraph
 from espalier.queries import HistoryKind, blank_queries
 
@@ -31,36 +31,40 @@ MOST = np.iinfo(np.int64).max
 class QueryEncoder:
     """See the module. Any number of threads may call it.
 
-    rows     the bundle's node rows as it stores them, or widened to float32, in one piece; the session reads them where they are
+    rows          the bundle's node rows as it stores them, or widened to float32, in one piece; the session reads them where they are
+    other_use     what the graph does with node rows but look them up; empty: nothing
+    shape         H + 1 or 1, S: of a query's states
     Raises UnsupportedGraph where the graph cannot be run, or does more with narrow rows than look them up; BundleCorrupt where states have
     another shape than declared.
     """
 
     def __init__(self, bundle: Bundle, rows: Array) -> None:
         model = load_graph("query.onnx", bundle.graph("query.onnx"))
-        self._own_length = own_length(model)
+        self.has_own_length = own_length(model)
         free_inputs(model)
         inputs = {entry.name for entry in model.graph.input}
+        self.rows, self.other_use = rows, _other_use(model)
         if rows.dtype != np.float32 and "node_rows" in inputs:
+            if self.other_use:
+                raise UnsupportedGraph(self.other_use)
             look_up_narrow(model, rows.dtype)
-        self._rows = ort.OrtValue.ortvalue_from_numpy(rows) if "node_rows" in inputs else None
-        self._outputs = [entry.name for entry in model.graph.output]
+        self._row_value = ort.OrtValue.ortvalue_from_numpy(rows) if "node_rows" in inputs else None
         tree, scorer = bundle.tree, bundle.graph_scorer
-        self._sequence = scorer.encoder == "sequence"
+        self.reads_sequences = scorer.encoder == "sequence"
         self._history = isinstance(bundle.graph_kind, HistoryKind)
         self._per_level = scorer.state_levels > 1
-        wanted = "history_leaves" if self._sequence else "history_nodes" if self._history else "vector"
-        if unknown := sorted(inputs - {wanted, "node_rows"}):
+        self._input = "history_leaves" if self.reads_sequences else "history_nodes" if self._history else "vector"
+        if unknown := sorted(inputs - {self._input, "node_rows"}):
             raise BundleCorrupt(f"query.onnx: inputs {unknown}, which {bundle.graph_kind.kind} queries of this manifest do not have")
-        self._shape = (tree.height + 1 if self._per_level else 1), scorer.state_dim
+        self.shape = (tree.height + 1 if self._per_level else 1), scorer.state_dim
         self._height, self._leaf_of_item, self._parent = tree.height, tree.leaf_of_item, tree.parent
         try:
-            self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
-            found = self._run(blank_queries(bundle.graph_kind, 1).array, 0)
+            self._session = opened_session(model)
+            found = self._states(blank_queries(bundle.graph_kind, 1).array, 0)
         except Exception as error:  # ONNX Runtime's own classes derive from nothing narrower
             raise UnsupportedGraph(f"ONNX Runtime cannot run query.onnx alone ({error})") from error
-        if found.shape != self._shape:
-            raise BundleCorrupt(f"query.onnx: a query's states are {list(found.shape)}, the manifest says {list(self._shape)}")
+        if found.shape != self.shape:
+            raise BundleCorrupt(f"query.onnx: a query's states are {list(found.shape)}, the manifest says {list(self.shape)}")
 
     @staticmethod
     def open(bundle: Bundle) -> QueryEncoder:
@@ -78,29 +82,35 @@ class QueryEncoder:
 
         queries  int64[B, T] item rows, −1 as padding, or float32[B, F]: those of a checked QueryBatch
         """
-        states_BLS = np.zeros((len(queries), *self._shape), np.float32)
+        states_BLS = np.zeros((len(queries), *self.shape), np.float32)
         for b, first in enumerate(first_B):
-            found = self._run(queries[b : b + 1], first)
-            states_BLS[b, self._shape[0] - len(found) :] = found
+            found = self._states(queries[b : b + 1], first)
+            states_BLS[b, self.shape[0] - len(found) :] = found
         return states_BLS
 
-    def _run(self, query: Array, first: int) -> Array:
+    def run(self, given: Array, rows: Any) -> Array:
+        """float32[L or 1, S]: one query's states, as the graph gives them.
+
+        given  int64[1, L, T] nodes of a history, int64[1, T] leaves of a sequence, or float32[1, F]
+        rows   the table that these are numbers of, stored as `rows` are
+        """
+        feeds = {self._input: given}
+        if self._row_value is not None:
+            feeds["node_rows"] = rows
+        states_LS: Array = self._session.run(None, feeds)[0][0]
+        return states_LS
+
+    def _states(self, query: Array, first: int) -> Array:
         """float32[H + 1 − first or 1, S]: one query's states."""
-        if self._own_length:
+        if self.has_own_length:
             query = query[:, -places(query[0]) :]
-        if self._sequence:
-            leaves_1T = np.where(query >= 0, self._leaf_of_item[query], -1)
-            feeds = {"history_leaves": leaves_1T}
-        elif self._history:
-            nodes_1LT = np.empty((1, self._height + 1 - (first if self._per_level else 0), query.shape[1]), np.int64)
-            history_nodes(query[0], self._leaf_of_item, self._parent, nodes_1LT[0])
-            feeds = {"history_nodes": nodes_1LT}
-        else:
-            feeds = {"vector": np.ascontiguousarray(query)}
-        if self._rows is not None:
-            feeds["node_rows"] = self._rows
-        states_LS: Array = self._session.run(self._outputs, feeds)[0][0]
-        return states_LS[first:] if self._sequence else states_LS
+        if self.reads_sequences:
+            return self.run(np.where(query >= 0, self._leaf_of_item[query], -1), self._row_value)[first:]
+        if not self._history:
+            return self.run(np.ascontiguousarray(query), self._row_value)
+        nodes_1LT = np.empty((1, self._height + 1 - (first if self._per_level else 0), query.shape[1]), np.int64)
+        history_nodes(query[0], self._leaf_of_item, self._parent, nodes_1LT[0])
+        return self.run(nodes_1LT, self._row_value)
 
 
 def own_length(model: onnx.ModelProto) -> bool:
@@ -146,28 +156,31 @@ def free_inputs(model: onnx.ModelProto) -> None:
     graph.input.extend(inputs)
 
 
-def look_up_narrow(model: onnx.ModelProto, dtype: np.dtype[Any]) -> None:
-    """Make `node_rows` an input of float16, or of int8 with exponents (espalier.node_rows), and widen what is gathered of it.
+def _other_use(model: onnx.ModelProto) -> str:
+    """What a graph does with node rows but look them up; empty: nothing."""
+    for node in model.graph.node:
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        if "node_rows" in node.input and (node.op_type != "Gather" or list(node.input).index("node_rows") != 0 or axis != 0):
+            return f"query.onnx does not only look rows up: {node.op_type} reads node_rows"
+    return ""
 
-    Raises UnsupportedGraph where it is used otherwise.
+
+def look_up_narrow(model: onnx.ModelProto, dtype: np.dtype[Any]) -> None:
+    """Make `node_rows`, which are only looked up, an input of float16, or of int8 with exponents (espalier.node_rows), and widen what is
+    gathered of it.
     """
     nodes, packed = list(model.graph.node), dtype == np.int8
     del model.graph.node[:]
     for node in nodes:
-        if "node_rows" not in node.input:
-            model.graph.node.append(node)
-            continue
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-        if node.op_type != "Gather" or node.input[1] == "node_rows" or axis != 0:
-            raise UnsupportedGraph(f"query.onnx does not only look rows up: {node.op_type} reads node_rows")
-        found = node.output[0]
-        node.output[0] = f"{found}/stored"
         model.graph.node.append(node)
-        model.graph.node.append(
-            helper.make_node("Cast", [node.output[0]], [f"{found}/numbers" if packed else found], to=onnx.TensorProto.FLOAT)
-        )
+        if "node_rows" not in node.input:
+            continue
+        gather = model.graph.node[-1]
+        found, gather.output[0] = gather.output[0], f"{gather.output[0]}/stored"
+        numbers = f"{found}/numbers" if packed else found
+        model.graph.node.append(helper.make_node("Cast", [gather.output[0]], [numbers], to=onnx.TensorProto.FLOAT))
         if packed:
-            model.graph.node.extend(_scaled(f"{found}/numbers", found))
+            model.graph.node.extend(_scaled(numbers, found))
     if packed:
         tables = {"node_rows/two": np.array(2, np.float32)}
         tables |= {f"node_rows/{name}": np.array([value]) for name, value in (("first", 0), ("last", -1), ("end", MOST))}

@@ -81,69 +81,12 @@ def read_graph(name: str, data: bytes) -> onnx.ModelProto:
 
 
 def rewrite_prelu(model: onnx.ModelProto) -> None:
-    """PRelu's CPU kernel is slow: one shared slope becomes LeakyRelu, slopes of at most 1 become Max(x, slope · x); both are exact."""
+    """PRelu's CPU kernel is slow: one with a single shared slope becomes LeakyRelu, which is exact."""
     slopes = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    nodes = list(model.graph.node)
-    del model.graph.node[:]
-    for node in nodes:
+    for node in model.graph.node:
         slope = slopes.get(node.input[1]) if node.op_type == "PRelu" else None
         if slope is not None and np.all(slope == slope.flat[0]):
-            node = helper.make_node("LeakyRelu", [node.input[0]], list(node.output), node.name, alpha=float(slope.flat[0]))
-        elif slope is not None and np.all(slope <= 1):
-            scaled = f"{node.output[0]}/scaled"
-            model.graph.node.append(helper.make_node("Mul", list(node.input), [scaled]))
-            node = helper.make_node("Max", [node.input[0], scaled], list(node.output), node.name)
-        model.graph.node.append(node)
-
-
-def fuse_state(model: onnx.ModelProto) -> None:
-    """For one query: node_rows · W + state, then LeakyRelu or Relu, as one Gemm with the state as its bias. Exact.
-
-    Looks for MatMul(node_rows, W) → Add(Unsqueeze(query_state, 1)) → activation, the first layer of an MLP head; leaves other graphs as
-    they are.
-    """
-    graph = model.graph
-    maker = {name: node for node in graph.node for name in node.output}
-    users: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            users.setdefault(name, []).append(node)
-    matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 2}
-    for add in graph.node:
-        if add.op_type != "Add" or any(name not in maker for name in add.input):
-            continue
-        product, state = (maker[name] for name in add.input)
-        if product.op_type != "MatMul":
-            product, state = state, product
-        activation = users.get(add.output[0], [])
-        if (
-            product.op_type == "MatMul"
-            and product.input[0] == "node_rows"
-            and product.input[1] in matrices
-            and state.op_type == "Unsqueeze"
-            and state.input[0] == "query_state"
-            and len(users[product.output[0]]) == 1
-            and len(activation) == 1
-            and activation[0].op_type in ("LeakyRelu", "Relu")
-        ):
-            _replace_first_layer(graph, product, add, activation[0])
-            return
-
-
-def _replace_first_layer(graph: onnx.GraphProto, product: onnx.NodeProto, add: onnx.NodeProto, activation: onnx.NodeProto) -> None:
-    axis = numpy_helper.from_array(np.array([0]), "fuse_state/axis")
-    graph.initializer.append(axis)
-    rows, sums, active = (f"fuse_state/{part}" for part in ("rows", "sums", "active"))
-    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in activation.attribute}
-    fused = [
-        helper.make_node("Squeeze", ["node_rows", axis.name], [rows]),
-        helper.make_node("Gemm", [rows, product.input[1], "query_state"], [sums]),
-        helper.make_node(activation.op_type, [sums], [active], **attributes),
-        helper.make_node("Unsqueeze", [active, axis.name], list(activation.output)),
-    ]
-    others = [node for node in graph.node if node not in (product, add, activation)]
-    del graph.node[:]
-    graph.node.extend([*fused, *others])  # first, since they need nothing but inputs and weights
+            node.CopyFrom(helper.make_node("LeakyRelu", [node.input[0]], list(node.output), node.name, alpha=float(slope.flat[0])))
 
 
 def opset_of(model: onnx.ModelProto) -> int:

@@ -1,10 +1,13 @@
-"""The states of histories that hold live items: query.onnx over the few rows that a history needs, in place of all node rows.
+"""Histories that hold live items: which items they know, and their states by query.onnx over the few rows that a history needs.
 
 A live item of a history counts by its live row on the leaf level, and above it by its parent and that one's ancestors, as in a fold. A
-trained item whose row was changed counts by that row. The graph is given a table of the rows that it looks up and node numbers that
+trained item whose row was changed counts by that row, and a deleted one as it was trained. A deleted live id is unknown, as are all live
+ids to frozen queries: histories are aligned anew without them.
+
+In place of all node rows, the graph is given a table of the rows that it looks up and node numbers that
 point into it, which is the same to a graph that uses them for nothing else: it is read, and tried out, before it is trusted.
 
-Legend: B queries, T history, L levels, N nodes, C rows of a table, D node row, S state.
+Legend: B queries, T history, L levels, N nodes, C rows of a table, D node row, S state, R handles.
 """
 
 from __future__ import annotations
@@ -13,17 +16,15 @@ import logging
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.encoder import QueryEncoder, free_inputs, own_length, places
-from espalier.engines.graphs import load_graph
-from espalier.engines.runtime import ort, session_options
+from espalier.engines.encoder import QueryEncoder, places
 from espalier.entry_lists import NO_ENTRIES
-from espalier.errors import UnsupportedGraph
-from espalier.live.overlay import PARENT, LiveLeaves
-from espalier.queries import HistoryKind
+from espalier.errors import InvalidQuery, UnsupportedGraph
+from espalier.live.overlay import PARENT, LiveLeaves, Overlay
+from espalier.node_rows import stored_as
+from espalier.queries import PADDING, HistoryKind
 
 log = logging.getLogger(__name__)
 Array = NDArray[Any]
@@ -35,26 +36,18 @@ TRIED = 4
 class LiveEncoder:
     """See the module. Any number of threads may call it.
 
-    shape  H + 1 or 1, S: of a query's states
+    whole  the encoder over all node rows
     Raises UnsupportedGraph where query.onnx does more with node rows, or with the numbers of nodes, than look rows up.
     """
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, whole: QueryEncoder) -> None:
         kind = bundle.graph_kind
         if not isinstance(kind, HistoryKind):
             raise UnsupportedGraph(f"{kind.kind} queries hold no items")
-        model = load_graph("query.onnx", bundle.graph("query.onnx"))
-        self._own_length = own_length(model)
-        free_inputs(model)
-        _check_lookups(model)
-        tree, scorer = bundle.tree, bundle.graph_scorer
-        self._tree, self._rows_ND = tree, bundle.node_rows_ND
-        self._sequence = scorer.encoder == "sequence"
-        self.shape = (tree.height + 1 if scorer.state_levels > 1 else 1), scorer.state_dim
-        self._inputs = {entry.name for entry in model.graph.input}
-        self._outputs = [entry.name for entry in model.graph.output]
-        self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
-        self._try_out(bundle, kind.length)
+        if whole.other_use:
+            raise UnsupportedGraph(whole.other_use)
+        self._tree, self._whole, self.shape = bundle.tree, whole, whole.shape
+        self._try_out(kind.length)
 
     def states(self, leaves: LiveLeaves, history_BT: Int64, handle_BT: Int64) -> NDArray[np.float32]:
         """float32[B, H + 1 or 1, S]: the states of each history, as query.onnx gives them.
@@ -64,7 +57,7 @@ class LiveEncoder:
         """
         states_BLS = np.empty((len(history_BT), *self.shape), np.float32)
         for b, (history_T, handle_T) in enumerate(zip(history_BT, handle_BT, strict=True)):
-            if self._own_length:
+            if self._whole.has_own_length:
                 read = slice(-places(np.maximum(history_T, handle_T)), None)
                 history_T, handle_T = history_T[read], handle_T[read]
             states_BLS[b] = self._run(self._nodes(leaves, history_T, handle_T), leaves.rows_PD)
@@ -80,7 +73,7 @@ class LiveEncoder:
         if len(live):
             entries = leaves.of_handles(handle_T[live])
             leaf_T[live], above_T[live] = tree.node_count + entries, leaves.column(PARENT, entries)
-        if self._sequence:
+        if self._whole.reads_sequences:
             return leaf_T[None]
         path = [leaf_T, above_T]
         for _ in range(tree.height - 1):
@@ -95,25 +88,23 @@ class LiveEncoder:
         count = self._tree.node_count
         distinct, place_LT = np.unique(np.append(nodes_LT[nodes_LT >= 0], (0, count - 1)), return_inverse=True)
         trained = distinct < count
-        table_CD = np.empty((len(distinct) + 1, self._rows_ND.shape[1]), np.float32)
-        table_CD[:-1][trained] = self._rows_ND[distinct[trained]]
-        table_CD[-1] = self._rows_ND[count - 1]
+        rows = self._whole.rows
+        table = np.empty((len(distinct) + 1, rows.shape[1]), rows.dtype)
+        table[:-1][trained] = rows[distinct[trained]]
+        table[-1] = rows[count - 1]
         if live_PD is not None:
-            table_CD[:-1][~trained] = live_PD[distinct[~trained] - count]
+            table[:-1][~trained] = stored_as(live_PD[distinct[~trained] - count], rows.dtype)
         compact_LT = np.full(nodes_LT.shape, -1, np.int64)
         compact_LT[nodes_LT >= 0] = place_LT[:-2]
-        feeds: dict[str, Array] = {"history_leaves": compact_LT} if self._sequence else {"history_nodes": compact_LT[None]}
-        if "node_rows" in self._inputs:
-            feeds["node_rows"] = table_CD
-        return np.asarray(self._session.run(self._outputs, feeds)[0][0])
+        return self._whole.run(compact_LT if self._whole.reads_sequences else compact_LT[None], table)
 
-    def _try_out(self, bundle: Bundle, length: int) -> None:
+    def _try_out(self, length: int) -> None:
         """Raise UnsupportedGraph unless some histories have the same states with a table as with all node rows."""
         rng = np.random.default_rng(0)
-        history_BT = rng.integers(0, bundle.tree.item_count, (TRIED, length))
+        history_BT = rng.integers(0, self._tree.item_count, (TRIED, length))
         history_BT[1:, : length // 2] = -1
         none = LiveLeaves(NO_ENTRIES, 0, None, None)
-        whole = QueryEncoder.open(bundle).states(history_BT, [0] * TRIED)
+        whole = self._whole.states(history_BT, [0] * TRIED)
         try:
             small = self.states(none, history_BT, np.full_like(history_BT, -1))
         except Exception as error:  # ONNX Runtime's own classes derive from nothing narrower
@@ -122,18 +113,43 @@ class LiveEncoder:
             raise UnsupportedGraph("query.onnx gives other states over a part of the node rows: it does more with nodes than look rows up")
 
 
-def opened_encoder(bundle: Bundle) -> LiveEncoder | None:
+def histories_of(overlay: Overlay, rows_BT: Int64, frozen_B: NDArray[np.bool_] | None, countable: bool) -> tuple[Int64, Int64]:
+    """The histories of item rows of bundle and overlay (int64[B, T], PADDING where there is none), as a search knows them.
+
+    The first array has item rows, PADDING in front where something was unknown; the second the handles by whose live leaves items count,
+    −1 where an item counts as it was trained.
+
+    frozen_B   queries that see the bundle alone; None: none does
+    countable  whether live rows can count in histories; if not, live items are unknown, and changed ones count as they were trained
+    Raises InvalidQuery where one has a row that neither has.
+    """
+    highest = int(rows_BT.max(initial=PADDING))
+    if highest >= overlay.items + overlay.handles:
+        raise InvalidQuery("queries", highest, f"item rows from 0 to {overlay.items + overlay.handles - 1}, or {PADDING} as padding")
+    if highest < overlay.items and not overlay.moved:
+        return rows_BT, np.full_like(rows_BT, -1)
+    handles_BT = overlay.handles_of(rows_BT)
+    counts_BT = overlay.trees[0].of_handles(handles_BT.ravel()).reshape(handles_BT.shape) > 0
+    if not countable:
+        counts_BT[:] = False
+    elif frozen_B is not None:
+        counts_BT[frozen_B] = False
+    unknown_BT = (rows_BT >= overlay.items) & ~counts_BT
+    handles_BT = np.where(counts_BT, handles_BT, -1)
+    rows_BT = rows_BT.copy()
+    for b in np.flatnonzero(unknown_BT.any(axis=1)).tolist():
+        known_T = np.flatnonzero((rows_BT[b] >= 0) & ~unknown_BT[b])
+        place_T = slice(len(rows_BT[b]) - len(known_T), None)
+        rows_T, handles_T = rows_BT[b, known_T], handles_BT[b, known_T]
+        rows_BT[b], handles_BT[b] = PADDING, -1
+        rows_BT[b, place_T], handles_BT[b, place_T] = rows_T, handles_T
+    return rows_BT, handles_BT
+
+
+def opened_encoder(bundle: Bundle, whole: QueryEncoder) -> LiveEncoder | None:
     """That of a bundle of histories; None where its query.onnx cannot take live items, which are then unknown in histories."""
     try:
-        return LiveEncoder(bundle)
+        return LiveEncoder(bundle, whole)
     except UnsupportedGraph as error:
         log.warning("%s version %d: live items do not count in histories (%s)", bundle.manifest.name, bundle.manifest.version, error)
         return None
-
-
-def _check_lookups(model: onnx.ModelProto) -> None:
-    """Raise UnsupportedGraph unless node rows are only looked up, by row."""
-    for node in model.graph.node:
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-        if "node_rows" in node.input and (node.op_type != "Gather" or list(node.input).index("node_rows") != 0 or axis != 0):
-            raise UnsupportedGraph(f"query.onnx does not only look rows up: {node.op_type} reads node_rows")

@@ -16,13 +16,14 @@ from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.compiled.mlp import FAST, mlp_logits, packed
 from espalier.engines.encoder import free_inputs
-from espalier.engines.graphs import fuse_state, load_graph
+from espalier.engines.graphs import load_graph
 from espalier.engines.overflow import LARGEST, ScoredLive, masks_of, under_beams
-from espalier.engines.runtime import ort, session_options
+from espalier.engines.runtime import opened_session, ort
 from espalier.engines.scorer_weights import scorer_weights
-from espalier.engines.stages import Frontier, TreeQuery
+from espalier.engines.stages import Frontier
 from espalier.errors import UnsupportedGraph
 from espalier.live.overlay import LiveLeaves
+from espalier.queries import QueryBatch
 from espalier.read_only import read_only
 
 Array = NDArray[Any]
@@ -39,20 +40,22 @@ class GraphLeaves:
             self._weights = packed(scorer_weights(bundle))
         except UnsupportedGraph:  # no form is declared, or one that compiled code does not know
             model = load_graph("scorer.onnx", bundle.graph("scorer.onnx"))
-            fuse_state(model)
             free_inputs(model)
-            self._outputs = [entry.name for entry in model.graph.output]
-            self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
+            self._session = opened_session(model)
 
     def scored(
         self,
         leaves: LiveLeaves,
-        query: TreeQuery,
+        queries: QueryBatch,
         frontier: Frontier,
         states_BS: NDArray[np.float32] | None,
         live_BR: Sequence[NDArray[np.bool_] | None],
     ) -> ScoredLive:
-        """See `LeafScorer`."""
+        """The eligible live leaves under each query's beam.
+
+        states_BS  the queries' states on the leaf level
+        live_BR    see `EligibleNodes`. Queries of one mask share an array
+        """
         if leaves.rows_PD is None:
             raise ValueError("live leaves without node rows")
         if states_BS is None:
@@ -67,7 +70,7 @@ class GraphLeaves:
         for b, (begin, end) in enumerate(pairwise(begin_B.tolist())):
             if end > begin:
                 feeds = {"query_state": states_BS[b : b + 1], "node_rows": rows_1CD[:, begin:end]}
-                logits_C[begin:end] = self._session.run(self._outputs, feeds)[0][0]
+                logits_C[begin:end] = self._session.run(None, feeds)[0][0]
         return ScoredLive(*ranked(begin_B, entry_C, logits_C, above_C, self._log_sigmoid))
 
 

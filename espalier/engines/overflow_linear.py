@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from espalier.engines.linear.chunk_search import POWERS
+from espalier.engines.linear.chunk_search import power_of
 from espalier.engines.overflow import LARGEST, ScoredLive, masks_of, under_beams
-from espalier.engines.stages import Frontier, TreeQuery
+from espalier.engines.stages import Frontier
 from espalier.live.overlay import LiveLeaves
 from espalier.manifest import Ranking
+from espalier.queries import QueryBatch
 from espalier.read_only import read_only
 from espalier.thread_scratch import ThreadScratch
 
@@ -27,20 +28,19 @@ Array = NDArray[Any]
 
 
 class LinearLeaves:
-    """Scores the live leaves of one tree of `width` features. Any number of threads may call it."""
+    """Scores the live leaves of trees of `width` features. Any number of threads may call it."""
 
     def __init__(self, ranking: Ranking, width: int) -> None:
-        power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
-        self._ranker = np.float32(ranking.gamma), power
+        self._ranker = np.float32(ranking.gamma), power_of(ranking)
         self._scratch = ThreadScratch(lambda size: np.zeros(width, np.float32))
 
     def scored(
-        self, leaves: LiveLeaves, query: TreeQuery, frontier: Frontier, states_BS: object, live_BR: Sequence[NDArray[np.bool_] | None]
+        self, leaves: LiveLeaves, queries: QueryBatch, frontier: Frontier, states_BS: object, live_BR: Sequence[NDArray[np.bool_] | None]
     ) -> ScoredLive:
-        """See `LeafScorer`; linear scorers take no states."""
+        """See `GraphLeaves`; linear scorers take no states."""
         beams, weights = read_only(frontier.nodes_BK, frontier.ranks_BK), weights_of(leaves)
         with self._scratch.of() as query_F:
-            found = score(query.queries.features.arrays, beams, leaves.entries, masks_of(live_BR), weights, self._ranker, query_F)
+            found = score(queries.features.arrays, beams, leaves.entries, masks_of(live_BR), weights, self._ranker, query_F)
         return ScoredLive(*found)
 
 
@@ -63,7 +63,7 @@ def _product(begin: Any, end: Any, feature: Array, weight: Array, query_F: Array
 
 @compiled()
 def _rank(logit: Any, above: Any, power: int) -> Any:
-    """A leaf's rank: own + above, NaN where the logit is not finite; `power` as Ranker has it."""
+    """A leaf's rank: own + above, NaN where the logit is not finite; `power` as `search_queries` has it."""
     one, zero = np.float32(1), np.float32(0)
     if not abs(logit) <= LARGEST:
         return np.float32(np.nan)

@@ -9,8 +9,7 @@ Legend: B queries, T trees, M results, K beam, C live leaves that a query scored
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,8 @@ from espalier.bundle import Bundle
 from espalier.engines.overflow import NO_MEMORY, ScoredLive, joined
 from espalier.engines.overflow_graph import GraphLeaves
 from espalier.engines.overflow_linear import LinearLeaves
-from espalier.engines.stages import Frontier, Leaves, TreeQuery
+from espalier.engines.results import stacked_levels
+from espalier.engines.stages import Leaves, TreeQuery
 from espalier.live.overlay import HANDLE, LiveLeaves, Overlay
 from espalier.manifest import LinearScorer
 from espalier.memory_lists import LiveEntries, MemoryTree
@@ -28,25 +28,6 @@ from espalier.search import LevelTrace
 
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float32]
-
-
-class LeafScorer(Protocol):
-    """Scores live leaves."""
-
-    def scored(
-        self,
-        leaves: LiveLeaves,
-        query: TreeQuery,
-        frontier: Frontier,
-        states_BS: Floats | None,
-        live_BR: Sequence[NDArray[np.bool_] | None],
-    ) -> ScoredLive:
-        """The eligible live leaves under each query's beam.
-
-        states_BS  the queries' states on the leaf level, of scorers that are graphs
-        live_BR    see `EligibleNodes`. Queries of one mask share an array
-        """
-        ...
 
 
 class BestLeaves(NamedTuple):
@@ -67,27 +48,22 @@ class OverflowLists:
         self._nodes_T = [alone.tree.node_count for alone in bundle.alone]
         self._tree = read_only(tree.leaf_of_item, tree.parent, tree.first_child)
         self._key_weight = np.float32(0 if info is None else info.weight)
-        self._scorers: list[LeafScorer] = []
+        self._scorer: GraphLeaves | LinearLeaves | None = None
 
     def open(self) -> None:
         """Read what live leaves are scored by, before the first search with them."""
-        if not self._scorers:
-            manifest = self._bundle.manifest
-            if isinstance(manifest.scorer, LinearScorer):
-                self._scorers = [LinearLeaves(manifest.ranking, manifest.scorer.features) for _ in self._nodes_T]
-            else:
-                self._scorers = [GraphLeaves(self._bundle)]
+        if self._scorer is None:
+            scorer, ranking = self._bundle.manifest.scorer, self._bundle.manifest.ranking
+            self._scorer = LinearLeaves(ranking, scorer.features) if isinstance(scorer, LinearScorer) else GraphLeaves(self._bundle)
 
     def scored(self, overlay: Overlay, query: TreeQuery, leaves: Leaves) -> list[ScoredLive]:
         """The live leaves under the beams of a search, in each tree; none where nothing hangs there."""
-        if not len(overlay.trees[0]):
+        if self._scorer is None or not len(overlay.trees[0]):
             return []
-        states_BS = leaves.leaf_states_BS
-        if states_BS is None and query.states_BLS is not None:
-            states_BS = query.states_BLS[:, -1]
+        states_BS = query.leaf_states(leaves)
         return [
-            scorer.scored(own, query, frontier, states_BS, eligible.live_BR)
-            for scorer, own, frontier, eligible in zip(self._scorers, overlay.trees, leaves.frontiers, query.eligible_T, strict=True)
+            self._scorer.scored(own, query.queries, frontier, states_BS, eligible.live_BR)
+            for own, frontier, eligible in zip(overlay.trees, leaves.frontiers, query.eligible_T, strict=True)
         ]
 
     def join(
@@ -130,34 +106,16 @@ def _with_live(
     nodes: int, last: LevelTrace, leaves: LiveLeaves, scored: ScoredLive, m_B: Int64 | None, keys_C: Floats | None
 ) -> LevelTrace:
     """The last level with the live leaves, as nodes N + handle behind the trained ones; the best m of both are kept."""
-    count_B = np.diff(scored.begin_B)
-    batch, most = len(count_B), int(count_B.max(initial=0))
-    keys_C = scored.ranks_C if keys_C is None else keys_C
-    nodes_BC, ranks_BC, keys_BC = np.full((batch, most), -1), np.full((batch, most), -np.inf, np.float32), None
-    keys_BC = ranks_BC.copy()
+    live_keys_C = scored.ranks_C if keys_C is None else keys_C
+    levels = []
     for b, own in enumerate(scored.spans):
-        handle_C = np.where(np.isfinite(keys_C[own]), leaves.column(HANDLE, scored.entry_C[own]), -1)
-        order = np.argsort(handle_C)[np.count_nonzero(handle_C < 0) :]
-        nodes_BC[b, : len(order)] = nodes + handle_C[order]
-        ranks_BC[b, : len(order)], keys_BC[b, : len(order)] = scored.ranks_C[own][order], keys_C[own][order]
-    candidates_BC = np.concatenate([last.candidates_BC, nodes_BC], axis=1)
-    candidate_ranks_BC = np.concatenate([last.candidate_ranks_BC, ranks_BC], axis=1)
-    candidate_keys_BC = np.concatenate([last.candidate_keys_BC, keys_BC], axis=1)
-    if m_B is None:
-        m_B = np.full(batch, candidates_BC.shape[1])
-    width = min(int(m_B.max(initial=0)), candidates_BC.shape[1])
-    kept = [np.full((batch, width), filler, array.dtype) for filler, array in ((-1, nodes_BC), (-np.inf, ranks_BC), (-np.inf, keys_BC))]
-    for b in range(batch):
-        best = np.argsort(-candidate_keys_BC[b], kind="stable")[: m_B[b]]
-        best = np.sort(best[candidate_keys_BC[b, best] > -np.inf])
-        for array, source in zip(kept, (candidates_BC, candidate_ranks_BC, candidate_keys_BC), strict=True):
-            array[b, : len(best)] = source[b, best]
-    return replace(
-        last,
-        nodes_BK=kept[0],
-        ranks_BK=kept[1],
-        keys_BK=kept[2],
-        candidates_BC=candidates_BC,
-        candidate_ranks_BC=candidate_ranks_BC,
-        candidate_keys_BC=candidate_keys_BC,
-    )
+        live = own.start + np.flatnonzero(np.isfinite(live_keys_C[own]))
+        live = live[np.argsort(leaves.column(HANDLE, scored.entry_C[live]))]
+        nodes_C = np.append(last.candidates_BC[b], nodes + leaves.column(HANDLE, scored.entry_C[live]))
+        ranks_C = np.append(last.candidate_ranks_BC[b], scored.ranks_C[live])
+        keys_C = np.append(last.candidate_keys_BC[b], live_keys_C[live])
+        best = np.argsort(-keys_C, kind="stable")[: None if m_B is None else m_B[b]]
+        best = np.sort(best[keys_C[best] > -np.inf])
+        kept, candidates = (nodes_C[None, best], ranks_C[None, best]), (nodes_C[None], ranks_C[None])
+        levels.append(LevelTrace(last.level, *kept, *candidates, keys_C[None, best], keys_C[None]))
+    return stacked_levels(last.level, levels)

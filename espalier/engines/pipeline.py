@@ -24,8 +24,8 @@ from espalier.engines.encode import Encoder, check_queries
 from espalier.engines.forest_mean import BLOCK, ForestMean, LiveLists, LiveRows, most_leaves
 from espalier.engines.overflow_lists import BestLeaves, OverflowLists
 from espalier.engines.reorder import STRETCH, Stacker
-from espalier.engines.results import from_start_level, joined, joined_frontiers
-from espalier.engines.stages import Frontier, GivenQueries, Leaves, ParentsFound, ShardResult, TreeQuery, TreeSearch
+from espalier.engines.results import joined_parents
+from espalier.engines.stages import GivenQueries, Leaves, ParentsFound, ShardResult, TreeQuery, TreeSearch
 from espalier.live.eligible import eligible_with_live_items
 from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
@@ -37,7 +37,6 @@ from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResul
 
 MESSAGE = 64
 """Queries that shards are asked at a time: golden queries come all at once."""
-Found = tuple[SearchResult, tuple[Frontier, ...], NDArray[np.float32] | None]
 
 
 class _Live(NamedTuple):
@@ -107,24 +106,16 @@ class Pipeline:
     def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
         """The best m items before the last stage; for `GivenQueries` that want them with the beams above the leaves."""
         wants_frontier = isinstance(queries, GivenQueries) and queries.frontier
-        result, frontiers, _ = self._run(queries, params, context, wants_frontier)
-        return ShardResult.of(result, frontiers) if wants_frontier else result
+        found = self._run(queries, params, context, wants_frontier)
+        return ShardResult.of(found.result, found.frontiers) if wants_frontier else found.result
 
     def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
         """The beams above the leaves, and the trained items that were found under them: where items belong that the queries led to."""
-        result, frontiers, states_BS = self._run(queries, params, NO_CONTEXT, True, merges=False)
-        if states_BS is None and self._encoder.makes_states:
-            live = self._live
-            states_BS = self._encoder.leaf_states(queries, None if live is None else live.overlay)
-        return ParentsFound(result, frontiers, states_BS)
+        return self._run(queries, params, NO_CONTEXT, True, merges=False)
 
     def warm_up(self) -> None:
         """See `Engine`."""
         self.tree_search.warm_up()
-
-    def prepare(self, params: SearchParams) -> None:
-        """See `Engine`."""
-        self.tree_search.prepare(params)
 
     def close(self) -> None:
         """See `Engine`."""
@@ -132,31 +123,23 @@ class Pipeline:
 
     # -- the stages -----------------------------------------------------------------------------------------------------
 
-    def _run(self, queries: QueryBatch, params: SearchParams, context: SearchContext, frontier: bool, merges: bool = True) -> Found:
-        """encode, search, merge: the best m items, the beams above the leaves, and the leaf states; None where the search had no states
-        of all queries, or made them in several blocks.
-
-        merges  whether live items are found, too
-        """
+    def _run(self, queries: QueryBatch, params: SearchParams, context: SearchContext, frontier: bool, merges: bool = True) -> ParentsFound:
+        """encode, search, merge: the best m items, and with `frontier` the beams above the leaves. merges: live items are found, too."""
         live = self._live
         if live is not None and self._is_as_trained(live.overlay, queries, params):
             live = None
         query = self._encoded(queries, params, context, live, frontier)
         size = self._at_once(query)
         live = live if merges else None
-        if size >= len(queries):
-            leaves = self.tree_search.search(query)
-            states_BS = leaves.leaf_states_BS
-            if states_BS is None and query.states_BLS is not None and query.encoded_B is None:
-                states_BS = query.states_BLS[:, -1]
-            return self._merged(query, leaves, live), leaves.frontiers, states_BS
-        results, frontiers = [], []
-        for begin in range(0, len(queries), size):
-            block = query.take(np.arange(begin, min(begin + size, len(queries))))
-            leaves = self.tree_search.search(block)
-            results.append(self._merged(block, leaves, live))
-            frontiers.append(leaves.frontiers)
-        return joined(results), joined_frontiers(frontiers), None
+        blocks = [query]
+        if size < len(queries):
+            blocks = [query.take(np.arange(begin, min(begin + size, len(queries)))) for begin in range(0, len(queries), size)]
+        return joined_parents([self._block(block, live) for block in blocks])
+
+    def _block(self, query: TreeQuery, live: _Live | None) -> ParentsFound:
+        """Queries that are searched at a time."""
+        leaves = self.tree_search.search(query)
+        return ParentsFound(self._merged(query, leaves, live), leaves.frontiers, query.leaf_states(leaves))
 
     def _is_as_trained(self, overlay: Overlay, queries: QueryBatch, params: SearchParams) -> bool:
         """Whether an overlay makes no difference to a search: all that came has gone again, or the queries see the bundle alone, and
@@ -173,10 +156,10 @@ class Pipeline:
     def _at_once(self, query: TreeQuery) -> int:
         """How many queries are searched at a time."""
         batch = len(query.queries)
-        if batch < 2 or query.trace:
-            return batch
         if self.tree_search.merges:
-            return MESSAGE
+            return batch if query.trace else MESSAGE
+        if batch < 2 or query.trace:
+            return 1
         return batch if self._mean is None else max(1, BLOCK // most_leaves(self._trees, int(query.beam_size_B.max())))
 
     def _encoded(self, queries: QueryBatch, params: SearchParams, context: SearchContext, live: _Live | None, frontier: bool) -> TreeQuery:
@@ -220,7 +203,8 @@ class Pipeline:
         found = BestLeaves(leaves.rows_BTM[:, 0], leaves.ranks_BTM[:, 0], leaves.keys_BTM[:, 0], leaves.count_BT[:, 0])
         finite_B, traces = leaves.finite_B, leaves.traces
         if traces and not self.tree_search.merges:
-            traces = tuple(from_start_level(tree, query.beam_size_B, own) for tree, own in zip(self._trees, traces, strict=False))
+            starts = [tree.start_level(int(query.beam_size_B[0])) for tree in self._trees]
+            traces = tuple(tuple(level for level in own if level.level >= start) for start, own in zip(starts, traces, strict=True))
         scored_T = [] if live is None else self._overflow.scored(live.overlay, query, leaves)
         if self._mean is not None:
             lists = None if live is None or live.rows is None or not scored_T else (live.rows, LiveLists.of(live.overlay, scored_T))
@@ -241,12 +225,10 @@ class Pipeline:
             query.eligible_T[0].items_B,
             found.rows_BM,
             found.ranks_BM,
-            traces[0] if traces else None,
+            traces,
             finite_B if isinstance(query.queries.kind, VectorKind) else None,
             found.keys_BM,
         )
-        if len(traces) > 1:
-            result = replace(result, other_traces=traces[1:])
         if (coverage := leaves.coverage) is None:
             return result
         if not coverage.answered_BS.all():  # nobody knows how many items the other shards have for a query

@@ -22,7 +22,6 @@ from espalier.bundle import Bundle
 from espalier.engines.encode import check_queries
 from espalier.engines.graphs import read_graph
 from espalier.engines.reference_stacking import stacked
-from espalier.engines.results import from_start_level
 from espalier.engines.stages import GivenQueries
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Activation, LinearScorer, Ranking
@@ -33,6 +32,7 @@ from espalier.scores import finish, log_scores
 from espalier.search import NO_CONTEXT, NO_ITEM, Engine, LevelTrace, NodeMask, SearchContext, SearchParams, SearchResult
 from espalier.tail import FARTHEST, FLOOR, Tail
 from espalier.text.sparse_rows import SparseRows
+from espalier.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ReferenceEngine(Engine):
         self._scorer = ReferenceEvaluator(read_graph("scorer.onnx", bundle.graph("scorer.onnx")))
 
     def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
-        """See `Engine`; it takes no live items."""
+        """See `Engine`; it takes no live items and keeps no trace."""
         tree = self.bundle.tree
         check_queries(self.bundle, queries)
         if not isinstance(queries, GivenQueries):
@@ -96,24 +96,15 @@ class ReferenceEngine(Engine):
         rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)
         ranks_BM, keys_BM = (np.full((len(queries), width), -np.inf, np.float32) for _ in range(2))
         eligible_B, finite_B = np.zeros(len(queries), np.int64), np.ones(len(queries), np.bool_)
-        paths: list[list[list[Step]]] = [[] for _ in self._alone]
         for b in range(len(queries)):
             found = self.found(queries, params, b)
-            for path, steps in zip(paths, found.steps, strict=True):
-                path.append(steps)
             rows, ranks, keys = (array[: params.m_B[b]] for array in (found.item_rows, found.ranks, found.keys))
             rows_BM[b, : len(rows)], ranks_BM[b, : len(rows)], keys_BM[b, : len(rows)] = rows, ranks, keys
             eligible_B[b] = self.eligible_nodes(queries, params, b).items
             finite_B[b] = all(step.finite for steps in found.steps for step in steps)
         vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
         ranking = self.bundle.manifest.result_ranking
-        result = finish(ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, vectors_finite_B, keys_BM)
-        if not params.trace:
-            return result
-        first, *others = (
-            from_start_level(alone.tree, params.beam_size_B, traced(path)) for alone, path in zip(self._alone, paths, strict=True)
-        )
-        return replace(result, trace=first, other_traces=tuple(others))
+        return finish(ranking, params.m_B, eligible_B, rows_BM, ranks_BM, (), vectors_finite_B, keys_BM)
 
     def found(self, queries: QueryBatch, params: SearchParams, b: int) -> Found:
         """All items that the search of query b scored; more than m of them."""
@@ -130,10 +121,7 @@ class ReferenceEngine(Engine):
         steps = [self.steps(queries, params, b, place=place) for place in range(len(self._alone))]
         if len(steps) > 1:
             return self._mean(steps, queries, b)
-        tree, last = self.bundle.tree, steps[0][-1]
-        order = np.argsort(-last.keys_C, kind="stable")
-        leaves = last.candidates_C[order]
-        return Found(tree.leaf_item[leaves - tree.leaf_offset], last.ranks_C[order], last.keys_C[order], steps)
+        return Found(*best_leaves(self.bundle.tree, steps[0][-1]), steps)
 
     def _mean(self, steps: list[list[Step]], queries: QueryBatch, b: int) -> Found:
         """The items of a forest by the log of the mean of their scores in each tree, 0 where a tree did not score them, and by its tail."""
@@ -336,31 +324,20 @@ def _sum(ranks_C: NDArray[np.float32], parts_C: NDArray[np.float32]) -> NDArray[
         return ranks_C + parts_C
 
 
-def traced(paths: list[list[Step]]) -> tuple[LevelTrace, ...]:
-    """The levels of some queries' searches of a tree."""
+def best_leaves(tree: Tree, last: Step) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Item rows, ranks and keys, best first."""
+    order = np.argsort(-last.keys_C, kind="stable")
+    return tree.leaf_item[last.candidates_C[order] - tree.leaf_offset], last.ranks_C[order], last.keys_C[order]
+
+
+def traced(steps: list[Step]) -> tuple[LevelTrace, ...]:
+    """The levels of one query's search of a tree."""
     levels = []
-    for steps in zip(*paths, strict=True):
-        kept = [np.isin(step.candidates_C, step.kept_K) for step in steps]
-        levels.append(
-            LevelTrace(
-                steps[0].level,
-                stacked_rows([step.kept_K for step in steps], -1),
-                stacked_rows([step.ranks_C[mine] for step, mine in zip(steps, kept, strict=True)], -np.inf),
-                stacked_rows([step.candidates_C for step in steps], -1),
-                stacked_rows([step.ranks_C for step in steps], -np.inf),
-                stacked_rows([step.keys_C[mine] for step, mine in zip(steps, kept, strict=True)], -np.inf),
-                stacked_rows([step.keys_C for step in steps], -np.inf),
-            )
-        )
+    for step in steps:
+        is_kept = np.isin(step.candidates_C, step.kept_K)
+        kept_1K, scored_1C, ranks_1C, keys_1C = step.kept_K[None], step.candidates_C[None], step.ranks_C[None], step.keys_C[None]
+        levels.append(LevelTrace(step.level, kept_1K, ranks_1C[:, is_kept], scored_1C, ranks_1C, keys_1C[:, is_kept], keys_1C))
     return tuple(levels)
-
-
-def stacked_rows(rows: list[NDArray[Any]], filler: float) -> NDArray[Any]:
-    """Rows of different lengths as one array."""
-    stacked = np.full((len(rows), max(map(len, rows))), filler, rows[0].dtype)
-    for to, row in zip(stacked, rows, strict=True):
-        to[: len(row)] = row
-    return stacked
 
 
 # -- the formulas: from logits to ranks, the mean over a forest's trees, and the tail of its items ----------------------------

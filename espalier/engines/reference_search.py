@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.reference import ReferenceEngine, Step, stacked_rows, traced
+from espalier.engines.reference import ReferenceEngine, Step, best_leaves, traced
+from espalier.engines.results import NO_RANK, NO_ROW, stacked
 from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
 from espalier.manifest import GraphScorer
 from espalier.masks.eligibility import EligibleNodes
@@ -32,7 +33,7 @@ class ReferenceSearch(TreeSearch):
         batch = len(query.queries)
         states = [self._states(query, b) for b in range(batch)]
         paths_T = [[self._walk(query, b, states[b], place, tree) for b in range(batch)] for place, tree in enumerate(self._trees)]
-        found = [[_best_leaves(tree, path[-1]) for path in paths] for tree, paths in zip(self._trees, paths_T, strict=True)]
+        found = [[best_leaves(tree, path[-1]) for path in paths] for tree, paths in zip(self._trees, paths_T, strict=True)]
         width = max((len(leaves[0]) for own in found for leaves in own), default=0)
         if len(self._trees) == 1:
             found = [[(rows[:m], ranks[:m], keys[:m]) for (rows, ranks, keys), m in zip(found[0], query.m_B.tolist(), strict=True)]]
@@ -53,7 +54,7 @@ class ReferenceSearch(TreeSearch):
             keys_BTM,
             count_BT,
             finite_B,
-            tuple(traced(paths) for paths in paths_T) if query.trace else (),
+            tuple(traced(paths[0]) for paths in paths_T) if query.trace else (),
             tuple(self._frontier(query, *entry) for entry in enumerate(paths_T)) if query.frontier else (),
             np.stack([state[-1] for state in states]) if query.frontier and self._has_states else None,
         )
@@ -78,13 +79,7 @@ class ReferenceSearch(TreeSearch):
             ranks.append(np.zeros(len(nodes[-1]), np.float32))
             if is_ranked:
                 ranks[-1] = path[-2].ranks_C[np.isin(path[-2].candidates_C, path[-2].kept_K)]
-        return Frontier(stacked_rows(nodes, -1), stacked_rows(ranks, -np.inf))
-
-
-def _best_leaves(tree: Tree, last: Step) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Item rows, ranks and keys, best first."""
-    order = np.argsort(-last.keys_C, kind="stable")
-    return tree.leaf_item[last.candidates_C[order] - tree.leaf_offset], last.ranks_C[order], last.keys_C[order]
+        return Frontier(stacked([row[None] for row in nodes], NO_ROW), stacked([row[None] for row in ranks], NO_RANK))
 
 
 def _eligible(tree: Tree, eligible: EligibleNodes, b: int) -> NDArray[np.bool_]:

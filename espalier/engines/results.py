@@ -1,6 +1,6 @@
-"""Results of several calls as one, a part of one, and which levels a trace has.
+"""Results of several calls as one, and a part of one.
 
-Legend: B queries, M results, K beam.
+Legend: B queries, M results, K beam, C candidates.
 """
 
 from __future__ import annotations
@@ -13,26 +13,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.engines.stages import Frontier, ParentsFound, ShardResult
-from espalier.search import NO_ITEM, Coverage, LevelTrace, SearchResult
-from espalier.tree import Tree
+from espalier.search import Coverage, LevelTrace, SearchResult
 
 Array = NDArray[Any]
 
 
-OF_ITEMS = {"item_rows_BM": NO_ITEM, "scores_BM": 0, "ranks_BM": -np.inf, "keys_BM": -np.inf}
+NO_ROW, NO_RANK = np.int64(-1), np.float32(-np.inf)
+"""Padding of item rows and nodes, of ranks and keys."""
+OF_ITEMS: dict[str, np.generic] = {"item_rows_BM": NO_ROW, "scores_BM": np.float32(0), "ranks_BM": NO_RANK, "keys_BM": NO_RANK}
 """The arrays [B, M] of a result, and their padding."""
+OF_LEVELS: dict[str, np.generic] = {
+    "nodes_BK": NO_ROW,
+    "ranks_BK": NO_RANK,
+    "keys_BK": NO_RANK,
+    "candidates_BC": NO_ROW,
+    "candidate_ranks_BC": NO_RANK,
+    "candidate_keys_BC": NO_RANK,
+}
+"""The arrays of a trace's level, and their padding."""
+_NODES, _NUMBERS = np.empty((1, 0), np.int64), np.empty((1, 0), np.float32)
+NO_LEVEL = LevelTrace(0, _NODES, _NUMBERS, _NODES, _NUMBERS, _NUMBERS, _NUMBERS)
+"""A level above the start level of a query."""
 
 
 def joined(results: Sequence[SearchResult]) -> SearchResult:
-    """The results of some queries, then of others, of one search, without traces; padded to the widest."""
+    """The results of some queries, then of others, of one search, padded to the widest; traces are of single queries."""
     if len(results) == 1:
         return results[0]
     finite = [result.finite_B for result in results if result.finite_B is not None]
-    arrays: dict[str, Any] = {name: _stacked([getattr(one, name) for one in results], padding) for name, padding in OF_ITEMS.items()}
+    arrays: dict[str, Any] = {name: stacked([getattr(one, name) for one in results], padding) for name, padding in OF_ITEMS.items()}
     result = SearchResult(
         **arrays,
         count_B=np.concatenate([result.count_B for result in results]),
         complete_B=np.concatenate([result.complete_B for result in results]),
+        traces=tuple(_joined_levels(of_tree) for of_tree in zip(*(result.traces for result in results), strict=True)),
         finite_B=np.concatenate(finite) if finite else None,
         coverage=Coverage.joined([result.coverage for result in results]),
     )
@@ -68,9 +82,22 @@ def between(result: SearchResult, begin: int, end: int, m: int) -> SearchResult:
 def joined_frontiers(parts: Sequence[tuple[Frontier, ...]]) -> tuple[Frontier, ...]:
     """The beams of some queries, then of others, in each tree."""
     return tuple(
-        Frontier(_stacked([frontier.nodes_BK for frontier in own], NO_ITEM), _stacked([frontier.ranks_BK for frontier in own], -np.inf))
+        Frontier(stacked([frontier.nodes_BK for frontier in own], NO_ROW), stacked([frontier.ranks_BK for frontier in own], NO_RANK))
         for own in zip(*parts, strict=True)
     )
+
+
+def _joined_levels(traces: Sequence[tuple[LevelTrace, ...]]) -> tuple[LevelTrace, ...]:
+    """The trace of one tree, of those of single queries, which begin on levels of their own."""
+    numbers = sorted({level.level for trace in traces for level in trace})
+    by_number = [{level.level: level for level in trace} for trace in traces]
+    return tuple(stacked_levels(number, [levels.get(number, NO_LEVEL) for levels in by_number]) for number in numbers)
+
+
+def stacked_levels(number: int, levels: Sequence[LevelTrace]) -> LevelTrace:
+    """What a level has for some queries, then for others."""
+    arrays = {name: stacked([getattr(level, name) for level in levels], padding) for name, padding in OF_LEVELS.items()}
+    return LevelTrace(number, **arrays)
 
 
 def _narrowed(frontier: Frontier) -> Frontier:
@@ -79,30 +106,11 @@ def _narrowed(frontier: Frontier) -> Frontier:
     return Frontier(frontier.nodes_BK[:, :width], frontier.ranks_BK[:, :width])
 
 
-def _stacked(arrays: Sequence[Array], filler: float) -> Array:
-    """Rows of some arrays, one below the other."""
-    width = max(array.shape[1] for array in arrays)
-    if all(array.shape[1] == width for array in arrays):
-        return np.concatenate(arrays)
-    stacked = np.full((sum(map(len, arrays)), width), filler, arrays[0].dtype)
+def stacked(arrays: Sequence[Array], padding: np.generic) -> Array:
+    """Rows of some arrays, one below the other, padded to the widest."""
+    rows = np.full((sum(map(len, arrays)), max((array.shape[1] for array in arrays), default=0)), padding)
     begin = 0
     for array in arrays:
-        stacked[begin : begin + len(array), : array.shape[1]] = array
+        rows[begin : begin + len(array), : array.shape[1]] = array
         begin += len(array)
-    return stacked
-
-
-def from_start_level(tree: Tree, beam_size_B: NDArray[np.int64], levels: Sequence[LevelTrace]) -> tuple[LevelTrace, ...]:
-    """The levels of a trace, the same on every engine: from each query's start level to H. A level above a query's is empty for it."""
-    start_B = tree.start_levels(beam_size_B)
-    return tuple(_without(level, start_B > level.level) for level in levels if np.any(start_B <= level.level))
-
-
-def _without(level: LevelTrace, above_B: NDArray[np.bool_]) -> LevelTrace:
-    if not above_B.any():
-        return level
-    emptied = {}
-    for name in ("nodes_BK", "ranks_BK", "keys_BK", "candidates_BC", "candidate_ranks_BC", "candidate_keys_BC"):
-        array = getattr(level, name)
-        emptied[name] = np.where(above_B[:, None], array.dtype.type(NO_ITEM if array.dtype == np.int64 else -np.inf), array)
-    return replace(level, **emptied)
+    return rows

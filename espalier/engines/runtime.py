@@ -10,6 +10,9 @@ Graphs are given to it as bytes, and it is told of no folder in which a graph's 
 from __future__ import annotations
 
 import os
+from typing import Any, Literal
+
+import onnx
 
 from espalier.errors import MissingExtra
 
@@ -20,14 +23,17 @@ try:
 except ModuleNotFoundError as missing:
     raise MissingExtra(f"a model needs {missing.name}: pip install 'espalier[cpu]', or 'espalier[gpu]'") from missing
 
-__all__ = ["ort", "session_options"]
+__all__ = ["opened_session", "ort"]
 
 
-def session_options(threads: int) -> ort.SessionOptions:
-    """Options of a session for a bundle's graphs on so many threads."""
+def opened_session(model: onnx.ModelProto, threads: int = 1, device: Literal["cpu", "cuda"] = "cpu") -> ort.InferenceSession:
+    """A session for a graph of a bundle. threads: of one run on the CPU."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # graph clean-up notes are no news
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
-    return options
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device == "cuda":
+        providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0"}))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=providers)

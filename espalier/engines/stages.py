@@ -68,7 +68,7 @@ class TreeQuery:
     m_B          int64[B]: leaves wanted of the only tree, the best of them; of a forest all leaves that are scored come back
     eligible_T   what may be visited in each tree
     memory       the nodes with memory, None where the bundle has none
-    trace        keep each level
+    trace        keep each level; then an engine is given a single query
     frontier     keep the beam above the leaves
     context      for a search that asks other machines
     """
@@ -86,6 +86,12 @@ class TreeQuery:
 
     def __len__(self) -> int:
         return len(self.beam_size_B)
+
+    def leaf_states(self, leaves: Leaves) -> Floats | None:
+        """float32[B, S]: the states on the leaf level, of a search that found these leaves; None where there are none."""
+        if leaves.leaf_states_BS is not None or self.states_BLS is None:
+            return leaves.leaf_states_BS
+        return self.states_BLS[:, -1]
 
     def take(self, queries: Int64) -> TreeQuery:
         """The same of the queries at some positions (int64)."""
@@ -191,10 +197,6 @@ class TreeSearch(Protocol):
 
     def warm_up(self) -> None:
         """Build what searches need beyond what the pipeline's own first searches do. By default there is nothing to build."""
-        return
-
-    def prepare(self, params: SearchParams) -> None:
-        """See `Engine`. By default there is nothing to build."""
         return
 
     def close(self) -> None:

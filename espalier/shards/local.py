@@ -81,13 +81,12 @@ class LocalShard:
         whole = replace(
             result,
             item_rows_BM=_numbers(self.parts.items, result.item_rows_BM, NO_ITEM),
-            trace=None if result.trace is None else self._traces(0, result.trace),
-            other_traces=tuple(self._traces(place, trace) for place, trace in enumerate(result.other_traces, start=1)),
+            traces=tuple(self._trace(place, trace) for place, trace in enumerate(result.traces)),
         )
         frontiers = result.frontiers if isinstance(result, ShardResult) else ()
         return ShardResult.of(whole, tuple(self._frontier(place, frontier) for place, frontier in enumerate(frontiers)))
 
-    def _traces(self, place: int, trace: Sequence[LevelTrace]) -> tuple[LevelTrace, ...]:
+    def _trace(self, place: int, trace: Sequence[LevelTrace]) -> tuple[LevelTrace, ...]:
         own = self.parts.nodes[place]
         return tuple(
             replace(

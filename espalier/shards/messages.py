@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from espalier.engines.stages import ShardResult
 from espalier.errors import InvalidInput, InvalidMessage
+from espalier.manifest import MAX_TREES
 from espalier.memory_lists import MemoryLists
 from espalier.queries import FeaturesKind, HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.shards.framing import Array, Arrays, Fields, framed, unframed
@@ -31,7 +32,6 @@ MEDIA_TYPE = "application/vnd.espalier.search"
 FORMAT = 2
 """Of the messages. A router and a shard of other formats refuse each other."""
 MAX_QUERIES = 4096
-MAX_TREES = 16
 MAX_TIMEOUT_MS = 3_600_000.0
 MAX_NUMBER = (1 << 63) - 1
 

@@ -6,24 +6,23 @@ Legend: B queries, M results, K beam, C candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.engines.results import OF_LEVELS
 from espalier.engines.stages import Frontier, ShardResult, TreeQuery
 from espalier.errors import InvalidMessage
+from espalier.manifest import MAX_TREES
 from espalier.masks.eligibility import NO_NODE
 from espalier.queries import Kind, VectorKind
 from espalier.search import NO_ITEM, LevelTrace, SearchResult
 from espalier.shards.framing import Array, Arrays, Fields
 
-MAX_TREES, MAX_LEVELS = 16, 64
+MAX_LEVELS = 64
 HEAD_BYTES, TRACE_BYTES = 1 << 16, 256 << 20
 """Of an answer, room for what is said of its arrays; and for the traces of a search, which list all candidates."""
-_TRACE = tuple(field.name for field in fields(LevelTrace) if field.name != "level")
-"""The arrays of a level's trace."""
 
 
 def result_arrays(result: SearchResult) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -41,7 +40,7 @@ def result_arrays(result: SearchResult) -> tuple[dict[str, Any], dict[str, Array
     levels = [[level.level for level in trace] for trace in result.traces]
     for tree, trace in enumerate(result.traces):
         for level in trace:
-            arrays |= {f"trace.{tree}.{level.level}.{name}": getattr(level, name) for name in _TRACE}
+            arrays |= {f"trace.{tree}.{level.level}.{name}": getattr(level, name) for name in OF_LEVELS}
     frontiers = result.frontiers if isinstance(result, ShardResult) else ()
     for tree, frontier in enumerate(frontiers):
         arrays |= {f"frontier.{tree}.nodes": frontier.nodes_BK, f"frontier.{tree}.ranks": frontier.ranks_BK}
@@ -54,7 +53,6 @@ def result_of(message: Fields, arrays: Arrays) -> ShardResult:
     batch, m = item_rows_BM.shape
     scores_BM, ranks_BM, keys_BM = (arrays.take(name, np.float32, (batch, m)) for name in ("scores", "ranks", "keys"))
     count_B = arrays.take("count", np.int64, (batch,))
-    traces = _traces(message.take("traces", list), arrays, batch)
     frontiers = tuple(_frontier(arrays, tree, batch) for tree in range(message.integer("frontiers", 0, MAX_TREES)))
     return ShardResult(
         item_rows_BM,
@@ -63,9 +61,8 @@ def result_of(message: Fields, arrays: Arrays) -> ShardResult:
         keys_BM,
         count_B,
         arrays.take("complete", np.uint8, (batch,)) != 0,
-        trace=traces[0] if traces else None,
+        traces=_traces(message.take("traces", list), arrays, batch),
         finite_B=arrays.take("finite", np.uint8, (batch,)) != 0 if "finite" in arrays else None,
-        other_traces=tuple(traces[1:]),
         frontiers=frontiers,
     )
 
@@ -131,7 +128,7 @@ def _check_nodes(field: str, nodes: Array, offset: NDArray[np.int64], level: int
     _check_range(field, nodes[nodes != NO_NODE], int(offset[level]), int(offset[level + 1]) - 1)
 
 
-def _traces(described: list[Any], arrays: Arrays, batch: int) -> list[tuple[LevelTrace, ...]]:
+def _traces(described: list[Any], arrays: Arrays, batch: int) -> tuple[tuple[LevelTrace, ...], ...]:
     if len(described) > MAX_TREES:
         raise InvalidMessage("traces", f"{len(described)} trees", f"at most {MAX_TREES}")
     traces = []
@@ -139,7 +136,7 @@ def _traces(described: list[Any], arrays: Arrays, batch: int) -> list[tuple[Leve
         if not isinstance(levels, list) or not all(type(level) is int and 0 <= level < MAX_LEVELS for level in levels):
             raise InvalidMessage(f"traces[{tree}]", levels, f"levels from 0 to {MAX_LEVELS - 1}")
         traces.append(tuple(_level(arrays, f"trace.{tree}", level, batch) for level in levels))
-    return traces
+    return tuple(traces)
 
 
 def _level(arrays: Arrays, prefix: str, level: int, batch: int) -> LevelTrace:

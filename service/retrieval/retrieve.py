@@ -81,8 +81,6 @@ async def retrieve(
         encoded = encode(checked, view, settings.widen, mask)
     else:
         encoded = await _in_thread(deadline, encode, checked, view, settings.widen, mask)
-    if checked.traced:
-        await _in_thread(deadline, model.engine.prepare, encoded.params)
     submitted = time.perf_counter()
     whole = request.partial == "refuse"
     answer = await model.batcher.search(encoded.queries, encoded.params, deadline, priority, origin, whole, key)

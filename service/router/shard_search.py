@@ -23,7 +23,7 @@ from espalier.engines.stages import Leaves, TreeQuery
 from espalier.errors import InvalidMessage
 from espalier.memory_lists import MemoryLists
 from espalier.queries import PADDING, FeaturesKind, HistoryKind, QueryBatch, TextKind
-from espalier.search import NO_ITEM, Coverage, SearchParams
+from espalier.search import NO_ITEM, Coverage
 from espalier.shards.messages import MaskBits, ShardAnswer, ShardQuery, encode_query
 from espalier.shards.results import answer_bytes, check_result
 
@@ -73,9 +73,6 @@ class ShardSearch:
 
     def warm_up(self) -> None:
         """Nothing to build: the golden queries have compiled and connected everything."""
-
-    def prepare(self, params: SearchParams) -> None:
-        """Shards prepare by themselves."""
 
     def close(self) -> None:
         """The fleet serves other versions."""

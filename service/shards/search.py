@@ -91,8 +91,6 @@ async def _search(registry: Registry, body: bytes, began: float) -> Searched:
         queries, params = await _run(is_small(query, INLINE_NUMBERS), given, query, model, shard)
         if query.sent_masks:
             registry.shards.metrics.shard_masks(model.name, model.version, shard.masks.bytes)
-        if params.trace:
-            await asyncio.to_thread(model.engine.prepare, params)
         submitted = time.perf_counter()
         answer = await model.batcher.search(queries, params, deadline)
         answered = time.perf_counter()

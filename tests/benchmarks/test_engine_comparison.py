@@ -31,9 +31,6 @@ class Changed:
     def warm_up(self) -> None:
         """Nothing to build."""
 
-    def prepare(self, params: SearchParams) -> None:
-        """Nothing to build."""
-
     def close(self) -> None:
         self._engine.close()
 
@@ -57,8 +54,8 @@ def searched(tmp_path: Path) -> Searched:
 
 def last(result: SearchResult, **changed: Any) -> SearchResult:
     """The result with another trace of the last level."""
-    assert result.trace is not None
-    return replace(result, trace=(*result.trace[:-1], replace(result.trace[-1], **changed)))
+    (trace,) = result.traces
+    return replace(result, traces=((*trace[:-1], replace(trace[-1], **changed)),))
 
 
 def test_nothing_is_wrong_with_a_search_as_it_is(searched: Searched) -> None:
@@ -104,16 +101,16 @@ def swapped(level: LevelTrace) -> dict[str, Any]:
     ],
 )
 def test_a_wrong_beam_is_described(searched: Searched, change: Callable[[LevelTrace], dict[str, Any]], said: str) -> None:
-    found = searched.wrong_beams(lambda result: last(result, **change(result.trace[-1])) if result.trace else result)
+    found = searched.wrong_beams(lambda result: last(result, **change(result.traces[0][-1])) if result.traces else result)
     assert said in "; ".join(found)
 
 
 def test_answers_that_a_trace_changes_are_wrong(searched: Searched) -> None:
-    turned = searched.wrong_beams(lambda result: result if result.trace else replace(result, item_rows_BM=result.item_rows_BM[:, ::-1]))
+    turned = searched.wrong_beams(lambda result: result if result.traces else replace(result, item_rows_BM=result.item_rows_BM[:, ::-1]))
     assert turned == ["item_rows_BM: without a trace they are others than with one"]
-    short = searched.wrong_beams(lambda result: replace(result, trace=result.trace and result.trace[1:]))
+    short = searched.wrong_beams(lambda result: replace(result, traces=tuple(trace[1:] for trace in result.traces)))
     assert "query 0: the trace has levels [4, 5], expected all from 3 to 5" in short
-    assert searched.wrong_beams(lambda result: replace(result, trace=None)) == ["the engine gave no trace"]
+    assert searched.wrong_beams(lambda result: replace(result, traces=())) == ["the engine gave no trace"]
 
 
 def test_answers_that_depend_on_the_batch_are_wrong(searched: Searched) -> None:

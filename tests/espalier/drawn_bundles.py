@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from benchmarks.random_bundles import Rng, make_bundle, make_linear_bundle, random_memory, random_tree, tree_over
@@ -13,8 +14,9 @@ from espalier.chunks import TreeChunks
 from espalier.manifest import Ranking
 from espalier.packed_chunks import rounded
 from tests.espalier.second_stages import F, random_stacking, random_tail, rewritten
-from tests.espalier.test_signature import KINDS
 
+KINDS = ("history", "product", "vector", "history sequence", "history memory", "product memory", "product sequence memory")
+"""Of `make_bundle`, the first word being its kind."""
 TREES: dict[str, st.SearchStrategy[Any]] = {
     "seed": st.integers(0, 2**32 - 1),
     "ragged": st.booleans(),
@@ -47,7 +49,10 @@ def is_exact(shape: dict[str, Any]) -> bool:
 
 
 def drawn_bundle(folder: Path, rng: Rng, shape: dict[str, Any], integer: bool = True) -> Bundle:
-    """A bundle of a shape that was drawn from `graphs` or `linear`."""
+    """A bundle of a shape that was drawn from `graphs` or `linear`, or has more than these say.
+
+    Whole numbers stay whole in logits and hinges alone, so that integer bundles rank by these. Slopes are by channel, and exact.
+    """
     kind: Any
     kind, *parts = shape["kind"].split()
     branching, height = shape["branching_height"]
@@ -55,16 +60,18 @@ def drawn_bundle(folder: Path, rng: Rng, shape: dict[str, Any], integer: bool = 
     name = f"m{rng.integers(1 << 60)}"
     if kind != "linear":
         memory = random_memory(rng, tree.item_count, int(rng.integers(1, 6)), integer) if "memory" in parts else None
-        encoder: Any = "sequence" if "sequence" in parts else "levels"
         return make_bundle(
-            folder, rng, tree, kind, shape["gamma"], integer=integer, name=name, dtype=shape["dtype"], memory=memory, encoder=encoder
-        )
+            folder, rng, tree, kind, shape["gamma"], "logit" if integer else shape.get("own", "logit"), integer, name=name,
+            dtype=shape["dtype"], memory=memory, encoder="sequence" if "sequence" in parts else "levels",
+            slope=(rng.integers(-4, 9, 6) / 4).astype(np.float32),
+        )  # fmt: skip
     others = [tree_over(rng, tree.item_count, int(rng.integers(2, 6))) for _ in range(max(shape["trees"], 1 + ("tail" in parts)) - 1)]
     own: Any = "log_activation" if parts else shape["own"]  # as second stages need it
-    ranking = Ranking(activation="l3-hinge", own=own, gamma=shape["gamma"])
-    bundle = make_linear_bundle(folder, rng, tree, ranking, integer, name, F, others=others, max_m=1000)
+    activation: Any = shape.get("activation", "l3-hinge")
+    ranking = Ranking(activation="l3-hinge" if integer and activation == "sigmoid" else activation, own=own, gamma=shape["gamma"])
+    bundle = make_linear_bundle(folder, rng, tree, ranking, integer, name, shape.get("width", F), others=others, max_m=1000)
     changed: dict[str, Any] = {}
-    if shape["dtype"] == "float16":
+    if shape.get("dtype") == "float16":
         narrow = [TreeChunks(tree, rounded(chunks) or chunks) for tree, chunks in bundle.trees]
         changed |= {"chunks": narrow[0].chunks, "others": narrow[1:]}
     if "tail" in parts:

@@ -24,7 +24,6 @@ from tests.espalier.test_signature import (
     L3_HINGE,
     Drawn,
     draw,
-    draw_linear,
     linear_shapes,
     shapes,
 )
@@ -64,7 +63,7 @@ def make_linear(folder: Path, rng: np.random.Generator, tree: Tree, **options: A
 
 
 def draw_small(folder: Path, shape: dict[str, Any], integer: bool) -> Drawn:
-    return draw_linear(folder, shape, integer, most_beam=13, most_m=30)
+    return draw(folder, shape, integer, most_beam=13, most_m=30)
 
 
 GRAPHS = Family(

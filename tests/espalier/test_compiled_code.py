@@ -12,7 +12,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -395,14 +395,6 @@ def test_all_compiled_functions_of_the_project_are_compiled_so() -> None:
             assert file.name == "compiled_code.py" or "njit" not in file.read_text(), f"{file}: use espalier.compiled_code"
 
 
-def run_tests(files: Sequence[str], **environment: str) -> None:
-    """Tests of the project, in a process of their own, with few examples of each property: they are to reach all code, not all values."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile", "quick", *files]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=1500)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout
-
-
 KERNELS = (
     "tests/espalier/live",
     "tests/espalier/placement",
@@ -420,8 +412,13 @@ KERNELS = (
 @pytest.mark.release
 @pytest.mark.timeout(1600)
 def test_compiled_code_stays_within_its_arrays(tmp_path: Path) -> None:
-    """The tests of all compiled loops once more, in a process in which numba checks every index.
+    """The tests of all compiled loops once more, in a process in which numba checks every index, with few examples of each property: they
+    are to reach all code, not all values.
 
     Most of the time goes into compiling. numba writes the checks before LLVM optimises, which is left out here.
     """
-    run_tests(KERNELS, NUMBA_BOUNDSCHECK="1", NUMBA_OPT="0", NUMBA_CACHE_DIR=str(tmp_path))
+    checked = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_OPT": "0", "NUMBA_CACHE_DIR": str(tmp_path)}
+    tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile", "quick", *KERNELS]
+    done = subprocess.run(tests, cwd=ROOT, env=checked, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout

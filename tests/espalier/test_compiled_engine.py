@@ -41,12 +41,9 @@ from espalier.engines import open_engine
 from espalier.engines.compiled.engine import DenseSearch
 from espalier.engines.compiled.mlp import packed
 from espalier.engines.encoder import own_length, places
-from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.overflow_graph import leaf_logits
-from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import Layer, ScorerWeights, verified_weights
-from espalier.engines.stages import TreeQuery
 from espalier.errors import BundleCorrupt, DeviceUnavailable, UnsupportedGraph
 from espalier.manifest import DenseLayer, InnerProductForm, MlpForm, ScorerForm
 from espalier.read_only import read_only
@@ -96,25 +93,6 @@ def test_a_scorer_that_is_not_the_declared_inner_product_is_left_to_onnx_runtime
     twice = graph_model(nodes, ["query_state", "node_rows"], "logits", {"two": np.array([2])}, 4)
     bundle = small(tmp_path, "vector", graphs=(linear_graphs(4)[0], twice), form=InnerProductForm())
     assert left_to_onnx(bundle)
-
-
-@pytest.mark.parametrize("kind", ["product", "vector", "history"])
-def test_onnx_runtime_scores_queries_together_as_one_by_one(
-    tmp_path: Path, kind: Literal["history", "product", "vector"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU, by groups of three; the last one has one query."""
-    groups, logits = set(), OnnxSearch._logits
-
-    def noted(own: OnnxSearch, query: TreeQuery, members: range, *others: Any) -> Any:
-        groups.add(len(members))
-        return logits(own, query, members, *others)
-
-    monkeypatch.setattr(OnnxSearch, "_logits", noted)
-    bundle = small(tmp_path, kind, gamma=0.5)
-    queries, params = random_queries(np.random.default_rng(2), bundle, 7), SearchParams.uniform(7, 6, 9)
-    together = Pipeline(bundle, OnnxSearch(bundle, "cpu", together=3))
-    assert_same(together.search(queries, params), ReferenceEngine(bundle).search(queries, params))
-    assert groups == {3, 1}
 
 
 def test_a_state_narrower_than_a_node_row_is_refused(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_answers_to_any_vector_are_sound(
     queries, params = QueryBatch(bundle.manifest.query, any_floats(rng, (4, 4))), SearchParams(np.full(4, 3), np.full(4, 9), trace=True)
     result = answer(opened(bundle, name), queries, params)
     assert_sound(result, params, bundle.tree.item_count)
-    for level in result.trace or ():
+    for level in result.traces[0]:
         assert np.isfinite(level.candidate_ranks_BC[level.candidates_BC >= 0]).all()
         assert np.isfinite(level.ranks_BK[level.nodes_BK >= 0]).all()
 

@@ -26,7 +26,6 @@ from benchmarks.engine_comparison import wrong_parents
 from benchmarks.random_bundles import (
     make_bundle,
     make_linear_bundle,
-    random_chunks,
     random_masks,
     random_memory,
     random_queries,
@@ -47,7 +46,7 @@ from espalier.manifest import Ranking
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NodeMask, Precision, SearchParams
-from espalier.tree import complete_tree, tree_from_children
+from espalier.tree import complete_tree
 from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.compile_kernels import Recorder, compiled_elsewhere
 from tests.espalier.second_stages import with_stacking, with_tail
@@ -68,7 +67,7 @@ import triton.language as tl
 
 from espalier.engines.triton import cells, chunk_tiles, device_lists, gpu_engine, graph_engine, linear_engine
 from espalier.engines.triton.cells import FixedShapes, Tuning
-from espalier.engines.triton.chunk_tiles import TILE, TileSizes, bucket_of, laid_out
+from espalier.engines.triton.chunk_tiles import TileSizes
 from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
 from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.engines.triton.kernels.numbers import log_sigmoid
@@ -104,7 +103,9 @@ def test_it_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, family: Family, data: st.DataObject
 ) -> None:
     bundle, queries, params = family.draw(tmp_path_factory.mktemp("models"), data.draw(family.drawn), True)
-    engine, reference = family.opened(bundle, tuning=data.draw(family.tunings)), ReferenceEngine(bundle)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk_tiles, "BLOCK", data.draw(st.sampled_from([1, 30, 1 << 24])))
+        engine, reference = family.opened(bundle, tuning=data.draw(family.tunings)), ReferenceEngine(bundle)
     expected = reference.search(queries, params)
     assert_same(engine.search(queries, params), expected)
     assert wrong_parents(engine, bundle, queries, params) == []
@@ -276,19 +277,19 @@ def test_warm_up_builds_every_cell_that_a_query_may_need_and_no_mask_is_kept_ali
     search = family.searching(bundle)
     engine = Pipeline(bundle, search)
     engine.warm_up()
-    warm = search.cell_count
+    warm = len(search.cells)
     for exclude_BE in (None, rng.integers(0, bundle.tree.item_count, (3, 3))):
         params = SearchParams(rng.integers(1, 11, 3), rng.integers(1, 13, 3), exclude_BE, mask_B=random_masks(rng, bundle.tree, 3, 0.5))
         engine.search(random_queries(rng, bundle, 3), params)
     mask = NodeMask(np.ones(bundle.tree.node_count, np.bool_), bundle.tree.item_count)
     engine.search(random_queries(rng, bundle, 1), SearchParams.uniform(1, 4, 4, mask=mask))
-    assert search.cell_count == warm > 0
+    assert len(search.cells) == warm > 0
     alive = weakref.ref(mask)
     del mask
     assert alive() is None
     engine.close()
     engine.close()
-    assert search.cell_count == 0
+    assert len(search.cells) == 0
 
 
 def test_warming_up_a_forest_builds_the_cells_of_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,13 +304,12 @@ def test_warming_up_a_forest_builds_the_cells_of_its_calls(tmp_path: Path, monke
     search = LINEAR.searching(bundle)
     engine = Pipeline(bundle, search)
     engine.warm_up()
-    built = search.cell_count
+    built = len(search.cells)
     assert built == 2 * (5 + 2 + 1)  # in each tree: beams of 1, 2, 4, 8, 16; batches of 3 for the first two; the usual beam with live items
     queries = random_queries(rng, bundle, 7)
     for beam_size in (1, 2, 3, 16):
         engine.search(queries, SearchParams.uniform(7, beam_size, 5))
-        engine.prepare(SearchParams.uniform(1, beam_size, 5))
-    assert search.cell_count == built
+    assert len(search.cells) == built
 
 
 def test_more_results_than_the_grid_has(tmp_path: Path) -> None:
@@ -317,13 +317,11 @@ def test_more_results_than_the_grid_has(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path, rng, complete_tree(rng.permutation(128), 2), max_m=100, max_beam_size=3)
     search = GRAPHS.searching(bundle)
     engine = Pipeline(bundle, search)
-    engine.prepare(SearchParams.uniform(1, 3, 100))
-    prepared = search.cell_count
     queries = random_queries(rng, bundle, 1)
     for m in (65, 90, 100):
         expected = ReferenceEngine(bundle).search(queries, SearchParams.uniform(1, 3, m))
         assert_array_equal(engine.search(queries, SearchParams.uniform(1, 3, m)).item_rows_BM, expected.item_rows_BM)
-    assert search.cell_count == prepared == 1
+    assert len(search.cells) == 1
 
 
 def test_a_bundle_that_does_not_fit_is_refused_with_figures(tmp_path: Path) -> None:
@@ -414,49 +412,6 @@ def test_large_logits_keep_their_order_in_path_products(tmp_path: Path, large: f
         assert engine.search(queries, params).item_rows_BM.tolist() == [[1, 3, 0, 2]]
 
 
-# -- the tables of linear scorers -------------------------------------------------------------------------------------------
-
-
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    branching_height=st.sampled_from([(2, 4), (32, 1), (33, 2), (100, 1)]),
-    block=st.sampled_from([1, 30, 1 << 24]),
-)
-def test_every_weight_is_found_in_its_tile_and_none_besides(seed: int, branching_height: tuple[int, int], block: int) -> None:
-    rng = np.random.default_rng(seed)
-    tree = random_tree(rng, branching_height[1], branching_height[0])
-    chunks = random_chunks(rng, tree, 50)
-    sizes = TileSizes.of(tree, chunks)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk_tiles, "BLOCK", block)
-        blocks = list(laid_out(tree, chunks, sizes))
-    assert [n for tiles, _ in blocks for n in tiles] == list(range(len(sizes.row_from) - 1))
-    first_key, keys, places, weights, tiles = (
-        np.concatenate([getattr(part, name) for _, part in blocks])
-        for name in ("first_key_U", "keys_R", "places_R2", "weights_W", "tiles_T4")
-    )
-    assert sizes.nbytes(4) == sum(part.nbytes for part in (first_key, keys, places, weights, tiles))
-    found = []
-    for h in range(tree.height):
-        for p in tree.level(h):
-            for j in range(sizes.per_node[h]):
-                unit, row, weight, size = tiles[sizes.first_tile[h] + (p - tree.level(h).start) * sizes.per_node[h] + j].tolist()
-                buckets, longest = size % 2**32, size >> 32
-                for bucket in range(buckets):
-                    mine = range(row + first_key[unit + bucket], row + first_key[unit + bucket + 1])
-                    assert len(mine) <= longest
-                    for at in mine:
-                        assert bucket_of.py_func(int(keys[at]), buckets) == bucket
-                        bits = int(places[at, 0]) % 2**32
-                        children = [c for c in range(TILE) if bits >> c & 1]
-                        begin = weight + places[at, 1]
-                        found += [(p, int(keys[at]), TILE * j + c, w) for c, w in zip(children, weights[begin:].tolist(), strict=False)]
-    row_of_entry = np.repeat(np.arange(len(chunks.row_feature)), np.diff(chunks.row_entry))
-    parents = np.searchsorted(chunks.chunk_row, row_of_entry, "right") - 1
-    rows = zip(parents, chunks.row_feature[row_of_entry], chunks.entry_child, chunks.entry_weight, strict=True)
-    assert sorted(found) == sorted((int(p), int(f), int(c), float(w)) for p, f, c, w in rows)
-
-
 # -- the compiler ---------------------------------------------------------------------------------------------------------
 
 
@@ -535,24 +490,3 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     for entry in compiled_elsewhere([*distinct.values(), *of_linear], tmp_path):
         most = {"score_chunks_kernel": 0, "score_level_kernel": 0, "search_kernel": 96}
         assert entry["stack_bytes"] <= most.get(entry["kernel"], 64), entry
-
-
-def test_tables_take_no_more_memory_than_is_said() -> None:
-    """Rows of the usual kind in less than the bundle's; the worst, one weight in each tile of a wide node, in three times that."""
-    rng = np.random.default_rng(7)
-    wide = tree_from_children([[32 * 30]], np.arange(32 * 30))
-    chunks = random_chunks(rng, wide, 3000)
-    every = replace(
-        chunks,
-        chunk_row=np.array([0, 3000]),
-        row_feature=np.arange(3000, dtype=np.int32),
-        row_entry=np.arange(0, 90001, 30),
-        entry_child=np.tile(np.arange(0, 32 * 30, 32, dtype=np.uint16), 3000),
-        entry_weight=np.ones(90000, np.float32),
-    )
-    every.check(wide)
-    worst = TileSizes.of(wide, every).nbytes(4) / every.nbytes
-    assert 2.5 < worst < 3
-    tree = random_tree(rng, 2, 32)
-    usual = random_chunks(rng, tree, 3000)
-    assert TileSizes.of(tree, usual).nbytes(4) < usual.nbytes

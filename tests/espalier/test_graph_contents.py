@@ -21,7 +21,7 @@ from espalier.bundle_writer import with_ranker, write_bundle
 from espalier.engines import graphs, open_engine
 from espalier.engines.graphs import messages, parsed_model, read_graph
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.runtime import ort, session_options
+from espalier.engines.runtime import opened_session
 from espalier.errors import BundleCorrupt
 from espalier.manifest import RankerInfo
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker
@@ -225,7 +225,7 @@ def test_onnx_runtime_finds_no_file_even_where_a_graph_came_through(change: Chan
     """The second lock: sessions are told of no folder in which data could be."""
     graph = changed(weighted_sum({"retrieval.rank": 2.0, "retrieval.score": 1.0}), change)
     with pytest.raises(Exception, match="External data path validation failed"):
-        ort.InferenceSession(graph, session_options(1), providers=["CPUExecutionProvider"])
+        opened_session(onnx.load_from_string(graph))
     assert os.getcwd() == str(here)
 
 

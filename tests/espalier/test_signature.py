@@ -22,9 +22,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
 from benchmarks.engine_comparison import differences, replayed, wrong_alone, wrong_beams
-from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_masks, random_memory, random_queries, random_tree, tree_over
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.bundle import Bundle
 from espalier.engines import open_engine, pipeline
+from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine, Step
 from espalier.engines.stages import GivenQueries, ShardResult
@@ -33,82 +34,27 @@ from espalier.manifest import GraphScorer, Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries
 from espalier.search import Engine, NodeMask, SearchParams, SearchResult
 from espalier.tree import Tree, tree_from_children
+from tests.espalier import drawn_bundles
+from tests.espalier.drawn_bundles import drawn_bundle
 
 MANY = 128
-KINDS = ("history", "product", "vector", "history sequence", "history memory", "product memory", "product sequence memory")
-"""Of `make_bundle`, the first word being its kind."""
 L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 Shape = dict[str, Any]
 Drawn = tuple[Bundle, QueryBatch, SearchParams]
 
-shapes = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 2**32 - 1),
-        "branching_height": st.sampled_from([(2, 3), (2, 6), (3, 4), (4, 3), (8, 2), (32, 2), (2, 1)]),
-        "ragged": st.booleans(),
-        "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
-        "kind": st.sampled_from(KINDS),
-        "own": st.sampled_from(["logit", "log_activation"]),
-        "dtype": st.sampled_from(["float32", "float16", "int8"]),
-        "gamma": st.sampled_from([0.0, 0.5, 1.0]),
-        "exclude": st.sampled_from([0, 3, 40]),
-        "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
-        "batch": st.integers(1, 4),
-    }
-)
+CALLS: dict[str, st.SearchStrategy[Any]] = {
+    "own": st.sampled_from(["logit", "log_activation"]),
+    "exclude": st.sampled_from([0, 3, 40]),
+    "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
+}
+shapes: st.SearchStrategy[Shape] = st.builds(dict, drawn_bundles.graphs, batch=st.integers(1, 4), **CALLS)
 """Bundles of graphs, and calls."""
 
 
-def draw(folder: Path, shape: Shape, integer: bool) -> Drawn:
-    """Whole numbers stay whole in logits alone. Slopes are by channel, and exact."""
+def draw(folder: Path, shape: Shape, integer: bool, most_beam: int = 40, most_m: int = 50) -> Drawn:
     rng = np.random.default_rng(shape["seed"])
-    branching, height = shape["branching_height"]
-    tree = random_tree(rng, height, branching, shape["ragged"], shape["empty_share"])
-    kind: Any
-    kind, *parts = shape["kind"].split()
-    memory = random_memory(rng, tree.item_count, int(rng.integers(1, 6)), integer) if "memory" in parts else None
-    bundle = make_bundle(
-        folder, rng, tree, kind, shape["gamma"], "logit" if integer else shape["own"], integer, name=f"m{rng.integers(1 << 60)}",
-        dtype=shape["dtype"], memory=memory, encoder="sequence" if "sequence" in parts else "levels",
-        slope=(rng.integers(-4, 9, 6) / 4).astype(np.float32),
-    )  # fmt: skip
-    batch: int = shape["batch"]
-    queries = random_queries(rng, bundle, batch, integer)
-    exclude = rng.integers(-1, tree.item_count, (batch, shape["exclude"])) if shape["exclude"] else None
-    masks = None if shape["passing"] is None else random_masks(rng, tree, batch, shape["passing"])
-    params = SearchParams(rng.integers(1, 40, batch), rng.integers(1, 50, batch), exclude, mask_B=masks)
-    return bundle, queries, params
-
-
-def linear_shapes(**changed: st.SearchStrategy[Any]) -> st.SearchStrategy[Shape]:
-    """Shapes for `draw_linear`, and how many threads search; `changed` are keys that are drawn otherwise."""
-    drawn: dict[str, st.SearchStrategy[Any]] = {
-        "seed": st.integers(0, 2**32 - 1),
-        "branching_height": st.sampled_from([(2, 6), (3, 4), (8, 2), (32, 2), (2, 1)]),
-        "ragged": st.booleans(),
-        "trees": st.integers(1, 4),
-        "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
-        "own": st.sampled_from(["logit", "log_activation"]),
-        "activation": st.sampled_from(["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge"]),
-        "gamma": st.sampled_from([0.0, 0.5, 1.0]),
-        "exclude": st.sampled_from([0, 3, 40]),
-        "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
-        "width": st.sampled_from([1, 20, 300]),
-        "threads": st.sampled_from([1, 2]),
-        "batch": st.sampled_from([1, 3, 40]),
-    }
-    return st.fixed_dictionaries(drawn | changed)
-
-
-def draw_linear(folder: Path, shape: Shape, integer: bool, most_beam: int = 40, most_m: int = 50) -> Drawn:
-    rng = np.random.default_rng(shape["seed"])
-    branching, height = shape["branching_height"]
-    tree = random_tree(rng, height, branching, shape["ragged"], shape["empty_share"])
-    others = [tree_over(rng, tree.item_count, int(rng.integers(2, 9))) for _ in range(shape["trees"] - 1)]
-    # whole numbers stay whole in the logits and hinges alone
-    activation: Any = "l3-hinge" if integer and shape["activation"] == "sigmoid" else shape["activation"]
-    ranking = Ranking(activation=activation, own=shape["own"], gamma=shape["gamma"])
-    bundle = make_linear_bundle(folder, rng, tree, ranking, integer, f"m{rng.integers(1 << 60)}", shape["width"], others=others)
+    bundle = drawn_bundle(folder, rng, shape, integer)
+    tree, *others = (alone.tree for alone in bundle.alone)
     batch: int = shape["batch"]
     queries = random_queries(rng, bundle, batch, integer)
     exclude = rng.integers(-1, tree.item_count, (batch, shape["exclude"])) if shape["exclude"] else None
@@ -116,11 +62,25 @@ def draw_linear(folder: Path, shape: Shape, integer: bool, most_beam: int = 40, 
     return bundle, queries, SearchParams(rng.integers(1, most_beam, batch), rng.integers(1, most_m, batch), exclude, mask_B=masks)
 
 
+def linear_shapes(**changed: st.SearchStrategy[Any]) -> st.SearchStrategy[Shape]:
+    """Bundles of linear scorers, calls, and how many threads search; `changed` are keys that are drawn otherwise."""
+    drawn: dict[str, st.SearchStrategy[Any]] = {
+        "kind": st.just("linear"),
+        "branching_height": st.sampled_from([(2, 6), (3, 4), (8, 2), (32, 2), (2, 1)]),
+        "trees": st.integers(1, 4),
+        "activation": st.sampled_from(["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge"]),
+        "width": st.sampled_from([1, 20, 300]),
+        "threads": st.sampled_from([1, 2]),
+        "batch": st.sampled_from([1, 3, 40]),
+    }
+    return st.fixed_dictionaries(drawn_bundles.TREES | CALLS | drawn | changed)
+
+
 def draw_small_linear(folder: Path, shape: Shape, integer: bool) -> Drawn:
     """With real weights logits of a few units, which `rounding` is for, and few queries, which are replayed one by one."""
     if integer:
-        return draw_linear(folder, shape, integer)
-    bundle, queries, params = draw_linear(folder, shape | {"batch": min(shape["batch"], 3)}, integer)
+        return draw(folder, shape, integer)
+    bundle, queries, params = draw(folder, shape | {"batch": min(shape["batch"], 3)}, integer)
     rows = queries.features
     return bundle, QueryBatch(queries.kind, replace(rows, values=rows.values / np.float32(4))), params
 
@@ -212,8 +172,10 @@ def test_engines_equal_the_reference_exactly_with_integer_weights(
 ) -> None:
     shape = data.draw(family.shapes)
     bundle, queries, params = family.draw(tmp_path_factory.mktemp("models"), shape, True)
-    expected = ReferenceEngine(bundle).search(queries, params)
-    for engine in family.engines(bundle, shape.get("threads", 1)):
+    expected, engines = ReferenceEngine(bundle).search(queries, params), family.engines(bundle, shape.get("threads", 1))
+    if family is GRAPHS:  # as on a GPU, where ONNX Runtime scores several queries together
+        engines.append(Pipeline(bundle, OnnxSearch(bundle, "cpu", together=3)))
+    for engine in engines:
         assert_same(engine.search(queries, params), expected)
         assert_wide_beams_bring_enough(engine, bundle, queries, params)
         engine.close()
@@ -319,8 +281,7 @@ def test_a_trace_takes_memory_for_what_was_scored_and_no_more(tmp_path: Path) ->
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert_array_equal(traced.item_rows_BM, plain.item_rows_BM)
-    assert traced.trace is not None
-    scored = sum(level.candidates_BC.size for level in traced.trace)
+    scored = sum(level.candidates_BC.size for level in traced.traces[0])
     assert scored == 8 * tree.leaf_count
     assert peak < 3 * 12 * scored, "12 bytes for each node that was scored, and room for the levels of one query"
 

@@ -33,13 +33,9 @@ class FakeEngine:
         self.go.set()
         self.failure: Exception | None = None
         self.warm = self.closed = False
-        self.prepared: SearchParams | None = None
 
     def warm_up(self) -> None:
         self.warm = True
-
-    def prepare(self, params: SearchParams) -> None:
-        self.prepared = params
 
     def close(self) -> None:
         self.closed = True

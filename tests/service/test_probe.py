@@ -47,7 +47,7 @@ class Spoilt:
     def __init__(self, bundle: Bundle) -> None:
         self._engine = open_engine(bundle, "cpu", "reference")
         self.name, self.rounding = self._engine.name, self._engine.rounding
-        self.warm_up, self.prepare, self.close = self._engine.warm_up, self._engine.prepare, self._engine.close
+        self.warm_up, self.close = self._engine.warm_up, self._engine.close
         self.items = len(bundle.items)
         self.spoil: Callable[[SearchResult], SearchResult] = lambda result: result
 

@@ -9,7 +9,7 @@ Legend: B queries, N nodes, F features, X excluded nodes, M results, H levels, C
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,31 +31,6 @@ AHEAD = 4
 """Features of a query after the current one whose weights are asked for; their slots are twice as far ahead."""
 
 
-class Ranker(NamedTuple):
-    """gamma: float32 · power: of the hinge, 0 for the sigmoid, −1 for logits."""
-
-    gamma: Any
-    power: int
-
-
-class Workspace(NamedTuple):
-    """What one thread writes to.
-
-    query_F         float32[F], 0 between queries: the values of the current query
-    excluded_N      bool[N], False between queries: the nodes excluded from the current query
-    kept, kept_ranks, candidates, ranks, ordered, chosen   int64, float32, int64, float32, int32, int64: of one level
-    """
-
-    query_F: Array
-    excluded_N: Array
-    kept: Array
-    kept_ranks: Array
-    candidates: Array
-    ranks: Array
-    ordered: Array
-    chosen: Array
-
-
 @compiled(fastmath=FAST)
 def search_queries(
     positions: Array, queries: Arrays, tables: Arrays, eligible_N: Array, ranker: tuple[Any, int], work: Arrays, out: Arrays
@@ -65,7 +40,11 @@ def search_queries(
 
     queries  indptr, indices, values: the features; beam_size_B, m_B: int64[B], an m of 0 brings all results that were scored, by node
              number, without padding; excluded_BX: int64[B, X], −1 as padding
-    tables, ranker, work   the fields of FeatureTables, Ranker and Workspace
+    tables   the fields of FeatureTables
+    ranker   gamma: float32; power: of the hinge, 0 for the sigmoid, −1 for logits
+    work     what one thread writes to: query_F float32[F], 0 between queries, the values of the current query; excluded_N bool[N], False
+             between queries, the nodes excluded from it; and of one level kept int64, kept_ranks float32, candidates int64, ranks float32,
+             ordered int32, chosen int64
     out      by position: nodes_BM int64, ranks_BM float32, count_B int64: how many a query has; a trace of each level: candidates_BHC
              int64, their ranks float32, kept_BHK int64, their ranks float32, with no levels if there is no trace. For the frontier
              alone kept_BHK has one level, the one above the results, and candidates_BHC none

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.chunks import Chunks, TreeChunks
-from espalier.engines.linear.beam import Ranker, Workspace, search_queries
+from espalier.engines.linear.beam import search_queries
 from espalier.engines.linear.feature_tables import FeatureTables
 from espalier.engines.stages import Frontier
 from espalier.errors import InvalidQuery
@@ -27,14 +27,19 @@ from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
 Array = NDArray[Any]
-POWERS = {"sigmoid": 0, "l1-hinge": 1, "l2-hinge": 2, "l3-hinge": 3, "l4-hinge": 4}
-"""Activations as compiled code numbers them; −1 ranks by logits."""
 L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 """How XR-Linear ranks: by the product of exp(−max(0, 1 − v)³) along the path (PECOS §3.4)."""
 PER_THREAD = 8
 """Queries that are worth a thread of their own."""
 ALL_NODES, NO_NODES = read_only(np.empty(0, np.bool_), np.empty((0, 0), np.int64))
 NO_TRACE = tuple(np.empty((0, 0, 0), dtype) for dtype in (np.int64, np.float32, np.int64, np.float32))
+
+
+def power_of(ranking: Ranking) -> int:
+    """How compiled code and kernels know what a node adds to its rank: the power of its hinge, 0 for the sigmoid, −1 for its logit."""
+    if ranking.own == "logit":
+        return -1
+    return 0 if ranking.activation == "sigmoid" else int(ranking.activation[1])
 
 
 class BeamParams(NamedTuple):
@@ -56,13 +61,6 @@ class BeamParams(NamedTuple):
         """The same beam size and m for every query, all nodes eligible."""
         return BeamParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64))
 
-    def of(self, b: int) -> BeamParams:
-        """Those of one query alone."""
-        one = slice(b, b + 1)
-        groups = None if self.groups is None else [(np.zeros(1, np.int64), mask) for members, mask in self.groups if b in members]
-        excluded_1X = None if self.excluded_BX is None else self.excluded_BX[one]
-        return BeamParams(self.beam_size_B[one], self.m_B[one], groups, excluded_1X)
-
     def limits(self, of: Callable[[Array], Any]) -> tuple[int, int]:
         """The largest or smallest beam size and m. For one query, the usual case, a reduction would cost more than the rest."""
         if len(self.m_B) == 1:
@@ -70,28 +68,19 @@ class BeamParams(NamedTuple):
         return int(of(self.beam_size_B)), int(of(self.m_B))
 
 
-class TracedLevel(NamedTuple):
-    """Candidates and kept nodes of one level, ascending, and their ranks; −1 and −inf as padding."""
-
-    candidates_BC: NDArray[np.int64]
-    ranks_BC: NDArray[np.float32]
-    kept_BK: NDArray[np.int64]
-    kept_ranks_BK: NDArray[np.float32]
-
-
 class Found(NamedTuple):
     """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf there; count_B int64[B]: how many there are. Of
     several trees B · T rows.
 
     With an m of 0 they are in ascending order, and places past a query's count hold nothing that is meant.
-    trace     every level of the search, from the root's children on
+    trace     of one query: what `search_queries` writes of each level, from the root's children on
     frontier  the nodes whose children were scored
     """
 
     leaves_BM: NDArray[np.int64]
     ranks_BM: NDArray[np.float32]
     count_B: NDArray[np.int64]
-    trace: tuple[TracedLevel, ...] | None = None
+    trace: Sequence[Array] = ()
     frontier: Frontier | None = None
 
 
@@ -103,9 +92,8 @@ class ChunkSearch:
     """
 
     def __init__(self, tree: Tree, chunks: Chunks, ranking: Ranking = L3_HINGE, last: int | None = None, threads: int = 1) -> None:
-        power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
         self._last = tree.height if last is None else last
-        self.ranker = tuple(Ranker(np.float32(ranking.gamma), power))
+        self.ranker = np.float32(ranking.gamma), power_of(ranking)
         self._open([tree], FeatureTables.of(tree, chunks, self._last), chunks.width, threads)
         self._pool = ThreadPoolExecutor(threads, "chunk-search") if threads > 1 else None
 
@@ -129,8 +117,7 @@ class ChunkSearch:
         nodes = sum(tree.node_count for tree in trees)
         self._marks = [(np.zeros(width, np.float32), np.zeros(nodes, np.bool_)) for _ in range(threads)]
         self._workspaces: list[tuple[Array, ...]] = []
-        self._room, self._frontier_width = (0, 0), 0
-        self._most: dict[int, int] = {}
+        self._room, self._sizes, self._most_results, self._frontier_width = (0, 0), (0, 0), 0, 0
 
     def close(self) -> None:
         """End the threads. No search after it."""
@@ -140,14 +127,12 @@ class ChunkSearch:
     def search(self, queries: SparseRows, params: BeamParams, trace: bool = False, frontier: bool = False) -> Found:
         """The best m nodes of the last level for each query, with a beam of nodes kept on the levels above.
 
-        With a trace the frontier is a level of it.
+        A trace is of a single query; the frontier is then a level of it.
 
         Raises InvalidQuery where a number is below 1, features are not those of the scorers, or a value is not finite.
         """
         if len(queries) == 0:
             return Found(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), np.empty(0, np.int64))
-        if trace and len(queries) > 1:
-            return _together([self.search(queries.take(np.array([b])), params.of(b), trace=True) for b in range(len(queries))])
         largest = params.limits(np.max)
         smallest = largest if len(queries) == 1 else params.limits(np.min)
         if smallest[0] < 1 or (smallest[1] < 1 and largest[1] != 0):
@@ -157,7 +142,7 @@ class ChunkSearch:
             refuse(queries, -1, self.width)
         if self._room != largest:
             self._make_room(*largest)
-        out = self._results(len(queries) * len(self.trees), largest[1] or self.most_results(largest[0]), trace, frontier)
+        out = self._results(len(queries) * len(self.trees), largest[1] or self._most_results, trace, frontier)
         excluded_BX = NO_NODES if params.excluded_BX is None else params.excluded_BX
         arrays = *queries.arrays, *read_only(params.beam_size_B, params.m_B, excluded_BX)
         if len(queries) == 1:
@@ -170,7 +155,7 @@ class ChunkSearch:
             refuse(queries, wrong, self.width)
         if frontier and not trace:
             return Found(out[0], out[1], out[2], frontier=Frontier(out[5][:, 0], out[6][:, 0]))
-        return Found(out[0], out[1], out[2], _trimmed(out[3:]) if trace else None)
+        return Found(out[0], out[1], out[2], out[3:] if trace else ())
 
     def _search_groups(
         self, groups: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_] | None]], arrays: tuple[Array, ...], out: tuple[Array, ...]
@@ -193,12 +178,6 @@ class ChunkSearch:
                 wrong = max(wrong, *self._pool.map(run, self._workspaces, read_only(*shares), repeat(eligible_N)))
         return wrong
 
-    def most_results(self, beam_size: int) -> int:
-        """The most nodes of the last level that a search can score."""
-        if beam_size not in self._most:
-            self._most = {beam_size: self._most_candidates(beam_size)[-1]}
-        return self._most[beam_size]
-
     def _most_candidates(self, beam_size: int) -> list[int]:
         """The most candidates of each level, in any tree; of one that is lower, its last level's count further down."""
         most = [0] * (self._last + 1)
@@ -213,65 +192,28 @@ class ChunkSearch:
 
     def _make_room(self, beam_size: int, m: int) -> None:
         """Workspaces for the largest beam and the most candidates that such a search can have."""
-        self._workspaces = [(*own, *self.room(beam_size, m)) for own in self._marks]
-        self._room = beam_size, m
-        self._frontier_width = self.frontier_width(beam_size)
-
-    def frontier_width(self, beam_size: int) -> int:
-        """The most nodes of a frontier."""
-        return min(beam_size, max(self._most_candidates(beam_size)[:-1]))
-
-    def room(self, beam_size: int, m: int) -> tuple[Array, ...]:
-        """What such a search writes to besides its marks, as Workspace has it."""
         candidates = self._most_candidates(beam_size)
         most, widest = max(candidates), min(max(candidates), max(beam_size, m or candidates[-1]))
         sizes = (widest, np.int64), (widest, np.float32), (most, np.int64), (most, np.float32), (most, np.int32), (widest, np.int64)
-        return tuple(np.empty(size, dtype) for size, dtype in sizes)
+        self._workspaces = [(*marks, *(np.empty(size, dtype) for size, dtype in sizes)) for marks in self._marks]
+        self._room, self._sizes, self._most_results = (beam_size, m), (most, widest), candidates[-1]
+        self._frontier_width = min(beam_size, max(candidates[:-1]))
 
     def _results(self, batch: int, m: int, trace: bool, frontier: bool) -> tuple[Array, ...]:
-        """Arrays for a search to write to, `out` of search_queries. Those of a trace, of one query, have room on every level for the most
-        candidates of any level: of many queries they would be gigabytes.
+        """Arrays for a search to write to, `out` of search_queries. Those of a trace have room on every level for the most candidates
+        of any level.
         """
         traced = NO_TRACE
         if frontier and not trace:
             shape = batch, 1, self._frontier_width
             traced = *NO_TRACE[:2], np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
         elif trace:
-            work = Workspace(*self._workspaces[0])
             traced = tuple(
                 np.full((batch, self._last, size), missing, dtype)
-                for size in (len(work.candidates), len(work.kept))
+                for size in self._sizes
                 for missing, dtype in ((-1, np.int64), (-np.inf, np.float32))
             )
         return np.empty((batch, m), np.int64), np.empty((batch, m), np.float32), np.empty(batch, np.int64), *traced
-
-
-def _trimmed(traced: Sequence[Array]) -> tuple[TracedLevel, ...]:
-    """The levels of one query's traces, without padding that no tree needs."""
-    levels = []
-    for h in range(traced[0].shape[1]):
-        candidates_TC, ranks_TC, kept_TK, kept_ranks_TK = (array[:, h] for array in traced)
-        candidates, kept = int((candidates_TC >= 0).sum(1).max()), int((kept_TK >= 0).sum(1).max())
-        parts = candidates_TC[:, :candidates], ranks_TC[:, :candidates], kept_TK[:, :kept], kept_ranks_TK[:, :kept]
-        levels.append(TracedLevel(*(part.copy() for part in parts)))
-    return tuple(levels)
-
-
-def _together(found: Sequence[Found]) -> Found:
-    """What was found for queries that were traced one by one."""
-    levels = zip(*(one.trace or () for one in found), strict=True)
-    trace = tuple(TracedLevel(*(_stacked(parts) for parts in zip(*level, strict=True))) for level in levels)
-    leaves_BM, ranks_BM = _stacked([one.leaves_BM for one in found]), _stacked([one.ranks_BM for one in found])
-    return Found(leaves_BM, ranks_BM, np.concatenate([one.count_B for one in found]), trace)
-
-
-def _stacked(rows: Sequence[Array]) -> Array:
-    """Rows [T, width] of different widths as one array, padded as node numbers or ranks are."""
-    missing, trees = -np.inf if rows[0].dtype == np.float32 else -1, len(rows[0])
-    stacked = np.full((len(rows) * trees, max(row.shape[1] for row in rows)), missing, rows[0].dtype)
-    for b, row in enumerate(rows):
-        stacked[b * trees : (b + 1) * trees, : row.shape[1]] = row
-    return stacked
 
 
 def refuse(queries: SparseRows, wrong: int, width: int) -> NoReturn:

@@ -13,16 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found, TracedLevel
+from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found
 from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
 from espalier.masks.eligibility import EligibleNodes
-from espalier.read_only import read_only
 from espalier.search import LevelTrace, NodeMask
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
-EVERY_LEAF, ONE_QUERY = read_only(np.zeros(1, np.int64), np.zeros(1, np.int64))
-"""The m of one query that wants all leaves that are scored, and the position of a single one."""
 
 
 class SparseSearch(TreeSearch):
@@ -49,30 +46,22 @@ class SparseSearch(TreeSearch):
     def search(self, query: TreeQuery) -> Leaves:
         """See `TreeSearch`. Raises InvalidQuery where features are not those of the scorers."""
         is_forest = len(self._trees) > 1
-        m_B = query.m_B
-        if is_forest:
-            m_B = EVERY_LEAF if len(query) == 1 else np.zeros(len(query), np.int64)
+        m_B = np.zeros(len(query), np.int64) if is_forest else query.m_B  # 0: all leaves that are scored
         parts: list[Found] = []
         for place, search in enumerate(self._searches):
-            together = len(search.trees) > 1
-            eligible_T = query.eligible_T if together else query.eligible_T[place : place + 1]
-            params = BeamParams(query.beam_size_B, m_B, self._groups(eligible_T, together), _excluded(search, eligible_T))
+            is_joint = len(search.trees) > 1
+            eligible_T = query.eligible_T if is_joint else query.eligible_T[place : place + 1]
+            params = BeamParams(query.beam_size_B, m_B, self._groups(eligible_T[0], is_joint), _excluded(search, eligible_T))
             parts.append(search.search(query.queries.features, params, query.trace, query.frontier))
         return self._leaves(query, parts)
 
-    def _groups(self, eligible_T: tuple[EligibleNodes, ...], together: bool) -> list[tuple[Int64, NDArray[np.bool_] | None]] | None:
-        """The queries of each mask, as `BeamParams` has them. together: the nodes of all trees are numbered one after the other."""
-        first = eligible_T[0]
-        if len(first.mask_B) == 1:
-            (mask,) = first.mask_B
-            one_N = self._joint_mask(mask) if together else None if mask is None else mask.eligible_N
-            return None if one_N is None else [(ONE_QUERY, one_N)]
-        if not together:
-            if all(mask is None for mask in first.mask_B):
-                return None
-            return [(members, None if mask is None else mask.eligible_N) for members, mask in first.groups]
-        groups = [(members, self._joint_mask(mask)) for members, mask in first.groups]
-        return None if all(mask is None for _, mask in groups) else groups
+    def _groups(self, eligible: EligibleNodes, is_joint: bool) -> list[tuple[Int64, NDArray[np.bool_] | None]] | None:
+        """The queries of each mask, as `BeamParams` has them. is_joint: the nodes of all trees are numbered one after the other."""
+        groups = [
+            (members, self._joint_mask(mask) if is_joint else None if mask is None else mask.eligible_N)
+            for members, mask in eligible.groups
+        ]
+        return None if all(eligible_N is None for _, eligible_N in groups) else groups
 
     def _joint_mask(self, first: NodeMask | None) -> NDArray[np.bool_] | None:
         """The mask of all trees together, by that of the first tree: it holds the others, unless it is that of a query without a filter."""
@@ -116,19 +105,19 @@ class SparseSearch(TreeSearch):
     def _trace(self, parts: list[Found], t: int) -> tuple[LevelTrace, ...]:
         """Every level of a tree: with γ > 0 all are scored."""
         part, rows, root = self._own(parts, t)
-        levels = (part.trace or ())[: self._trees[t].height]
-        return tuple(_level(h, level, rows, root) for h, level in enumerate(levels, start=1))
-
-
-def _level(h: int, level: TracedLevel, rows: slice, root: int) -> LevelTrace:
-    kept_BK, candidates_BC = _numbers(level.kept_BK[rows], root), _numbers(level.candidates_BC[rows], root)
-    kept_ranks_BK, ranks_BC = level.kept_ranks_BK[rows], level.ranks_BC[rows]
-    return LevelTrace(h, kept_BK, kept_ranks_BK, candidates_BC, ranks_BC, kept_ranks_BK, ranks_BC)
+        levels = []
+        for h in range(self._trees[t].height):
+            candidates_1C, ranks_1C, kept_1K, kept_ranks_1K = (array[rows, h] for array in part.trace)
+            count, kept = np.count_nonzero(candidates_1C >= 0), np.count_nonzero(kept_1K >= 0)
+            candidates_1C, ranks_1C = _numbers(candidates_1C[:, :count], root), ranks_1C[:, :count].copy()
+            kept_1K, kept_ranks_1K = _numbers(kept_1K[:, :kept], root), kept_ranks_1K[:, :kept].copy()
+            levels.append(LevelTrace(h + 1, kept_1K, kept_ranks_1K, candidates_1C, ranks_1C, kept_ranks_1K, ranks_1C))
+        return tuple(levels)
 
 
 def _numbers(nodes: Int64, root: int) -> Int64:
     """A tree's own node numbers, of numbers that begin with its root's."""
-    return nodes if root == 0 else np.where(nodes < 0, nodes, nodes - root)
+    return np.where(nodes < 0, nodes, nodes - root)
 
 
 def _excluded(search: ChunkSearch, eligible_T: tuple[EligibleNodes, ...]) -> Int64 | None:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.encoder import free_inputs
-from espalier.engines.graphs import fuse_state, load_graph
-from espalier.engines.runtime import ort, session_options
+from espalier.engines.graphs import load_graph
+from espalier.engines.results import NO_RANK, NO_ROW, stacked
+from espalier.engines.runtime import opened_session, ort
 from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
 from espalier.errors import DeviceUnavailable
 from espalier.search import LevelTrace
@@ -75,14 +76,8 @@ class OnnxSearch(TreeSearch):
         self._key_weight = np.float32(0 if bundle.memory is None else bundle.memory.key_weight)
         self.together = together or (1 if device == "cpu" else TOGETHER)
         model = load_graph("scorer.onnx", bundle.graph("scorer.onnx"))
-        if self.together == 1:
-            fuse_state(model)
         free_inputs(model)
-        self._outputs = [entry.name for entry in model.graph.output]
-        providers: list[Any] = ["CPUExecutionProvider"]
-        if device == "cuda":
-            providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0"}))
-        self._session = ort.InferenceSession(model.SerializeToString(), session_options(threads), providers=providers)
+        self._session = opened_session(model, threads, device)
 
     def search(self, query: TreeQuery) -> Leaves:
         """See `TreeSearch`."""
@@ -106,7 +101,7 @@ class OnnxSearch(TreeSearch):
             keys_BTM,
             count_BT,
             finite_B,
-            (self._trace(paths),) if query.trace else (),
+            (_trace(paths[0]),) if query.trace else (),
             (self._frontier(paths),) if query.frontier else (),
         )
 
@@ -142,9 +137,9 @@ class OnnxSearch(TreeSearch):
         if states_BLS is None or not any(map(len, nodes)):
             return [np.empty(0, np.float32) for _ in nodes]
         state_BS = states_BLS[members.start : members.stop, level if states_BLS.shape[1] > 1 else 0]
-        nodes_BC = nodes[0][None] if len(nodes) == 1 else _stacked(nodes, 0)
+        nodes_BC = stacked([own[None] for own in nodes], np.int64(0))
         rows_BCD = np.asarray(self._rows_ND[nodes_BC], np.float32)
-        logits_BC = self._session.run(self._outputs, {"query_state": state_BS, "node_rows": rows_BCD})[0]
+        logits_BC = self._session.run(None, {"query_state": state_BS, "node_rows": rows_BCD})[0]
         return [logits_BC[i, : len(own)] for i, own in enumerate(nodes)]
 
     def _level(
@@ -170,27 +165,22 @@ class OnnxSearch(TreeSearch):
         size = int(query.m_B[b] if level == self._tree.height else query.beam_size_B[b])
         return _Level(nodes_C, ranks_C, keys_C, np.sort(np.argsort(-keys_C, kind="stable")[:size]))
 
-    def _trace(self, paths: Sequence[Sequence[_Level]]) -> tuple[LevelTrace, ...]:
-        """Every level: for a trace all are scored."""
-        levels = []
-        for h in range(1, self._tree.height + 1):
-            own = [path[h] for path in paths]
-            kept = (_stacked([getattr(level, name)[level.kept_K] for level in own], filler) for name, filler in FIELDS)
-            scored = (_stacked([getattr(level, name) for level in own], filler) for name, filler in FIELDS)
-            (nodes_BK, ranks_BK, keys_BK), (nodes_BC, ranks_BC, keys_BC) = kept, scored
-            levels.append(LevelTrace(h, nodes_BK, ranks_BK, nodes_BC, ranks_BC, keys_BK, keys_BC))
-        return tuple(levels)
-
     def _frontier(self, paths: Sequence[Sequence[_Level]]) -> Frontier:
         above = [path[-2] for path in paths]
         return Frontier(
-            _stacked([level.nodes_C[level.kept_K] for level in above], -1),
-            _stacked([level.ranks_C[level.kept_K] for level in above], -np.inf),
+            stacked([level.nodes_C[None, level.kept_K] for level in above], NO_ROW),
+            stacked([level.ranks_C[None, level.kept_K] for level in above], NO_RANK),
         )
 
 
-FIELDS = ("nodes_C", -1), ("ranks_C", -np.inf), ("keys_C", -np.inf)
-"""Of a level, and their padding."""
+def _trace(path: Sequence[_Level]) -> tuple[LevelTrace, ...]:
+    """Every level of one query's search: for a trace all are scored."""
+    levels = []
+    for h, level in enumerate(path[1:], start=1):
+        nodes_1C, ranks_1C, keys_1C = level.nodes_C[None], level.ranks_C[None], level.keys_C[None]
+        kept_K = level.kept_K
+        levels.append(LevelTrace(h, nodes_1C[:, kept_K], ranks_1C[:, kept_K], nodes_1C, ranks_1C, keys_1C[:, kept_K], keys_1C))
+    return tuple(levels)
 
 
 def _values_at(nodes_X: Int64, values_X: Floats, nodes_C: Int64) -> Floats:
@@ -199,11 +189,3 @@ def _values_at(nodes_X: Int64, values_X: Floats, nodes_C: Int64) -> Floats:
         return np.zeros(len(nodes_C), np.float32)
     at_C = np.minimum(np.searchsorted(nodes_X, nodes_C), len(nodes_X) - 1)
     return np.where(nodes_X[at_C] == nodes_C, values_X[at_C], np.float32(0))
-
-
-def _stacked(rows: Sequence[Array], filler: float) -> Array:
-    """Rows of different lengths as one array."""
-    stacked = np.full((len(rows), max(map(len, rows), default=0)), filler, rows[0].dtype if rows else np.int64)
-    for to, row in zip(stacked, rows, strict=True):
-        to[: len(row)] = row
-    return stacked

@@ -113,7 +113,7 @@ class CellFound(NamedTuple):
     ranks_BM: NDArray[np.float32]
     keys_BM: NDArray[np.float32]
     finite_B: NDArray[np.bool_]
-    trace: list[LevelTrace]
+    trace: tuple[LevelTrace, ...]
     frontier: Frontier | None
     leaf_states_BS: NDArray[np.float32]
 
@@ -195,9 +195,9 @@ class Beam:
         self.ranks = torch.empty((batch, width), dtype=torch.float32, device=device)
         self.keys = torch.empty_like(self.ranks) if memory else self.ranks
 
-    def part(self, count: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-        """The first `width` of the first `count` queries, on the host."""
-        nodes, ranks, keys = (array[:count, :width].cpu().numpy() for array in (self.nodes, self.ranks, self.keys))
+    def of_first(self, width: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+        """The first `width` of the first query, on the host."""
+        nodes, ranks, keys = (array[:1, :width].cpu().numpy() for array in (self.nodes, self.ranks, self.keys))
         return nodes.astype(np.int64), ranks.copy(), keys.copy()
 
 
@@ -331,17 +331,20 @@ class Cell(ABC, Generic[State]):
             self.excluded[:total].copy_(self._host_excluded[:total], non_blocking=True)
 
     def fill_memory(self, lists_B3: NDArray[np.int64]) -> None:
-        """Put the lists of a call's queries into the buffers: see `DeviceMemory.put`. Rows past its queries get empty ones."""
+        """Put where the lists of a call's queries are into the buffers. Rows past its queries get empty lists.
+
+        lists_B3  the addresses of each query's nodes, ascending, and of their mem; and how many there are
+        """
         self.host["memory"].numpy()[: len(lists_B3)] = lists_B3
         self.host["memory"].numpy()[len(lists_B3) :] = 0
 
     def run(self, count: int, trace: bool) -> CellFound:
-        """What the launches find for the first `count` queries. With a trace they go out one by one."""
+        """What the launches find for the first `count` queries. With a trace, of a single query, they go out one by one."""
         levels: list[LevelTrace] = []
         if self.graph is not None and not trace:
             self.graph.replay()
         else:
-            self._launch(levels if trace else None, count)
+            self._launch(levels if trace else None)
         if self.context.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         width = self._wanted if self._every_leaf else int(self.host["m"].numpy()[:count].max())
@@ -349,11 +352,13 @@ class Cell(ABC, Generic[State]):
         ranks = ranks.copy()
         finite, nodes, node_ranks, states = (back.numpy()[:count] for back in (self._finite_back, *self._frontier_back))
         frontier = Frontier(nodes.astype(np.int64), node_ranks.copy()) if self._parts.frontier else None
-        return CellFound(rows.astype(np.int64), ranks, keys.copy() if self.memory else ranks, finite > 0, levels, frontier, states.copy())
+        return CellFound(
+            rows.astype(np.int64), ranks, keys.copy() if self.memory else ranks, finite > 0, tuple(levels), frontier, states.copy()
+        )
 
     def capture(self) -> None:
         """Record the launches, in the engine's stream. Other threads may go on using the GPU, but for capturing themselves."""
-        self._launch(None, 0)  # compiles the kernels, which a capture cannot
+        self._launch()  # compiles the kernels, which a capture cannot
         self.graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
         with _CAPTURE:
@@ -361,7 +366,7 @@ class Cell(ABC, Generic[State]):
             try:
                 self.graph.capture_begin(pool=self.context.pool, capture_error_mode="thread_local")
                 try:
-                    self._launch(None, 0)
+                    self._launch()
                 finally:
                     self.graph.capture_end()
             finally:
@@ -369,10 +374,10 @@ class Cell(ABC, Generic[State]):
                     gc.enable()
         self.graph.replay()  # the first one of a graph takes longer
 
-    def _launch(self, trace: list[LevelTrace] | None, count: int) -> None:
+    def _launch(self, trace: list[LevelTrace] | None = None) -> None:
         self._input_bytes.copy_(self._host_bytes, non_blocking=True)
         self.finite.fill_(1)
-        self.launch_search(self.launch_encoder(), trace, count)
+        self.launch_search(self.launch_encoder(), trace)
         self._rows_back.copy_(self._found, non_blocking=True)
         self._ranks_back.copy_(self._found_ranks, non_blocking=True)
         if self.memory:
@@ -382,8 +387,8 @@ class Cell(ABC, Generic[State]):
             if self._parts.frontier:
                 back.copy_(part, non_blocking=True)
 
-    def launch_search(self, state: State, trace: list[LevelTrace] | None = None, count: int = 0) -> None:
-        """The levels from the start to the leaves, and the order of what was found."""
+    def launch_search(self, state: State, trace: list[LevelTrace] | None = None) -> None:
+        """The levels from the start to the leaves, and the order of what was found. trace: takes the levels of the first query."""
         tree, device = self.context.tree, self.context.device
         beam, free = self._above, [Beam(self.batch, self.stride, device, self.memory) for _ in range(2)]
         found, other = (Beam(self.batch, self.candidates, device, self.memory) for _ in range(2))
@@ -404,7 +409,7 @@ class Cell(ABC, Generic[State]):
                 self._found.copy_(self._items(found.nodes[:, : self._wanted]))
                 self._found_ranks.copy_(found.ranks[:, : self._wanted])
                 if trace is not None:
-                    nodes, ranks, keys = found.part(count, candidates)
+                    nodes, ranks, keys = found.of_first(candidates)
                     trace.append(LevelTrace(level, nodes, ranks, nodes, ranks, keys, keys))
                 return
             slots, last = self.slots[place + 1], level == tree.height
@@ -420,8 +425,8 @@ class Cell(ABC, Generic[State]):
             beam = free[0]
             free.reverse()
             if trace is not None:
-                kept, kept_ranks, kept_keys = beam.part(count, slots)
-                nodes, ranks, keys = found.part(count, candidates)
+                kept, kept_ranks, kept_keys = beam.of_first(slots)
+                nodes, ranks, keys = found.of_first(candidates)
                 trace.append(LevelTrace(level, kept, kept_ranks, nodes, ranks, kept_keys, keys))
         self._count(beam, self.slots[-1], beam, self.slots[-1], True)
 

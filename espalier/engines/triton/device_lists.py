@@ -12,9 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from espalier.memory import Memory
-from espalier.memory_lists import MemoryLists
-
 ROOM = 1 << 16
 """Initial size of a buffer, in numbers and values."""
 
@@ -46,15 +43,3 @@ class DeviceLists:
             self._there[: 2 * total].copy_(self._host[: 2 * total], non_blocking=True)
         numbers_B = self._there.data_ptr() + 4 * offset_B[:-1]
         return numbers_B, numbers_B + 4 * total
-
-
-class DeviceMemory:
-    """What a memory holds of a call's histories, looked up on the host. weight: λ."""
-
-    def __init__(self, memory: Memory, device: torch.device) -> None:
-        self.weight = float(memory.key_weight)
-        self._lists = DeviceLists(device)
-
-    def put(self, lists: MemoryLists) -> NDArray[np.int64]:
-        """int64[B, 3]: the addresses of each query's nodes, ascending, and of their mem; and how many there are."""
-        return np.stack([*self._lists.put(lists.offset_B, lists.nodes, lists.values), np.diff(lists.offset_B)], 1)

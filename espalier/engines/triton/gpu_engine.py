@@ -13,9 +13,9 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -24,14 +24,15 @@ from torch import Tensor
 
 from espalier.bundle import Bundle
 from espalier.engines.forest_mean import BLOCK, most_leaves
+from espalier.engines.results import NO_RANK, NO_ROW
 from espalier.engines.stages import Frontier, Leaves, TreeQuery
 from espalier.engines.triton.cells import PLAIN, Cell, CellContext, CellFound, CellParts, ExcludedLists, FixedShapes, Tables, Tuning
-from espalier.engines.triton.device_lists import DeviceMemory
+from espalier.engines.triton.device_lists import DeviceLists
 from espalier.errors import DeviceUnavailable, UnsupportedGraph
 from espalier.manifest import GraphScorer
 from espalier.masks.eligibility import EligibleNodes, every_item
 from espalier.queries import HistoryKind
-from espalier.search import LevelTrace, NodeMask, Precision, SearchParams
+from espalier.search import NodeMask, Precision
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
@@ -39,17 +40,6 @@ DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": tor
 MAX_NODES = 2**31 - 1
 FREEING_PAUSE_S = 1e-3
 """Between two cells that are freed."""
-NO_ROW, NO_RANK = np.int64(-1), np.float32(-np.inf)
-"""Padding of item rows and nodes, of ranks and keys."""
-LEVEL_ARRAYS: dict[str, np.generic] = {
-    "nodes_BK": NO_ROW,
-    "ranks_BK": NO_RANK,
-    "keys_BK": NO_RANK,
-    "candidates_BC": NO_ROW,
-    "candidate_ranks_BC": NO_RANK,
-    "candidate_keys_BC": NO_RANK,
-}
-"""Of a trace, and their padding."""
 AnyCell = TypeVar("AnyCell", bound=Cell[Any])
 OfQueries = tuple[Int64, CellFound]
 """What a cell found for some queries of a call (int64 positions)."""
@@ -63,20 +53,31 @@ def gpu_available() -> bool:
 class GpuSearch(ABC, Generic[AnyCell]):
     """See the module. One search at a time.
 
-    device       "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
+    device     "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
+    precision  of node rows, weights and products of matrices; sums are float32 in any case. Query encoders run in float32
     shapes, tuning  sizes of cells and kernels
     cuda_graphs  False: every launch goes out by itself, as compute-sanitizer wants it
 
-    Raises DeviceUnavailable when there is no GPU, UnsupportedGraph for a tree whose nodes 32 bits cannot number.
+    roundings  largest differences of ranks, for logits of a few units
+    on_device  the attributes that `load` sets, which go when the engine is closed
+    Raises DeviceUnavailable when there is no GPU or too little memory on it, UnsupportedGraph for a tree whose nodes 32 bits cannot number
+    and for graphs that are not known here.
     """
 
     name: str
-    rounding: float
+    roundings: ClassVar[Mapping[Precision, float]]
+    on_device: tuple[str, ...]
     encodes: bool
     merges = False
 
     def __init__(
-        self, bundle: Bundle, device: Literal["cuda", "cpu"], shapes: FixedShapes | None, tuning: Tuning | None, cuda_graphs: bool
+        self,
+        bundle: Bundle,
+        device: Literal["cuda", "cpu"] = "cuda",
+        precision: Precision = "float32",
+        shapes: FixedShapes | None = None,
+        tuning: Tuning | None = None,
+        cuda_graphs: bool = True,
     ) -> None:
         if device == "cuda" and not gpu_available():
             raise DeviceUnavailable(f"{self.name} needs a CUDA device, and torch finds none; install the `gpu` extra on a machine with one")
@@ -84,7 +85,7 @@ class GpuSearch(ABC, Generic[AnyCell]):
         nodes = max(tree.node_count for tree in self._trees)
         if nodes > MAX_NODES:
             raise UnsupportedGraph(f"the tree has {nodes} nodes, at most {MAX_NODES} are known")
-        self.bundle = bundle
+        self.bundle, self.precision, self.rounding = bundle, precision, self.roundings[precision]
         self.device = torch.device(device)
         self.shapes, self.tuning = shapes or FixedShapes(), tuning or Tuning()
         self._is_forest = len(self._trees) > 1
@@ -94,26 +95,26 @@ class GpuSearch(ABC, Generic[AnyCell]):
         self._lock = threading.RLock()
         self._every_item = [every_item(tree) for tree in self._trees]
         self._masks: weakref.WeakKeyDictionary[NodeMask, Tensor] = weakref.WeakKeyDictionary()
-        self._cells: dict[tuple[int, int, int, CellParts, int], AnyCell] = {}
+        self.cells: dict[tuple[int, int, int, CellParts, int], AnyCell] = {}
         self._graphs = device == "cuda" and cuda_graphs
-        self._memory: DeviceMemory | None = None
+        with self.running():
+            self.load(DTYPES[precision])
+            self._memory = None if bundle.memory is None else DeviceLists(self.device)
+            self.contexts = self._cell_contexts()
+
+    @abstractmethod
+    def load(self, dtype: torch.dtype) -> None:
+        """Put the scorers on the device, in the engine's stream."""
 
     @abstractmethod
     def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> AnyCell:
         """A cell of a tree that is not captured yet."""
 
-    @abstractmethod
-    def release(self) -> None:
-        """Let go of the scorers on the device; may be called twice."""
-
-    def cell_contexts(self) -> list[CellContext]:
-        """What the cells of each tree share. To be called once, in the engine's stream."""
-        bundle = self.bundle
-        if bundle.memory is not None:
-            self._memory = DeviceMemory(bundle.memory, self.device)
-        memory_weight = None if self._memory is None else self._memory.weight
+    def _cell_contexts(self) -> list[CellContext]:
+        """What the cells of each tree share."""
+        memory_weight = None if self.bundle.memory is None else float(self.bundle.memory.key_weight)
         pool = torch.cuda.graph_pool_handle() if self._graphs else None
-        histories, gamma = isinstance(bundle.manifest.query, HistoryKind), bundle.manifest.ranking.gamma
+        histories, gamma = isinstance(self.bundle.manifest.query, HistoryKind), self.bundle.manifest.ranking.gamma
         return [
             CellContext(tree, gamma, memory_weight, self.device, self.shapes, self.tuning, Tables(tree, self.device, histories), pool)
             for tree in self._trees
@@ -124,11 +125,6 @@ class GpuSearch(ABC, Generic[AnyCell]):
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # what closed engines had is free too
             refuse_what_does_not_fit(self.bundle, needed, of, *torch.cuda.mem_get_info(self.device))
-
-    @property
-    def cell_count(self) -> int:
-        """How many cells have been built; warm-up is to build all that a query may need."""
-        return len(self._cells)
 
     def warm_up(self) -> None:
         """Build and capture the cell of every batch size, beam bucket and m up to the model's limits; and for the usual beam and m those
@@ -145,11 +141,6 @@ class GpuSearch(ABC, Generic[AnyCell]):
             if self.encodes and isinstance(self.bundle.manifest.query, HistoryKind):
                 self._build(batch, *usual, CellParts(frontier=True, states=True))
 
-    def prepare(self, params: SearchParams) -> None:
-        """See `Engine`."""
-        for members, bucket, parts in self._groups(params.beam_size_B, np.full(len(params.m_B), self._usual.states)):
-            self._build(len(members), bucket, 0 if self._is_forest else int(params.m_B[members].max()), parts)
-
     def _build(self, batch: int, bucket: int, wanted: int, parts: CellParts) -> None:
         """The cells of every tree, unless calls of a forest with such beams are cut to so few queries that smaller cells do."""
         smaller = max((size for size in self.shapes.batches if size < batch), default=0)
@@ -161,14 +152,14 @@ class GpuSearch(ABC, Generic[AnyCell]):
 
     def close(self) -> None:
         """Free what is on the device, the cells one by one: a hundred CUDA graphs at once would hold the interpreter."""
-        while self._cells:
+        while self.cells:
             with self._lock:
-                self._cells.popitem()
+                self.cells.popitem()
             time.sleep(FREEING_PAUSE_S)
         with self._lock:
             self._masks.clear()
-            self._memory = None
-            self.release()
+            for name in ("_memory", "contexts", *self.on_device):
+                vars(self).pop(name, None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -196,7 +187,7 @@ class GpuSearch(ABC, Generic[AnyCell]):
             ranks_BTM,
             ranks_BTM if self._memory is None else _of_trees(found_T, "keys_BM", NO_RANK, batch, width),
             np.full((batch, len(found_T)), rows_BTM.shape[2]) if self._is_forest else np.count_nonzero(rows_BTM >= 0, axis=2),
-            traces=tuple(_trace(own, batch) for own in found_T) if query.trace else (),
+            traces=tuple(found.trace for own in found_T for _, found in own) if query.trace else (),
             frontiers=tuple(_frontier(own, batch) for own in found_T) if query.frontier else (),
         )
         if not self.encodes:
@@ -215,12 +206,14 @@ class GpuSearch(ABC, Generic[AnyCell]):
         addresses_B, held = self._addresses(eligible, excluded, place)
         cell.fill(query, addresses_B, excluded)
         if self._memory is not None and query.memory is not None:
-            cell.fill_memory(self._memory.put(query.memory))
+            lists = query.memory
+            addresses = self._memory.put(lists.offset_B, lists.nodes, lists.values)
+            cell.fill_memory(np.stack([*addresses, np.diff(lists.offset_B)], 1))
         found = cell.run(len(query), query.trace)
         del held  # until here, so that no mask goes while its address is in use
         return found
 
-    def _groups(self, beam_size_B: Int64, encoded_B: NDArray[np.bool_], frontier: bool = False) -> Iterator[tuple[Int64, int, CellParts]]:
+    def _groups(self, beam_size_B: Int64, encoded_B: NDArray[np.bool_], frontier: bool) -> Iterator[tuple[Int64, int, CellParts]]:
         """Which queries (int64 positions) share a run, their beam bucket, and whether they bring states."""
         bucket_B = np.frexp(beam_size_B.astype(np.float64))[1] - 1
         kind_B, most = 2 * bucket_B + encoded_B, self.shapes.batches[-1]
@@ -237,12 +230,12 @@ class GpuSearch(ABC, Generic[AnyCell]):
         size = next(size for size in self.shapes.batches if size >= batch)
         if wanted:
             wanted = min(next((m for m in self.shapes.m_sizes if m >= wanted), 1 << (wanted - 1).bit_length()), self._trees[0].leaf_count)
-        cell = self._cells.get((size, bucket, wanted, parts, place))
+        cell = self.cells.get((size, bucket, wanted, parts, place))
         if cell is None:
             cell = self.new_cell(size, bucket, wanted, parts, place)
             if self._graphs:
                 cell.capture()
-            self._cells[size, bucket, wanted, parts, place] = cell
+            self.cells[size, bucket, wanted, parts, place] = cell
         return cell
 
     def _addresses(self, eligible: EligibleNodes, excluded: ExcludedLists, place: int) -> tuple[Int64, list[Tensor]]:
@@ -289,19 +282,6 @@ def _of_trees(found_T: Sequence[Sequence[OfQueries]], name: str, padding: np.gen
     parts = [(members * trees + place, getattr(found, name)) for place, own in enumerate(found_T) for members, found in own]
     whole = _together(parts, batch * trees, padding, width)
     return whole.reshape(batch, trees, whole.shape[1])
-
-
-def _trace(parts: Sequence[OfQueries], batch: int) -> tuple[LevelTrace, ...]:
-    """The levels of all groups of a call; a level that a group did not visit is empty for its queries."""
-    levels = []
-    for level in sorted({entry.level for _, found in parts for entry in found.trace}):
-        visited = [(members, entry) for members, found in parts for entry in found.trace if entry.level == level]
-        arrays = {
-            name: _together([(members, getattr(entry, name)) for members, entry in visited], batch, padding)
-            for name, padding in LEVEL_ARRAYS.items()
-        }
-        levels.append(LevelTrace(level, **arrays))
-    return tuple(levels)
 
 
 def _frontier(parts: Sequence[OfQueries], batch: int) -> Frontier:

@@ -8,7 +8,8 @@ Legend: B queries, T history, L levels, K beam, C candidates, N nodes, D node ro
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ from espalier.bundle import Bundle
 from espalier.engines.graphs import read_graph
 from espalier.engines.scorer_weights import ScorerWeights, scorer_weights
 from espalier.engines.stages import TreeQuery
-from espalier.engines.triton.cells import FEW, Beam, Cell, CellParts, Entries, FixedShapes, Tuning, inner_slots, is_ragged
+from espalier.engines.triton.cells import FEW, Beam, Cell, CellParts, Entries, inner_slots, is_ragged
 from espalier.engines.triton.gpu_engine import DTYPES, GpuSearch
 from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
 from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
@@ -31,7 +32,6 @@ from espalier.queries import HistoryKind
 from espalier.search import Precision
 from espalier.tree import Tree
 
-ROUNDING: dict[Precision, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.15}
 FEW_QUERIES = 8
 """Queries of a call up to which small tiles of inner products are the faster ones: more programs read rows at a time."""
 MOST_ALONE = 2048
@@ -51,40 +51,22 @@ class Tile(NamedTuple):
 
 
 class TritonSearch(GpuSearch["GraphCell"]):
-    """See the module.
-
-    device     "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
-    precision  of node rows and of products of matrices; sums are float32 in any case. Query encoders run in float32
-    shapes, tuning  sizes of cells and kernels
-    cuda_graphs   False: every launch goes out by itself, as compute-sanitizer wants it
-
-    Raises UnsupportedGraph when the bundle's graphs are not known here, DeviceUnavailable when there is no GPU or too little memory on it.
-    """
+    """See the module."""
 
     name = "triton"
+    roundings: ClassVar[Mapping[Precision, float]] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.15}
+    on_device = "node_rows_ND", "scorer", "encoder"
     encodes = True
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        device: Literal["cuda", "cpu"] = "cuda",
-        precision: Precision = "float32",
-        shapes: FixedShapes | None = None,
-        tuning: Tuning | None = None,
-        cuda_graphs: bool = True,
-    ) -> None:
-        super().__init__(bundle, device, shapes, tuning, cuda_graphs)
-        self.rounding = ROUNDING[precision]
+    def load(self, dtype: torch.dtype) -> None:
+        bundle = self.bundle
         weights = scorer_weights(bundle)
         query = read_graph("query.onnx", bundle.graph("query.onnx"))
-        rows = f"{bundle.tree.node_count:,} node rows of {bundle.graph_scorer.node_dim} {precision} numbers"
-        self.refuse_without_memory(device_bytes(bundle, precision), rows)
-        with self.running():
-            self.encoder = _encoder(query, bundle, self.device)
-            self.scorer = _Scorer(weights, bundle.graph_scorer.node_dim, DTYPES[precision], self.device)
-            self.node_rows_ND = self._node_rows(DTYPES[precision])
-            (self.context,) = self.cell_contexts()
-        self._precision = precision
+        rows = f"{bundle.tree.node_count:,} node rows of {bundle.graph_scorer.node_dim} {self.precision} numbers"
+        self.refuse_without_memory(device_bytes(bundle, self.precision), rows)
+        self.encoder = _encoder(query, bundle, self.device)
+        self.scorer = _Scorer(weights, bundle.graph_scorer.node_dim, dtype, self.device)
+        self.node_rows_ND = self._node_rows(dtype)
 
     def tile(self, batch: int, candidates: int) -> Tile:
         """How nodes of calls of so many queries are scored, whose levels have so many candidates. Activations take registers: only of
@@ -96,7 +78,7 @@ class TritonSearch(GpuSearch["GraphCell"]):
         if not self.scorer.state_width:
             # Either way a thread sums up eight numbers of a row; of shorter rows it would be four in the smaller tile, in another order.
             return Tile(32, 4, None) if batch <= FEW_QUERIES and self.scorer.row_width >= 32 else Tile(64, 2, None)
-        if self._precision == "float32":
+        if self.precision == "float32":
             return Tile(16, tuning.warps, tuning.registers)
         small = self.scorer.row_width <= 32 and max(self.scorer.widths) <= 128 and sum(self.scorer.widths) <= 224
         if alone and small:
@@ -105,10 +87,6 @@ class TritonSearch(GpuSearch["GraphCell"]):
 
     def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> GraphCell:
         return GraphCell(self, batch, bucket, wanted, parts)
-
-    def release(self) -> None:
-        for name in ("node_rows_ND", "context", "scorer", "encoder"):
-            vars(self).pop(name, None)
 
     def _node_rows(self, dtype: torch.dtype) -> Tensor:
         """The rows, read from the bundle's mapped file piece by piece."""
@@ -176,7 +154,7 @@ class GraphCell(Cell[Tensor]):
             entries = {
                 "states": ((batch, tree.height + 1 - self._first if scorer.state_levels > 1 else 1, scorer.state_dim), torch.float32)
             }
-        super().__init__(engine.context, batch, bucket, wanted, parts, entries, scorer.state_dim)
+        super().__init__(engine.contexts[0], batch, bucket, wanted, parts, entries, scorer.state_dim)
         self._engine, self._tile, self._top_tile = engine, engine.tile(batch, self.candidates), engine.tile(1, 1)
         self._sequence = scorer.encoder == "sequence"
         self._log_activation = bundle.manifest.ranking.own == "log_activation"

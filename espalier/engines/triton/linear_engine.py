@@ -12,7 +12,8 @@ Legend: B queries, K beam, N nodes, F features of a call.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,9 +21,9 @@ import triton
 from torch import Tensor
 
 from espalier.bundle import Bundle
-from espalier.engines.linear.chunk_search import POWERS
+from espalier.engines.linear.chunk_search import power_of
 from espalier.engines.stages import Leaves, TreeQuery
-from espalier.engines.triton.cells import Beam, Cell, CellParts, Entries, FixedShapes, Tuning, is_ragged
+from espalier.engines.triton.cells import Beam, Cell, CellParts, Entries, is_ragged
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, laid_out
 from espalier.engines.triton.device_lists import DeviceLists
 from espalier.engines.triton.gpu_engine import DTYPES, GpuSearch
@@ -30,55 +31,31 @@ from espalier.engines.triton.kernels.score_chunks import score_chunks_kernel, sc
 from espalier.errors import InvalidQuery
 from espalier.search import Precision
 
-ROUNDING: dict[Precision, float] = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
-"""Largest differences of ranks, for logits of a few units."""
 FEATURES = 64
 """Features of a query that are looked up at once. The order of a score's sum depends on it, so it must not be tuned."""
 
 
 class SparseCudaSearch(GpuSearch["FeatureCell"]):
-    """See the module.
-
-    device     "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
-    precision  of the weights; sums are float32 in any case
-    shapes, tuning  sizes of cells and kernels
-    cuda_graphs   False: every launch goes out by itself, as compute-sanitizer wants it
-
-    Raises DeviceUnavailable when there is no GPU or too little memory on it.
-    """
+    """See the module."""
 
     name = "sparse-cuda"
+    roundings: ClassVar[Mapping[Precision, float]] = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
+    on_device = "tiles", "features"
     encodes = False
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        device: Literal["cuda", "cpu"] = "cuda",
-        precision: Precision = "float32",
-        shapes: FixedShapes | None = None,
-        tuning: Tuning | None = None,
-        cuda_graphs: bool = True,
-    ) -> None:
-        super().__init__(bundle, device, shapes, tuning, cuda_graphs)
-        self.rounding = ROUNDING[precision]
-        ranking = bundle.manifest.ranking
-        self.power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
-        self._width = bundle.chunks.width
-        sizes_T = [TileSizes.of(alone.tree, alone.chunks) for alone in bundle.alone]
-        needed = sum(device_bytes(alone, sizes, precision) for alone, sizes in zip(bundle.alone, sizes_T, strict=True))
-        weights = sum(len(alone.chunks.entry_weight) for alone in bundle.alone)
-        self.refuse_without_memory(needed, f"{weights:,} {precision} weights")
-        with self.running():
-            self.tiles = [_Tiles(alone, sizes, DTYPES[precision], self.device) for alone, sizes in zip(bundle.alone, sizes_T, strict=True)]
-            self.features = DeviceLists(self.device)
-            self.contexts = self.cell_contexts()
+    def load(self, dtype: torch.dtype) -> None:
+        trees = self.bundle.alone
+        self.power = power_of(self.bundle.manifest.ranking)
+        self._width = self.bundle.chunks.width
+        sizes_T = [TileSizes.of(alone.tree, alone.chunks) for alone in trees]
+        needed = sum(device_bytes(alone, sizes, self.precision) for alone, sizes in zip(trees, sizes_T, strict=True))
+        weights = sum(len(alone.chunks.entry_weight) for alone in trees)
+        self.refuse_without_memory(needed, f"{weights:,} {self.precision} weights")
+        self.tiles = [_Tiles(alone, sizes, dtype, self.device) for alone, sizes in zip(trees, sizes_T, strict=True)]
+        self.features = DeviceLists(self.device)
 
     def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> FeatureCell:
         return FeatureCell(self, batch, bucket, wanted, parts, place)
-
-    def release(self) -> None:
-        for name in ("tiles", "features", "contexts"):
-            vars(self).pop(name, None)
 
     def search(self, query: TreeQuery) -> Leaves:
         """See `TreeSearch`. Raises InvalidQuery where features are not those of the scorers, or not finite."""

@@ -6,6 +6,7 @@ Of all kinds of models and engines: trees and forests, memories, tails and stack
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from benchmarks.random_bundles import make_bundle, make_linear_bundle, product_g
 from benchmarks.random_live import random_row, random_state
 from espalier.bundle import Bundle
 from espalier.engines import forest_mean, open_engine, overflow_graph, pipeline
-from espalier.engines.histories import histories_of
-from espalier.engines.live_encoder import LiveEncoder
+from espalier.engines.encoder import QueryEncoder
+from espalier.engines.live_encoder import LiveEncoder, histories_of
 from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
@@ -41,8 +42,7 @@ from espalier.masks.eligibility import bundle_alone, forest_mask
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
 from tests.espalier import drawn_bundles
-from tests.espalier.drawn_bundles import drawn_bundle, is_exact
-from tests.espalier.test_signature import KINDS
+from tests.espalier.drawn_bundles import KINDS, drawn_bundle, is_exact
 
 BATCH = 4
 CALLS: dict[str, st.SearchStrategy[Any]] = {
@@ -107,7 +107,7 @@ class Oracle:
     def of_fold(self, result: SearchResult) -> SearchResult:
         """A result of the overlay, by the fold's item rows."""
         assert set(result.item_rows_BM.flat) <= {*self.there.tolist(), -1}
-        return replace(result, item_rows_BM=self.rows.of_rows(result.item_rows_BM), trace=None)
+        return replace(result, item_rows_BM=self.rows.of_rows(result.item_rows_BM), traces=())
 
     def assert_same(self, found: SearchResult, expected: SearchResult, engine: str) -> None:
         """Where numbers are not whole: the same items, and numbers up to rounding."""
@@ -246,14 +246,14 @@ def test_unknown_items_are_left_out_and_the_others_move_up(tmp_path: Path) -> No
     moved, deleted = int(overlay.row_W[0]), int(np.setdiff1d(overlay.hidden, overlay.row_W)[0])
     rows_BT = np.array([[-1, items + live, items + dead, moved, deleted]] * 3)
     frozen_B = np.array([False, True, False])
-    histories = histories_of(overlay, rows_BT, frozen_B, countable=True)
-    assert histories.rows_BT[0].tolist() == histories.rows_BT[2].tolist() == [-1, -1, items + live, moved, deleted]
-    assert histories.rows_BT[1].tolist() == [-1, -1, -1, moved, deleted]
+    known_BT, handles_BT = histories_of(overlay, rows_BT, frozen_B, countable=True)
+    assert known_BT[0].tolist() == known_BT[2].tolist() == [-1, -1, items + live, moved, deleted]
+    assert known_BT[1].tolist() == [-1, -1, -1, moved, deleted]
     handle = int(overlay.handle_I[moved])
-    assert histories.handles_BT.tolist() == [[-1, -1, live, handle, -1], [-1] * 5, [-1, -1, live, handle, -1]]
-    trained = histories_of(overlay, rows_BT, None, countable=False)
-    assert trained.rows_BT.tolist() == [[-1, -1, -1, moved, deleted]] * 3
-    assert (trained.handles_BT == -1).all()
+    assert handles_BT.tolist() == [[-1, -1, live, handle, -1], [-1] * 5, [-1, -1, live, handle, -1]]
+    known_BT, handles_BT = histories_of(overlay, rows_BT, None, countable=False)
+    assert known_BT.tolist() == [[-1, -1, -1, moved, deleted]] * 3
+    assert (handles_BT == -1).all()
     with pytest.raises(InvalidQuery, match=f"queries: got {items + overlay.handles}, expected item rows from 0 to"):
         histories_of(overlay, np.full_like(rows_BT, items + overlay.handles), None, countable=True)
 
@@ -292,7 +292,7 @@ def test_live_items_are_unknown_in_histories_to_graphs_that_do_more_than_look_ro
     graphs = changed(onnx.load_from_string(query)).SerializeToString(), scorer
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 4, 4), "product", graphs=graphs, state_dim=4, form=InnerProductForm())
     with pytest.raises(UnsupportedGraph, match=reason):
-        LiveEncoder(bundle)
+        LiveEncoder(bundle, QueryEncoder.open(bundle))
     engine, overlay = open_engine(bundle, engine="onnx-cpu"), random_state(rng, bundle).overlay()
     engine.set_overlay(overlay)
     assert "live items do not count in histories" in caplog.text
@@ -334,9 +334,9 @@ def test_once_all_that_came_has_gone_a_search_is_that_of_the_bundle(
         found, expected = searched.search(queries, params), alone.search(queries, known)
         for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
             assert_array_equal(getattr(found, name), getattr(expected, name), name)
-        for level, wanted in zip(found.trace or (), expected.trace or (), strict=True):
+        for level, wanted in zip(chain(*found.traces), chain(*expected.traces), strict=True):
             assert_array_equal(level.nodes_BK, wanted.nodes_BK)
-    assert [query.frontier or any(query.eligible_T[0].mask_B) for query in asked] == [False, False]
+    assert [query.frontier or any(query.eligible_T[0].mask_B) for query in asked] == [False] * (1 + BATCH)
     history = np.full((1, queries.array.shape[1]), len(bundle.items))  # of the item that is gone
     found = searched.search(QueryBatch(queries.kind, history), SearchParams.uniform(1, 3, 6))
     assert asked[-1].eligible_T[0].live_BR == ()  # no live leaf is looked for

@@ -52,10 +52,10 @@ def test_usual_searches_with_live_items_find_their_cells_built(tmp_path: Path) -
     searched = Pipeline(bundle, trees)
     searched.warm_up()
     searched.set_overlay(state.overlay())
-    built = trees.cell_count
+    built = len(trees.cells)
     for batch in SHAPES.batches:
         for row in (0, bundle.manifest.tree.items):  # trained and live
             queries = random_queries(rng, bundle, batch)
             queries.array[:, -1] = row
             searched.search(queries, SearchParams.uniform(batch, search.beam_size, search.m))
-    assert trees.cell_count == built
+    assert len(trees.cells) == built

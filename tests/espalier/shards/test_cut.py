@@ -189,32 +189,16 @@ def test_lists_of_a_memory_are_taken_joined_and_thinned_by_query() -> None:
         assert found.values.tolist() == [node - 3 for node in nodes]
 
 
-def test_masks_that_were_used_last_are_kept_up_to_some_bytes() -> None:
-    cache = MaskCache(25)
-    masks = {name: NodeMask(np.ones(10, np.bool_), 1) for name in "abc"}
-    assert cache.put("a", masks["a"]) is masks["a"]
-    assert cache.put("a", NodeMask(np.ones(10, np.bool_), 1)) is masks["a"]
-    cache.put("b", masks["b"])
-    assert cache.get("a") is masks["a"]
-    cache.put("c", masks["c"])
-    assert cache.get("b") is None
-    assert cache.get("a") is masks["a"]
-    assert cache.bytes == 20
-
-
-def test_a_mask_that_is_larger_than_all_room_is_used_and_not_kept() -> None:
-    cache = MaskCache(9)
-    mask = NodeMask(np.ones(10, np.bool_), 1)
-    assert cache.put("a", mask) is mask
-    assert cache.get("a") is None
-    assert cache.bytes == 0
-
-
-def test_a_mask_of_a_forest_counts_with_all_its_trees() -> None:
-    cache = MaskCache(100)
-    mask = NodeMask(np.ones(10, np.bool_), 1, (NodeMask(np.ones(20, np.bool_), 1),))
-    cache.put("a", mask)
-    assert cache.bytes == mask.nbytes >= 30
+def test_masks_that_were_used_last_are_kept_up_to_some_bytes_and_a_larger_one_is_not() -> None:
+    cache, forest = MaskCache(25), NodeMask(np.ones(10, np.bool_), 1, (NodeMask(np.ones(20, np.bool_), 1),))
+    a, b, c = (NodeMask(np.ones(10, np.bool_), 1) for _ in range(3))
+    assert cache.put("a", a) is cache.put("a", NodeMask(np.ones(10, np.bool_), 1)) is a
+    cache.put("b", b)
+    assert cache.get("a") is a
+    cache.put("c", c)
+    assert cache.put("forest", forest) is forest
+    assert [cache.get(name) for name in ("a", "b", "c", "forest")] == [a, None, c, None]
+    assert cache.bytes == 20 < 25 < forest.nbytes, "a mask of a forest counts with all its trees"
 
 
 # -- the parts of shards, and their answers together ----------------------------------------------------------------------
@@ -253,7 +237,7 @@ def test_one_shard_answers_as_the_whole_bundle(
     bundle = made(tmp_path_factory.mktemp("cut"), shape)
     rng = np.random.default_rng(shape["seed"])
     queries, params = random_queries(rng, bundle, 4), SearchParams.uniform(4, beam_size, m)
-    if filtered and "kind" not in shape and len(bundle.alone) == 1:
+    if filtered and len(bundle.alone) == 1:
         params = SearchParams(params.beam_size_B, params.m_B, mask_B=random_masks(rng, bundle.tree, 4, 0.3))
     (shard,) = cut(bundle, 1)
     for engine in engines_of(bundle):
@@ -288,7 +272,7 @@ def test_every_item_of_a_shard_has_the_rank_and_key_that_it_has_in_the_whole_bun
     answers = merged(bundle, shards, queries, params)
     for found, right in zip(answers, expected, strict=True):
         assert found == [right[row] for row, _, _ in found]
-    for engine in engines_of(bundle) if "kind" in shape else ():  # whose ranks are exact
+    for engine in engines_of(bundle):
         assert merged(bundle, shards, queries, params, partial(open_engine, engine=engine)) == answers
 
 

@@ -126,9 +126,8 @@ def shard_answers(draw: st.DrawFn) -> ShardAnswer:
         floats(rng, batch, m),
         rng.integers(0, m + 1, batch),
         rng.random(batch) < 0.5,
-        traces[0] if traces else None,
+        tuple(traces),
         rng.random(batch) < 0.5 if draw(st.booleans()) else None,
-        tuple(traces[1:]),
         frontiers=tuple(frontiers),
     )
     return ShardAnswer(PIN, result, "compiled-cpu", draw(st.floats(0, 1e6)), draw(st.integers(0, 1000)), draw(st.integers(0, MAX_NUMBER)))
@@ -370,7 +369,7 @@ def frontier(node: int, rank: float) -> tuple[Frontier, ...]:
 def test_a_right_answer_passes_its_check() -> None:
     check()
     check(finite_B=np.array([True, False]), kind=VectorKind(width=4))
-    check(trace=(a_level(1, 1, 2), a_level(2, -1, 5), a_level(3, 6, 15)))
+    check(traces=((a_level(1, 1, 2), a_level(2, -1, 5), a_level(3, 6, 15)),))
     check(**one_row(scores_BM=[[1, 0, 1], [0, 9, 9]]))
     check(frontiers=frontier(5, -1))
 
@@ -402,9 +401,9 @@ def test_a_right_answer_passes_its_check() -> None:
         ({"frontiers": frontier(-2, 1)}, r"frontier\.0"),
         ({"frontiers": frontier(2, 1)}, r"frontier\.0"),
         ({"frontiers": frontier(6, 1)}, r"frontier\.0"),
-        ({"trace": (a_level(1, 3, 2),)}, r"trace\.0"),
-        ({"trace": (a_level(1, 2, 0),)}, r"trace\.0"),
-        ({"trace": (a_level(4, 2, 2),)}, r"trace\.0"),
+        ({"traces": ((a_level(1, 3, 2),),)}, r"trace\.0"),
+        ({"traces": ((a_level(1, 2, 0),),)}, r"trace\.0"),
+        ({"traces": ((a_level(4, 2, 2),),)}, r"trace\.0"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_refused(changed: dict[str, Any], named: str) -> None:

@@ -94,7 +94,6 @@ def assert_same(found: SearchResult, expected: SearchResult) -> None:
         assert_array_equal(getattr(found, name), getattr(expected, name), name)
     for name in ROUNDED:
         assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-5, err_msg=name)
-    assert (found.trace is None) == (expected.trace is None)
     for one, other in zip(found.traces, expected.traces, strict=True):
         by_level = {level.level: level for level in other}
         assert one[-1].level == other[-1].level
