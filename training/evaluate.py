@@ -24,10 +24,10 @@ from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind, pad_hist
 from espalier.rerank.ranker import Reranker
 from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams
 
+from .arrays import Int64
 from .data.splits import EvaluationPair, without_seen
 from .graded import Grades, graded_figures, grades_of, print_graded
 
-Int64 = NDArray[np.int64]
 MIN_STANDARD_ERRORS = 3.0
 """A smaller fall of recall is taken for noise. About one in a thousand comparisons without a difference exceeds it."""
 MIN_QUERIES = 30
@@ -93,7 +93,7 @@ def held_out_pairs(bundle: Bundle) -> list[EvaluationPair]:
     return [EvaluationPair(i, row[row >= 0], rows) for i, (row, rows) in enumerate(zip(histories, held_out.relevant, strict=True))]
 
 
-def in_rows(pairs: Iterable[EvaluationPair], row_of: NDArray[np.int64]) -> list[EvaluationPair]:
+def in_rows(pairs: Iterable[EvaluationPair], row_of: Int64) -> list[EvaluationPair]:
     """Queries of a log in a bundle's item rows (−1: it lacks the item), those that are left with something to ask by and to find."""
     rows = ((pair, row_of[pair.history], row_of[pair.relevant]) for pair in pairs)
     known = [replace(pair, history=history[history >= 0], relevant=relevant[relevant >= 0]) for pair, history, relevant in rows]

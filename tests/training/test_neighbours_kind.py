@@ -113,15 +113,6 @@ def test_an_empty_history_gets_popular_items(made: tuple[Bundle, Prepared, Neigh
     assert_array_equal(events_I[rows_M], -np.sort(-events_I)[:50])
 
 
-def test_the_memory_outweighs_what_is_popular(made: tuple[Bundle, Prepared, Neighbours]) -> None:
-    bundle, _, _ = made
-    popular_N, memory = bundle.node_rows_ND[np.arange(bundle.tree.node_count), -1], bundle.memory
-    assert memory is not None
-    assert 0 <= popular_N.min() <= popular_N.max() <= 1
-    smallest = float(memory.value[memory.value > 0].min()) * float(memory.weight[memory.weight > 0].min())
-    assert memory.key_weight * smallest > 1
-
-
 def test_fit_takes_the_kind_from_its_option_and_the_data_from_the_file(tmp_path: Path) -> None:
     raw = configuration(tmp_path)
     other = {**raw, "kind": "otm-sequence", "seed": 3, "scorer": {"node_dim": 8}, "memory": {"weight": 2.0}}

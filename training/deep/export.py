@@ -22,7 +22,6 @@ import onnx
 import onnx.numpy_helper
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
@@ -38,28 +37,29 @@ from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
 
+from ..arrays import Float32
 from ..data.item_content import ItemContent
 from ..data.splits import LEARNED_VALIDATION, EvaluationPair, Split, without_seen
 from ..deep.content_rows import content_graph
-from ..deep.memory import FIT_S
+from ..deep.memory import FIT_S, counted_again
 from ..deep.prepare import Prepared
 from ..deep.queries import model_input, query_kind, rows_of_pairs
 from ..deep.ranking import Chosen, choose_ranking
 from ..deep.scorers.heads import MlpHead, ProductHead
 from ..deep.scorers.model import NodeScorer, export_graphs
 from ..deep.scorers.sequence import SequenceQuery
-from ..deep.searches import CUTS, Figures, Searches
+from ..deep.searches import Searches
 from ..deep.topology import Topology
 from ..deep.validation import validation_pairs
 from ..evaluate import evaluate
 from ..golden import golden_answers
 from ..neighbours.cooccurrence import lists_of
 from ..publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
+from ..retrieval.tuning import CUTS, Figures
 from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 
-Floats = NDArray[np.float32]
 PARITY_TOLERANCE = 1e-3
 MOST_NUMBERS = 1 << 22
 """Numbers of the vectors that golden and held-out queries hold, at most."""
@@ -106,8 +106,8 @@ def export(
             if config.scorer.dtype != "auto":
                 raise
             dtype = "float32"
-        if memory is not None and chosen.recipe is not None:
-            memory = chosen.recipe.of(memory, config, final.split)
+        if memory is not None and memory.formula is not None and chosen.neighbours is not None:
+            memory = counted_again(memory, memory.formula.unit, chosen.neighbours, config, final.split)
     kind = query_kind(config, prepared.interactions)
     most = most_kept(kind)
     validation = list(prepared.split.validation[: min(GOLDEN_QUERIES, most) - 1])
@@ -222,7 +222,7 @@ def scorer_form(model: NodeScorer, scorer_onnx: bytes) -> ScorerForm | None:
         raise BundleCorrupt("scorer.onnx does not hold the weights of the network that it was exported from") from error
 
 
-def mlp_form(model: onnx.ModelProto, weights: Mapping[str, Floats]) -> MlpForm:
+def mlp_form(model: onnx.ModelProto, weights: Mapping[str, Float32]) -> MlpForm:
     """Which initialisers of scorer.onnx hold the weights of its network, whose arrays are named as `MlpHead` names them.
 
     An exporter is free to name, transpose and share what it writes, so arrays are found by their values.
@@ -234,7 +234,7 @@ def mlp_form(model: onnx.ModelProto, weights: Mapping[str, Floats]) -> MlpForm:
     return MlpForm(layers=tuple(hidden), out=_dense_layer(arrays, weights, "out", None))
 
 
-def _dense_layer(arrays: Mapping[str, Floats], weights: Mapping[str, Floats], name: str, slope: str | None) -> DenseLayer:
+def _dense_layer(arrays: Mapping[str, Float32], weights: Mapping[str, Float32], name: str, slope: str | None) -> DenseLayer:
     weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     for transposed, values in ((False, weight.T), (True, weight)):  # torch has [out, in]
         stored = next((key for key, array in arrays.items() if np.array_equal(array, values)), None)
@@ -248,7 +248,7 @@ def _dense_layer(arrays: Mapping[str, Floats], weights: Mapping[str, Floats], na
     raise KeyError(name)
 
 
-def _vector_name(arrays: Mapping[str, Floats], values: Floats) -> str:
+def _vector_name(arrays: Mapping[str, Float32], values: Float32) -> str:
     for name, array in arrays.items():
         if np.array_equal(array.reshape(-1), values.reshape(-1)):
             return name
@@ -304,7 +304,7 @@ def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path,
     )
 
 
-def round_rows(model: NodeScorer, dtype: Dtype, rows_ND: Floats | None = None) -> None:
+def round_rows(model: NodeScorer, dtype: Dtype, rows_ND: Float32 | None = None) -> None:
     """Give a model its node rows, or others, as they are stored. Raises FloatingPointError where the type cannot hold them."""
     rows_ND = model.node_rows.detach().cpu().numpy() if rows_ND is None else rows_ND
     model.node_rows.data = torch.from_numpy(rounded(rows_ND, dtype)).to(model.node_rows.device)

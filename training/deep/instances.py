@@ -9,18 +9,17 @@ Legend: B instances, T history, F numbers of a vector, P targets, X places in a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..specification.deep import InstanceConfig
 
-Int64 = NDArray[np.int64]
-QueryRows = NDArray[np.int64] | NDArray[np.float32]
+QueryRows = Int64 | NDArray[np.float32]
 """Queries before the model: int64[B, T] item rows of histories, −1 = padding in front, or float32[B, F] vectors."""
 
 
@@ -36,15 +35,7 @@ class Instances:
     target_BP: Int64
 
 
-class Source(Protocol):
-    """Draws the batches of a run."""
-
-    def batch(self, step: int, size: int) -> Instances:
-        """The batch of one step."""
-        ...
-
-
-def source_of(interactions: Interactions, users: Int64, config: InstanceConfig, seed: int) -> Source:
+def source_of(interactions: Interactions, users: Int64, config: InstanceConfig, seed: int) -> InstanceSource | VectorSource:
     """What draws batches from the lists of some users, or from some queries of vectors (int64 rows)."""
     if interactions.vectors_UF is not None:
         return VectorSource(interactions, interactions.vectors_UF, users, config.targets, seed)

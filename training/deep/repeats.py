@@ -23,9 +23,10 @@ from espalier.memory_sums import newest
 from espalier.read_only import read_only
 
 from ..deep.reweighing import Candidates
-from ..deep.searches import Figures, Searches
+from ..deep.searches import Searches
 from ..deep.validation import EncodedQueries
 from ..retrieval.repeats import chosen_by_bucket
+from ..retrieval.tuning import Figures
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def with_repeat(searches: Searches, gamma: float, memory: Memory | None, *, has_
     searches   of queries whose lists are whole, seen items not excluded
     """
     known = _KnownLeaves(searches, gamma, memory)
-    best = chosen_by_bucket(PARTS, lambda parts: known.measured(parts).figure, known.is_better, has_order=has_order)
+    best = chosen_by_bucket(PARTS, known.measured, has_order=has_order)
     if best == NONE:
         log.info("no repeat term")
         return memory
@@ -51,12 +52,9 @@ def with_repeat(searches: Searches, gamma: float, memory: Memory | None, *, has_
     left_out = np.array(best) == LEFT_OUT
     bonus = np.where(left_out, 0, np.maximum(best, 0) * known.spread).astype(np.float32)
     if memory is None:
-        memory = _without_entries(searches.topology.tree.item_count)
+        offset = np.zeros(searches.topology.tree.item_count + 1, np.int64)
+        memory = Memory(offset, np.empty(0, np.int32), np.empty(0, np.float16), np.ones(1, np.float32), key_weight=1.0)  # without entries
     return replace(memory, repeat=(bonus / np.float32(memory.key_weight)).astype(np.float32), left_out=left_out)
-
-
-def _without_entries(items: int) -> Memory:
-    return Memory(np.zeros(items + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float16), np.ones(1, np.float32), key_weight=1.0)
 
 
 class _KnownLeaves:
@@ -67,9 +65,8 @@ class _KnownLeaves:
 
     def __init__(self, searches: Searches, gamma: float, memory: Memory | None) -> None:
         self._searches, self._m = searches, searches.ms[-1]
-        self._found: dict[tuple[float, ...], Figures] = {}
         tree = searches.topology.tree
-        self._candidates = Candidates(searches.model, searches.topology, searches.blocks, searches.own)
+        self._candidates = Candidates(searches)
         longest = max(block.rows.shape[1] for block in searches.blocks)
         rows_BM, _ = searches.ranked(gamma, memory, min(self._m + longest, tree.item_count))
         self._candidates.add(rows_BM)
@@ -83,18 +80,10 @@ class _KnownLeaves:
         best_BM = -np.sort(-self._key_BC, axis=1)[:, : self._m]
         self.spread = float(np.mean([best_M[0] - best_M[np.isfinite(best_M)][-1] for best_M in best_BM]))
 
-    def is_better(self, parts: tuple[float, ...], than: tuple[float, ...]) -> bool:
-        """Whether some values find more than others by over a standard error."""
-        gain, error = self.measured(parts).gain_over(self.measured(than))
-        return gain > error
-
     def measured(self, parts: tuple[float, ...]) -> Figures:
         """The figures of one value for each bucket, in parts of D."""
-        if parts not in self._found:
-            bonus = np.array([*(part if part == LEFT_OUT else part * self.spread for part in parts), 0.0], np.float32)
-            rows_BM = self._candidates.best(self._key_BC + bonus[self._bucket_BC], self._m)
-            self._found[parts] = self._searches.figures_of(rows_BM)
-        return self._found[parts]
+        bonus = np.array([*(part if part == LEFT_OUT else part * self.spread for part in parts), 0.0], np.float32)
+        return self._searches.figures_of(self._candidates.best(self._key_BC + bonus[self._bucket_BC], self._m))
 
 
 def _histories(blocks: Sequence[EncodedQueries], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -28,8 +28,7 @@ from espalier.engines.encoder import QueryEncoder
 from espalier.queries import HistoryKind, pad_histories
 from espalier.tree import EMPTY_LEAF
 
-Floats = NDArray[np.float32]
-Int64 = NDArray[np.int64]
+from ..arrays import Float32, Int64
 
 BACKGROUND = 2048
 """Histories that stand for all events."""
@@ -48,20 +47,20 @@ class Evidence(NamedTuple):
     """leaf_I: int64[I], the live leaves · mean_IS: the mean states m · events_I: e · share_I: n_i / n."""
 
     leaf_I: Int64
-    mean_IS: Floats
-    events_I: Floats
-    share_I: Floats
+    mean_IS: Float32
+    events_I: Float32
+    share_I: Float32
 
 
 class Background(NamedTuple):
     """state_BS: on the leaf level · above_BI: γ · rank(parent) of live leaves · rest_B: log Σ e^rank over other leaves, −inf for none."""
 
-    state_BS: Floats
-    above_BI: Floats
-    rest_B: Floats
+    state_BS: Float32
+    above_BI: Float32
+    rest_B: Float32
 
 
-def fitted_rows(bundle: Bundle, evidence: Evidence, histories: Sequence[Int64]) -> Floats:
+def fitted_rows(bundle: Bundle, evidence: Evidence, histories: Sequence[Int64]) -> Float32:
     """float32[I, S]: the rows of live leaves, fitted. histories: of events drawn from all; there must be one."""
     rows_IS, spread, is_free_S = _start(bundle, evidence.leaf_I)
     background = _background(bundle, evidence.leaf_I, histories)
@@ -77,7 +76,7 @@ def fitted_rows(bundle: Bundle, evidence: Evidence, histories: Sequence[Int64]) 
     return rows_IS
 
 
-def mean_states(bundle: Bundle, of_n: Int64, histories: Sequence[Int64], items: int) -> tuple[Floats, Floats]:
+def mean_states(bundle: Bundle, of_n: Int64, histories: Sequence[Int64], items: int) -> tuple[Float32, Float32]:
     """float32[I, S]: the mean states on the leaf level of each item's histories; float32[I]: how many it has, at least 1.
 
     of_n  int64[n]: which of the items each history is of
@@ -91,14 +90,14 @@ def mean_states(bundle: Bundle, of_n: Int64, histories: Sequence[Int64], items: 
     return sum_IS / events_I[:, None], events_I
 
 
-def _states(bundle: Bundle, encoder: QueryEncoder, histories: Sequence[Int64], first: int) -> Floats:
+def _states(bundle: Bundle, encoder: QueryEncoder, histories: Sequence[Int64], first: int) -> Float32:
     kind = bundle.graph_kind
     if not isinstance(kind, HistoryKind):
         raise TypeError(f"histories for a model of {kind.kind}")
     return encoder.states(pad_histories(kind, histories).array, [first] * len(histories))
 
 
-def _start(bundle: Bundle, leaf_I: Int64) -> tuple[Floats, float, NDArray[np.bool_]]:
+def _start(bundle: Bundle, leaf_I: Int64) -> tuple[Float32, float, NDArray[np.bool_]]:
     """The rows as they were placed; σ, the spread of the other leaves' rows, of all where there are none; and the columns that differ.
 
     Not of rows that may have been fitted in earlier folds: σ would grow from fold to fold.
@@ -130,7 +129,7 @@ def _background(bundle: Bundle, leaf_I: Int64, histories: Sequence[Int64]) -> Ba
     return Background(state_BS, above_BI, rest_B)
 
 
-def _ranks(bundle: Bundle, states_BLS: Floats) -> tuple[Floats, Floats]:
+def _ranks(bundle: Bundle, states_BLS: Float32) -> tuple[Float32, Float32]:
     """float32[B, N] twice: the ranks of all leaves, and of these what their parents' ranks add."""
     tree, gamma = bundle.tree, np.float32(bundle.manifest.ranking.gamma)
     ranks_BN = above_BN = np.zeros((len(states_BLS), 1), np.float32)
@@ -142,12 +141,12 @@ def _ranks(bundle: Bundle, states_BLS: Floats) -> tuple[Floats, Floats]:
     return ranks_BN, above_BN
 
 
-def _expected(background: Background, rows_IS: Floats) -> Floats:
+def _expected(background: Background, rows_IS: Float32) -> Float32:
     """float32[I, S]: mean_x p(i | x) · s(x)."""
     rank_BI = background.state_BS @ rows_IS.T + background.above_BI
     rest_B1 = background.rest_B[:, None]
     largest_B1 = np.maximum(rank_BI.max(1, keepdims=True), rest_B1)
     share_BI = np.exp(rank_BI - largest_B1)
     sum_B1 = np.exp(rest_B1 - largest_B1) + share_BI.sum(1, keepdims=True)
-    expected_IS: Floats = (share_BI / (sum_B1 * len(rank_BI))).T @ background.state_BS
+    expected_IS: Float32 = (share_BI / (sum_B1 * len(rank_BI))).T @ background.state_BS
     return expected_IS

@@ -26,10 +26,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Array, Float64, Int64
 from ..data.interactions import Interactions
 from ..data.splits import EvaluationPair
 from ..neighbours.cooccurrence import Counts, Lists, counted, lists_of
@@ -41,9 +41,6 @@ from ..retrieval.tuning import Option, Options, Remembered, search
 
 log = logging.getLogger(__name__)
 
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 Near = Callable[[], NearItems]
 
 DAMPING = (

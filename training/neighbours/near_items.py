@@ -13,21 +13,16 @@ Legend: I items, D embedding width, G groups, R rows of a block, C candidates, K
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Array, Float32, Int32, Int64
 from ..data.interactions import Interactions
 from ..retrieval.scores import keep_best
 from ..trees.embeddings import item_embeddings
-
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Int32 = NDArray[np.int32]
-Float32 = NDArray[np.float32]
 
 WIDTH, NEAREST = 96, 256
 MOST_PAIRS, LEAST_NEAREST = 1 << 25, 16

@@ -11,19 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Array, Float32, Int32, Int64
 from ..retrieval.scores import empty_rows, filled, keep_best
-
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Int32 = NDArray[np.int32]
-Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,20 @@ Knows options, figures and a deadline. Does not know methods.
 It begins at the best of some starts. An ordered option climbs: its next value up, and on while that is better, else the next one down.
 Where the best value is the last of the grid, it goes on beyond it by the option's step, within its limits. Of an unordered option every
 value is tried. Equal figures keep what was there, so the start and the grid's order say what is simpler. No combination is measured twice.
+
+Legend: B queries, C cuts.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig
 
@@ -22,6 +28,35 @@ log = logging.getLogger(__name__)
 
 Options = dict[str, Any]
 T = TypeVar("T")
+
+CUTS = (10, 50, 200)
+"""The m of the figures by which rankings are chosen: by one alone, they may be anywhere above it."""
+LEAST_MEAN = 1e-4
+"""A mean below this counts as this, so that the mean of logarithms has a value."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """figure_CB float64[C, B]: recall, or another metric, of each query at each of CUTS."""
+
+    figure_CB: NDArray[np.float64]
+
+    @property
+    def mean_C(self) -> NDArray[np.float64]:
+        """The mean at each cut."""
+        mean_C: NDArray[np.float64] = np.maximum(self.figure_CB.mean(1), LEAST_MEAN)
+        return mean_C
+
+    @property
+    def figure(self) -> float:
+        """The geometric mean over the cuts: the top of a list counts as much as its length."""
+        return float(np.exp(np.log(self.mean_C).mean()))
+
+    def gain_over(self, other: Figures) -> tuple[float, float]:
+        """The relative gain in `figure`, to first order, and its standard error, paired by query."""
+        gain_B = ((self.figure_CB - other.figure_CB) / other.mean_C[:, None]).mean(0)
+        error = float(gain_B.std(ddof=1)) / math.sqrt(len(gain_B)) if len(gain_B) > 1 else math.inf
+        return float(gain_B.mean()), error
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.tree import Tree, tree_from_children
 
-Int64 = NDArray[np.int64]
+from ..arrays import Int64
 
 
 def balanced_tree(order: Int64, branching: int) -> Tree:

@@ -10,22 +10,17 @@ Legend: U training users, I items, D embedding width, N pairs of a user and an i
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 
+from ..arrays import Array, Float32, Float64, Int32, Int64
 from ..data.interactions import Interactions
-
-Array = NDArray[Any]
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 
 OVERSAMPLED = 10
 """Columns more than are asked for, at least, with which the iteration finds these."""
@@ -48,6 +43,12 @@ class Touches(NamedTuple):
     offset_R1: Int64
     other_N: Int32
 
+    def transposed(self, others: int) -> Touches:
+        """The rows of the other side, each in the order of the first one's."""
+        shape = len(self.offset_R1) - 1, others
+        columns = csr_array((np.ones(len(self.other_N), np.bool_), self.other_N, self.offset_R1), shape=shape).tocsc()
+        return Touches(columns.indptr.astype(np.int64), columns.indices.astype(np.int32, copy=False))
+
 
 def item_embeddings(interactions: Interactions, users: Int64, width: int, *, seed: int) -> Float32:
     """float32[I, D]: right singular vectors times singular values of A, from the events of `users` only (pass training users).
@@ -62,7 +63,7 @@ def item_embeddings(interactions: Interactions, users: Int64, width: int, *, see
         least = min(len(users), items)
         raise InvalidConfig("width", width, f"at least 1 and below {least}, the smaller of {len(users)} users and the items")
     by_user = items_of(interactions, users)
-    by_item = Touches(*_transposed(*by_user, items))
+    by_item = by_user.transposed(items)
     scales = [_inverse_root(np.diff(side.offset_R1)) for side in (by_user, by_item)]
     rng = np.random.default_rng(seed)
     columns = width + OVERSAMPLED
@@ -156,22 +157,6 @@ def _distinct(item_E: Array, begin_U: Array, end_U: Array, last_I: Array, offset
     return used
 
 
-@compiled()
-def _transposed(offset_R1: Array, other_N: Array, others: int) -> tuple[Array, Array]:
-    """The rows of the other side, each in the order of the first one's."""
-    offset = np.zeros(others + 1, np.int64)
-    for n in range(len(other_N)):
-        offset[other_N[n] + 1] += 1
-    for other in range(others):
-        offset[other + 1] += offset[other]
-    next_place, row_N = offset[:-1].copy(), np.empty(len(other_N), np.int32)
-    for row in range(len(offset_R1) - 1):
-        for n in range(offset_R1[row], offset_R1[row + 1]):
-            row_N[next_place[other_N[n]]] = row
-            next_place[other_N[n]] += 1
-    return offset, row_N
-
-
 @compiled(fastmath={"contract"})
 def _sum_rows(offset_R1: Array, other_N: Array, scale_R: Array, scale_C: Array, x_CK: Array, first: int, last: int, out_RK: Array) -> None:
     """out[r] = scale[r] · Σ_c scale[c] · x[c] over the others of rows first … last − 1."""
@@ -188,7 +173,7 @@ def _sum_rows(offset_R1: Array, other_N: Array, scale_R: Array, scale_C: Array, 
             out_RK[row, k] = scale_R[row] * total[k]
 
 
-def spread_unseen(embeddings_ID: Float32, category_of_item_I: NDArray[np.int32] | None = None, *, seed: int) -> Float32:
+def spread_unseen(embeddings_ID: Float32, category_of_item_I: Int32 | None = None, *, seed: int) -> Float32:
     """A copy in which each zero row takes the vector of a random other item: of its category where one with a vector is known, else of any.
 
     Items nobody touched thus end up beside items of their kind, spread over the tree as the known ones are, instead of in one clump.
