@@ -124,24 +124,11 @@ def with_recall(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> pa.Table:
     return table
 
 
-def evaluate(
-    bundle: Bundle,
-    engine: Engine,
-    pairs: Sequence[EvaluationPair],
-    beams: Sequence[int],
-    ms: Sequence[int],
-    exclude_seen: bool = False,
-    batch: int = 1,
-) -> list[dict[str, Any]]:
-    """The rows of `measure`, for queries of histories or vectors.
+def labelled(kind: Kind, pairs: Sequence[EvaluationPair], exclude_seen: bool = False, mask: NodeMask | None = None) -> LabelledQueries:
+    """Queries of histories or vectors. Raises InvalidData for other kinds, and for vectors whose seen items are to be excluded.
 
     exclude_seen  the history's items are excluded from the search and from what is relevant; queries left with nothing relevant drop out
     """
-    return measure(bundle, engine, labelled(bundle.manifest.query, pairs, exclude_seen), beams, ms, batch)
-
-
-def labelled(kind: Kind, pairs: Sequence[EvaluationPair], exclude_seen: bool = False, mask: NodeMask | None = None) -> LabelledQueries:
-    """Queries of histories or vectors. Raises InvalidData for other kinds, and for vectors whose seen items are to be excluded."""
     if isinstance(kind, VectorKind) and not exclude_seen:
         vectors = [pair.vector for pair in pairs if pair.vector is not None]
         queries = QueryBatch(kind, np.stack(vectors) if vectors else np.zeros((0, kind.width), np.float32))

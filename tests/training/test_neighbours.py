@@ -315,11 +315,12 @@ def cosines(embeddings_ID: Any) -> Float64:
 
 
 @pytest.mark.parametrize("most_pairs", [1 << 25, 20 * 300])
-def test_the_nearest_items_are_those_with_the_largest_cosines(most_pairs: int) -> None:
+def test_the_nearest_items_are_those_with_the_largest_cosines(monkeypatch: pytest.MonkeyPatch, most_pairs: int) -> None:
+    monkeypatch.setattr(near_module, "MOST_PAIRS", most_pairs)
     embeddings_ID = np.random.default_rng(3).standard_normal((300, 8)).astype(np.float32)
     embeddings_ID[[5, 17]] = 0
     embeddings_ID[9] = 2 * embeddings_ID[4]
-    found = nearest(embeddings_ID, seed=1, most_pairs=most_pairs)
+    found = nearest(embeddings_ID, seed=1)
     cosine_II, most = cosines(embeddings_ID), min(near_module.NEAREST, most_pairs // 300)
     for a in range(300):
         row = slice(found.offset_I1[a], found.offset_I1[a + 1])
@@ -337,7 +338,9 @@ def test_of_many_items_those_of_a_group_and_of_the_groups_beside_it_are_looked_a
     rng = np.random.default_rng(4)
     embeddings_ID = (rng.standard_normal((30, 16))[rng.integers(30, size=900)] + 0.6 * rng.standard_normal((900, 16))).astype(np.float32)
     embeddings_ID[7] = 0
-    exact, found = nearest(embeddings_ID, seed=1), nearest(embeddings_ID, seed=1, exact=100)
+    exact = nearest(embeddings_ID, seed=1)
+    monkeypatch.setattr(near_module, "EXACT", 100)
+    found = nearest(embeddings_ID, seed=1)
     rows = [[set(one.item_N[one.offset_I1[a] : one.offset_I1[a + 1]].tolist()) for a in range(900)] for one in (exact, found)]
     kept = [len(ours & theirs) / len(ours) for ours, theirs in zip(*rows, strict=True) if ours]
     assert 0.9 < np.mean(kept) < 1

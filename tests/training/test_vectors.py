@@ -34,7 +34,7 @@ from training.data.interactions import Interactions, read_interactions
 from training.data.splits import Split, split_log
 from training.deep.export import most_kept
 from training.deep.first_model import build_model
-from training.deep.instances import source_of
+from training.deep.instances import InstanceSource
 from training.deep.jtm_samples import draw_samples
 from training.deep.prepare import build_tree, item_embeddings, prepare
 from training.deep.run import fit_and_export
@@ -201,7 +201,7 @@ def test_a_second_file_of_other_vectors_is_refused(log: Path, tmp_path: Path) ->
 def test_a_batch_has_queries_with_some_of_their_items(log: Path, tmp_path: Path, targets: int) -> None:
     interactions = read_interactions(log, FORMAT, tmp_path)
     users = np.arange(100)
-    source = source_of(interactions, users, InstanceConfig(targets=targets), 1)
+    source = InstanceSource(interactions, users, InstanceConfig(targets=targets), 1)
     batch, vectors = source.batch(3, 500), interactions.vectors_UF
     assert vectors is not None
     assert batch.query.dtype == np.float32

@@ -39,7 +39,7 @@ from espalier.tree import Tree
 
 from ..arrays import Float32
 from ..data.item_content import ItemContent
-from ..data.splits import LEARNED_VALIDATION, EvaluationPair, Split, without_seen
+from ..data.splits import LEARNED_VALIDATION, EvaluationPair, Split
 from ..deep.content_rows import content_graph
 from ..deep.memory import FIT_S, counted_again
 from ..deep.prepare import Prepared
@@ -51,7 +51,7 @@ from ..deep.scorers.sequence import SequenceQuery
 from ..deep.searches import Searches
 from ..deep.topology import Topology
 from ..deep.validation import validation_pairs
-from ..evaluate import evaluate
+from ..evaluate import labelled, measure
 from ..golden import golden_answers
 from ..neighbours.cooccurrence import lists_of
 from ..publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
@@ -159,13 +159,11 @@ def _written(kind: HistoryKind | VectorKind, items: ItemTable, pairs: Sequence[E
 
 def _test_metrics(bundle: Bundle, engine: Engine, test: list[EvaluationPair], ms: Sequence[int]) -> dict[str, Any]:
     """Rows of `evaluate` for test users, raw and with seen items excluded; without the part that has no query with a relevant item."""
-    beams = [bundle.manifest.search.beam_size]
-    parts = {"raw": (test, False)}
-    if bundle.manifest.query.kind == "history":
-        parts["seen_excluded"] = without_seen(test), True
-    return {
-        key: evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch=64) for key, (pairs, exclude_seen) in parts.items() if pairs
-    }
+    kind, beams = bundle.manifest.query, [bundle.manifest.search.beam_size]
+    parts = {"raw": labelled(kind, test)}
+    if isinstance(kind, HistoryKind):
+        parts["seen_excluded"] = labelled(kind, test, exclude_seen=True)
+    return {key: measure(bundle, engine, queries, beams, ms, batch=64) for key, queries in parts.items() if len(queries)}
 
 
 def _content(
