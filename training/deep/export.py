@@ -116,30 +116,22 @@ def export(
     test = list(prepared.split.test)
     heldout = _written(kind, prepared.items, test[: min(HELD_OUT_QUERIES, most)])
     queries = QueryBatch(kind, rows_of_pairs(config, golden))
-    counts = _counts(prepared.split if final is None else final.split)
+    learned = prepared.split if final is None else final.split
+    events_I = lists_of(learned.lists, learned.train).events_I
+    counts = LabelCounts(events_I, int(events_I.sum()))
     content = _content(dtype, tree, model.cpu(), prepared, queries, heldout, memory, counts)
     draft = _draft(config, prepared, chosen.ranking, path, learned_all=final is not None)
     ms = reported_ms(CUTS, config.search.max_m)
     params = SearchParams(golden_beams(config.search.beam_size, len(golden)), np.full(len(golden), config.search.m, np.int64))
+    written = _written(kind, prepared.items, golden).column(kind.kind)
 
-    def measure(bare: Bundle, engine: Engine) -> dict[str, Any]:
+    def answered(bare: Bundle) -> pa.Table:
+        return golden_answers(bare, queries, written, params)
+
+    def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
         return {"validation": chosen.trials, "test": _test_metrics(bare, engine, test, ms)}
 
-    return publish(
-        path,
-        lambda folder: write_bundle(folder, draft, content),
-        lambda bare: golden_answers(
-            bare, QueryBatch(kind, rows_of_pairs(config, golden)), _written(kind, prepared.items, golden).column(kind.kind), params
-        ),
-        measure,
-        ms,
-    )
-
-
-def _counts(split: Split) -> LabelCounts:
-    """The events of training users, by item."""
-    events_I = lists_of(split.lists, split.train).events_I
-    return LabelCounts(events_I, int(events_I.sum()))
+    return publish(path, lambda folder: write_bundle(folder, draft, content), answered, measured, ms)
 
 
 def most_kept(kind: HistoryKind | VectorKind) -> int:
@@ -158,7 +150,7 @@ def _written(kind: HistoryKind | VectorKind, items: ItemTable, pairs: Sequence[E
 
 
 def _test_metrics(bundle: Bundle, engine: Engine, test: list[EvaluationPair], ms: Sequence[int]) -> dict[str, Any]:
-    """Rows of `evaluate` for test users, raw and with seen items excluded; without the part that has no query with a relevant item."""
+    """Rows of `measure` for test users, raw and with seen items excluded; without the part that has no query with a relevant item."""
     kind, beams = bundle.manifest.query, [bundle.manifest.search.beam_size]
     parts = {"raw": labelled(kind, test)}
     if isinstance(kind, HistoryKind):
@@ -178,8 +170,9 @@ def _content(
 ) -> GraphContent:
     """The parts of the bare bundle; `queries` are examples for the export of the graphs."""
     example = model_input(model, Topology(tree, torch.device("cpu")), queries.take(np.arange(min(8, len(queries)))).array)
-    query_onnx, scorer_onnx = export_graphs(model, query_input(model, queries.kind), example)
-    check_parity(model, query_onnx, scorer_onnx, example, query_input(model, queries.kind))
+    name = query_input(model, queries.kind)
+    query_onnx, scorer_onnx = export_graphs(model, name, example)
+    check_parity(model, query_onnx, scorer_onnx, example, name)
     return GraphContent(
         tree=tree,
         stored_rows=stored_as(model.node_rows.detach().numpy(), dtype),

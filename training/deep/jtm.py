@@ -163,7 +163,7 @@ class Matching:
         for part, state_BLS in self._states(lowest, level + len(spans), width, f"matching level {level + len(spans)}"):
             up_B = torch.from_numpy(node_S[part]).to(device)
             if self.gamma and level:
-                rank_BC, _ = self._path_ranks(state_BLS, self._path(node_S[part], level))
+                rank_BC, _ = self._path_ranks(state_BLS, self.tree.ancestors(node_S[part])[:, self.tree.height - level :])
             else:
                 rank_BC = torch.zeros((len(up_B), 1), device=device)
             total_BC = torch.zeros((len(up_B), 1), device=device)
@@ -197,13 +197,6 @@ class Matching:
         logits_BC = self.model.logits(state_BLS, nodes_BC, place).float()
         rank_BC = (logsigmoid(logits_BC) if self.likelihood == "path" else logits_BC) + self.gamma * rank_BC
         return (logsigmoid(rank_BC) if self.likelihood == "sigmoid" else rank_BC), rank_BC
-
-    def _path(self, node_B: Int64, level: int) -> Int64:
-        """int64[B, level + 1]: root … node, for nodes of a level."""
-        path = [node_B]
-        for _ in range(level):
-            path.append(self.tree.parent[path[-1]])
-        return np.stack(path[::-1], axis=1)
 
     def _states(self, lowest: int, highest: int, width: int, what: str) -> Iterator[tuple[slice, Tensor]]:
         """Query states [B, L, S] of the levels `lowest` … `highest`, so many samples at a time that their nodes fit a scorer call."""

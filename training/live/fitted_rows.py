@@ -43,15 +43,6 @@ MOST_NUMBERS = 1 << 24
 """Ranks of leaves that are held at a time."""
 
 
-class Evidence(NamedTuple):
-    """leaf_I: int64[I], the live leaves · mean_IS: the mean states m · events_I: e · share_I: n_i / n."""
-
-    leaf_I: Int64
-    mean_IS: Float32
-    events_I: Float32
-    share_I: Float32
-
-
 class Background(NamedTuple):
     """state_BS: on the leaf level · above_BI: γ · rank(parent) of live leaves · rest_B: log Σ e^rank over other leaves, −inf for none."""
 
@@ -60,15 +51,20 @@ class Background(NamedTuple):
     rest_B: Float32
 
 
-def fitted_rows(bundle: Bundle, evidence: Evidence, histories: Sequence[Int64]) -> Float32:
-    """float32[I, S]: the rows of live leaves, fitted. histories: of events drawn from all; there must be one."""
-    rows_IS, spread, is_free_S = _start(bundle, evidence.leaf_I)
-    background = _background(bundle, evidence.leaf_I, histories)
+def fitted_rows(
+    bundle: Bundle, leaf_I: Int64, mean_IS: Float32, events_I: Float32, share_I: Float32, histories: Sequence[Int64]
+) -> Float32:
+    """float32[I, S]: the rows of live leaves (int64[I]), fitted to their mean states m, their events e and n_i / n.
+
+    histories  of events drawn from all; there must be one
+    """
+    rows_IS, spread, is_free_S = _start(bundle, leaf_I)
+    background = _background(bundle, leaf_I, histories)
     is_free_S = is_free_S & (background.state_BS.std(0) > EQUAL)
-    prior_IS = (evidence.share_I / (evidence.events_I * spread**2))[:, None] * is_free_S
+    prior_IS = (share_I / (events_I * spread**2))[:, None] * is_free_S
     start_IS, first_IS, second_IS = rows_IS, np.zeros_like(rows_IS), np.zeros_like(rows_IS)
     for step in range(STEPS):
-        gradient_IS = _expected(background, rows_IS) - evidence.share_I[:, None] * evidence.mean_IS + prior_IS * (rows_IS - start_IS)
+        gradient_IS = _expected(background, rows_IS) - share_I[:, None] * mean_IS + prior_IS * (rows_IS - start_IS)
         first_IS = BETA1 * first_IS + (1 - BETA1) * gradient_IS
         second_IS = BETA2 * second_IS + (1 - BETA2) * gradient_IS**2
         move_IS = first_IS / (1 - BETA1 ** (step + 1)) / (np.sqrt(second_IS / (1 - BETA2 ** (step + 1))) + EPSILON)

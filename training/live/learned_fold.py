@@ -31,7 +31,7 @@ from ..arrays import Int64
 from ..data.interactions import read_interactions
 from ..data.splits import Split, split_log
 from ..live.catalogue import JournalItems
-from ..live.fitted_rows import BACKGROUND, Evidence, fitted_rows, mean_states
+from ..live.fitted_rows import BACKGROUND, fitted_rows, mean_states
 from ..live.fold_log import FoldLog, fold_log, given_counts
 from ..neighbours.cooccurrence import lists_of
 from ..neighbours.fit import WITHOUT_ORDER, fitted_to
@@ -100,7 +100,7 @@ def _with_fitted_rows(content: GraphContent, draft: ManifestDraft, lists: FoldLo
         mean_IS, events_I = mean_states(bare, of_n, histories, len(leaf_I))
         counts_J = content.counts.counts_I
         share_I = (np.maximum(counts_J[items[has_events]], events_I) / counts_J.sum()).astype(np.float32)
-        rows_IS = fitted_rows(bare, Evidence(leaf_I, mean_IS, events_I, share_I), background)
+        rows_IS = fitted_rows(bare, leaf_I, mean_IS, events_I, share_I, background)
     log.info("rows of %d live items are fitted to %d events", len(leaf_I), len(histories))
     stored = np.array(content.stored_rows)
     stored[leaf_I] = stored_as(rounded(rows_IS, stored.dtype), stored.dtype)

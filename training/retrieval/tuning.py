@@ -20,8 +20,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidConfig
-
 from ..retrieval.task import Deadline, Trial
 
 log = logging.getLogger(__name__)
@@ -63,7 +61,7 @@ class Figures:
 class Option:
     """One option and its grid.
 
-    values        ascending where it is ordered
+    values        at least one, ascending where it is ordered
     add, times    how an ordered one goes on beyond its grid, at most one of them; with neither it does not
     least, most   limits beyond the grid
     ordered       whether values next to each other give similar figures
@@ -76,10 +74,6 @@ class Option:
     least: float = float("-inf")
     most: float = float("inf")
     ordered: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.values or (self.ordered and list(self.values) != sorted(set(self.values))):
-            raise InvalidConfig(f"grid.{self.name}", self.values, "at least one value, ascending")
 
     def beside(self, value: Any, direction: int) -> Any | None:
         """The next value up (direction 1) or down (−1), None where there is none."""
@@ -112,10 +106,6 @@ class Search:
     ended: str | None = None
 
     @property
-    def is_full(self) -> bool:
-        return len(self.trials) >= self.most_trials
-
-    @property
     def best(self) -> Trial:
         """The trial with the highest figure, the earlier of equals."""
         return max(self.trials, key=lambda trial: trial.figure)
@@ -124,10 +114,10 @@ class Search:
         """Measure them, unless that was done or time is over; whether they are the best now, and nothing earlier is as good."""
         if any(trial.options == options for trial in self.trials):
             return False
-        if self.trials and (self.is_full or self.cost_s(options) >= self.deadline.left_s()):
-            self.ended = (
-                self.ended or f"the search's {'limit' if self.is_full else 'deadline'} left out trials, the first after {len(self.trials)}"
-            )
+        is_full = len(self.trials) >= self.most_trials
+        if self.trials and (is_full or self.cost_s(options) >= self.deadline.left_s()):
+            limit = "limit" if is_full else "deadline"
+            self.ended = self.ended or f"the search's {limit} left out trials, the first after {len(self.trials)}"
             return False
         before = self.best.figure if self.trials else float("-inf")
         self.trials.append(Trial(dict(options), self.figure(options)))
@@ -182,12 +172,9 @@ def search(
 ) -> Search:
     """Measure each start and climb from the best. The first is measured in any case; every trial counts, whatever ends the search.
 
+    starts  each with a value of every option
     cost_s  about how many seconds a trial takes; one that would take more than is left is left out, and cheaper ones go on
     """
-    for start in starts:
-        for option in grid:
-            if option.name not in start:
-                raise InvalidConfig(f"start.{option.name}", None, f"one of {option.values}")
     found = Search(figure, deadline, most_trials, cost_s)
     for start in starts:
         found.is_better(start)

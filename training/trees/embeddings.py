@@ -1,8 +1,9 @@
 """Item embeddings from who touched what, for the first tree: a truncated SVD of the weighted user–item matrix.
 
 The SVD is that of Halko, Martinsson and Tropp (2011), by subspace iteration on AᵀA. By hand, because scikit-learn's holds four arrays of
-float64[U + I, D + 10] besides the matrix. Here there is one of float32[I, D + 10] and a second of U rows, which has fewer columns where it
-would be large. The matrix is stored without values, by users and by items, since A_ui is a factor of the user times a factor of the item.
+float64[U + I, D + 10] besides the matrix. Here there is one of float32[I, D + 10], and one of U rows for the columns at work, which are
+fewer where it would be large. The matrix is stored without values, by users and by items, since A_ui is a factor of the user times a factor
+of the item.
 
 Legend: U training users, I items, D embedding width, N pairs of a user and an item, K columns of a block, R rows, C columns of a product.
 """
@@ -68,24 +69,28 @@ def item_embeddings(interactions: Interactions, users: Int64, width: int, *, see
     rng = np.random.default_rng(seed)
     columns = width + OVERSAMPLED
     size = max(1, min(columns, BLOCK_BYTES // (4 * max(len(users), items))))
-    blocks = [rng.standard_normal((items, min(size, columns - start)), np.float32) for start in range(0, columns, size)]
+    blocks = [slice(start, min(start + size, columns)) for start in range(0, columns, size)]
+    y_IC = np.concatenate([rng.standard_normal((items, block.stop - block.start), np.float32) for block in blocks], axis=1)
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads) as pool:
         for done in range(ITERATIONS):
-            for y_IK in blocks:
+            for block in blocks:
+                y_IK = np.ascontiguousarray(y_IC[:, block])
                 z_UK = np.empty((len(users), y_IK.shape[1]), np.float32)
                 _multiply(pool, threads, by_user, scales[0], scales[1], y_IK, z_UK)
                 _multiply(pool, threads, by_item, scales[1], scales[0], z_UK, y_IK)
-            values, turn = _principal(blocks)
+                y_IC[:, block] = y_IK
+            values, turn = _principal(y_IC)
             # Y = AᵀA Q with orthonormal Q has the singular values σ², and right singular vectors of A on its left.
             power = -0.5 if done < ITERATIONS - 1 else -0.25
             factor = np.power(values, power, out=np.zeros_like(values), where=values > LEAST_SHARE * values.max())
             turn *= factor
             if done < ITERATIONS - 1:
-                _turn(blocks, turn)
+                for start in range(0, items, ROWS):
+                    y_IC[start : start + ROWS] = y_IC[start : start + ROWS].astype(np.float64) @ turn
     embeddings = np.empty((items, width), np.float32)
     for start in range(0, items, ROWS):
-        embeddings[start : start + ROWS] = _rows(blocks, start) @ turn[:, :width]
+        embeddings[start : start + ROWS] = y_IC[start : start + ROWS].astype(np.float64) @ turn[:, :width]
     return embeddings
 
 
@@ -116,30 +121,16 @@ def _multiply(
     list(pool.map(part, [0, *cuts], [*cuts, len(scale_R)]))
 
 
-def _principal(blocks: list[Float32]) -> tuple[Float64, Float64]:
+def _principal(y_IC: Float32) -> tuple[Float64, Float64]:
     """The eigenvalues of YᵀY, largest first, and its eigenvectors in columns, whose largest entries are positive."""
-    columns = sum(block.shape[1] for block in blocks)
-    gram = np.zeros((columns, columns))
-    for start in range(0, len(blocks[0]), ROWS):
-        y = _rows(blocks, start)
-        gram += y.T @ y
-    values, vectors = np.linalg.eigh(gram)
+    gram_CC = np.zeros((y_IC.shape[1], y_IC.shape[1]))
+    for start in range(0, len(y_IC), ROWS):
+        y = y_IC[start : start + ROWS].astype(np.float64)
+        gram_CC += y.T @ y
+    values, vectors = np.linalg.eigh(gram_CC)
     vectors = vectors[:, ::-1]
-    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(columns)])
+    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(len(values))])
     return values[::-1].copy(), vectors * signs
-
-
-def _turn(blocks: list[Float32], turn: Float64) -> None:
-    """Y ← Y · turn, in place."""
-    for start in range(0, len(blocks[0]), ROWS):
-        turned, column = _rows(blocks, start) @ turn, 0
-        for block in blocks:
-            block[start : start + ROWS] = turned[:, column : column + block.shape[1]]
-            column += block.shape[1]
-
-
-def _rows(blocks: list[Float32], start: int) -> Float64:
-    return np.concatenate([block[start : start + ROWS] for block in blocks], axis=1).astype(np.float64)
 
 
 @compiled()

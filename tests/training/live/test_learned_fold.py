@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +34,7 @@ from training.data.splits import Split
 from training.live import fitted_rows as fitting
 from training.live import learned_fold
 from training.live.catalogue import JournalItems
-from training.live.fitted_rows import Evidence, fitted_rows, mean_states
+from training.live.fitted_rows import fitted_rows, mean_states
 from training.live.fold_log import fold_log, given_counts
 from training.live.learned_fold import counted_anew, trained_through
 
@@ -202,7 +203,7 @@ def test_fitted_rows_are_where_the_gradient_of_their_loss_is_zero(tmp_path: Path
     mean_IS, events_I = mean_states(bundle, of_n, histories[:6], 3)
     assert events_I.tolist() == [1, 2, 3]
     share_I = np.array([0.05, 0.1, 0.02], np.float32)
-    rows_IS = fitted_rows(bundle, Evidence(leaf_I, mean_IS, events_I, share_I), histories)
+    rows_IS = fitted_rows(bundle, leaf_I, mean_IS, events_I, share_I, histories)
     rows_ND = np.asarray(bundle.node_rows_ND, np.float64).copy()
     start_IS, variance = rows_ND[leaf_I].copy(), rows_ND[np.setdiff1d(bundle.tree.leaf_of_item, leaf_I)].var(0).mean()
     rows_ND[leaf_I] = rows_IS
@@ -223,7 +224,7 @@ def test_rows_that_rank_far_above_all_others_are_fitted(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path, rng, tree, "product", gamma=0.5, integer=False, rows=rows)
     histories = [rng.integers(0, len(bundle.items), 3) for _ in range(20)]
     mean_IS, events_I = mean_states(bundle, np.array([0, 1]), histories[:2], 2)
-    fitted = fitted_rows(bundle, Evidence(leaf_I, mean_IS, events_I, np.full(2, 0.05, np.float32)), histories)
+    fitted = fitted_rows(bundle, leaf_I, mean_IS, events_I, np.full(2, 0.05, np.float32), histories)
     assert np.isfinite(fitted).all()
 
 
@@ -271,11 +272,11 @@ def test_a_fold_finds_live_items_where_the_log_says_that_they_belong(models: Pat
 def test_a_live_item_has_the_share_of_all_its_events_though_its_row_is_fitted_to_some(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Evidence] = []
+    seen: list[Any] = []
 
-    def noted(bundle: Bundle, evidence: Evidence, histories: Sequence[Int64]) -> NDArray[np.float32]:
-        seen.append(evidence)
-        return fitted_rows(bundle, evidence, histories)
+    def noted(bundle: Bundle, *given: Any) -> NDArray[np.float32]:
+        seen.append(given)
+        return fitted_rows(bundle, *given)
 
     monkeypatch.setattr(learned_fold, "MOST_EVENTS", 4)
     monkeypatch.setattr(learned_fold, "fitted_rows", noted)
@@ -286,9 +287,9 @@ def test_a_live_item_has_the_share_of_all_its_events_though_its_row_is_fitted_to
     assert counts is not None
     count = counts.counts_I[after.items.rows_of([f"item-{ITEMS}"])[0]]
     assert count > 10
-    (evidence,) = seen
-    assert evidence.events_I.tolist() == [4]
-    assert_allclose(evidence.share_I, count / counts.counts_I.sum(), rtol=1e-6)
+    ((_, _, events_I, share_I, _),) = seen
+    assert events_I.tolist() == [4]
+    assert_allclose(share_I, count / counts.counts_I.sum(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("content", ["user,item\na,1\na,2\n", "other,columns\n1,2\n", ""])
