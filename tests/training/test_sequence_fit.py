@@ -19,7 +19,7 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from tests.training.content_logs import KINDS, SIZE, write_log
 from tests.training.logs import log_of
-from tests.training.runs import Begun, begun, weights
+from tests.training.runs import Begun, begun, exported, weights
 from training.data.csr import as_matrix
 from training.data.interactions import Interactions
 from training.data.splits import LEARNED_VALIDATION
@@ -28,7 +28,7 @@ from training.deep.directed_start import followers
 from training.deep.export import Final
 from training.deep.first_model import INVERSE_TEMPERATURE, popularity_biases, rows_from_embeddings
 from training.deep.prepare import item_embeddings, prepare
-from training.deep.run import fit_and_export, train_and_export, wants_refit
+from training.deep.run import train_and_export, wants_refit
 from training.deep.scorers.row_table import lookup
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import WindowStates
@@ -82,9 +82,7 @@ def settings(log: Path, **sections: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    trained = fit_and_export(deep_config(settings(log)), None, tmp_path_factory.mktemp("models") / "planted" / "1", CPU, resume=False)
-    assert trained is not None
-    return trained
+    return exported(settings(log), tmp_path_factory.mktemp("models") / "planted" / "1")
 
 
 # -- what is learned and served -------------------------------------------------------------------------------------------
@@ -208,9 +206,7 @@ def content_raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def with_content(content_raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    trained = fit_and_export(deep_config(content_raw), None, tmp_path_factory.mktemp("models") / "with" / "1", CPU, resume=False)
-    assert trained is not None
-    return trained
+    return exported(content_raw, tmp_path_factory.mktemp("models") / "with" / "1")
 
 
 def content_rows_of(run: Begun) -> np.ndarray:
@@ -338,9 +334,7 @@ def sets_raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def sets(sets_raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    made = fit_and_export(deep_config(sets_raw), None, tmp_path_factory.mktemp("models") / "sets" / "1", CPU, resume=False)
-    assert made is not None
-    return made
+    return exported(sets_raw, tmp_path_factory.mktemp("models") / "sets" / "1")
 
 
 def test_the_history_of_a_set_is_one_window_and_its_targets_are_all_alike(sets_raw: dict[str, Any], tmp_path: Path) -> None:
@@ -423,11 +417,7 @@ def test_what_validation_asked_for_is_learned_once_all_is_chosen(kind: str, tmp_
     raw = settings(turned(tmp_path), scorer={"init": "embeddings"})
     if kind == "neighbours":
         raw = {name: raw[name] for name in ("name", "data", "search")} | {"kind": kind}
-    bundles = {}
-    for refit in (True, False):
-        made = fit_and_export(deep_config(raw | {"refit": refit}), None, tmp_path / f"{refit}" / "planted" / "1", CPU, resume=False)
-        assert made is not None
-        bundles[refit] = made
+    bundles = {refit: exported(raw | {"refit": refit}, tmp_path / f"{refit}" / "planted" / "1") for refit in (True, False)}
     assert [bundles[refit].manifest.data["learned_validation"] for refit in (True, False)] == [True, False]
     assert [knows_new_items(bundles[refit]) for refit in (True, False)] == [True, False]
     unseen = {refit: int(held_out_log(bundles[refit]).unseen_I.sum()) for refit in (True, False)}
@@ -455,10 +445,9 @@ def test_who_goes_on_from_a_model_that_knows_the_answers_is_told(
 
 
 def test_a_run_that_was_killed_while_it_trained_again_ends_as_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = settings(turned(tmp_path), scorer={"init": "embeddings"}, optimiser={"steps": 60, "validate_every": 20})
-    config = deep_config(raw | {"refit": True})
+    raw = settings(turned(tmp_path), scorer={"init": "embeddings"}, optimiser={"steps": 60, "validate_every": 20}) | {"refit": True}
     monkeypatch.setattr("training.deep.fit.CHECKPOINT_EVERY", 10)
-    whole = fit_and_export(config, None, tmp_path / "whole" / "planted" / "1", CPU, resume=False)
+    whole = exported(raw, tmp_path / "whole" / "planted" / "1")
     killed, out, make = [], tmp_path / "killed" / "planted" / "1", SequenceSteps.make
 
     def dying(self: SequenceSteps, step: int) -> Any:
@@ -470,10 +459,8 @@ def test_a_run_that_was_killed_while_it_trained_again_ends_as_another(tmp_path: 
     with monkeypatch.context() as patch:
         patch.setattr(SequenceSteps, "make", dying)
         with pytest.raises(KeyboardInterrupt):
-            fit_and_export(config, None, out, CPU, resume=False)
-    resumed = fit_and_export(config, None, out, CPU, resume=True)
-    assert whole is not None
-    assert resumed is not None
+            exported(raw, out)
+    resumed = exported(raw, out, resume=True)
     assert_array_equal(resumed.node_rows_ND, whole.node_rows_ND)
     assert resumed.manifest.ranking == whole.manifest.ranking
 
