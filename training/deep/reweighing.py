@@ -22,6 +22,7 @@ from espalier.memory_lists import MemoryLists
 from ..arrays import Float32, Int64
 from ..deep.searches import Searches
 from ..deep.topology import Topology
+from ..evaluate import padded
 
 NO_LEAF = -1
 
@@ -88,14 +89,12 @@ class Candidates:
 
 
 def most_remembered(lists: Iterable[MemoryLists], topology: Topology, m: int) -> Int64:
-    """int64[B, M]: the item rows with the largest mem of each query, best first, −1 where fewer have any."""
+    """int64[B, ≤ M]: the item rows with the largest mem of each query, best first, −1 where fewer have any."""
     tree, rows = topology.tree, []
     for part in lists:
         for b in range(len(part.offset_B) - 1):
             node_X, value_X = part.of(b)
             begin = np.searchsorted(node_X, tree.leaf_offset)
             best = np.argsort(-value_X[begin:], kind="stable")[:m] + begin
-            row_M = np.full(m, -1, np.int64)
-            row_M[: len(best)] = tree.leaf_item[node_X[best] - tree.leaf_offset]
-            rows.append(row_M)
-    return np.stack(rows)
+            rows.append(tree.leaf_item[node_X[best] - tree.leaf_offset])
+    return padded(rows)

@@ -102,11 +102,9 @@ def _start(bundle: Bundle, leaf_I: Int64) -> tuple[Float32, float, NDArray[np.bo
     held = tree.leaf_offset + np.flatnonzero(tree.leaf_item != EMPTY_LEAF)
     others = np.setdiff1d(held, leaf_I)
     held = others if len(others) > 1 else held
-    blocks = [np.asarray(bundle.node_rows_ND[held[begin : begin + AT_ONCE]], np.float64) for begin in range(0, len(held), AT_ONCE)]
-    mean_S = sum(block.sum(0) for block in blocks) / len(held)
-    square_S = sum(((block - mean_S) ** 2).sum(0) for block in blocks) / len(held)
-    is_free_S = np.asarray(square_S > 0, np.bool_)
-    spread = float(np.sqrt(square_S[is_free_S].mean())) if is_free_S.any() else 1.0
+    variance_S = np.asarray(bundle.node_rows_ND[held], np.float64).var(0)
+    is_free_S = np.asarray(variance_S > 0, np.bool_)
+    spread = float(np.sqrt(variance_S[is_free_S].mean())) if is_free_S.any() else 1.0
     return np.asarray(bundle.node_rows_ND[leaf_I], np.float32), spread, is_free_S
 
 

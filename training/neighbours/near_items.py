@@ -23,6 +23,7 @@ from ..arrays import Array, Float32, Int32, Int64
 from ..data.interactions import Interactions
 from ..retrieval.scores import keep_best
 from ..trees.embeddings import item_embeddings
+from ..trees.kmeans import unit_rows
 
 WIDTH, NEAREST = 96, 256
 MOST_PAIRS, LEAST_NEAREST = 1 << 25, 16
@@ -52,9 +53,7 @@ def near_items(interactions: Interactions, users: Int64, seed: int) -> NearItems
 def nearest(embeddings_ID: Float32, *, seed: int) -> NearItems:
     """The items nearest to each, ties by the lower row; rows of zeros are near to nothing."""
     items = len(embeddings_ID)
-    known = np.flatnonzero(embeddings_ID.any(1))
-    unit_ID = np.zeros_like(embeddings_ID)
-    unit_ID[known] = embeddings_ID[known] / np.linalg.norm(embeddings_ID[known], axis=1, keepdims=True)
+    known, unit_ID = np.flatnonzero(embeddings_ID.any(1)), unit_rows(embeddings_ID)
     most = min(NEAREST, max(LEAST_NEAREST, MOST_PAIRS // max(1, items)))
     item_IK, cosine_IK = np.full((items, most), -1, np.int64), np.zeros((items, most))
     for members, candidates in _groups(unit_ID, known, seed):

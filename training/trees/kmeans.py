@@ -39,7 +39,7 @@ def kmeans_tree(embeddings_ID: Float32, branching: int, *, seed: int) -> Tree:
         raise InvalidData("embeddings_ID", f"{embeddings_ID.dtype}{list(embeddings_ID.shape)}", "finite float32[I, D], neither of them 0")
     items, threads = len(embeddings_ID), torch.get_num_threads()
     rng = np.random.default_rng(seed)
-    x_ID = _unit_rows(embeddings_ID.astype(np.float32, copy=False))
+    x_ID = unit_rows(embeddings_ID.astype(np.float32, copy=False))
     order = rng.permutation(items).astype(np.int64)  # ties are broken by a random order: item rows may be sorted by a property of the items
     with ThreadPoolExecutor(threads) as pool:
         for h in range(1, tree_height(items, branching)):
@@ -136,7 +136,7 @@ def _sides(score_R: Array, left: int, is_left_R: Array) -> bool:
     return moved
 
 
-def _unit_rows(x: Float32) -> Float32:
+def unit_rows(x: Float32) -> Float32:
     """Rows of length 1; a zero row (an unseen item, or members that cancel out) stays zero instead of becoming NaN."""
     norm = np.linalg.norm(x, axis=1, keepdims=True)
     unit: Float32 = np.divide(x, norm, out=np.zeros_like(x), where=norm > 0)
