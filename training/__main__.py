@@ -339,7 +339,7 @@ def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool
     from espalier.masks.eligibility import node_mask
 
     from .evaluate import held_out_pairs, labelled
-    from .held_out import held_out_log, labelled_queries, pairs_of_log
+    from .held_out import held_out_log, labelled_queries
 
     kind = bundle.manifest.query
     for option, given in (("--unseen", unseen), ("--exclude-seen", exclude_seen)):
@@ -350,7 +350,7 @@ def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool
         masks = {"all": None, "unseen": node_mask(bundle.tree, log.unseen_I)}
         return [({"among": among}, labelled(kind, log.of_unseen(), exclude_seen, mask)) for among, mask in masks.items()]
     if kind.kind == "history":
-        return [({}, labelled(kind, pairs_of_log(bundle, data) if data else held_out_pairs(bundle), exclude_seen))]
+        return [({}, labelled(kind, held_out_log(bundle, data).pairs if data else held_out_pairs(bundle), exclude_seen))]
     return [({}, labelled_queries(bundle, data))]
 
 

@@ -24,10 +24,10 @@ from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind, pad_hist
 from espalier.rerank.ranker import Reranker
 from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams
 
+from .arrays import Int64
 from .data.splits import EvaluationPair, without_seen
 from .graded import Grades, graded_figures, grades_of, print_graded
 
-Int64 = NDArray[np.int64]
 MIN_STANDARD_ERRORS = 3.0
 """A smaller fall of recall is taken for noise. About one in a thousand comparisons without a difference exceeds it."""
 MIN_QUERIES = 30
@@ -93,7 +93,7 @@ def held_out_pairs(bundle: Bundle) -> list[EvaluationPair]:
     return [EvaluationPair(i, row[row >= 0], rows) for i, (row, rows) in enumerate(zip(histories, held_out.relevant, strict=True))]
 
 
-def in_rows(pairs: Iterable[EvaluationPair], row_of: NDArray[np.int64]) -> list[EvaluationPair]:
+def in_rows(pairs: Iterable[EvaluationPair], row_of: Int64) -> list[EvaluationPair]:
     """Queries of a log in a bundle's item rows (−1: it lacks the item), those that are left with something to ask by and to find."""
     rows = ((pair, row_of[pair.history], row_of[pair.relevant]) for pair in pairs)
     known = [replace(pair, history=history[history >= 0], relevant=relevant[relevant >= 0]) for pair, history, relevant in rows]
@@ -124,24 +124,11 @@ def with_recall(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> pa.Table:
     return table
 
 
-def evaluate(
-    bundle: Bundle,
-    engine: Engine,
-    pairs: Sequence[EvaluationPair],
-    beams: Sequence[int],
-    ms: Sequence[int],
-    exclude_seen: bool = False,
-    batch: int = 1,
-) -> list[dict[str, Any]]:
-    """The rows of `measure`, for queries of histories or vectors.
+def labelled(kind: Kind, pairs: Sequence[EvaluationPair], exclude_seen: bool = False, mask: NodeMask | None = None) -> LabelledQueries:
+    """Queries of histories or vectors. Raises InvalidData for other kinds, and for vectors whose seen items are to be excluded.
 
     exclude_seen  the history's items are excluded from the search and from what is relevant; queries left with nothing relevant drop out
     """
-    return measure(bundle, engine, labelled(bundle.manifest.query, pairs, exclude_seen), beams, ms, batch)
-
-
-def labelled(kind: Kind, pairs: Sequence[EvaluationPair], exclude_seen: bool = False, mask: NodeMask | None = None) -> LabelledQueries:
-    """Queries of histories or vectors. Raises InvalidData for other kinds, and for vectors whose seen items are to be excluded."""
     if isinstance(kind, VectorKind) and not exclude_seen:
         vectors = [pair.vector for pair in pairs if pair.vector is not None]
         queries = QueryBatch(kind, np.stack(vectors) if vectors else np.zeros((0, kind.width), np.float32))

@@ -35,6 +35,12 @@ def golden_answers(bundle: Bundle, queries: QueryBatch, written: pa.Array, param
     return pa.table({bundle.manifest.query.kind: written} | columns)
 
 
+def answered_anew(golden: pa.Table, bundle: Bundle, queries: QueryBatch) -> pa.Table:
+    """The queries of a golden table with the answers of a bundle, which takes them as `queries`."""
+    params = SearchParams(np.asarray(golden.column("beam_size"), np.int64), np.asarray(golden.column("m"), np.int64))
+    return golden_answers(bundle, queries, golden.column(bundle.manifest.query.kind).combine_chunks(), params)
+
+
 def _margin(found: Found, m: int) -> float:
     """The smallest difference in key between a kept and a dropped candidate over all cuts; inf where nothing was dropped.
 

@@ -47,11 +47,6 @@ class HeldOutLog:
         return pairs
 
 
-def pairs_of_log(bundle: Bundle, file: Path) -> list[EvaluationPair]:
-    """The test users of a log, split as in training, with known items alone. The log may have grown since."""
-    return held_out_log(bundle, file).pairs
-
-
 def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
     """The test queries of a log, which may have grown since; without a file, of the log that the model was trained on.
 
@@ -88,7 +83,7 @@ def labelled_queries(bundle: Bundle, file: Path | None) -> LabelledQueries:
     if file is None:
         return held_out_queries(bundle)
     if isinstance(bundle.manifest.query, VectorKind):
-        return labelled(bundle.manifest.query, pairs_of_log(bundle, file))
+        return labelled(bundle.manifest.query, held_out_log(bundle, file).pairs)
     from .linear.prepare import read_queries
 
     return read_queries(bundle, file)

@@ -9,9 +9,10 @@ Knows names and numbers. Does not know what they are of.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,16 @@ from espalier.errors import InvalidConfig, MissingExtra
 FORMS = "tensorboard:FOLDER, mlflow or mlflow:URI"
 
 
+@dataclass(frozen=True)
 class RunLog:
-    """Where nothing is asked for: notes nothing."""
+    """Where nothing is asked for: notes nothing.
+
+    note   takes a group, its numbers by name, and the step that they are of, None: of a whole run
+    close  ends the run
+    """
+
+    note: Callable[[str, Mapping[str, float], int | None], object] = lambda group, values, step: None
+    close: Callable[[], object] = lambda: None
 
     @staticmethod
     @contextmanager
@@ -40,49 +49,11 @@ class RunLog:
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of a step of training."""
+        self.note("training", values, step)
 
     def figures(self, group: str, values: Mapping[str, float]) -> None:
         """Numbers of a whole run, or of one method in it."""
-
-    def close(self) -> None:
-        """The end of the run."""
-
-
-class TensorBoard(RunLog):
-    """Event files in a folder's folder of the run's name."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._writer: Any = _module("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder / name))
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        for metric, value in values.items():
-            self._writer.add_scalar(f"training/{metric}", value, step)
-
-    def figures(self, group: str, values: Mapping[str, float]) -> None:
-        for metric, value in values.items():
-            self._writer.add_scalar(f"{group}/{metric}", value)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class MLflow(RunLog):
-    """A run of the tracking server that a URI, or MLflow's own settings, name. It takes no @ in a name, for which there is `_at_`."""
-
-    def __init__(self, uri: str | None, name: str) -> None:
-        self._mlflow: Any = _module("mlflow", "mlflow")
-        if uri is not None:
-            self._mlflow.set_tracking_uri(uri)
-        self._mlflow.start_run(run_name=name)
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics({_key(f"training/{metric}"): value for metric, value in values.items()}, step=step)
-
-    def figures(self, group: str, values: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics({_key(f"{group}/{metric}"): value for metric, value in values.items()})
-
-    def close(self) -> None:
-        self._mlflow.end_run()
+        self.note(group, values, None)
 
 
 _CURRENT: ContextVar[RunLog | None] = ContextVar("run_log", default=None)
@@ -97,9 +68,9 @@ def _opened(option: str, where: str, name: str) -> RunLog:
     kind, _, place = where.partition(":")
     try:
         if kind == "tensorboard" and place:
-            return TensorBoard(Path(place), name)
+            return _tensorboard(Path(place) / name)
         if kind == "mlflow" and (place or where == kind):
-            return MLflow(place or None, name)
+            return _mlflow(place, name)
     except MissingExtra:
         raise
     except Exception as error:  # of a folder, or of whatever a tracking server and its client may raise
@@ -107,12 +78,33 @@ def _opened(option: str, where: str, name: str) -> RunLog:
     raise InvalidConfig(option, where, FORMS)
 
 
+def _tensorboard(folder: Path) -> RunLog:
+    """Event files in a folder."""
+    writer = _module("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
+
+    def note(group: str, values: Mapping[str, float], step: int | None) -> None:
+        for metric, value in values.items():
+            writer.add_scalar(f"{group}/{metric}", value, step)
+
+    return RunLog(note, writer.close)
+
+
+def _mlflow(uri: str, name: str) -> RunLog:
+    """A run of the tracking server that a URI, or MLflow's own settings, name. It takes no @ in a name, for which there is `_at_`."""
+    mlflow = _module("mlflow", "mlflow")
+    if uri:
+        mlflow.set_tracking_uri(uri)
+    mlflow.start_run(run_name=name)
+
+    def note(group: str, values: Mapping[str, float], step: int | None) -> None:
+        named = {f"{group}/{metric}".replace("@", "_at_").replace(":", "_"): value for metric, value in values.items()}
+        mlflow.log_metrics(named, step=step)
+
+    return RunLog(note, mlflow.end_run)
+
+
 def _module(name: str, package: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as missing:
         raise MissingExtra(f"--log-to needs {package}: pip install {package}") from missing
-
-
-def _key(name: str) -> str:
-    return name.replace("@", "_at_").replace(":", "_")

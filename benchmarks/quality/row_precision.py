@@ -23,7 +23,7 @@ from espalier.engines import open_engine
 from espalier.live.fold import content_of
 from espalier.manifest import ManifestDraft
 from espalier.node_rows import stored_as
-from training.evaluate import evaluate, held_out_pairs
+from training import evaluate
 
 DTYPES = ("float32", "float16", "int8")
 """Widest first."""
@@ -36,14 +36,14 @@ def measure(bundle: Bundle, folder: Path, beam: int, ms: Sequence[int]) -> list[
         raise SystemExit(f"--model: {bundle.path} has linear scorers, expected node rows")
     rows_ND = np.asarray(bundle.node_rows_ND, np.float32)
     fields = {name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields}
-    pairs, found = held_out_pairs(bundle), []
+    pairs, found = evaluate.held_out_pairs(bundle), []
     for version, dtype in enumerate(DTYPES[DTYPES.index(bundle.graph_scorer.dtype) :], 1):
         path = folder / bundle.manifest.name / str(version)
         draft = ManifestDraft(**fields | {"version": version})
         written = write_bundle(path, draft, GraphContent(**{**vars(content), "stored_rows": stored_as(rows_ND, dtype)}))
         files = {name: info.size / 1e6 for name, info in written.manifest.files.items()}
         engine = open_engine(written, "cpu")
-        (*figures,) = evaluate(written, engine, pairs, [beam], ms, exclude_seen=True, batch=1)
+        figures = evaluate.measure(written, engine, evaluate.labelled(bundle.manifest.query, pairs, exclude_seen=True), [beam], ms)
         row = {
             "model": bundle.manifest.name,
             "items": bundle.tree.item_count,

@@ -32,7 +32,7 @@ from loadtest.target import Json, ask, parse_url
 from tests.pictures import Pictures
 from tests.service.damaged_models import content_of, draft_of
 from tests.service.processes import service
-from training.evaluate import evaluate, held_out_pairs
+from training import evaluate
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
@@ -105,7 +105,8 @@ def rows(folder: Path) -> list[dict[str, str]]:
 def test_recall_through_http_is_what_evaluate_measures(sweep: Callable[..., int], folder: Path, tmp_path: Path, exclude_seen: bool) -> None:
     assert sweep("--beam", "2,8,32", "--m", "3,20", *["--exclude-seen"] * exclude_seen) == 0
     bundle = Bundle.open(folder / "books" / "1")
-    expected = evaluate(bundle, open_engine(bundle, engine="onnx-cpu"), held_out_pairs(bundle), BEAMS, MS, exclude_seen)
+    queries = evaluate.labelled(bundle.manifest.query, evaluate.held_out_pairs(bundle), exclude_seen)
+    expected = evaluate.measure(bundle, open_engine(bundle, engine="onnx-cpu"), queries, BEAMS, MS)
     found = {(cell["beam_size"], cell["m"]): cell["recall"] for cell in document(tmp_path)["cells"]}
     assert found == {(row["beam_size"], row["m"]): row["recall"] for row in expected}
     assert len(set(found.values())) > 3
@@ -139,7 +140,7 @@ def test_the_files_hold_every_cell_and_loop(
     best = max((cell for cell in document(tmp_path)["cells"] if cell["m"] == 3), key=lambda cell: cell["recall"])
     assert f"| 1e+06 ms | 3 | open | **{best['beam_size']}** | {best['recall']:.4f} |" in written
     assert "| 0.0001 ms | 20 | open | none |" in written
-    queries = len(held_out_pairs(Bundle.open(folder / "books" / "1")))
+    queries = len(evaluate.held_out_pairs(Bundle.open(folder / "books" / "1")))
     assert queries < 60
     asked = f"Queries: {queries} from the bundle"
     for part in (hardware(), "--budget-ms 0.0001,1e6", "books version 1 on `compiled-cpu`", asked, "Date: 20"):

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from espalier.bundle import Bundle
 from espalier.tree import Tree
 from training.deep.first_model import build_model
 from training.deep.fit import fit, steps_of
 from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.run import fit_and_export
 from training.deep.scorers.model import NodeScorer
 from training.deep.sequence.rules import with_rules
 from training.deep.topology import Topology
@@ -56,6 +58,13 @@ def begun(raw: dict[str, Any], work: Path, **sections: dict[str, Any]) -> Begun:
     config = deep_config(raw | {name: raw.get(name, {}) | section for name, section in sections.items()})
     prepared = prepare(config, None, work)
     return Begun(with_rules(config, prepared), prepared)
+
+
+def exported(raw: dict[str, Any], out: Path, resume: bool = False) -> Bundle:
+    """What `fit` writes to models/NAME/VERSION."""
+    bundle = fit_and_export(deep_config(raw), None, out, CPU, resume)
+    assert bundle is not None
+    return bundle
 
 
 def weights(model: torch.nn.Module) -> dict[str, Any]:

@@ -47,10 +47,11 @@ from training.deep.fit import fit
 from training.deep.ranking import Chosen
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.row_table import lookup
-from training.deep.searches import Figures, Searches
+from training.deep.searches import Searches
 from training.deep.topology import Topology
 from training.deep.validation import compiled_search, encoded, search_encoded, search_pairs
 from training.retrieval.task import Deadline
+from training.retrieval.tuning import Figures
 from training.specification.deep import DeepConfig, TdmObjective
 from training.specification.models import deep_config
 
@@ -199,19 +200,11 @@ def test_the_weights_of_the_best_validation_are_kept_and_patience_ends_the_run_f
     assert steps == [], "a run that patience ended is not trained again"
 
 
-def test_few_validation_users_do_not_choose_weights(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> float:
-        raise AssertionError("asked")
-
-    monkeypatch.setattr(fit_module, "MIN_VALIDATION_QUERIES", 1000)
-    monkeypatch.setattr(fit_module, "validation_recall", never)
-    short.fit(tmp_path / "work")
-
-
-def test_a_deadline_between_two_checkpoints_leaves_rows_that_are_up_to_date(
+def test_few_validation_users_choose_no_weights_and_a_deadline_between_two_checkpoints_leaves_rows_that_are_up_to_date(
     short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fit_module, "MIN_VALIDATION_QUERIES", 1000)
+    monkeypatch.setattr(fit_module, "validation_recall", lambda *_: pytest.fail("asked"))
     run = changed(short, optimiser=short.config.optimiser.model_dump() | {"batch": 2})  # so small that a step reads few rows
     kept = []
     for every in (8, 100):  # all rows are brought up to date at a checkpoint, too
@@ -392,9 +385,8 @@ def test_the_training_beam_finds_what_the_reference_finds_without_excluded_items
         with torch.no_grad():
             states_BLS = made.model.eval().state(query)
             rows_BM, ranks_BM = search_states(made.model, topology, states_BLS, beam_size, m, ranking.gamma, ranking.own, out)
-        missing = ((0, 0), (0, m - rows_BM.shape[1]))
-        assert_array_equal(np.pad(rows_BM.numpy(), missing, constant_values=-1), expected.item_rows_BM)
-        assert_allclose(np.pad(ranks_BM.numpy(), missing, constant_values=-np.inf), expected.ranks_BM, rtol=1e-3, atol=1e-3)
+        assert_array_equal(rows_BM, expected.item_rows_BM)
+        assert_allclose(ranks_BM, expected.ranks_BM, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", RECIPES)

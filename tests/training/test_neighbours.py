@@ -126,13 +126,8 @@ def test_the_number_of_trials_is_limited() -> None:
     assert found.ended == "the search's limit left out trials, the first after 5"
 
 
-def test_a_grid_says_what_it_tries_and_is_checked() -> None:
+def test_a_grid_says_what_it_tries() -> None:
     assert str(Option("a", (1, 2), times=2)) == "a: 1, 2 then ×÷2"
-    for values in ((), (2, 1), (1, 1)):
-        with pytest.raises(InvalidConfig, match=r"grid\.a"):
-            Option("a", values)
-    with pytest.raises(InvalidConfig, match=r"start\.a"):
-        search(lambda _: 0.0, [{}], [Option("a", (1,))], NEVER)
 
 
 # -- the best items of rows of scores -----------------------------------------------------------------------------------
@@ -239,47 +234,33 @@ def dense(offset_I1: Any, item_N: Any, value_N: Any) -> Float64:
     decay=st.floats(0.3, 1),
     user=st.sampled_from([0.0, 0.5, 1.0]),
     block=st.integers(1, 100),
-    most=st.sampled_from([5, 30, 1000]),
 )
-def test_blocks_of_any_size_give_the_counts_of_one(seed: int, window: int, decay: float, user: float, block: int, most: int) -> None:
-    lists = lists_of(log_of(some_lists(seed, 8, 6), items=9), np.arange(6))
-    whole = counted(lists, fading(decay, window), user, most_pairs=most)
+def test_counts_are_those_of_the_definition_in_blocks_of_any_size(seed: int, window: int, decay: float, user: float, block: int) -> None:
+    lists = some_lists(seed, 8, 6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cooccurrence, "BLOCK_VISITS", block)
-        blocks = counted(lists, fading(decay, window), user, most_pairs=most)
-    assert [array.tolist() for array in blocks] == [array.tolist() for array in whole]
-
-
-@given(seed=st.integers(0, 2**32 - 1), window=st.integers(1, 10), decay=st.floats(0.3, 1), user=st.sampled_from([0.0, 0.5, 1.0]))
-def test_counts_are_those_of_the_definition(seed: int, window: int, decay: float, user: float) -> None:
-    lists = some_lists(seed, 8, 6)
-    counts = counted(lists_of(log_of(lists, items=9), np.arange(6)), fading(decay, window), user)
+        counts = counted(lists_of(log_of(lists, items=9), np.arange(6)), fading(decay, window), user)
     after = by_hand(lists, 9, window, decay, user)
     assert_allclose(dense(counts.offset_I1, counts.item_N, counts.after_N), after, rtol=1e-5)
     assert_allclose(dense(counts.offset_I1, counts.item_N, counts.before_N), after.T, rtol=1e-5)
 
 
-def test_only_the_given_users_are_counted() -> None:
-    lists = lists_of(log_of([[0, 1], [1, 2], [2, 2, 0]]), np.array([0, 2]))
-    assert lists.events_I.tolist() == [2, 1, 2]
-    assert lists.item_E.tolist() == [0, 1, -1, 2, 2, 0, -1]
-    assert lists.length_U.tolist() == [2, 3]
-    counts = counted(lists, fading(1.0, 5))
-    assert dense(counts.offset_I1, counts.item_N, counts.after_N).tolist() == [[0, 1, 0], [0, 0, 0], [2, 0, 1]]
-
-
-def test_of_a_long_list_the_newest_events_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rows", "users", "distinct", "copied", "events"),
+    [
+        ([[0, 1], [1, 2], [2, 2, 0]], [0, 2], False, [0, 1, -1, 2, 2, 0, -1], [2, 1, 2]),
+        ([[4, 0, 1, 1], [2, 0, 2], [3]], [0, 1, 2], False, [0, 1, 1, -1, 2, 0, 2, -1, 3, -1], [2, 2, 2, 1, 0]),
+        ([[1, 1, 0], [1, 0, 0]], [0, 1], True, [1, 0, -1, 1, 0, -1], [2, 2]),
+    ],
+    ids=["only the given users", "of a long list the newest events", "an item once a list"],
+)
+def test_lists_that_count(
+    monkeypatch: pytest.MonkeyPatch, rows: list[list[int]], users: list[int], distinct: bool, copied: list[int], events: list[int]
+) -> None:
     monkeypatch.setattr(cooccurrence, "LONGEST", 3)
-    lists = lists_of(log_of([[4, 0, 1, 1], [2, 0, 2], [3]]), np.arange(3))
-    assert lists.item_E.tolist() == [0, 1, 1, -1, 2, 0, 2, -1, 3, -1]
-    assert lists.length_U.tolist() == [3, 3, 1]
-    assert lists.events_I.tolist() == [2, 2, 2, 1, 0]
-
-
-def test_of_distinct_lists_an_item_counts_once_a_list() -> None:
-    lists = lists_of(log_of([[1, 1, 0, 1], [1, 0, 0]]), np.arange(2), distinct=True)
-    assert lists.item_E.tolist() == [1, 0, -1, 1, 0, -1]
-    assert lists.length_U.tolist() == lists.events_I.tolist() == [2, 2]
+    lists = lists_of(log_of(rows), np.array(users), distinct)
+    assert (lists.item_E.tolist(), lists.events_I.tolist()) == (copied, events)
+    assert lists.length_U.sum() + len(users) == len(copied)
 
 
 def test_beyond_the_limit_of_memory_an_item_keeps_its_likest_neighbours() -> None:
@@ -329,11 +310,12 @@ def cosines(embeddings_ID: Any) -> Float64:
 
 
 @pytest.mark.parametrize("most_pairs", [1 << 25, 20 * 300])
-def test_the_nearest_items_are_those_with_the_largest_cosines(most_pairs: int) -> None:
+def test_the_nearest_items_are_those_with_the_largest_cosines(monkeypatch: pytest.MonkeyPatch, most_pairs: int) -> None:
+    monkeypatch.setattr(near_module, "MOST_PAIRS", most_pairs)
     embeddings_ID = np.random.default_rng(3).standard_normal((300, 8)).astype(np.float32)
     embeddings_ID[[5, 17]] = 0
     embeddings_ID[9] = 2 * embeddings_ID[4]
-    found = nearest(embeddings_ID, seed=1, most_pairs=most_pairs)
+    found = nearest(embeddings_ID, seed=1)
     cosine_II, most = cosines(embeddings_ID), min(near_module.NEAREST, most_pairs // 300)
     for a in range(300):
         row = slice(found.offset_I1[a], found.offset_I1[a + 1])
@@ -351,21 +333,15 @@ def test_of_many_items_those_of_a_group_and_of_the_groups_beside_it_are_looked_a
     rng = np.random.default_rng(4)
     embeddings_ID = (rng.standard_normal((30, 16))[rng.integers(30, size=900)] + 0.6 * rng.standard_normal((900, 16))).astype(np.float32)
     embeddings_ID[7] = 0
-    exact, found = nearest(embeddings_ID, seed=1), nearest(embeddings_ID, seed=1, exact=100)
+    exact = nearest(embeddings_ID, seed=1)
+    monkeypatch.setattr(near_module, "EXACT", 100)
+    found = nearest(embeddings_ID, seed=1)
     rows = [[set(one.item_N[one.offset_I1[a] : one.offset_I1[a + 1]].tolist()) for a in range(900)] for one in (exact, found)]
     kept = [len(ours & theirs) / len(ours) for ours, theirs in zip(*rows, strict=True) if ours]
     assert 0.9 < np.mean(kept) < 1
     assert all(a not in row for a, row in enumerate(rows[1]))
     assert not rows[1][7]
     assert all(np.all(np.diff(found.near_N[found.offset_I1[a] : found.offset_I1[a + 1]]) <= 0) for a in range(900))
-
-
-def test_items_that_no_list_has_together_are_near_where_they_come_with_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near_module, "WIDTH", 2)  # two kinds of items; with more, each is of its own
-    lists = [[0, 2], [0, 3], [0, 4], [1, 2], [1, 3], [1, 4], [5, 6], [5, 7]]
-    history = np.array([0])
-    assert 1 not in fitted_on(lists, OPTIONS).rank([history], 4, exclude_seen=True)[0, :3]
-    assert 1 in fitted_on(lists, OPTIONS | {"near": 1.0}).rank([history], 4, exclude_seen=True)[0]
 
 
 def test_of_one_user_nothing_is_near() -> None:

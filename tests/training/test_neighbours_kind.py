@@ -23,10 +23,11 @@ from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import Engine, SearchParams
 from tests.training import content_logs
 from tests.training.commands import command, written_toml
+from tests.training.runs import exported
 from training.data.user_item_matrix import events_of_items
 from training.deep.memory import memory_task
 from training.deep.prepare import Prepared, prepare
-from training.deep.run import fit_and_export, train_and_export
+from training.deep.run import train_and_export
 from training.neighbours.fit import Neighbours, neighbours
 from training.specification.models import SPECIFICATION, deep_config, read_config
 
@@ -113,15 +114,6 @@ def test_an_empty_history_gets_popular_items(made: tuple[Bundle, Prepared, Neigh
     assert_array_equal(events_I[rows_M], -np.sort(-events_I)[:50])
 
 
-def test_the_memory_outweighs_what_is_popular(made: tuple[Bundle, Prepared, Neighbours]) -> None:
-    bundle, _, _ = made
-    popular_N, memory = bundle.node_rows_ND[np.arange(bundle.tree.node_count), -1], bundle.memory
-    assert memory is not None
-    assert 0 <= popular_N.min() <= popular_N.max() <= 1
-    smallest = float(memory.value[memory.value > 0].min()) * float(memory.weight[memory.weight > 0].min())
-    assert memory.key_weight * smallest > 1
-
-
 def test_fit_takes_the_kind_from_its_option_and_the_data_from_the_file(tmp_path: Path) -> None:
     raw = configuration(tmp_path)
     other = {**raw, "kind": "otm-sequence", "seed": 3, "scorer": {"node_dim": 8}, "memory": {"weight": 2.0}}
@@ -172,17 +164,15 @@ def test_lists_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("user,item\n" + "\n".join(lines) + "\n")
     data = {"log": str(tmp_path / "log.csv"), "format": {"user": "user", "item": "item", "order": "file"}}
     with pytest.raises(InvalidData, match="in common"):
-        fit_and_export(
-            deep_config({"kind": "neighbours", "name": "alone", "data": data}), None, tmp_path / "m" / "1", torch.device("cpu"), False
-        )
+        exported({"kind": "neighbours", "name": "alone", "data": data}, tmp_path / "m" / "1")
 
 
 def test_without_anything_to_find_there_is_nothing_to_choose_by(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("user,item\n" + "".join(f"u{user},i{item % 2}\n" for user in range(20) for item in range(12)))
     form = {"user": "user", "item": "item", "order": "file"}
-    config = deep_config({"kind": "neighbours", "name": "seen", "data": {"log": str(tmp_path / "log.csv"), "format": form}})
+    raw = {"kind": "neighbours", "name": "seen", "data": {"log": str(tmp_path / "log.csv"), "format": form}}
     with pytest.raises(InvalidData, match="validation user"):
-        fit_and_export(config, None, tmp_path / "none" / "1", torch.device("cpu"), False)
+        exported(raw, tmp_path / "none" / "1")
 
 
 @pytest.mark.parametrize(

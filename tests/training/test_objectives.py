@@ -18,7 +18,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from numpy.typing import NDArray
 from torch import Tensor
 
 import training.deep.objectives.otm as otm_module
@@ -147,54 +146,12 @@ def followed(tree: Tree, logits: list[float], beam_size: int, gamma: float, whol
 
 
 @given(shapes)
-def test_positives_are_the_targets_ancestors_once_each_ascending(shape: Shape) -> None:
-    rng, tree = tree_of(shape)
-    target_BP = targets_of(rng, tree, shape)
-    positives = Topology(tree, CPU).positives(target_BP)
-    assert len(positives) == tree.height + 1
-    for b in range(shape["batch"]):
-        z = marked(tree, leaves_of(tree, target_BP, b))
-        for h in range(tree.height + 1):
-            expected = [node for node in tree.level(h) if z[node]]
-            row = positives[h][b].tolist()
-            assert row == expected + [tree.node_count] * (len(row) - len(expected))
-
-
-@given(shapes)
-def test_children_are_the_trees_and_padding_has_none(shape: Shape) -> None:
-    rng, tree = tree_of(shape)
-    topology = Topology(tree, CPU)
-    for h in range(tree.height):
-        nodes = rng.choice([*tree.level(h), tree.node_count], (2, 5))
-        found = topology.children(torch.from_numpy(nodes), h)
-        assert found.shape == (2, 5, tree.max_children[h])
-        for node, row in zip(nodes.ravel().tolist(), found.flatten(0, 1).tolist(), strict=True):
-            expected = [] if node == tree.node_count else children_of(tree, node)
-            assert row == expected + [tree.node_count] * (len(row) - len(expected))
-
-
-@given(shapes)
 def test_history_nodes_are_the_ancestors_on_every_level(shape: Shape) -> None:
     rng, tree = tree_of(shape)
     history_BT = rng.integers(-1, tree.item_count, (shape["batch"], 4))
     found_BLT = Topology(tree, CPU).history_nodes(torch.from_numpy(history_BT)).numpy()
     leaf_BT = np.where(history_BT >= 0, tree.leaf_of_item[history_BT], -1)
     assert_array_equal(found_BLT, np.moveaxis(tree.ancestors(leaf_BT), -1, 1))
-
-
-@given(shapes)
-def test_find_says_where_a_node_is_and_never_finds_padding(shape: Shape) -> None:
-    rng, tree = tree_of(shape)
-    topology = Topology(tree, CPU)
-    sorted_BP = topology.positives(targets_of(rng, tree, shape))[tree.height]
-    nodes_BC = torch.from_numpy(rng.integers(tree.leaf_offset, tree.node_count + 1, (shape["batch"], 7)))
-    place_BC, found_BC = topology.find(sorted_BP, nodes_BC)
-    for b in range(shape["batch"]):
-        listed = sorted_BP[b].tolist()
-        for node, place, found in zip(nodes_BC[b].tolist(), place_BC[b].tolist(), found_BC[b].tolist(), strict=True):
-            assert found == (node in listed and node != tree.node_count)
-            assert not found or listed[place] == node
-            assert 0 <= place < len(listed)
 
 
 # -- pseudo targets -----------------------------------------------------------------------------------------------------
@@ -398,20 +355,6 @@ def test_levels_are_scored_whole_up_to_a_multiple_of_what_an_instance_would_look
         assert last_whole_level(network, tree, config) == 0
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 70))
-def test_drawn_nodes_are_of_their_level_and_a_small_level_is_whole(seed: int, count: int) -> None:
-    topology = Topology(complete_tree(np.arange(64), 4), CPU)
-    for h in (1, 2, 3):
-        nodes = draw_nodes(topology, h, 3, count, torch.Generator().manual_seed(seed))
-        level = topology.tree.level(h)
-        assert nodes.shape == (3, min(count, len(level)))
-        assert set(nodes.flatten().tolist()) <= set(level)
-        assert all(len(set(row)) == len(row) for row in nodes.tolist()), "a sample without replacement"
-        if count >= len(level):
-            assert nodes.tolist() == [list(level)] * 3
-        assert torch.equal(nodes, draw_nodes(topology, h, 3, count, torch.Generator().manual_seed(seed)))
-
-
 @pytest.mark.parametrize(("size", "count"), [(9, 2), (5, 3)], ids=["few of many", "most of few"])
 def test_every_set_of_nodes_is_drawn_as_often(size: int, count: int) -> None:
     assert (size < DENSE * count) == (size == 5), "both ways to draw"
@@ -422,16 +365,9 @@ def test_every_set_of_nodes_is_drawn_as_often(size: int, count: int) -> None:
     assert_allclose([times[some] for some in sets], 1000, atol=5 * math.sqrt(1000))
 
 
-def scored_by_hand(scores_BN: NDArray[Any]) -> tuple[NodeScorer, Tensor]:
-    """A model whose logit of query b and node n is scores_BN[b, n]: one-hot queries pick a column of the node rows."""
-    batch, nodes = scores_BN.shape
-    model = NodeScorer(nodes, batch + 1, VectorEncoder(batch), ProductHead(batch, batch + 1, None), 1.0)
-    model.node_rows.data = torch.from_numpy(np.concatenate([scores_BN.T, np.zeros((nodes, 1))], 1).astype(np.float32))
-    return model, torch.eye(batch)
-
-
 def test_the_training_beam_takes_the_lower_node_of_a_tie() -> None:
     tree = complete_tree(np.arange(256), 4)
-    model, query = scored_by_hand(np.zeros((3, tree.node_count)))
+    model, query = linear_model(np.random.default_rng(1), tree, 3)
+    model.node_rows.data.zero_()
     rows_BM, _ = search_states(model, Topology(tree, CPU), model.state(query), 5, 5, 0.0)
     assert rows_BM.tolist() == [[0, 1, 2, 3, 4]] * 3

@@ -26,12 +26,17 @@ from espalier.metrics import ndcg
 from tests import ROOT
 from training.data.letor import read_letor, read_svmlight
 from training.data.ranking_set import RankingSet, concatenated
-from training.rankers.choice_models import elimination_loss, plackett_luce_loss
+from training.rankers.choice_models import (
+    elimination_loss,
+    plackett_luce_loss,
+    random_order,
+    tied_elimination_loss,
+    tied_plackett_luce_loss,
+)
 from training.rankers.export import ranker_onnx
 from training.rankers.fit import Descent, Epoch, Ranker, fit_ranker, new_ranker, query_losses
 from training.rankers.rank_functions import HighwayFunction
 from training.rankers.standardise import Standardise
-from training.rankers.ties import random_order, tied_elimination_loss, tied_plackett_luce_loss
 from training.specification.ranker import ChoiceModel, HighwayConfig, LinearRankerConfig, RankerConfig, Scaling, Ties, ranker_config
 
 NAN = np.float32("nan")

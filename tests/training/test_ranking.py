@@ -35,18 +35,19 @@ from training.deep.beam import Added, Own
 from training.deep.calibration import MIN_HITS, calibrate
 from training.deep.export import export
 from training.deep.first_model import build_model
-from training.deep.memory import KEPT, Recipe, Remembered, in_order, in_units, memory_task, remembered, unit_of
+from training.deep.memory import KEPT, Remembered, counted_again, in_order, in_units, memory_task, remembered, unit_of
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.ranking import ROUNDS, Chosen, Reweighed, choose_ranking
 from training.deep.reweighing import Candidates
 from training.deep.scorers.model import NodeScorer
-from training.deep.searches import Figures, Searches
+from training.deep.searches import Searches
 from training.deep.topology import Topology
 from training.deep.validation import search_encoded
 from training.neighbours.cooccurrence import lists_of as lists_of_users
 from training.neighbours.fit import NARROW, count, fitted_to, neighbours, neighbours_of
 from training.neighbours.near_items import near_items
 from training.neighbours.neighbour_lists import NeighbourLists
+from training.retrieval.tuning import Figures
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
 
@@ -186,7 +187,7 @@ def test_neighbours_are_weighed_anew_from_the_same_counts(run: Run) -> None:
     near = functools.partial(near_items, interactions, users, run.config.seed)
     expected = neighbours_of(count(lists, found.options), near, lists.events_I, found.options | other)
     weighed = source.weighed(other)
-    assert weighed.options == other
+    assert weighed.options == source.options | other
     assert_allclose(weighed.lists.score_N, expected.lists.limited(KEPT[-1]).score_N, rtol=1e-6)
     assert len(weighed.lists.item_N) > len(source.lists.item_N), "cosines were not among what was chosen"
     searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit", source)
@@ -203,10 +204,10 @@ def test_neighbours_are_weighed_anew_from_the_same_counts(run: Run) -> None:
 
 def test_the_figure_is_the_geometric_mean_of_recalls_and_gains_are_paired() -> None:
     worse = Figures(np.array([[0.0, 0.2, 0.1], [0.4, 0.6, 0.8]]))
-    better = Figures(worse.recall_CB * 1.5)
+    better = Figures(worse.figure_CB * 1.5)
     assert worse.figure == pytest.approx(np.sqrt(0.1 * 0.6))
     gain, error = better.gain_over(worse)
-    gains_B = 0.5 * (worse.recall_CB / np.array([[0.1], [0.6]])).mean(0)
+    gains_B = 0.5 * (worse.figure_CB / np.array([[0.1], [0.6]])).mean(0)
     assert gain == pytest.approx(0.5)
     assert error == pytest.approx(gains_B.std(ddof=1) / np.sqrt(3))
     assert worse.gain_over(worse) == (0, 0)
@@ -285,12 +286,12 @@ def test_leaves_ordered_anew_are_what_a_search_finds_that_keeps_them_all(run: Ru
     anew.add(np.tile(np.arange(ITEMS), (len(searches.pairs), 1)))
     for gamma, weight, kept, recency in [(0.0, 1.0, 5, 1.0), (0.5, 2.5, 3, 0.8), (1.0, 40.0, ITEMS, 0.5)]:
         options = {"gamma": gamma, "weight": weight, "kept": kept, "recency": recency}
-        assert_allclose(anew.measured(options).recall_CB.mean(1), searches.measured(options).recall_CB.mean(1), atol=2e-3)
+        assert_allclose(anew.measured(options).figure_CB.mean(1), searches.measured(options).figure_CB.mean(1), atol=2e-3)
 
 
 def test_only_what_was_found_is_ordered_anew(run: Run) -> None:
     searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit")
-    candidates = Candidates(run.model, run.topology, searches.blocks, "logit")
+    candidates = Candidates(searches)
     queries, chosen = len(searches.pairs), np.array([7, 3, 40])
     candidates.add(np.tile([3, 7, -1], (queries, 1)))
     candidates.add(np.tile([7, 40, 3], (queries, 1)))
@@ -498,12 +499,12 @@ def test_a_memory_is_counted_anew_in_the_units_that_its_weight_was_chosen_in() -
     config = cast(DeepConfig, SimpleNamespace(seed=1, history_length=10))
     source = Remembered(fitted_to(split.lists, split.train, NARROW, 1).lists, 0.5)
     chosen = in_order(replace(source.memory(3, 0.5, 10), key_weight=2.0, repeat=np.arange(6, dtype=np.float32)))
-    recipe = Recipe(NARROW, 3, source.largest)
-    same, half = recipe.of(chosen, config, split), replace(recipe, largest=2 * source.largest).of(chosen, config, split)
+    options = NARROW | {"kept": 3}
+    same, half = (counted_again(chosen, unit * source.largest, options, config, split) for unit in (1, 2))
     for name in ("offset", "item", "value", "weight", "repeat"):
         assert_array_equal(getattr(same, name), getattr(chosen, name), err_msg=name)
     assert_array_equal(half.value, chosen.value)
     assert_allclose(half.weight, chosen.weight / 2)
     assert (half.key_weight, len(half.weight)) == (2.0, len(chosen.weight))
-    fewer = recipe.of(chosen, config, replace(split, train=split.train[:1]))
+    fewer = counted_again(chosen, source.largest, options, config, replace(split, train=split.train[:1]))
     assert len(fewer.item) < len(chosen.item)

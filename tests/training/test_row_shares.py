@@ -11,7 +11,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tests.training.pretended_gpu import GPU, TwoDevices, pretended_gpu
 from tests.training.shared_runs import CHECKPOINT_EVERY, KINDS, STEPS, configuration, write_log
 from training.deep import checkpoint
 from training.deep.checkpoint import Checkpoint, RunState
-from training.deep.parallel import drawn_rows, joined, own_rows
+from training.deep.parallel import joined
 from training.versions import clear
 
 pytestmark = pytest.mark.slow
@@ -212,17 +211,3 @@ def test_processes_wait_while_one_builds_a_tree_for_hours(monkeypatch: pytest.Mo
     with joined(CPU):
         assert dist.group.WORLD is not None
         assert dist.group.WORLD._get_backend(CPU).options._timeout >= timedelta(days=1)
-
-
-def test_processes_share_the_draws_that_one_alone_would_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    def draw(rows: int) -> torch.Tensor:
-        return torch.randint(0, 1000, (rows, 3), generator=torch.Generator().manual_seed(5))
-
-    alone = drawn_rows(draw, 12)
-    monkeypatch.setattr("training.deep.parallel.processes", lambda: 3)
-    shares = []
-    for number in range(3):
-        monkeypatch.setattr("training.deep.parallel.process", partial(int, number))
-        shares.append(drawn_rows(draw, 4))
-        assert torch.equal(alone[own_rows(12)], shares[-1])
-    assert torch.equal(torch.cat(shares), alone)

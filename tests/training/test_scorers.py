@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
 from espalier.tree import complete_tree
@@ -166,25 +166,6 @@ def test_the_logit_is_that_of_the_paper_s_unit(seed: int, windows: list[int], di
             assert_allclose(logits_BC[b], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_padding_counts_nothing() -> None:
-    """Neither the attention network nor the row that padding is looked up as has a say in the answer for an empty history."""
-    torch.manual_seed(0)
-    model = small_scorer()
-    nodes_BC = torch.arange(5, 11)[None]
-    empty_BLT, one_BLT = torch.full((1, 1, 6), -1), torch.tensor([[[-1, -1, 7, -1, -1, 3]]])
-    before = [model.logits(model.state(history), nodes_BC, 0).detach() for history in (empty_BLT, one_BLT)]
-    with torch.no_grad():
-        model.node_rows[0] = 100.0
-    after = [model.logits(model.state(history), nodes_BC, 0).detach() for history in (empty_BLT, one_BLT)]
-    for old, new in zip(before, after, strict=True):
-        assert_array_equal(new.numpy(), old.numpy())
-    assert isinstance(model.head, AttentionHead)
-    with torch.no_grad():
-        model.head.out.weight.mul_(-3.0)
-    assert_array_equal(model.logits(model.state(empty_BLT), nodes_BC, 0).detach().numpy(), before[0].numpy())
-    assert not np.allclose(model.logits(model.state(one_BLT), nodes_BC, 0).detach().numpy(), before[1].numpy())
-
-
 def test_gradients_are_those_of_finite_differences() -> None:
     torch.manual_seed(1)
     model = small_scorer("attention", (2, 1), 2, 6).double()
@@ -330,26 +311,6 @@ def test_a_step_writes_nothing_but_the_rows_that_have_a_gradient() -> None:
         assert (rows_ND != 1).any(1).nonzero().flatten().tolist() == [4, 7], step
     adam.refresh_all()
     assert_allclose(rows_ND[0], (1 - 0.01 * 0.1) ** 3, rtol=1e-6)
-
-
-def test_a_run_that_went_on_from_its_state_has_the_same_bytes() -> None:
-    def run(adam: RowAdam, steps: range) -> None:
-        for step in steps:
-            adam.step(*gradients(np.random.default_rng(step), step), rate_at(step))
-            adam.average(share_kept(SPAN, step))
-
-    whole_ND, mean_ND = torch.ones(ROWS, WIDTH), torch.ones(ROWS, WIDTH)
-    whole = RowAdam(whole_ND, mean_ND, BETAS, 0.1)
-    run(whole, range(20))
-    whole.refresh_all()
-    again_ND, again_mean_ND = whole_ND.clone(), mean_ND.clone()
-    again = RowAdam(again_ND, again_mean_ND, BETAS, 0.1)
-    again.load_state_dict({name: value.clone() if isinstance(value, Tensor) else value for name, value in whole.state_dict().items()})
-    for adam in (whole, again):
-        run(adam, range(20, 40))
-        adam.refresh_all()
-    assert torch.equal(whole_ND, again_ND)
-    assert torch.equal(mean_ND, again_mean_ND)
 
 
 # -- the table ------------------------------------------------------------------------------------------------------------

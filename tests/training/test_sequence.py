@@ -22,10 +22,9 @@ from training.deep.scorers.heads import ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer, sequence_parts
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import windows_of
-from training.deep.sequence.batches import SequenceSource
+from training.deep.sequence.batches import SequenceSource, _drawn, trained_places
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
-from training.deep.sequence.places import _drawn, trained_places
 from training.deep.sequence.rules import dropout_of, epochs_of, nearness_of, steps_of, width_of
 from training.deep.topology import Topology
 from training.specification.networks import ProductScorer, SequenceScorer
@@ -69,17 +68,6 @@ def test_a_history_has_one_state_however_much_padding_it_has_and_whichever_way_i
         expected_LD = part.scale_LD * state_BXD[0, len(leaves), :-1]
         found_BLD = made(padded(leaves, length=6 + more), rows_ND)
     torch.testing.assert_close(found_BLD, expected_LD.expand_as(found_BLD), rtol=1e-4, atol=1e-5)
-
-
-def test_states_depend_on_what_was_read_and_on_its_order_and_never_on_what_comes_later() -> None:
-    made, rows_ND = encoder()
-    first, second, other = (TREE.leaf_offset + n for n in (3, 4, 5))
-    with torch.no_grad():
-        ((one_XD, two_XD),) = made.states(torch.tensor([[first, second, other], [first, second, first]]), rows_ND, None)
-        ((swapped_XD,),) = made.states(torch.tensor([[second, first]]), rows_ND, None)
-    torch.testing.assert_close(one_XD[:3], two_XD[:3])
-    assert (one_XD[3] - two_XD[3]).abs().max() > 1e-3
-    assert (one_XD[2] - swapped_XD[2]).abs().max() > 1e-3
 
 
 @given(history=st.lists(st.integers(0, ITEMS - 1), max_size=6))
@@ -294,27 +282,21 @@ def test_updates_are_so_many_passes_over_the_lists(epochs: float, places: int, m
 
 
 @pytest.mark.parametrize(
-    ("items", "events", "encoders", "epochs", "dropout"),
+    ("items", "events", "encoders", "epochs", "dropout", "width"),
     [
-        (2, 99, ("windows",), 4, 0.5),
-        (2, 100, ("windows",), 16, 0.2),
-        (65_536, 99, ("windows",), 4, 0.5),
-        (65_537, 99, ("windows",), 2, 0.5),
-        (65_537, 99, ("windows", "transformer"), 4, 0.5),
+        (2, 99, ("windows",), 4, 0.5, 256),
+        (2, 100, ("windows",), 16, 0.2, 256),
+        (65_536, 99, ("windows",), 4, 0.5, 256),
+        (65_537, 99, ("windows",), 2, 0.5, 128),
+        (65_537, 99, ("windows", "transformer"), 4, 0.5, 256),
     ],
 )
-def test_a_log_of_few_events_an_item_is_passed_over_less_often_and_with_more_dropout(
-    items: int, events: int, encoders: tuple[str, ...], epochs: float, dropout: float
+def test_a_log_of_few_events_an_item_is_passed_over_less_often_and_with_more_dropout_and_rows_of_many_items_are_narrower(
+    items: int, events: int, encoders: tuple[str, ...], epochs: float, dropout: float, width: int
 ) -> None:
     log = log_of([[0, 1] * (events // 2) + [0] * (events % 2), [1] * 40], items=items)
     assert epochs_of(log, np.array([0]), encoders) == epochs, "the second user is no training user"
     assert dropout_of(log, np.array([0])) == dropout
-
-
-@pytest.mark.parametrize(
-    ("items", "encoders", "width"), [(65_536, ("windows",), 256), (65_537, ("windows",), 128), (65_537, ("windows", "transformer"), 256)]
-)
-def test_rows_of_many_items_are_narrower(items: int, encoders: tuple[str, ...], width: int) -> None:
     assert width_of(items, encoders) == width
 
 

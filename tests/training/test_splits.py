@@ -26,7 +26,7 @@ from training.data.splits import EvaluationPair, Split, halves, split_log, witho
 from training.deep.instances import Instances, InstanceSource
 from training.deep.run import fit_and_export
 from training.evaluate import held_out_pairs
-from training.held_out import pairs_of_log
+from training.held_out import held_out_log
 from training.rankers.log_queries import from_log
 from training.specification.deep import DeepConfig, InstanceConfig
 from training.specification.log_format import CsvFormat, ListsFormat
@@ -299,7 +299,7 @@ def trained_under(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 @pytest.mark.parametrize(("kind", "queries", "relevant"), [("users", 12, 6), ("last", USERS, 1), ("date", USERS, None), ("file", 15, 1)])
 def test_a_model_is_measured_on_the_queries_of_its_protocol(trained_under: Trained, kind: str, queries: int, relevant: int | None) -> None:
     _, log, bundle = trained_under(kind)
-    held, of_log = held_out_pairs(bundle), pairs_of_log(bundle, log)
+    held, of_log = held_out_pairs(bundle), held_out_log(bundle, log).pairs
     assert len(held) == len(of_log) == queries
     assert [set(pair.relevant) for pair in held] == [set(pair.relevant) for pair in of_log]
     if relevant is not None:
@@ -316,10 +316,10 @@ def test_dates_that_training_chose_hold_for_a_log_that_has_grown(trained_under: 
     split = config_of(bundle.manifest, DeepConfig).data.split
     assert isinstance(split, DateSplit)
     assert split.test_from is not None
-    before = pairs_of_log(bundle, log)
+    before = held_out_log(bundle, log).pairs
     with log.open("a") as file:
         file.writelines(f"u{user},i{(user + n) % ITEMS},{200 + n}\n" for user in range(USERS) for n in range(20))
-    after = pairs_of_log(bundle, log)
+    after = held_out_log(bundle, log).pairs
     assert [pair.history.tolist() for pair in before] == [pair.history.tolist() for pair in after]
     assert all(len(late.relevant) > len(early.relevant) for early, late in zip(before, after, strict=True))
 

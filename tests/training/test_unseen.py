@@ -237,26 +237,6 @@ def test_updates_are_those_of_two_tables(seed: int, decay: float) -> None:
     assert_allclose(model.node_rows.detach()[leaf_I[unseen]], (dense_IF @ model.content_table.detach())[unseen], rtol=1e-5, atol=1e-6)
 
 
-def test_dropped_items_have_their_contents_row_in_lookups() -> None:
-    rng = np.random.default_rng(5)
-    tree = random_tree(rng, 3, 4)
-    features, seen_I = features_of(rng, tree.item_count), np.ones(tree.item_count, np.bool_)
-    model = model_over(tree, 5)
-    add_content(model, features, tree, seen_I, fitted=True)
-    before_ND = model.node_rows.detach().clone()
-    content = TrainedRows(features, Topology(tree, CPU), seen_I, 0.5)
-    optimiser = Optimiser(model, (0.9, 0.98), 4, content=content)
-    content.draw(1)
-    leaf_I = torch.from_numpy(tree.leaf_of_item)
-    rows_ID = lookup(leaf_I, model.table).detach()
-    own_I = torch.isclose(rows_ID, before_ND[leaf_I], atol=1e-5).all(1)
-    assert 0 < own_I.sum() < tree.item_count
-    assert model.content_table is not None
-    by_content_ID = as_matrix(features).toarray() @ model.content_table.detach().numpy()
-    assert_allclose(rows_ID[~own_I], by_content_ID[~own_I.numpy()], rtol=1e-5, atol=1e-6)
-    assert_allclose(lookup(leaf_I, optimiser.averaged.table), before_ND[leaf_I], atol=1e-5)
-
-
 def test_the_first_table_is_that_of_ridge_regression() -> None:
     rng = np.random.default_rng(3)
     features, known_I = features_of(rng, 60), rng.random(60) < 0.7

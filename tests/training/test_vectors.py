@@ -27,6 +27,7 @@ from espalier.metrics import precision_recall_f
 from espalier.queries import MAX_VECTOR_WIDTH, VectorKind, encode_vectors
 from espalier.search import SearchParams
 from tests.training.commands import command
+from tests.training.runs import exported
 from tests.training.vector_logs import CLUSTERS, FORMAT, QUERIES, SIZE, WIDTH, settings, table, write_log
 from training.baselines.item_means import item_means as fit_item_means
 from training.compare.command import run as run_compare
@@ -34,10 +35,9 @@ from training.data.interactions import Interactions, read_interactions
 from training.data.splits import Split, split_log
 from training.deep.export import most_kept
 from training.deep.first_model import build_model
-from training.deep.instances import source_of
+from training.deep.instances import InstanceSource
 from training.deep.jtm_samples import draw_samples
 from training.deep.prepare import build_tree, item_embeddings, prepare
-from training.deep.run import fit_and_export
 from training.deep.topology import Topology
 from training.deep.validation import validation_recall
 from training.deep.vector_start import item_means, start_of
@@ -201,7 +201,7 @@ def test_a_second_file_of_other_vectors_is_refused(log: Path, tmp_path: Path) ->
 def test_a_batch_has_queries_with_some_of_their_items(log: Path, tmp_path: Path, targets: int) -> None:
     interactions = read_interactions(log, FORMAT, tmp_path)
     users = np.arange(100)
-    source = source_of(interactions, users, InstanceConfig(targets=targets), 1)
+    source = InstanceSource(interactions, users, InstanceConfig(targets=targets), 1)
     batch, vectors = source.batch(3, 500), interactions.vectors_UF
     assert vectors is not None
     assert batch.query.dtype == np.float32
@@ -302,15 +302,9 @@ def test_items_without_training_queries_get_the_vector_of_another(log: Path, tmp
     assert len(np.unique(embeddings_ID, axis=0)) <= 3
 
 
-def fitted_vectors(raw: dict[str, Any], out: Path) -> Bundle:
-    bundle = fit_and_export(deep_config(raw), None, out, torch.device("cpu"), resume=False)
-    assert bundle is not None
-    return bundle
-
-
 @pytest.fixture(scope="module")
 def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return fitted_vectors(settings(log), tmp_path_factory.mktemp("models") / "planted" / "1")
+    return exported(settings(log), tmp_path_factory.mktemp("models") / "planted" / "1")
 
 
 @pytest.fixture
@@ -361,7 +355,7 @@ def test_training_goes_on_from_a_bundle_with_items_that_are_new(trained: Bundle,
     grown = tmp_path / "grown.parquet"
     pq.write_table(pa.table({"vector": plain.column("vector"), "items": items}), grown)
     raw = settings(log, data={"log": str(grown)}, scorer={"init": "earlier"}, optimiser={"steps": 1, "learning_rate": 1e-9})
-    bundle = fitted_vectors(raw | {"earlier_model": str(trained.path), "tree": {"kind": "earlier"}}, tmp_path / "planted" / "2")
+    bundle = exported(raw | {"earlier_model": str(trained.path), "tree": {"kind": "earlier"}}, tmp_path / "planted" / "2")
     parent = bundle.tree.parent[bundle.tree.leaf_of_item[bundle.items.rows_of(["new"])[0]]]
     beside = [
         bundle.items.ids_of(np.array([row]))[0]
@@ -380,7 +374,7 @@ def test_a_bundle_of_other_vectors_is_no_start(trained: Bundle, log: Path, tmp_p
     )
     raw = settings(log, data={"log": str(narrow)}, scorer={"init": "earlier"})
     with pytest.raises(InvalidConfig, match=r"earlier_model.*vectors of 4 numbers"):
-        fitted_vectors(raw | {"earlier_model": str(trained.path), "tree": {"kind": "earlier"}}, tmp_path / "planted" / "2")
+        exported(raw | {"earlier_model": str(trained.path), "tree": {"kind": "earlier"}}, tmp_path / "planted" / "2")
 
 
 # -- what it is compared with, and re-ranked by ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid, pad
 
 from espalier.masks.eligibility import NO_NODE, ExcludedNodes
 from espalier.memory_lists import MemoryLists
@@ -63,7 +64,7 @@ def search_states(
         nodes_BC = children_BKb.flatten(1)
         safe_BC = nodes_BC.clamp(max=topology.padding - 1)
         logits_BC = model.logits(state_BLS, safe_BC, h).float()
-        own_BC = torch.nn.functional.logsigmoid(logits_BC) if own == "log_activation" else logits_BC
+        own_BC = logsigmoid(logits_BC) if own == "log_activation" else logits_BC
         inherited_BC = gamma * rank_BK.repeat_interleave(children_BKb.shape[2], 1) if gamma else 0
         ineligible_BC = (nodes_BC == topology.padding) | topology.ineligible_N[safe_BC]
         if excluded_BX is not None:
@@ -74,8 +75,9 @@ def search_states(
             beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC, beam_size, key_BC)
     best_BM = best_places(key_BC, m)
     leaf_BM = nodes_BC.gather(1, best_BM).clamp(max=topology.padding - 1) - topology.tree.leaf_offset
-    key_BM = key_BC.gather(1, best_BM)
-    return torch.where(key_BM > -torch.inf, topology.leaf_item[leaf_BM], -1), key_BM
+    key_BM, missing = key_BC.gather(1, best_BM), (0, m - best_BM.shape[1])
+    rows_BM = torch.where(key_BM > -torch.inf, topology.leaf_item[leaf_BM], -1)
+    return pad(rows_BM, missing, value=-1), pad(key_BM, missing, value=-torch.inf)
 
 
 @dataclass(frozen=True)

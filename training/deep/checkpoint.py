@@ -7,24 +7,25 @@ import itertools
 import json
 import logging
 import math
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from espalier.durable import flush
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 
 from ..deep.optimiser import Optimiser
 from ..deep.parallel import process, processes
 from ..deep.prepare import Prepared
-from ..deep.row_shares import gather_rows, map_rows, own_rows_of
+from ..deep.row_shares import gather_rows, map_rows
 from ..deep.scorers.model import NodeScorer
 from ..specification.deep import DeepConfig
 
@@ -94,13 +95,8 @@ class Checkpoint:
         return whole_ND
 
     def _write(self, content: dict[str, Any]) -> None:
-        content = content | {"identity": self.identity}
-        part_file = self.file.with_suffix(".part")
-        with part_file.open("wb") as stream:
-            torch.save(content, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(part_file, self.file)
+        with _replaced(self.file) as stream:
+            torch.save(content | {"identity": self.identity}, stream)
 
     def restore(self) -> RunState:
         """Load the file (tensors and plain values only), if there is one. Raises InvalidConfig where it is damaged or another run's."""
@@ -115,7 +111,7 @@ class Checkpoint:
         if identity != self.identity:
             raise InvalidConfig("--resume", str(self.file), ANOTHER_RUN.format("checkpoint"))
         if processes() > 1:
-            content = map_rows(content, own_rows_of)
+            content = map_rows(content, lambda whole_ND: whole_ND[process() :: processes()].clone())
         self.model.load_state_dict(content["model"])
         self.optimiser.load_state_dict(content["optimiser"])
         state = RunState(**content["progress"])
@@ -161,10 +157,16 @@ def kept_tree(file: Path, config: DeepConfig, prepared: Prepared, build: Callabl
     tree = build()
     if resume and file.with_name("checkpoint.pt").exists():  # of a tree that is gone: this one must be the same, or is refused
         return tree
+    with _replaced(file) as stream:
+        np.savez(stream, identity=identity, **{name: getattr(tree, name) for name in TREE_ARRAYS})
+    return tree
+
+
+@contextmanager
+def _replaced(file: Path) -> Iterator[IO[bytes]]:
+    """What is written inside takes the place of a file in one step, once it is on the disk."""
     part_file = file.with_suffix(".part")
     with part_file.open("wb") as stream:
-        np.savez(stream, identity=identity, **{name: getattr(tree, name) for name in TREE_ARRAYS})
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(part_file, file)
-    return tree
+        yield stream
+    flush(part_file)
+    part_file.replace(file)

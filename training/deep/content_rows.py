@@ -25,13 +25,12 @@ from torch import Tensor, nn
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
+from ..arrays import Float32
 from ..data.csr import as_matrix
 from ..deep.parallel import process, processes
 from ..deep.scorers.model import NodeScorer
 from ..deep.topology import Topology
 from ..onnx_graphs import onnx_bytes
-
-Float32 = NDArray[np.float32]
 
 BLOCK = 1 << 12
 """Rows that are split or joined at a time."""

@@ -24,6 +24,7 @@ from espalier.live.folded_chunks import folded_tree
 from espalier.queries import VectorKind
 from espalier.tree import EMPTY_LEAF, Tree
 
+from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..data.splits import LEARNED_VALIDATION
 from ..deep.jtm import Likelihood, Matching, sum_below
@@ -33,9 +34,6 @@ from ..specification.deep import DeepConfig, TreeOfEarlierModel
 from ..specification.models import config_of
 
 log = logging.getLogger(__name__)
-
-Int64 = NDArray[np.int64]
-
 
 SHAPES = ("node_dim", "length")
 """Keys of a scorer that an earlier model says where they are `auto`."""
@@ -98,7 +96,8 @@ def open_earlier(
         matching = Matching(model, bundle.tree, of_new, bundle.manifest.ranking.gamma, likelihood)  # γ: where a search would look
         node_n = matching.descend(nowhere, room_N, bundle.tree.height - 1, tree.gap)
     grown, source_N = grow(bundle.tree, leaf_I, new, node_n)
-    log.info("%s: %d items are where they were, %d are new, %d are gone", path, len(row_I) - len(new), len(new), _gone(bundle, row_I))
+    stayed = len(row_I) - len(new)
+    log.info("%s: %d items are where they were, %d are new, %d are gone", path, stayed, len(new), len(bundle.items) - stayed)
     return EarlierModel(grown, _with_rows(model, source_N), length, before.objective.gamma, likelihood)
 
 
@@ -216,7 +215,3 @@ def _with_rows(model: NodeScorer, source_N: Int64) -> NodeScorer:
     kept_N = np.maximum.accumulate(np.where(source_N >= 0, np.arange(len(source_N)), 0))
     model.node_rows = torch.nn.Parameter(model.node_rows.detach()[torch.from_numpy(source_N[kept_N])])
     return model
-
-
-def _gone(bundle: Bundle, row_I: Int64) -> int:
-    return len(bundle.items) - int(np.count_nonzero(row_I >= 0))

@@ -22,7 +22,6 @@ import onnx
 import onnx.numpy_helper
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
@@ -38,28 +37,29 @@ from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
 
+from ..arrays import Float32
 from ..data.item_content import ItemContent
-from ..data.splits import LEARNED_VALIDATION, EvaluationPair, Split, without_seen
+from ..data.splits import LEARNED_VALIDATION, EvaluationPair, Split
 from ..deep.content_rows import content_graph
-from ..deep.memory import FIT_S
+from ..deep.memory import FIT_S, counted_again
 from ..deep.prepare import Prepared
 from ..deep.queries import model_input, query_kind, rows_of_pairs
 from ..deep.ranking import Chosen, choose_ranking
 from ..deep.scorers.heads import MlpHead, ProductHead
 from ..deep.scorers.model import NodeScorer, export_graphs
 from ..deep.scorers.sequence import SequenceQuery
-from ..deep.searches import CUTS, Figures, Searches
+from ..deep.searches import Searches
 from ..deep.topology import Topology
 from ..deep.validation import validation_pairs
-from ..evaluate import evaluate
+from ..evaluate import labelled, measure
 from ..golden import golden_answers
 from ..neighbours.cooccurrence import lists_of
 from ..publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
+from ..retrieval.tuning import CUTS, Figures
 from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 
-Floats = NDArray[np.float32]
 PARITY_TOLERANCE = 1e-3
 MOST_NUMBERS = 1 << 22
 """Numbers of the vectors that golden and held-out queries hold, at most."""
@@ -106,8 +106,8 @@ def export(
             if config.scorer.dtype != "auto":
                 raise
             dtype = "float32"
-        if memory is not None and chosen.recipe is not None:
-            memory = chosen.recipe.of(memory, config, final.split)
+        if memory is not None and memory.formula is not None and chosen.neighbours is not None:
+            memory = counted_again(memory, memory.formula.unit, chosen.neighbours, config, final.split)
     kind = query_kind(config, prepared.interactions)
     most = most_kept(kind)
     validation = list(prepared.split.validation[: min(GOLDEN_QUERIES, most) - 1])
@@ -116,30 +116,22 @@ def export(
     test = list(prepared.split.test)
     heldout = _written(kind, prepared.items, test[: min(HELD_OUT_QUERIES, most)])
     queries = QueryBatch(kind, rows_of_pairs(config, golden))
-    counts = _counts(prepared.split if final is None else final.split)
+    learned = prepared.split if final is None else final.split
+    events_I = lists_of(learned.lists, learned.train).events_I
+    counts = LabelCounts(events_I, int(events_I.sum()))
     content = _content(dtype, tree, model.cpu(), prepared, queries, heldout, memory, counts)
     draft = _draft(config, prepared, chosen.ranking, path, learned_all=final is not None)
     ms = reported_ms(CUTS, config.search.max_m)
     params = SearchParams(golden_beams(config.search.beam_size, len(golden)), np.full(len(golden), config.search.m, np.int64))
+    written = _written(kind, prepared.items, golden).column(kind.kind)
 
-    def measure(bare: Bundle, engine: Engine) -> dict[str, Any]:
+    def answered(bare: Bundle) -> pa.Table:
+        return golden_answers(bare, queries, written, params)
+
+    def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
         return {"validation": chosen.trials, "test": _test_metrics(bare, engine, test, ms)}
 
-    return publish(
-        path,
-        lambda folder: write_bundle(folder, draft, content),
-        lambda bare: golden_answers(
-            bare, QueryBatch(kind, rows_of_pairs(config, golden)), _written(kind, prepared.items, golden).column(kind.kind), params
-        ),
-        measure,
-        ms,
-    )
-
-
-def _counts(split: Split) -> LabelCounts:
-    """The events of training users, by item."""
-    events_I = lists_of(split.lists, split.train).events_I
-    return LabelCounts(events_I, int(events_I.sum()))
+    return publish(path, lambda folder: write_bundle(folder, draft, content), answered, measured, ms)
 
 
 def most_kept(kind: HistoryKind | VectorKind) -> int:
@@ -158,14 +150,12 @@ def _written(kind: HistoryKind | VectorKind, items: ItemTable, pairs: Sequence[E
 
 
 def _test_metrics(bundle: Bundle, engine: Engine, test: list[EvaluationPair], ms: Sequence[int]) -> dict[str, Any]:
-    """Rows of `evaluate` for test users, raw and with seen items excluded; without the part that has no query with a relevant item."""
-    beams = [bundle.manifest.search.beam_size]
-    parts = {"raw": (test, False)}
-    if bundle.manifest.query.kind == "history":
-        parts["seen_excluded"] = without_seen(test), True
-    return {
-        key: evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch=64) for key, (pairs, exclude_seen) in parts.items() if pairs
-    }
+    """Rows of `measure` for test users, raw and with seen items excluded; without the part that has no query with a relevant item."""
+    kind, beams = bundle.manifest.query, [bundle.manifest.search.beam_size]
+    parts = {"raw": labelled(kind, test)}
+    if isinstance(kind, HistoryKind):
+        parts["seen_excluded"] = labelled(kind, test, exclude_seen=True)
+    return {key: measure(bundle, engine, queries, beams, ms, batch=64) for key, queries in parts.items() if len(queries)}
 
 
 def _content(
@@ -180,8 +170,9 @@ def _content(
 ) -> GraphContent:
     """The parts of the bare bundle; `queries` are examples for the export of the graphs."""
     example = model_input(model, Topology(tree, torch.device("cpu")), queries.take(np.arange(min(8, len(queries)))).array)
-    query_onnx, scorer_onnx = export_graphs(model, query_input(model, queries.kind), example)
-    check_parity(model, query_onnx, scorer_onnx, example, query_input(model, queries.kind))
+    name = query_input(model, queries.kind)
+    query_onnx, scorer_onnx = export_graphs(model, name, example)
+    check_parity(model, query_onnx, scorer_onnx, example, name)
     return GraphContent(
         tree=tree,
         stored_rows=stored_as(model.node_rows.detach().numpy(), dtype),
@@ -222,7 +213,7 @@ def scorer_form(model: NodeScorer, scorer_onnx: bytes) -> ScorerForm | None:
         raise BundleCorrupt("scorer.onnx does not hold the weights of the network that it was exported from") from error
 
 
-def mlp_form(model: onnx.ModelProto, weights: Mapping[str, Floats]) -> MlpForm:
+def mlp_form(model: onnx.ModelProto, weights: Mapping[str, Float32]) -> MlpForm:
     """Which initialisers of scorer.onnx hold the weights of its network, whose arrays are named as `MlpHead` names them.
 
     An exporter is free to name, transpose and share what it writes, so arrays are found by their values.
@@ -234,7 +225,7 @@ def mlp_form(model: onnx.ModelProto, weights: Mapping[str, Floats]) -> MlpForm:
     return MlpForm(layers=tuple(hidden), out=_dense_layer(arrays, weights, "out", None))
 
 
-def _dense_layer(arrays: Mapping[str, Floats], weights: Mapping[str, Floats], name: str, slope: str | None) -> DenseLayer:
+def _dense_layer(arrays: Mapping[str, Float32], weights: Mapping[str, Float32], name: str, slope: str | None) -> DenseLayer:
     weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     for transposed, values in ((False, weight.T), (True, weight)):  # torch has [out, in]
         stored = next((key for key, array in arrays.items() if np.array_equal(array, values)), None)
@@ -248,7 +239,7 @@ def _dense_layer(arrays: Mapping[str, Floats], weights: Mapping[str, Floats], na
     raise KeyError(name)
 
 
-def _vector_name(arrays: Mapping[str, Floats], values: Floats) -> str:
+def _vector_name(arrays: Mapping[str, Float32], values: Float32) -> str:
     for name, array in arrays.items():
         if np.array_equal(array.reshape(-1), values.reshape(-1)):
             return name
@@ -304,7 +295,7 @@ def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path,
     )
 
 
-def round_rows(model: NodeScorer, dtype: Dtype, rows_ND: Floats | None = None) -> None:
+def round_rows(model: NodeScorer, dtype: Dtype, rows_ND: Float32 | None = None) -> None:
     """Give a model its node rows, or others, as they are stored. Raises FloatingPointError where the type cannot hold them."""
     rows_ND = model.node_rows.detach().cpu().numpy() if rows_ND is None else rows_ND
     model.node_rows.data = torch.from_numpy(rounded(rows_ND, dtype)).to(model.node_rows.device)

@@ -20,6 +20,7 @@ from torch import nn
 from espalier.queries import VectorKind
 from espalier.tree import Tree
 
+from ..arrays import Float32
 from ..data.user_item_matrix import events_of_items
 from ..deep.content_rows import add_content
 from ..deep.directed_start import followers
@@ -38,7 +39,6 @@ from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 
-Float32 = NDArray[np.float32]
 INVERSE_TEMPERATURE = 15.0
 """A first logit is about so many times the cosine of a node and the mean of a history."""
 COLUMNS = 16

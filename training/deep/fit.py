@@ -26,7 +26,7 @@ from espalier.tree import Tree
 from ..deep.checkpoint import Checkpoint, RunState, identity_of
 from ..deep.content_rows import ContentRows
 from ..deep.first_model import first_model
-from ..deep.instances import source_of
+from ..deep.instances import InstanceSource
 from ..deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss
 from ..deep.objectives.otm_robust import otm_robust_loss
 from ..deep.objectives.plt import hsm_loss, plt_loss
@@ -210,7 +210,7 @@ class InstanceSteps:
         if config.optimiser.batch % processes():
             raise InvalidConfig("optimiser.batch", config.optimiser.batch, f"a multiple of the {processes()} processes")
         self.config, self.model, self.topology, self.content = config, model, topology, content
-        self.source = source_of(prepared.interactions, prepared.split.train, config.instances, config.seed)
+        self.source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
         self.optimiser = Optimiser(model, BETAS, config.optimiser.average, content=content)
 
     def start_at(self, step: int) -> None:

@@ -9,18 +9,17 @@ Legend: B instances, T history, F numbers of a vector, P targets, X places in a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..specification.deep import InstanceConfig
 
-Int64 = NDArray[np.int64]
-QueryRows = NDArray[np.int64] | NDArray[np.float32]
+QueryRows = Int64 | NDArray[np.float32]
 """Queries before the model: int64[B, T] item rows of histories, −1 = padding in front, or float32[B, F] vectors."""
 
 
@@ -36,29 +35,14 @@ class Instances:
     target_BP: Int64
 
 
-class Source(Protocol):
-    """Draws the batches of a run."""
-
-    def batch(self, step: int, size: int) -> Instances:
-        """The batch of one step."""
-        ...
-
-
-def source_of(interactions: Interactions, users: Int64, config: InstanceConfig, seed: int) -> Source:
-    """What draws batches from the lists of some users, or from some queries of vectors (int64 rows)."""
-    if interactions.vectors_UF is not None:
-        return VectorSource(interactions, interactions.vectors_UF, users, config.targets, seed)
-    return InstanceSource(interactions, users, config, seed)
-
-
 class InstanceSource:
-    """Draws batches from the lists of some users (int64 rows), those with at least two events."""
+    """Draws batches from the lists of some users (int64 rows), those with at least two events, or from some queries of vectors."""
 
     def __init__(self, interactions: Interactions, users: Int64, config: InstanceConfig, seed: int) -> None:
-        length = np.diff(interactions.offset_U1)
-        self.users = users[length[users] >= 2]
+        who, least = ("users", "two events or more") if interactions.vectors_UF is None else ("queries", "an item")
+        self.users = users[np.diff(interactions.offset_U1)[users] >= (2 if interactions.vectors_UF is None else 1)]
         if len(self.users) == 0:
-            raise InvalidData("log", f"{len(users)} training users", "at least one with two events or more")
+            raise InvalidData("log", f"{len(users)} training {who}", f"at least one with {least}")
         self.interactions, self.config, self.seed = interactions, config, seed
         self.length = sum(config.windows)
 
@@ -68,6 +52,10 @@ class InstanceSource:
         users = rng.choice(self.users, size)
         start_B = self.interactions.offset_U1[users]
         length_B = self.interactions.offset_U1[users + 1] - start_B
+        if self.interactions.vectors_UF is not None:
+            place_BP = target_places(rng, np.zeros(size, np.int64), length_B, self.config.targets)
+            items_BP = self.interactions.item_of_event_E[start_B[:, None] + np.maximum(place_BP, 0)]
+            return Instances(np.asarray(self.interactions.vectors_UF[users]), np.where(place_BP >= 0, items_BP, -1).astype(np.int64))
         cut_B = length_B // 2 if self.config.split == "half" else 1 + (rng.random(size) * (length_B - 1)).astype(np.int64)
         cut_B = np.where(rng.random(size) < self.config.cold_share, 0, cut_B)
         history_BT = cut_B[:, None] + np.arange(-self.length, 0)
@@ -86,25 +74,6 @@ class InstanceSource:
         key_BE = np.where(inside_BE, rng.random(inside_BE.shape), 2.0)
         shuffled_BE = np.argsort(key_BE, axis=1)
         return np.asarray(events[start_B[:, None] + np.take_along_axis(shuffled_BE, place_BX, 1)], np.int64)
-
-
-class VectorSource:
-    """Draws batches of query vectors with some of their items."""
-
-    def __init__(self, interactions: Interactions, vectors_UF: NDArray[np.float32], users: Int64, targets: int, seed: int) -> None:
-        self.queries = users[np.diff(interactions.offset_U1)[users] >= 1]
-        if len(self.queries) == 0:
-            raise InvalidData("log", f"{len(users)} training queries", "at least one with an item")
-        self.interactions, self.vectors_UF, self.targets, self.seed = interactions, vectors_UF, targets, seed
-
-    def batch(self, step: int, size: int) -> Instances:
-        """The batch of one step: queries drawn uniformly with replacement."""
-        rng = np.random.default_rng([self.seed, 1, step])
-        queries = rng.choice(self.queries, size)
-        start_B = self.interactions.offset_U1[queries]
-        place_BP = target_places(rng, np.zeros(size, np.int64), self.interactions.offset_U1[queries + 1] - start_B, self.targets)
-        items_BP = self.interactions.item_of_event_E[start_B[:, None] + np.maximum(place_BP, 0)]
-        return Instances(np.asarray(self.vectors_UF[queries]), np.where(place_BP >= 0, items_BP, -1).astype(np.int64))
 
 
 def target_places(rng: np.random.Generator, cut_B: Int64, length_B: Int64, wanted: int) -> Int64:

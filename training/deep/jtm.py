@@ -8,12 +8,16 @@ conditional on the parent, it is the sum of log-sigmoids along the path; for `ot
 itself, since the softmax's normaliser is the same for every target on a level. Such sums lack the normaliser: only their differences have
 a meaning.
 
-The tree's nodes, and so the scorer, stay as they are. Only the items are assigned anew (`assignment.py`), from the root down, d levels (the
+The tree's nodes, and so the scorer, stay as they are. Only the items are assigned anew, from the root down, d levels (the
 gap) at a time: each node's items to its descendants d levels below, which hold as many items as they have leaves. Ancestors of history
 items are those in the old tree.
 
+The assignment is greedy with rebalancing. Where the supplement keeps the heaviest items of an over-full node, this keeps those that would
+lose the most elsewhere: weights are sums of negative numbers, so the most frequent targets would be sent away first. Items that are no
+sample's target weigh nothing anywhere; they fill the remaining places, their own node first.
+
 Legend: S samples, B samples of a scorer call, I items, T history, N nodes, L levels, P parents (nodes of the level worked from), C columns:
-descendants of a parent on the level worked to.
+descendants of a parent on the level worked to, G items of the columns that are being emptied.
 """
 
 from __future__ import annotations
@@ -31,14 +35,12 @@ from tqdm import tqdm
 
 from espalier.tree import EMPTY_LEAF, Tree
 
-from ..deep.assignment import assign
+from ..arrays import Float32, Int64
 from ..deep.jtm_samples import Samples
 from ..deep.queries import states_of
 from ..deep.scorers.model import NodeScorer
 from ..deep.topology import Topology
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 Value = TypeVar("Value", np.int64, np.float64)
 Likelihood = Literal["sigmoid", "path", "softmax"]
 """log p̂ of a node: log σ(rank), the rank's log-activations multiplied along the path, or the rank up to a constant of its level."""
@@ -73,7 +75,7 @@ def learn_tree(
     """
     matching = Matching(model, tree, samples, gamma, likelihood)
     home_IL = tree.ancestors(tree.leaf_of_item)
-    room_N = leaves_below(tree)
+    room_N = sum_below(tree, np.ones(tree.leaf_count, np.int64), tree.height)  # empty leaves are room, too
     leaf_I = matching.descend(home_IL, room_N, tree.height, gap)
     before, after = matching.total(tree.leaf_of_item), matching.total(leaf_I)
     if after <= before:
@@ -82,11 +84,6 @@ def learn_tree(
     leaf_item[leaf_I - tree.leaf_offset] = np.arange(len(leaf_I))
     moved = int(np.count_nonzero(leaf_I != tree.leaf_of_item))
     return Learned(Tree(tree.level_offset, tree.first_child, leaf_item), moved, before, after)
-
-
-def leaves_below(tree: Tree) -> Int64:
-    """int64[N]: how many items each node's subtree can hold, empty leaves included."""
-    return sum_below(tree, np.ones(tree.leaf_count, np.int64), tree.height)
 
 
 def sum_below(tree: Tree, value_n: NDArray[Value], level: int) -> NDArray[Value]:
@@ -166,7 +163,7 @@ class Matching:
         for part, state_BLS in self._states(lowest, level + len(spans), width, f"matching level {level + len(spans)}"):
             up_B = torch.from_numpy(node_S[part]).to(device)
             if self.gamma and level:
-                rank_BC, _ = self._path_ranks(state_BLS, self._path(node_S[part], level))
+                rank_BC, _ = self._path_ranks(state_BLS, self.tree.ancestors(node_S[part])[:, self.tree.height - level :])
             else:
                 rank_BC = torch.zeros((len(up_B), 1), device=device)
             total_BC = torch.zeros((len(up_B), 1), device=device)
@@ -201,13 +198,6 @@ class Matching:
         rank_BC = (logsigmoid(logits_BC) if self.likelihood == "path" else logits_BC) + self.gamma * rank_BC
         return (logsigmoid(rank_BC) if self.likelihood == "sigmoid" else rank_BC), rank_BC
 
-    def _path(self, node_B: Int64, level: int) -> Int64:
-        """int64[B, level + 1]: root … node, for nodes of a level."""
-        path = [node_B]
-        for _ in range(level):
-            path.append(self.tree.parent[path[-1]])
-        return np.stack(path[::-1], axis=1)
-
     def _states(self, lowest: int, highest: int, width: int, what: str) -> Iterator[tuple[slice, Tensor]]:
         """Query states [B, L, S] of the levels `lowest` … `highest`, so many samples at a time that their nodes fit a scorer call."""
         samples = self.samples
@@ -217,3 +207,74 @@ class Matching:
                 part = slice(start, min(start + size, len(samples.target_S)))
                 yield part, states_of(self.model, self.topology, samples.queries(part), slice(lowest, highest + 1))
                 bar.update(part.stop - part.start)
+
+
+def assign(weight_IC: Float32, parent_I: Int64, room_PC: Int64, home_I: Int64, seen_I: NDArray[np.bool_]) -> Int64:
+    """int64[I]: a column for every item, at most room_PC items in each, with a large sum of weights (JTM's greedy with rebalancing).
+
+    weight_IC  float32[I, C]
+    parent_I   int64[I]: the row of room_PC that an item's columns belong to; no parent has more items than room
+    room_PC    int64[P, C]: 0 where a parent has fewer columns
+    home_I     int64[I]: the column that an item comes from, −1 = none of them; it is kept at a tie
+    seen_I     whether an item has weights at all
+
+    Each item takes its best column. Then, as long as a column holds too many, each parent's fullest such column keeps those that would
+    lose the most by leaving and sends the others to their best column among those that have not done so yet. Unseen items come last.
+    """
+    slot_I = np.full(len(parent_I), -1, np.int64)
+    seen = np.flatnonzero(seen_I)
+    slot_I[seen] = _assign_seen(weight_IC[seen], parent_I[seen], room_PC, home_I[seen])
+    _fill(slot_I, parent_I, room_PC, home_I)
+    return slot_I
+
+
+def _assign_seen(weight_IC: Float32, parent_I: Int64, room_PC: Int64, home_I: Int64) -> Int64:
+    parents, columns = room_PC.shape
+    weight_IC = np.where(room_PC[parent_I] > 0, weight_IC, -np.inf).astype(np.float32)
+    everyone = np.arange(len(parent_I))
+    slot_I = weight_IC.argmax(1) if len(everyone) else np.zeros(0, np.int64)
+    at_tie_I = (home_I >= 0) & (weight_IC[everyone, home_I] == weight_IC[everyone, slot_I])
+    slot_I = np.where(at_tie_I, home_I, slot_I)
+    done_PC = room_PC == 0
+    while True:
+        count_PC = np.bincount(parent_I * columns + slot_I, minlength=parents * columns).reshape(parents, columns)
+        excess_PC = np.where(done_PC, 0, count_PC - room_PC)
+        worst_P = excess_PC.argmax(1)
+        over_P = excess_PC[np.arange(parents), worst_P] > 0
+        if not over_P.any():
+            return slot_I
+        done_PC[over_P, worst_P[over_P]] = True
+        inside = np.flatnonzero(over_P[parent_I] & (slot_I == worst_P[parent_I]))
+        parent_G = parent_I[inside]
+        elsewhere_GC = np.where(done_PC[parent_G], -np.inf, weight_IC[inside])
+        other_G = elsewhere_GC.argmax(1)
+        loss_G = weight_IC[inside, slot_I[inside]] - elsewhere_GC[np.arange(len(inside)), other_G]
+        stranger_G = home_I[inside] != slot_I[inside]
+        order = np.lexsort((stranger_G, -loss_G, parent_G))
+        leaving = order[_rank_within(parent_G[order]) >= room_PC[parent_G, slot_I[inside]][order]]
+        slot_I[inside[leaving]] = other_G[leaving]
+
+
+def _fill(slot_I: Int64, parent_I: Int64, room_PC: Int64, home_I: Int64) -> None:
+    """Give the items without a column (−1) one that has room: their home if they can, else any."""
+    parents, columns = room_PC.shape
+    placed = slot_I >= 0
+    free_PC = room_PC.ravel() - np.bincount((parent_I * columns + slot_I)[placed], minlength=parents * columns)
+    waiting = np.flatnonzero(~placed & (home_I >= 0))
+    home = parent_I[waiting] * columns + home_I[waiting]
+    order = np.argsort(home, kind="stable")
+    stay = order[_rank_within(home[order]) < free_PC[home[order]]]
+    slot_I[waiting[stay]] = home_I[waiting[stay]]
+    free_PC -= np.bincount(home[stay], minlength=parents * columns)
+    waiting = np.flatnonzero(slot_I < 0)
+    waiting = waiting[np.argsort(parent_I[waiting], kind="stable")]
+    seat = np.repeat(np.arange(parents * columns), free_PC)
+    first_P = np.searchsorted(seat, np.arange(parents) * columns)
+    taken = seat[first_P[parent_I[waiting]] + _rank_within(parent_I[waiting])]
+    slot_I[waiting] = taken - parent_I[waiting] * columns
+
+
+def _rank_within(group_G: Int64) -> Int64:
+    """int64[G]: 0, 1, 2, … inside each run of equal numbers."""
+    starts = np.flatnonzero(np.diff(group_G, prepend=-1) != 0)
+    return np.arange(len(group_G)) - np.repeat(starts, np.diff(starts, append=len(group_G)))

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Int32, Int64
 from ..data.interactions import Interactions
 from ..deep.instances import QueryRows
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
 
 ROWS = 1 << 15
 """Histories that are made at a time."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
 from espalier.stored_numbers import stored
 
+from ..arrays import Array
 from ..data.splits import Split
 from ..deep.prepare import Prepared
 from ..neighbours.fit import WEIGHED, Neighbours, fading, fitted_to, neighbours, neighbours_of
@@ -36,8 +36,6 @@ from ..retrieval.tuning import Options
 from ..specification.deep import DeepConfig, InstanceConfig
 
 log = logging.getLogger(__name__)
-
-Array = NDArray[Any]
 
 KEPT = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Neighbours an item that are tried, up to those that a bundle may hold."""
@@ -56,27 +54,26 @@ class Remembered:
 
     lists    S, best first
     recency  of the weights that were best for the neighbours alone; 1 for lists without an order
-    options  those of S that were; other values of them weigh the same counts anew
+    options  of S; other values of those of WEIGHED weigh the same counts anew. Empty: not known
     weigh    options → S, best first; None: it is as it is
-    counted  all options of S
     """
 
     lists: NeighbourLists
     recency: float
     options: Options = field(default_factory=dict)
     weigh: Callable[[Options], NeighbourLists] | None = None
-    counted: Options = field(default_factory=dict)
 
     def weighed(self, options: Options) -> Remembered:
-        """With the values that some options have of its own."""
-        values = self.values(options)
-        if self.weigh is None or values == self.options:
+        """With the values that some options have of those of WEIGHED."""
+        chosen = self.options | self.values(options)
+        if self.weigh is None or chosen == self.options:
             return self
-        return replace(self, lists=self.weigh(values), options=values, counted=self.counted | values)
+        return replace(self, lists=self.weigh(chosen), options=chosen)
 
     def values(self, options: Options) -> Options:
-        """Those of its options, where these have none of them its own."""
-        return {name: options.get(name, value) for name, value in self.options.items()}
+        """Those of WEIGHED, where these options have none its own."""
+        names = [option.name for option in WEIGHED if option.name in self.options]
+        return {name: options.get(name, self.options[name]) for name in names}
 
     @property
     def largest(self) -> float:
@@ -101,9 +98,9 @@ class Remembered:
     @property
     def formula(self) -> MemoryFormula | None:
         """How S is made of lists, but for what near items add; None where it is not known."""
-        if not self.counted:
+        if not self.options:
             return None
-        return MemoryFormula(**{name: self.counted[name] for name in FORMULA}, unit=self.largest)
+        return MemoryFormula(**{name: self.options[name] for name in FORMULA}, unit=self.largest)
 
     def weights(self, kept: int, recency: float, length: int) -> NDArray[np.float32]:
         """w_d of that memory, times the unit."""
@@ -122,31 +119,24 @@ def remembered(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S) -
     if not isinstance(found, Neighbours):
         raise TypeError(f"a memory is made of Neighbours, not of {type(found).__name__}")
     most = KEPT[-1] if config.memory.neighbours == "auto" else config.memory.neighbours
-    chosen = fitted.options
 
     def weigh(options: Options) -> NeighbourLists:
-        return neighbours_of(found.counts, found.near, found.events_I, chosen | options).lists.limited(most)
+        return neighbours_of(found.counts, found.near, found.events_I, options).lists.limited(most)
 
     log.info("memory: neighbours in %.1f s%s", fitted.seconds, "" if fitted.ended is None else f", {fitted.ended}")
-    options = {option.name: chosen[option.name] for option in WEIGHED}
-    return Remembered(found.lists.limited(most), float(chosen["recency"]), options, weigh, chosen)
+    return Remembered(found.lists.limited(most), float(fitted.options["recency"]), fitted.options, weigh)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a memory was made of lists, to make one of others: the options of S, how many neighbours an item, and S's largest entry."""
+def counted_again(memory: Memory, unit: float, options: Options, config: DeepConfig, split: Split) -> Memory:
+    """A memory with the entries that a split's lists give, in the same units; all else as it was chosen.
 
-    options: Options
-    kept: int
-    largest: float
-
-    def of(self, memory: Memory, config: DeepConfig, split: Split) -> Memory:
-        """That memory with the entries that a split's lists give, in the same units; all else as it was chosen."""
-        counted = fitted_to(split.lists, split.train, self.options, config.seed).lists
-        source = Remembered(counted, 1.0, counted=self.options)
-        entries = source.memory(self.kept, 1.0, config.history_length)
-        weight = (memory.weight * (source.largest / self.largest)).astype(np.float32)
-        return in_order(replace(entries, weight=weight, key_weight=memory.key_weight, repeat=memory.repeat, left_out=memory.left_out))
+    unit     S's largest entry when it was
+    options  of S, and how many neighbours an item are `kept`
+    """
+    source = Remembered(fitted_to(split.lists, split.train, options, config.seed).lists, 1.0, options)
+    entries = source.memory(options["kept"], 1.0, config.history_length)
+    weight = (memory.weight * (source.largest / unit)).astype(np.float32)
+    return in_order(replace(entries, weight=weight, key_weight=memory.key_weight, repeat=memory.repeat, left_out=memory.left_out))
 
 
 def memory_task(config: DeepConfig, prepared: Prepared, seconds: float | None) -> Task:

@@ -6,13 +6,11 @@ Knows models, processes and gradients. Does not know batches or objectives.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from ..deep.content_rows import ContentRows
@@ -104,7 +102,7 @@ class Optimiser:
 
 def averaged_over(steps: int, model: nn.Module) -> AveragedModel:
     """A copy of a model that follows the mean of its weights over about so many steps; update it every AVERAGE_EVERY steps."""
-    return AveragedModel(model, multi_avg_fn=partial(_average_in, steps))
+    return AveragedModel(model, avg_fn=lambda mean, value, times: torch.lerp(mean, value, 1 - share_kept(steps, int(times))))
 
 
 def share_kept(steps: int, times: int) -> float:
@@ -113,9 +111,3 @@ def share_kept(steps: int, times: int) -> float:
     It is 0 at the first and grows from 2/11 to 1 − AVERAGE_EVERY / steps: the first weights soon lose their share.
     """
     return 0.0 if times == 0 else max(0.0, min(1 - AVERAGE_EVERY / steps, (1 + times) / (10 + times)))
-
-
-@torch.no_grad()
-def _average_in(steps: int, averaged: Sequence[Tensor], current: Sequence[Tensor], times: Tensor) -> None:
-    for mean, value in zip(averaged, current, strict=True):
-        mean.lerp_(value, 1 - share_kept(steps, int(times)))

@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,17 +90,10 @@ def shared_tree(build: Callable[[], Tree], device: torch.device) -> Tree:
     """The tree that process 0 builds, on every process."""
     if processes() == 1:
         return build()
-    tree = build() if process() == 0 else None
-    arrays = [_shared_int64(part, device) for part in ((tree.level_offset, tree.first_child, tree.leaf_item) if tree else (None,) * 3)]
-    return tree or Tree(*arrays)
-
-
-def _shared_int64(array: np.ndarray | None, device: torch.device) -> np.ndarray:
-    size = torch.tensor([0 if array is None else len(array)], device=device)
-    dist.broadcast(size, 0)
-    values = torch.empty(int(size), dtype=torch.int64, device=device) if array is None else torch.tensor(array, device=device)
-    dist.broadcast(values, 0)
-    return values.cpu().numpy()
+    trees: list[Any] = [build() if process() == 0 else None]
+    dist.broadcast_object_list(trees, 0, device=device)
+    tree: Tree = trees[0]
+    return tree
 
 
 def average(values: Tensor) -> Tensor:

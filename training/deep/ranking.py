@@ -27,17 +27,17 @@ from espalier.manifest import Calibration, Ranking
 from espalier.memory import Memory
 
 from ..deep.calibration import calibrate
-from ..deep.memory import FIT_S, KEPT, Recipe, in_order, remembered
+from ..deep.memory import FIT_S, KEPT, in_order, remembered
 from ..deep.prepare import Prepared
 from ..deep.repeats import with_repeat
 from ..deep.reweighing import Candidates, most_remembered
 from ..deep.scorers.model import NodeScorer
-from ..deep.searches import Figures, Searches
+from ..deep.searches import Searches
 from ..deep.topology import Topology
 from ..deep.validation import ranked_by, validation_pairs
 from ..neighbours.fit import GRID, WEIGHED
 from ..retrieval.task import Deadline
-from ..retrieval.tuning import Option, Options, search
+from ..retrieval.tuning import Figures, Option, Options, search
 from ..specification.deep import DeepConfig, NeighboursConfig
 
 log = logging.getLogger(__name__)
@@ -61,13 +61,13 @@ MOST_LOST = 0.005
 class Chosen:
     """What the search of a bundle is: its ranking and its memory, None for none; and what was tried, for the manifest.
 
-    recipe  how the memory's entries were made; None: it has none
+    neighbours  the options of the memory's entries, with how many an item are `kept`; None: it has none
     """
 
     ranking: Ranking
     memory: Memory | None
     trials: list[dict[str, Any]]
-    recipe: Recipe | None = None
+    neighbours: Options | None = None
 
 
 class Reweighed:
@@ -78,11 +78,10 @@ class Reweighed:
     """
 
     def __init__(self, searches: Searches, alone: Options, first: Memory) -> None:
-        self._searches, topology = searches, searches.topology
-        self._candidates = Candidates(searches.model, topology, searches.blocks, searches.own)
+        self._searches, self._candidates = searches, Candidates(searches)
         self._mem: dict[tuple[Any, ...], NDArray[np.float32]] = {}
         self.add(searches.answers(alone))
-        self.add(most_remembered(searches.lists(first), topology, searches.ms[-1]))
+        self.add(most_remembered(searches.lists(first), searches.topology, searches.ms[-1]))
 
     def add(self, rows_BM: NDArray[np.int64]) -> None:
         """Answers of a search."""
@@ -137,11 +136,10 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
     probability = memory is None and (own != "logit" or (best["gamma"] == 0 and not config.is_softmax))
     calibration = None if probability else calibrate(rows_BM, keys_BM, searches.relevant, heavy_tailed=memory is not None)
     ranking = Ranking(own=own, gamma=best["gamma"], calibration=calibration)
-    recipe = None
-    if searches.source is not None and "weight" in best:
-        source = searches.source.weighed(best)
-        recipe = Recipe(source.counted, best["kept"], source.largest)
-    return Chosen(ranking, None if memory is None else in_order(memory), searches.trials(), recipe)
+    source, neighbours = searches.source, None
+    if source is not None and "weight" in best:
+        neighbours = source.options | source.values(best) | {"kept": best["kept"]}
+    return Chosen(ranking, None if memory is None else in_order(memory), searches.trials(), neighbours)
 
 
 def _with_memory(
@@ -162,7 +160,7 @@ def _with_memory(
     if config.memory.neighbours != "auto":
         sizes = [source.most]
     first = FIRST_WEIGHT if weight == "auto" else weight
-    best = {"gamma": alone["gamma"], "weight": first, "kept": sizes[-1], "recency": source.recency, **source.options}
+    best = {"gamma": alone["gamma"], "weight": first, "kept": sizes[-1], "recency": source.recency, **source.values({})}
     begin = time.monotonic()
     memory = searches.memory(best)
     weighing_s = time.monotonic() - begin

@@ -6,26 +6,25 @@ standard error.
 
 With seen items excluded it changes nothing, so it does not matter how seen items are treated elsewhere.
 
-Legend: B queries, C candidate leaves, T history, M results.
+Legend: B queries, C candidate leaves, T history, D its distinct items, M results.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.memory import BUCKETS, Memory, bucket_of
 from espalier.memory_sums import newest
 from espalier.read_only import read_only
 
 from ..deep.reweighing import Candidates
-from ..deep.searches import Figures, Searches
-from ..deep.validation import EncodedQueries
+from ..deep.searches import Searches
+from ..evaluate import padded
 from ..retrieval.repeats import chosen_by_bucket
+from ..retrieval.tuning import Figures
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ def with_repeat(searches: Searches, gamma: float, memory: Memory | None, *, has_
     searches   of queries whose lists are whole, seen items not excluded
     """
     known = _KnownLeaves(searches, gamma, memory)
-    best = chosen_by_bucket(PARTS, lambda parts: known.measured(parts).figure, known.is_better, has_order=has_order)
+    best = chosen_by_bucket(PARTS, known.measured, has_order=has_order)
     if best == NONE:
         log.info("no repeat term")
         return memory
@@ -51,12 +50,9 @@ def with_repeat(searches: Searches, gamma: float, memory: Memory | None, *, has_
     left_out = np.array(best) == LEFT_OUT
     bonus = np.where(left_out, 0, np.maximum(best, 0) * known.spread).astype(np.float32)
     if memory is None:
-        memory = _without_entries(searches.topology.tree.item_count)
+        offset = np.zeros(searches.topology.tree.item_count + 1, np.int64)
+        memory = Memory(offset, np.empty(0, np.int32), np.empty(0, np.float16), np.ones(1, np.float32), key_weight=1.0)  # without entries
     return replace(memory, repeat=(bonus / np.float32(memory.key_weight)).astype(np.float32), left_out=left_out)
-
-
-def _without_entries(items: int) -> Memory:
-    return Memory(np.zeros(items + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float16), np.ones(1, np.float32), key_weight=1.0)
 
 
 class _KnownLeaves:
@@ -67,50 +63,25 @@ class _KnownLeaves:
 
     def __init__(self, searches: Searches, gamma: float, memory: Memory | None) -> None:
         self._searches, self._m = searches, searches.ms[-1]
-        self._found: dict[tuple[float, ...], Figures] = {}
         tree = searches.topology.tree
-        self._candidates = Candidates(searches.model, searches.topology, searches.blocks, searches.own)
+        self._candidates = Candidates(searches)
         longest = max(block.rows.shape[1] for block in searches.blocks)
         rows_BM, _ = searches.ranked(gamma, memory, min(self._m + longest, tree.item_count))
         self._candidates.add(rows_BM)
-        history_BT, place_BT = _histories(searches.blocks, longest)
-        self._candidates.add(history_BT)
+        histories = [newest(*read_only(np.ascontiguousarray(row_T))) for block in searches.blocks for row_T in block.rows]
+        self._candidates.add(padded([rows_D for rows_D, _ in histories]))
         added_BC = np.zeros(self._candidates.leaf_BC.shape, np.float32)
         if memory is not None:
             added_BC = np.float32(memory.key_weight) * self._candidates.memory(searches.lists(memory))
         self._key_BC = self._candidates.keys(gamma, added_BC)
-        self._bucket_BC = _buckets(self._candidates.leaf_BC, np.where(history_BT >= 0, tree.leaf_of_item[history_BT], -1), place_BT)
+        self._bucket_BC = np.full(self._key_BC.shape, BUCKETS)  # of what is not in the history
+        for bucket_C, leaf_C, (rows_D, places_D) in zip(self._bucket_BC, self._candidates.leaf_BC, histories, strict=True):
+            for leaf, places_ago in zip(tree.leaf_of_item[rows_D].tolist(), places_D.tolist(), strict=True):
+                bucket_C[leaf_C == leaf] = bucket_of(places_ago)
         best_BM = -np.sort(-self._key_BC, axis=1)[:, : self._m]
         self.spread = float(np.mean([best_M[0] - best_M[np.isfinite(best_M)][-1] for best_M in best_BM]))
 
-    def is_better(self, parts: tuple[float, ...], than: tuple[float, ...]) -> bool:
-        """Whether some values find more than others by over a standard error."""
-        gain, error = self.measured(parts).gain_over(self.measured(than))
-        return gain > error
-
     def measured(self, parts: tuple[float, ...]) -> Figures:
         """The figures of one value for each bucket, in parts of D."""
-        if parts not in self._found:
-            bonus = np.array([*(part if part == LEFT_OUT else part * self.spread for part in parts), 0.0], np.float32)
-            rows_BM = self._candidates.best(self._key_BC + bonus[self._bucket_BC], self._m)
-            self._found[parts] = self._searches.figures_of(rows_BM)
-        return self._found[parts]
-
-
-def _histories(blocks: Sequence[EncodedQueries], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """int64[B, T] and int64[B, T]: the distinct items of each history, −1 as padding, and how many places ago each came last."""
-    found = [newest(*read_only(np.ascontiguousarray(row_T))) for block in blocks for row_T in block.rows]
-    item_BT, place_BT = np.full((len(found), longest), -1), np.zeros((len(found), longest), np.int64)
-    for b, (row_D, place_D) in enumerate(found):
-        item_BT[b, : len(row_D)], place_BT[b, : len(row_D)] = row_D, place_D
-    return item_BT, place_BT
-
-
-def _buckets(leaf_BC: NDArray[np.int64], seen_BT: NDArray[np.int64], place_BT: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[B, C]: the bucket of each candidate, BUCKETS of those that are not in the history."""
-    bucket_BC = np.full(leaf_BC.shape, BUCKETS)
-    for bucket_C, leaf_C, seen_T, place_T in zip(bucket_BC, leaf_BC, seen_BT, place_BT, strict=True):
-        place_of = {leaf: place for leaf, place in zip(seen_T.tolist(), place_T.tolist(), strict=True) if leaf >= 0}
-        for c in np.flatnonzero(np.isin(leaf_C, seen_T[seen_T >= 0])).tolist():
-            bucket_C[c] = bucket_of(place_of[int(leaf_C[c])])
-    return bucket_BC
+        bonus = np.array([*(part if part == LEFT_OUT else part * self.spread for part in parts), 0.0], np.float32)
+        return self._searches.figures_of(self._candidates.best(self._key_BC + bonus[self._bucket_BC], self._m))

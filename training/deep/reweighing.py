@@ -12,49 +12,36 @@ Legend: B queries, C candidate leaves, H levels without the root, M results, X n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from espalier.memory_lists import MemoryLists
 
-from ..deep.beam import Own
-from ..deep.scorers.model import NodeScorer
+from ..arrays import Float32, Int64
+from ..deep.searches import Searches
 from ..deep.topology import Topology
-from ..deep.validation import EncodedQueries
+from ..evaluate import padded
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 NO_LEAF = -1
 
 
-@dataclass
 class Candidates:
-    """The candidate leaves of queries, each once.
+    """The candidate leaves of some searches' queries, each once.
 
-    blocks    the queries, encoded
     leaf_BC   int64[B, C]: NO_LEAF as padding
     own_BCH   float32[B, C, H]: own scores along the path to each, the root's child first
     """
 
-    model: NodeScorer
-    topology: Topology
-    blocks: Sequence[EncodedQueries]
-    own: Own
-    leaf_BC: Int64 = field(init=False)
-    own_BCH: Float32 = field(init=False)
-
-    def __post_init__(self) -> None:
-        queries = sum(len(block.rows) for block in self.blocks)
-        self.leaf_BC = np.empty((queries, 0), np.int64)
-        self.own_BCH = np.empty((queries, 0, self.topology.tree.height), np.float32)
+    def __init__(self, searches: Searches) -> None:
+        self._searches, self._topology = searches, searches.topology
+        self.leaf_BC = np.empty((len(searches.pairs), 0), np.int64)
+        self.own_BCH = np.empty((len(searches.pairs), 0, self._topology.tree.height), np.float32)
 
     def add(self, rows_BM: Int64) -> None:
         """The leaves of item rows (−1: none) that are not candidates yet."""
-        tree = self.topology.tree
+        tree = self._topology.tree
         leaf_BM = np.where(rows_BM >= 0, tree.leaf_of_item[rows_BM], NO_LEAF)
         for leaf_M, known_C in zip(leaf_BM, self.leaf_BC, strict=True):
             leaf_M[np.isin(leaf_M, known_C)] = NO_LEAF
@@ -63,14 +50,14 @@ class Candidates:
 
     @torch.no_grad()
     def _own_scores(self, leaf_BM: Int64) -> Float32:
-        tree, begin = self.topology.tree, 0
+        tree, begin = self._topology.tree, 0
         own_BMH = np.empty((*leaf_BM.shape, tree.height), np.float32)
-        for block in self.blocks:
+        for block in self._searches.blocks:
             end = begin + len(block.rows)
             node_BM = np.maximum(leaf_BM[begin:end], tree.leaf_offset)
             for level in range(tree.height, 0, -1):
-                logits_BM = self.model.logits(block.state_BLS, torch.from_numpy(node_BM).to(self.topology.device), level).float()
-                own_BM = torch.nn.functional.logsigmoid(logits_BM) if self.own == "log_activation" else logits_BM
+                logits_BM = self._searches.model.logits(block.state_BLS, torch.from_numpy(node_BM).to(self._topology.device), level).float()
+                own_BM = torch.nn.functional.logsigmoid(logits_BM) if self._searches.own == "log_activation" else logits_BM
                 own_BMH[begin:end, :, level - 1] = own_BM.cpu().numpy()
                 node_BM = tree.parent[node_BM]
             begin = end
@@ -88,12 +75,12 @@ class Candidates:
 
     def keys(self, gamma: float, added_BC: Float32) -> Float32:
         """float32[B, C]: the keys of the candidates, −inf for padding. `added_BC` is λ · mem."""
-        weight_H = np.power(gamma, np.arange(self.topology.tree.height - 1, -1, -1), dtype=np.float32)
+        weight_H = np.power(gamma, np.arange(self._topology.tree.height - 1, -1, -1), dtype=np.float32)
         return np.where(self.leaf_BC >= 0, self.own_BCH @ weight_H + added_BC, np.float32(-np.inf))
 
     def best(self, key_BC: Float32, m: int) -> Int64:
         """int64[B, M]: the item rows with the largest keys, best first, −1 where fewer are above −inf."""
-        tree = self.topology.tree
+        tree = self._topology.tree
         place_BM = np.argsort(-key_BC, axis=1, kind="stable")[:, :m]
         leaf_BM = np.take_along_axis(self.leaf_BC, place_BM, 1)
         is_found_BM = np.take_along_axis(key_BC, place_BM, 1) > -np.inf
@@ -102,14 +89,12 @@ class Candidates:
 
 
 def most_remembered(lists: Iterable[MemoryLists], topology: Topology, m: int) -> Int64:
-    """int64[B, M]: the item rows with the largest mem of each query, best first, −1 where fewer have any."""
+    """int64[B, ≤ M]: the item rows with the largest mem of each query, best first, −1 where fewer have any."""
     tree, rows = topology.tree, []
     for part in lists:
         for b in range(len(part.offset_B) - 1):
             node_X, value_X = part.of(b)
             begin = np.searchsorted(node_X, tree.leaf_offset)
             best = np.argsort(-value_X[begin:], kind="stable")[:m] + begin
-            row_M = np.full(m, -1, np.int64)
-            row_M[: len(best)] = tree.leaf_item[node_X[best] - tree.leaf_offset]
-            rows.append(row_M)
-    return np.stack(rows)
+            rows.append(tree.leaf_item[node_X[best] - tree.leaf_offset])
+    return padded(rows)

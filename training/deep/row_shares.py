@@ -96,8 +96,3 @@ def map_rows(content: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dic
         "optimiser": optimiser | parts,
         "progress": content["progress"] | {"best": changed(best, "node_rows") if best else best},
     }
-
-
-def own_rows_of(whole_ND: Tensor) -> Tensor:
-    """This process's rows of a whole table, in memory of their own."""
-    return whole_ND[process() :: processes()].clone()

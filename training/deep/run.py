@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +26,7 @@ from ..deep.parallel import joined, process, shared_tree, wait_for_all
 from ..deep.prepare import Prepared, build_tree, prepare
 from ..deep.scorers.model import NodeScorer
 from ..deep.sequence.rules import with_rules
+from ..retrieval.needs import silence
 from ..retrieval.task import NO_DEADLINE, Deadline
 from ..specification.deep import DeepConfig, NeighboursConfig, SequenceConfig
 from ..versions import clear, only_run, work_folder
@@ -57,7 +56,7 @@ def fit_and_export(
     deadline  after which no step begins; then the model is not trained again with what validation asked for
     """
     work = work_folder(out)
-    with joined(device), only_run(work) if process() == 0 else _silence():
+    with joined(device), only_run(work) if process() == 0 else silence():
         if process() == 0:
             clear(work, resume)
         wait_for_all()
@@ -138,10 +137,3 @@ def _trained(
         model = fit(config, prepared, tree, device, folder, resume, deadline, last)
         prepared = replace(prepared, earlier=as_earlier(config, tree, model), begun=None)
     return tree, model
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Processes but the first log warnings alone."""
-    logging.getLogger(__name__.partition(".")[0]).setLevel(logging.WARNING)
-    yield

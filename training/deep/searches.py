@@ -5,7 +5,6 @@ Legend: B queries, M results, C cuts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,37 +25,8 @@ from ..deep.scorers.model import NodeScorer
 from ..deep.topology import Topology
 from ..deep.validation import EncodedQueries, encoded, search_encoded
 from ..publish import reported_ms
-from ..retrieval.tuning import Options
+from ..retrieval.tuning import CUTS, Figures, Options
 from ..specification.deep import DeepConfig
-
-CUTS = (10, 50, 200)
-"""The m whose recall is what a ranking is chosen by."""
-LEAST_RECALL = 1e-4
-"""Recall below this counts as this, so that the mean of logarithms has a value."""
-
-
-@dataclass(frozen=True)
-class Figures:
-    """recall_CB float64[C, B]: recall@m of each query, for each m of the cuts."""
-
-    recall_CB: NDArray[np.float64]
-
-    @property
-    def mean_C(self) -> NDArray[np.float64]:
-        """Recall at each cut."""
-        mean_C: NDArray[np.float64] = np.maximum(self.recall_CB.mean(1), LEAST_RECALL)
-        return mean_C
-
-    @property
-    def figure(self) -> float:
-        """The geometric mean of the recalls: the top of a list counts as much as its length."""
-        return float(np.exp(np.log(self.mean_C).mean()))
-
-    def gain_over(self, other: Figures) -> tuple[float, float]:
-        """The relative gain in `figure`, to first order, and its standard error, paired by query."""
-        gain_B = ((self.recall_CB - other.recall_CB) / other.mean_C[:, None]).mean(0)
-        error = float(gain_B.std(ddof=1)) / math.sqrt(len(gain_B)) if len(gain_B) > 1 else math.inf
-        return float(gain_B.mean()), error
 
 
 @dataclass
@@ -83,8 +53,7 @@ class Searches:
         """The memory of these options, None where they name none or no validation query has any."""
         if self.source is None or "weight" not in options:
             return None
-        kept, recency = options["kept"], options["recency"]
-        entries = kept, *self.source.values(options).values()
+        kept, recency, entries = options["kept"], options["recency"], self._named(options)
         if self._entries is None or self._entries[0] != entries:
             self._entries = entries, self.source.weighed(options).memory(kept, recency, self.length)
         raw = replace(self._entries[1], weight=self.source.weights(kept, recency, self.length))
@@ -95,9 +64,11 @@ class Searches:
 
     def has_entries(self, options: Options) -> bool:
         """Whether the entries of their memory are at hand."""
-        if self.source is None or self._entries is None:
-            return False
-        return self._entries[0] == (options["kept"], *self.source.values(options).values())
+        return self._entries is not None and self._entries[0] == self._named(options)
+
+    def _named(self, options: Options) -> tuple[Any, ...]:
+        """What the entries of a memory depend on."""
+        return options["kept"], *(self.source.values(options).values() if self.source is not None else ())
 
     def lists(self, memory: Memory) -> Iterator[MemoryLists]:
         """The nodes with memory, of one block of queries after another."""
@@ -112,12 +83,8 @@ class Searches:
         counts_BT = (rows >= 0) & (place_BT <= places)
         return float(length_I[rows[counts_BT]].sum()) / len(rows)
 
-    def found(self, options: Options, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """int64[B, M] item rows and float32[B, M] keys of all queries."""
-        return self.ranked(options["gamma"], self.memory(options), m)
-
     def ranked(self, gamma: float, memory: Memory | None, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The same with a memory that is there already."""
+        """int64[B, M] item rows and float32[B, M] keys of all queries."""
         lists = [None] * len(self.blocks) if memory is None else self.lists(memory)
         weight, blocks = 0.0 if memory is None else memory.key_weight, zip(self._allowed(memory), lists, strict=True)
         return search_encoded(self.model, self.topology, blocks, gamma, self.own, self.config.search.beam_size, m, weight)
@@ -142,7 +109,7 @@ class Searches:
 
     def answers(self, options: Options) -> NDArray[np.int64]:
         """int64[B, M]: what a search with these options finds, whose figures are measured."""
-        rows_BM, _ = self.found(options, self.ms[-1])
+        rows_BM, _ = self.ranked(options["gamma"], self.memory(options), self.ms[-1])
         self.figures[tuple(sorted(options.items()))] = self.figures_of(rows_BM)
         return rows_BM
 
@@ -160,7 +127,7 @@ class Searches:
             {
                 "options": dict(key),
                 "figure": figures.figure,
-                "recall": dict(zip(map(str, self.ms), figures.recall_CB.mean(1).tolist(), strict=True)),
+                "recall": dict(zip(map(str, self.ms), figures.figure_CB.mean(1).tolist(), strict=True)),
             }
             for key, figures in self.figures.items()
         ]

@@ -119,9 +119,8 @@ def search_encoded(
             excluded_BX = None if block.eligible.excluded is None else sorted_excluded_nodes(topology, block.eligible.excluded)
             added = None if lists is None else Added.of(lists, key_weight, topology)
             row_BM, key_BM = search_states(model, topology, block.state_BLS, beam_size, m, gamma, own, excluded_BX, added)
-            missing = ((0, 0), (0, m - row_BM.shape[1]))
-            rows.append(np.pad(row_BM.cpu().numpy(), missing, constant_values=-1))
-            keys.append(np.pad(key_BM.cpu().numpy(), missing, constant_values=-np.inf))
+            rows.append(row_BM.cpu().numpy())
+            keys.append(key_BM.cpu().numpy())
         else:
             found = engine.search(_tree_query(block, lists, beam_size, m))
             rows.append(found.rows_BTM[:, 0])

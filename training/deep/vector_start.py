@@ -18,21 +18,18 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils.extmath import randomized_svd
 from torch import nn
 
 from espalier.errors import InvalidData
 
+from ..arrays import Float32, Int64
 from ..data.interactions import Interactions
 from ..deep.scorers.encoders import VectorEncoder
 from ..deep.scorers.heads import ProductHead
 from ..deep.scorers.model import NodeScorer
 from ..trees.embeddings import spread_unseen
-
-Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
 
 BLOCK = 1 << 24
 """Numbers of vectors that are held at a time."""

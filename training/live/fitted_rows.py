@@ -28,8 +28,7 @@ from espalier.engines.encoder import QueryEncoder
 from espalier.queries import HistoryKind, pad_histories
 from espalier.tree import EMPTY_LEAF
 
-Floats = NDArray[np.float32]
-Int64 = NDArray[np.int64]
+from ..arrays import Float32, Int64
 
 BACKGROUND = 2048
 """Histories that stand for all events."""
@@ -44,32 +43,28 @@ MOST_NUMBERS = 1 << 24
 """Ranks of leaves that are held at a time."""
 
 
-class Evidence(NamedTuple):
-    """leaf_I: int64[I], the live leaves · mean_IS: the mean states m · events_I: e · share_I: n_i / n."""
-
-    leaf_I: Int64
-    mean_IS: Floats
-    events_I: Floats
-    share_I: Floats
-
-
 class Background(NamedTuple):
     """state_BS: on the leaf level · above_BI: γ · rank(parent) of live leaves · rest_B: log Σ e^rank over other leaves, −inf for none."""
 
-    state_BS: Floats
-    above_BI: Floats
-    rest_B: Floats
+    state_BS: Float32
+    above_BI: Float32
+    rest_B: Float32
 
 
-def fitted_rows(bundle: Bundle, evidence: Evidence, histories: Sequence[Int64]) -> Floats:
-    """float32[I, S]: the rows of live leaves, fitted. histories: of events drawn from all; there must be one."""
-    rows_IS, spread, is_free_S = _start(bundle, evidence.leaf_I)
-    background = _background(bundle, evidence.leaf_I, histories)
+def fitted_rows(
+    bundle: Bundle, leaf_I: Int64, mean_IS: Float32, events_I: Float32, share_I: Float32, histories: Sequence[Int64]
+) -> Float32:
+    """float32[I, S]: the rows of live leaves (int64[I]), fitted to their mean states m, their events e and n_i / n.
+
+    histories  of events drawn from all; there must be one
+    """
+    rows_IS, spread, is_free_S = _start(bundle, leaf_I)
+    background = _background(bundle, leaf_I, histories)
     is_free_S = is_free_S & (background.state_BS.std(0) > EQUAL)
-    prior_IS = (evidence.share_I / (evidence.events_I * spread**2))[:, None] * is_free_S
+    prior_IS = (share_I / (events_I * spread**2))[:, None] * is_free_S
     start_IS, first_IS, second_IS = rows_IS, np.zeros_like(rows_IS), np.zeros_like(rows_IS)
     for step in range(STEPS):
-        gradient_IS = _expected(background, rows_IS) - evidence.share_I[:, None] * evidence.mean_IS + prior_IS * (rows_IS - start_IS)
+        gradient_IS = _expected(background, rows_IS) - share_I[:, None] * mean_IS + prior_IS * (rows_IS - start_IS)
         first_IS = BETA1 * first_IS + (1 - BETA1) * gradient_IS
         second_IS = BETA2 * second_IS + (1 - BETA2) * gradient_IS**2
         move_IS = first_IS / (1 - BETA1 ** (step + 1)) / (np.sqrt(second_IS / (1 - BETA2 ** (step + 1))) + EPSILON)
@@ -77,7 +72,7 @@ def fitted_rows(bundle: Bundle, evidence: Evidence, histories: Sequence[Int64]) 
     return rows_IS
 
 
-def mean_states(bundle: Bundle, of_n: Int64, histories: Sequence[Int64], items: int) -> tuple[Floats, Floats]:
+def mean_states(bundle: Bundle, of_n: Int64, histories: Sequence[Int64], items: int) -> tuple[Float32, Float32]:
     """float32[I, S]: the mean states on the leaf level of each item's histories; float32[I]: how many it has, at least 1.
 
     of_n  int64[n]: which of the items each history is of
@@ -91,14 +86,14 @@ def mean_states(bundle: Bundle, of_n: Int64, histories: Sequence[Int64], items: 
     return sum_IS / events_I[:, None], events_I
 
 
-def _states(bundle: Bundle, encoder: QueryEncoder, histories: Sequence[Int64], first: int) -> Floats:
+def _states(bundle: Bundle, encoder: QueryEncoder, histories: Sequence[Int64], first: int) -> Float32:
     kind = bundle.graph_kind
     if not isinstance(kind, HistoryKind):
         raise TypeError(f"histories for a model of {kind.kind}")
     return encoder.states(pad_histories(kind, histories).array, [first] * len(histories))
 
 
-def _start(bundle: Bundle, leaf_I: Int64) -> tuple[Floats, float, NDArray[np.bool_]]:
+def _start(bundle: Bundle, leaf_I: Int64) -> tuple[Float32, float, NDArray[np.bool_]]:
     """The rows as they were placed; σ, the spread of the other leaves' rows, of all where there are none; and the columns that differ.
 
     Not of rows that may have been fitted in earlier folds: σ would grow from fold to fold.
@@ -107,11 +102,9 @@ def _start(bundle: Bundle, leaf_I: Int64) -> tuple[Floats, float, NDArray[np.boo
     held = tree.leaf_offset + np.flatnonzero(tree.leaf_item != EMPTY_LEAF)
     others = np.setdiff1d(held, leaf_I)
     held = others if len(others) > 1 else held
-    blocks = [np.asarray(bundle.node_rows_ND[held[begin : begin + AT_ONCE]], np.float64) for begin in range(0, len(held), AT_ONCE)]
-    mean_S = sum(block.sum(0) for block in blocks) / len(held)
-    square_S = sum(((block - mean_S) ** 2).sum(0) for block in blocks) / len(held)
-    is_free_S = np.asarray(square_S > 0, np.bool_)
-    spread = float(np.sqrt(square_S[is_free_S].mean())) if is_free_S.any() else 1.0
+    variance_S = np.asarray(bundle.node_rows_ND[held], np.float64).var(0)
+    is_free_S = np.asarray(variance_S > 0, np.bool_)
+    spread = float(np.sqrt(variance_S[is_free_S].mean())) if is_free_S.any() else 1.0
     return np.asarray(bundle.node_rows_ND[leaf_I], np.float32), spread, is_free_S
 
 
@@ -130,7 +123,7 @@ def _background(bundle: Bundle, leaf_I: Int64, histories: Sequence[Int64]) -> Ba
     return Background(state_BS, above_BI, rest_B)
 
 
-def _ranks(bundle: Bundle, states_BLS: Floats) -> tuple[Floats, Floats]:
+def _ranks(bundle: Bundle, states_BLS: Float32) -> tuple[Float32, Float32]:
     """float32[B, N] twice: the ranks of all leaves, and of these what their parents' ranks add."""
     tree, gamma = bundle.tree, np.float32(bundle.manifest.ranking.gamma)
     ranks_BN = above_BN = np.zeros((len(states_BLS), 1), np.float32)
@@ -142,12 +135,12 @@ def _ranks(bundle: Bundle, states_BLS: Floats) -> tuple[Floats, Floats]:
     return ranks_BN, above_BN
 
 
-def _expected(background: Background, rows_IS: Floats) -> Floats:
+def _expected(background: Background, rows_IS: Float32) -> Float32:
     """float32[I, S]: mean_x p(i | x) · s(x)."""
     rank_BI = background.state_BS @ rows_IS.T + background.above_BI
     rest_B1 = background.rest_B[:, None]
     largest_B1 = np.maximum(rank_BI.max(1, keepdims=True), rest_B1)
     share_BI = np.exp(rank_BI - largest_B1)
     sum_B1 = np.exp(rest_B1 - largest_B1) + share_BI.sum(1, keepdims=True)
-    expected_IS: Floats = (share_BI / (sum_B1 * len(rank_BI))).T @ background.state_BS
+    expected_IS: Float32 = (share_BI / (sum_B1 * len(rank_BI))).T @ background.state_BS
     return expected_IS

@@ -8,7 +8,6 @@ Legend: J items of the fold, U users, E events, n events that are drawn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +16,12 @@ from numpy.typing import NDArray
 
 from espalier.items import ItemTable
 
+from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..data.splits import Split
 from ..live.catalogue import JournalItems
 from ..live.joined_log import in_rows_of, with_journal
 
-Int64 = NDArray[np.int64]
 SPARE = 4
 """Events that are drawn at random, in multiples of those wanted: some have no history, or are held out."""
 
@@ -88,10 +87,8 @@ def fold_log(split: Split, journal: JournalItems, items: ItemTable, work: Path) 
 
 def given_counts(journal: JournalItems, items: ItemTable) -> Int64:
     """int64[J]: how many events callers say that items have had, 0 where nobody says."""
-    counts_J = np.zeros(len(items), np.int64)
     given = {item_id: operation.body.count for item_id, operation in journal.put.items() if operation.body.count is not None}
-    rows: Sequence[int] = items.rows_of(list(given)).tolist()
-    for row, count in zip(rows, given.values(), strict=True):
-        if row >= 0:
-            counts_J[row] = count
+    row_n, count_n = items.rows_of([*given]), np.array([*given.values()], np.int64)
+    counts_J = np.zeros(len(items), np.int64)
+    counts_J[row_n[row_n >= 0]] = count_n[row_n >= 0]
     return counts_J

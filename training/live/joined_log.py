@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
 
+from ..arrays import Int64
 from ..data.cut_lists import counts_by_user
 from ..data.grouping import user_chunks
 from ..data.interactions import Interactions
@@ -31,8 +31,6 @@ from ..evaluate import in_rows
 from ..live.catalogue import JournalItems
 
 log = logging.getLogger(__name__)
-
-Int64 = NDArray[np.int64]
 
 JOINED_FILE, JOINED_VECTORS = "joined.int32", "joined-vectors.float32"
 """Names, inside the work folder, of the files behind the joined lists and vectors."""

@@ -1,6 +1,10 @@
 """What a fold learns from a log, without training: the memory and the counts of all items, and the rows of live ones.
 
-The query encoder, the rows of trained items and of inner nodes, γ, λ and the calibration stay.
+The query encoder, the rows of trained items and of inner nodes, γ, λ, the weights of a history's places, the repeat term and the
+calibration stay. Of an item that the log lacks the memory's entries of before stay, too, where it came with a count, with which they were
+made, or without events; of two the larger counts.
+
+Legend: J items of the fold.
 """
 
 from __future__ import annotations
@@ -16,17 +20,21 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.errors import InvalidConfig
-from espalier.manifest import InnerProductForm, ManifestDraft
+from espalier.label_counts import LabelCounts
+from espalier.manifest import InnerProductForm, ManifestDraft, MemoryFormula
+from espalier.memory import LARGEST_VALUE, Memory
 from espalier.node_rows import rounded, stored_as
 from espalier.placement.popularity import MOST_EVENTS
 from espalier.queries import HistoryKind
 
+from ..arrays import Int64
 from ..data.interactions import read_interactions
 from ..data.splits import Split, split_log
 from ..live.catalogue import JournalItems
-from ..live.counted_memory import counted_anew
-from ..live.fitted_rows import BACKGROUND, Evidence, fitted_rows, mean_states
+from ..live.fitted_rows import BACKGROUND, fitted_rows, mean_states
 from ..live.fold_log import FoldLog, fold_log, given_counts
+from ..neighbours.cooccurrence import lists_of
+from ..neighbours.fit import WITHOUT_ORDER, fitted_to
 from ..specification.deep import DeepConfig
 from ..specification.models import config_of
 
@@ -78,7 +86,7 @@ def learned(content: GraphContent, draft: ManifestDraft, lesson: Lesson) -> Grap
     return _with_fitted_rows(content, draft, lists, np.unique(rows[rows >= 0]), lesson.work)
 
 
-def _with_fitted_rows(content: GraphContent, draft: ManifestDraft, lists: FoldLog, items: NDArray[np.int64], work: Path) -> GraphContent:
+def _with_fitted_rows(content: GraphContent, draft: ManifestDraft, lists: FoldLog, items: Int64, work: Path) -> GraphContent:
     """The content with fitted rows of those of some items that have events."""
     rng = np.random.default_rng(config_of(draft, DeepConfig).seed)
     of_n, histories = lists.events_of(items, MOST_EVENTS, rng)
@@ -92,8 +100,49 @@ def _with_fitted_rows(content: GraphContent, draft: ManifestDraft, lists: FoldLo
         mean_IS, events_I = mean_states(bare, of_n, histories, len(leaf_I))
         counts_J = content.counts.counts_I
         share_I = (np.maximum(counts_J[items[has_events]], events_I) / counts_J.sum()).astype(np.float32)
-        rows_IS = fitted_rows(bare, Evidence(leaf_I, mean_IS, events_I, share_I), background)
+        rows_IS = fitted_rows(bare, leaf_I, mean_IS, events_I, share_I, background)
     log.info("rows of %d live items are fitted to %d events", len(leaf_I), len(histories))
     stored = np.array(content.stored_rows)
     stored[leaf_I] = stored_as(rounded(rows_IS, stored.dtype), stored.dtype)
     return replace(content, stored_rows=stored)
+
+
+def counted_anew(content: GraphContent, lists: FoldLog, given_J: Int64) -> GraphContent:
+    """The content with the counts and the memory that the lists give.
+
+    given_J  int64[J]: events that callers say items have had; 0: nobody says
+    A memory of which nobody knows how it was made stays as it is.
+    """
+    events_J = lists_of(lists.lists, lists.users).events_I
+    placed_J = events_J if content.counts is None else np.maximum(events_J, content.counts.counts_I)
+    most = int(placed_J.max(initial=0))  # as of a placed item: none is taken to be more popular than the most popular one
+    counts_J = np.where(lists.logged_J, np.maximum(events_J, np.minimum(given_J, most)), placed_J)
+    counts = LabelCounts(counts_J, int(counts_J.sum()))
+    memory = content.memory
+    if memory is None or memory.formula is None:
+        log.info("the memory stays as it is: the bundle %s", "has none" if memory is None else "does not say how it was made")
+        return replace(content, counts=counts)
+    counted = _counted(memory, memory.formula, lists)
+    placed_better_J = ~lists.logged_J & ((given_J > events_J) | (events_J == 0))
+    return replace(content, counts=counts, memory=_joined(counted, memory, placed_better_J))
+
+
+def _counted(memory: Memory, formula: MemoryFormula, lists: FoldLog) -> Memory:
+    """As many neighbours an item as the memory has, at most, by descending S."""
+    names = formula.model_dump(exclude={"unit"})
+    found = fitted_to(lists.lists, lists.users, WITHOUT_ORDER | names, seed=0).lists.limited(int(np.diff(memory.offset).max(initial=0)))
+    value = np.minimum(found.score_N / np.float32(formula.unit), LARGEST_VALUE).astype(np.float16)
+    return replace(memory, offset=found.offset_I1, item=found.item_N.astype(np.int32), value=value)
+
+
+def _joined(counted: Memory, placed: Memory, kept_J: NDArray[np.bool_]) -> Memory:
+    """The counted entries with the placed ones that lead from or to some items (kept_J); each row by ascending item."""
+    source = np.repeat(np.arange(len(placed.offset) - 1), np.diff(placed.offset))
+    kept = kept_J[source] | kept_J[placed.item]
+    source = np.append(np.repeat(np.arange(len(counted.offset) - 1), np.diff(counted.offset)), source[kept])
+    item, value = np.append(counted.item, placed.item[kept]), np.append(counted.value, placed.value[kept])
+    order = np.lexsort((-value, item, source))
+    source, item, value = source[order], item[order], value[order]
+    first = np.append(True, (np.diff(source) != 0) | (np.diff(item) != 0))[: len(order)] & (value > 0)
+    offset = np.append(0, np.cumsum(np.bincount(source[first], minlength=len(placed.offset) - 1)))
+    return replace(counted, offset=offset, item=item[first], value=value[first]).bounded()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import GraphContent, LinearContent, with_parts, write_bundle
@@ -25,10 +24,10 @@ from espalier.errors import InvalidConfig
 from espalier.live.fold import Folded, fold_draft, folded
 from espalier.live.state import LiveState
 from espalier.packed_chunks import rounded
-from espalier.search import Engine, SearchParams
+from espalier.search import Engine
 
 from ..evaluate import held_out_queries, measure
-from ..golden import golden_answers
+from ..golden import answered_anew
 from ..live.catalogue import journal_of, read_items
 from ..live.learned_fold import Lesson, learned, read_split, trained_through
 from ..live.replay import held_by, replayed
@@ -96,7 +95,8 @@ def publish_fold(bundle: Bundle, state: LiveState, out: Path, lesson: Lesson | N
         bare = write_bundle(folder.with_name("unranked") / folder.name, draft, content)
         return with_parts(bare, folder, {"ranker": bundle.manifest.ranker}, {RANKER: bundle.graph(RANKER)})
 
-    return publish(out, write, lambda bare: _answered(bundle, bare), measured, ms)
+    golden = bundle.golden()
+    return publish(out, write, lambda bare: answered_anew(golden, bare, encode_table(bare, golden)), measured, ms)
 
 
 def fitted(bundle: Bundle, fold: Folded) -> GraphContent | LinearContent:
@@ -126,10 +126,3 @@ def _narrowed(chunks: Chunks, before: Chunks) -> Chunks:
     if chunks.entry_weight.dtype == before.entry_weight.dtype:
         return chunks
     return rounded(chunks) or chunks
-
-
-def _answered(before: Bundle, bare: Bundle) -> pa.Table:
-    """The golden queries of the version before with the answers of the new one."""
-    golden = before.golden()
-    params = SearchParams(np.asarray(golden.column("beam_size"), np.int64), np.asarray(golden.column("m"), np.int64))
-    return golden_answers(bare, encode_table(bare, golden), golden.column(before.manifest.query.kind).combine_chunks(), params)

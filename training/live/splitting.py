@@ -13,11 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.tree import Tree, tree_from_children
 
-Int64 = NDArray[np.int64]
+from ..arrays import Int64
 
 
 @dataclass(frozen=True, eq=False)

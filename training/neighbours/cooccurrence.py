@@ -24,13 +24,9 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Array, Float32, Int32, Int64
 from ..data.interactions import Interactions
 from ..retrieval.scores import keep_best
-
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Int32 = NDArray[np.int32]
-Float32 = NDArray[np.float32]
 
 END = -1
 """Stands behind each list."""

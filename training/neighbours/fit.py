@@ -26,10 +26,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Array, Float64, Int64
 from ..data.interactions import Interactions
 from ..data.splits import EvaluationPair
 from ..neighbours.cooccurrence import Counts, Lists, counted, lists_of
@@ -41,9 +41,6 @@ from ..retrieval.tuning import Option, Options, Remembered, search
 
 log = logging.getLogger(__name__)
 
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 Near = Callable[[], NearItems]
 
 DAMPING = (
@@ -112,27 +109,16 @@ def _with_near(lists: NeighbourLists, near: NearItems, weight: float) -> Neighbo
     has_I = np.diff(lists.offset_I1) > 0
     unit = float(np.maximum.reduceat(lists.score_N, lists.offset_I1[:-1][has_I]).mean()) if has_I.any() else 1.0
     rows = lists.offset_I1, lists.item_N, lists.score_N
-    offset_I1 = np.zeros(len(has_I) + 1, np.int64)
-    _count_union(rows, near, offset_I1)
-    item_N, score_N = np.empty(offset_I1[-1], np.int32), np.empty(offset_I1[-1], np.float32)
+    offset_I1, most = np.zeros(len(has_I) + 1, np.int64), len(lists.item_N) + len(near.item_N)
+    item_N, score_N = np.empty(most, np.int32), np.empty(most, np.float32)
     _fill_union(rows, near, np.float32(weight * unit), offset_I1, item_N, score_N)
-    return NeighbourLists(offset_I1, item_N, score_N, lists.popular_I)
-
-
-@compiled()
-def _count_union(rows: Any, near: NearItems, offset_I1: Array) -> None:
-    first_I1, counted_N, _ = rows
-    row_of_I = np.full(len(first_I1) - 1, -1, np.int64)
-    for a in range(len(first_I1) - 1):
-        row_of_I[counted_N[first_I1[a] : first_I1[a + 1]]] = a
-        more = 0
-        for n in range(near.offset_I1[a], near.offset_I1[a + 1]):
-            more += row_of_I[near.item_N[n]] != a
-        offset_I1[a + 1] = offset_I1[a] + first_I1[a + 1] - first_I1[a] + more
+    used = offset_I1[-1]
+    return NeighbourLists(offset_I1, item_N[:used], score_N[:used], lists.popular_I)
 
 
 @compiled()
 def _fill_union(rows: Any, near: NearItems, weight: Any, offset_I1: Array, item_N: Array, score_N: Array) -> None:
+    """To offset_I1 and the first places of the others: the counted neighbours of each item, then those that are near alone."""
     first_I1, counted_N, counted_score_N = rows
     place_I = np.full(len(first_I1) - 1, -1, np.int64)
     for a in range(len(first_I1) - 1):
@@ -148,6 +134,7 @@ def _fill_union(rows: Any, near: NearItems, weight: Any, offset_I1: Array, item_
             else:
                 item_N[used], score_N[used] = b, score
                 used += 1
+        offset_I1[a + 1] = used
 
 
 def fading(factor: float, most: int) -> Float64:

@@ -13,21 +13,17 @@ Legend: I items, D embedding width, G groups, R rows of a block, C candidates, K
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Array, Float32, Int32, Int64
 from ..data.interactions import Interactions
 from ..retrieval.scores import keep_best
 from ..trees.embeddings import item_embeddings
-
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Int32 = NDArray[np.int32]
-Float32 = NDArray[np.float32]
+from ..trees.kmeans import unit_rows
 
 WIDTH, NEAREST = 96, 256
 MOST_PAIRS, LEAST_NEAREST = 1 << 25, 16
@@ -54,18 +50,13 @@ def near_items(interactions: Interactions, users: Int64, seed: int) -> NearItems
     return nearest(item_embeddings(interactions, users, width, seed=seed), seed=seed)
 
 
-def nearest(embeddings_ID: Float32, *, seed: int, exact: int = EXACT, most_pairs: int = MOST_PAIRS) -> NearItems:
-    """The items nearest to each, ties by the lower row; rows of zeros are near to nothing.
-
-    exact  items up to which every cosine is looked at
-    """
+def nearest(embeddings_ID: Float32, *, seed: int) -> NearItems:
+    """The items nearest to each, ties by the lower row; rows of zeros are near to nothing."""
     items = len(embeddings_ID)
-    known = np.flatnonzero(embeddings_ID.any(1))
-    unit_ID = np.zeros_like(embeddings_ID)
-    unit_ID[known] = embeddings_ID[known] / np.linalg.norm(embeddings_ID[known], axis=1, keepdims=True)
-    most = min(NEAREST, max(LEAST_NEAREST, most_pairs // max(1, items)))
+    known, unit_ID = np.flatnonzero(embeddings_ID.any(1)), unit_rows(embeddings_ID)
+    most = min(NEAREST, max(LEAST_NEAREST, MOST_PAIRS // max(1, items)))
     item_IK, cosine_IK = np.full((items, most), -1, np.int64), np.zeros((items, most))
-    for members, candidates in _groups(unit_ID, known, seed, exact):
+    for members, candidates in _groups(unit_ID, known, seed):
         candidate_CD = unit_ID[candidates]
         size = max(1, BLOCK_SCORES // len(candidates))
         for begin in range(0, len(members), size):
@@ -76,9 +67,9 @@ def nearest(embeddings_ID: Float32, *, seed: int, exact: int = EXACT, most_pairs
     return NearItems(offset_I1, item_IK[kept_IK].astype(np.int32), np.square(cosine_IK[kept_IK]).astype(np.float32))
 
 
-def _groups(unit_ID: Float32, known: Int64, seed: int, exact: int) -> list[tuple[Int64, Int64]]:
+def _groups(unit_ID: Float32, known: Int64, seed: int) -> list[tuple[Int64, Int64]]:
     """Items of a group, and those among which their nearest are looked for, ascending."""
-    if len(known) <= exact:
+    if len(known) <= EXACT:
         return [(known, known)] if len(known) else []
     rng = np.random.default_rng(seed)
     centre_GD = unit_ID[np.sort(rng.choice(known, max(1, len(known) // GROUP), replace=False))]

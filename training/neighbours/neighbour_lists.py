@@ -11,19 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Array, Float32, Int32, Int64
 from ..retrieval.scores import empty_rows, filled, keep_best
-
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Int32 = NDArray[np.int32]
-Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -47,24 +42,14 @@ class NeighbourLists:
     def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool, weight_L: NDArray[np.float64] | None = None) -> Int64:
         """int64[B, M = m]: the best items, ties by the lower row; then, where fewer than m have a score, the most popular others.
 
-        decay    qd · longest  L; None takes the whole history. Entries below 0 (unknown items) are skipped and do not count for L.
+        weight_L  of the last item of a history, the one before it, …; None: all count alike. Entries below 0 (unknown items) are skipped
         """
         rows_BM = empty_rows(len(histories), m)
         known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
         latest = [history[::-1][: None if weight_L is None else len(weight_L)] for history in known]
-        offset = np.concatenate([[0], np.cumsum([len(history) for history in latest])]).astype(np.int64)
-        seen_offset = np.concatenate([[0], np.cumsum([len(history) for history in known])]).astype(np.int64) if exclude_seen else offset[:1]
-        seen = np.concatenate([np.zeros(0, np.int64), *known]) if exclude_seen else np.zeros(0, np.int64)
+        weight_L = np.ones(0) if weight_L is None else weight_L
         rows = (self.offset_I1, self.item_N, self.score_N)
-        _rank(
-            rows,
-            np.concatenate([np.zeros(0, np.int64), *latest]),
-            offset,
-            seen,
-            seen_offset,
-            np.ones(0) if weight_L is None else weight_L,
-            rows_BM,
-        )
+        _rank(rows, *_end_to_end(latest), *_end_to_end(known if exclude_seen else []), weight_L, rows_BM)
         return filled(rows_BM, known, self.popular_I, exclude_seen)
 
     def limited(self, most: int) -> NeighbourLists:
@@ -74,6 +59,12 @@ class NeighbourLists:
         item_N, score_N = np.empty(offset[-1], np.int32), np.empty(offset[-1], np.float32)
         _limit((self.offset_I1, self.item_N, self.score_N), offset, item_N, score_N)
         return NeighbourLists(offset, item_N, score_N, self.popular_I)
+
+
+def _end_to_end(lists: Sequence[Int64]) -> tuple[Int64, Int64]:
+    """The items of all lists, and where each list begins in them, and the last ends."""
+    offset = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int64)
+    return np.concatenate([np.zeros(0, np.int64), *lists]), offset
 
 
 @compiled()

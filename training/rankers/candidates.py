@@ -16,11 +16,11 @@ from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.rerank.features import RankFeatures
 from espalier.search import NO_ITEM, Engine, SearchParams
 
+from ..arrays import Int64
 from ..data.ranking_set import RankingSet
 from ..evaluate import padded
 from ..rankers.graded_queries import GradedQueries
 
-Int64 = NDArray[np.int64]
 BATCH = 64
 """Queries in one engine call."""
 
@@ -79,7 +79,8 @@ def retrieve(engine: Engine, features: RankFeatures, graded: GradedQueries, dept
                 rows_N = result.item_rows_BM[b, :count]
                 candidates = rows_N, result.ranks_BM[b, :count], result.scores_BM[b, :count]
                 parts.append(features.of(queries, b, *candidates, graded.caller_features_of(place)))
-                grades.append(_grades(rows_N, graded.items[place], graded.grades[place]))
+                grade_of = dict(zip(graded.items[place].tolist(), graded.grades[place].tolist(), strict=True))
+                grades.append(np.array([grade_of.get(row, 0.0) for row in rows_N.tolist()], np.float32))
                 counts.append(count)
                 rows.append(np.pad(rows_N, (0, depth - count), constant_values=NO_ITEM))
                 relevant.append(graded.items[place])
@@ -89,13 +90,3 @@ def retrieve(engine: Engine, features: RankFeatures, graded: GradedQueries, dept
     offset = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     ranking = RankingSet(np.concatenate(parts), np.concatenate(grades), offset, features.names)
     return Candidates(ranking, np.stack(rows), relevant)
-
-
-def _grades(rows_N: Int64, items: Int64, grades: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32[N]: the grade of each candidate, 0 where it is not among the relevant items."""
-    order = np.argsort(items)
-    sorted_items = items[order]
-    if not len(items):
-        return np.zeros(len(rows_N), np.float32)
-    place = np.minimum(np.searchsorted(sorted_items, rows_N), len(items) - 1)
-    return np.where(sorted_items[place] == rows_N, grades[order][place], np.float32(0)).astype(np.float32)

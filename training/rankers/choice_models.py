@@ -1,4 +1,5 @@
-"""Choice by elimination: the worst item is removed first, until none is left (NCE: Tran, Phung and Venkatesh 2016); and Plackett–Luce.
+"""Choice by elimination: the worst item is removed first, until none is left (NCE: Tran, Phung and Venkatesh 2016); and Plackett–Luce; for
+items in order, and for grades.
 
     ℓ(π) = Σ_i stage_i,   stage_i = f_i + log Z_i,   Z_i = Σ_{j ≤ i} exp(−f_j)                (Eq. 5; items 1 … N from best to worst)
     ∂ℓ/∂f_k = 1 − exp(−f_k) Σ_{i ≥ k} 1/Z_i
@@ -6,19 +7,39 @@
 Plackett–Luce, also ListMLE, chooses the best item first, then the best of the rest (NCE Eq. 2; Xia et al. 2008). It is choice by
 elimination of −f in the reversed order, and computed as that.
 
-Knows scores in order and which places are padding. Does not know grades (`ties.py` puts items in order) nor rank functions. Value and
-gradient take one cumulative sum of exponentials forth and one back, in logs: linear in time and memory, finite for any finite
+Value and gradient take one cumulative sum of exponentials forth and one back, in logs: linear in time and memory, finite for any finite
 scores. The printed form of the gradient (after Eq. 5) has the sum at the wrong end; this one is its derivative.
 
-Legend: B queries, N places from best to worst.
+Items of equal grade come in a random order, or all their orders count. A choice model gives each order a probability; grades are a partial
+order: groups of items without an order inside. The likelihood of the groups is the sum over all orders that agree with them (the marginal
+likelihood of Kalbfleisch and Prentice 1973 for tied lifetimes in Cox's model; both models of choice are instances of it). A group D leaves
+before the rest R with probability
+
+    P = ∫_0^∞ Π_{j ∈ D} (1 − exp(−a_j s)) exp(−s) ds,   a_j = w_j / Σ_{i ∈ R} w_i
+
+(DeLong, Guirguis and So 1994), w_j = exp(−f_j) for choice by elimination, where the worst leave first, and exp(f_j) for Plackett–Luce.
+With s = exp(x) the integrand is log-concave and its mode is in [0, log(1 + |D|)]. The trapezoid rule around the mode has an error of about
+1e-7 with 68 nodes; its cost is linear in the items of each group. No library has this likelihood with gradients.
+
+Knows scores, grades and which places are padding. Does not know rank functions.
+
+Legend: B queries, N places from best to worst, M members of the group, T nodes of the rule.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+BISECTIONS = 14
+"""Halvings of an interval of at most log(1 + |D|). The value hardly depends on where the nodes lie."""
+STEP = 0.4
+NODES = torch.arange(-20.0, 7.2, STEP)
+"""In units of the mode's width. To the left the integrand falls like exp(t), to the right like a Gaussian or faster."""
 
 
 def elimination_loss(scores_BN: Tensor, present_BN: Tensor) -> Tensor:
@@ -39,7 +60,8 @@ def plackett_luce_loss(scores_BN: Tensor, present_BN: Tensor) -> Tensor:
 class _Elimination(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores_BN: Tensor, present_BN: Tensor) -> Tensor:
-        log_worth_BN, log_z_BN = _log_sums(scores_BN, present_BN)
+        log_worth_BN = torch.where(present_BN, -scores_BN, -torch.inf)  # log exp(−f_k)
+        log_z_BN = log_worth_BN.logcumsumexp(-1)  # padding before the first item has a Z of 0
         ctx.save_for_backward(log_worth_BN, log_z_BN, present_BN)
         return torch.where(present_BN, scores_BN + log_z_BN, 0).sum(-1)
 
@@ -51,7 +73,77 @@ class _Elimination(torch.autograd.Function):
         return gradients[0].unsqueeze(-1) * (present_BN.to(log_z_BN.dtype) - share_BN), None
 
 
-def _log_sums(scores_BN: Tensor, present_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """log exp(−f_k), −∞ at padding, and log Z_k; padding before the first item has a Z of 0."""
-    log_worth_BN = torch.where(present_BN, -scores_BN, -torch.inf)
-    return log_worth_BN, log_worth_BN.logcumsumexp(-1)
+def random_order(grades_BN: Tensor, present_BN: Tensor, generator: torch.Generator) -> Tensor:
+    """int64[B, N]: places of the items from the best grade to the worst, equal ones in random order, padding last."""
+    shuffled_BN = torch.rand(grades_BN.shape, generator=generator, device=grades_BN.device).argsort(-1)
+    key_BN = torch.where(present_BN, -grades_BN, torch.inf).gather(-1, shuffled_BN)
+    return shuffled_BN.gather(-1, key_BN.argsort(dim=-1, stable=True))
+
+
+def tied_elimination_loss(scores_BN: Tensor, grades_BN: Tensor, present_BN: Tensor) -> Tensor:
+    """[B]: −log P that all items of each grade are eliminated before those of higher ones. A pass per distinct grade."""
+    return _chain(-scores_BN, grades_BN, present_BN, torch.gt)
+
+
+def tied_plackett_luce_loss(scores_BN: Tensor, grades_BN: Tensor, present_BN: Tensor) -> Tensor:
+    """[B]: −log P that all items of each grade are chosen before those of lower ones. A pass per distinct grade."""
+    return _chain(scores_BN, grades_BN, present_BN, torch.lt)
+
+
+def _chain(log_worth_BN: Tensor, grades_BN: Tensor, present_BN: Tensor, left: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    loss_B = log_worth_BN.sum(-1) * 0  # with a gradient, also where all grades are equal
+    for grade in torch.unique(grades_BN[present_BN]):
+        loss_B = loss_B - _log_group_first(log_worth_BN, present_BN & (grades_BN == grade), present_BN & left(grades_BN, grade))
+    return loss_B
+
+
+def _log_group_first(log_worth_BN: Tensor, group_BN: Tensor, rest_BN: Tensor) -> Tensor:
+    """[B]: the log of the probability that all items of the group leave before any of the rest; 0 where one of both is empty."""
+    both_B = group_BN.any(-1) & rest_BN.any(-1)
+    if not both_B.any():
+        return log_worth_BN.new_zeros(len(log_worth_BN))
+    dtype, log_worth_BN = log_worth_BN.dtype, log_worth_BN.double()  # the integrand's log is a sum over items, and differences of it count
+    # A query without either gets numbers that stay finite, and is left out at the end.
+    rest_B = torch.where(rest_BN | ~both_B[:, None], log_worth_BN, -torch.inf).logsumexp(-1)
+    query_M, place_M = group_BN.nonzero(as_tuple=True)
+    share_M = log_worth_BN[query_M, place_M] - rest_B[query_M]
+    with torch.no_grad():
+        mode_B, width_B = _mode(share_M, query_M, len(rest_B))
+    x_BT = mode_B[:, None] + width_B[:, None] * NODES.to(mode_B)
+    height_BT = (x_BT - x_BT.exp()).index_add(0, query_M, _log_cdf(share_M[:, None] + x_BT[query_M]))
+    log_p_B = height_BT.logsumexp(-1) + (STEP * width_B).log()
+    return torch.where(both_B, log_p_B, 0).to(dtype)
+
+
+def _mode(share_M: Tensor, query_M: Tensor, queries: int) -> tuple[Tensor, Tensor]:
+    """Where each query's integrand is highest, and 1/√ of its log's curvature there."""
+    low_B = share_M.new_zeros(queries)
+    high_B = low_B.index_add(0, query_M, torch.ones_like(share_M)).log1p()
+    for _ in range(BISECTIONS):
+        middle_B = (low_B + high_B) / 2
+        slope_B = (1 - middle_B.exp()).index_add(0, query_M, _log_cdf_slope(share_M + middle_B[query_M]))
+        low_B, high_B = torch.where(slope_B > 0, middle_B, low_B), torch.where(slope_B > 0, high_B, middle_B)
+    mode_B = (low_B + high_B) / 2
+    y_M = share_M + mode_B[query_M]
+    slope_M = _log_cdf_slope(y_M)
+    # The slope of log(1 − exp(−e^y)) falls by slope · (slope + e^y − 1).
+    fall_M = slope_M * (slope_M + y_M.clamp(max=_SURE).exp() - 1)
+    return mode_B, mode_B.exp().index_add(0, query_M, fall_M).rsqrt()
+
+
+_SURE = math.log(200)
+"""exp(−e^y) is nothing from here on."""
+_RARE = -12.0
+"""1 − exp(−e^y) is e^y up to here."""
+
+
+def _log_cdf(y: Tensor) -> Tensor:
+    """log(1 − exp(−e^y)) and its gradient, for any finite y."""
+    middle = y.clamp(_RARE, _SURE)
+    return torch.where(y < _RARE, y - y.clamp(max=_RARE).exp() / 2, (-torch.expm1(-middle.exp())).log())
+
+
+def _log_cdf_slope(y: Tensor) -> Tensor:
+    """e^y / (exp(e^y) − 1), from 1 down to 0."""
+    rate = y.clamp(_RARE, math.log(80)).exp()
+    return rate / torch.expm1(rate)

@@ -11,7 +11,6 @@ import math
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from espalier.engines.runtime import ort
 
@@ -25,28 +24,17 @@ COMPARED_ROWS = 256
 
 def ranker_onnx(ranker: Ranker) -> bytes:
     """The graph's bytes. Raises ArithmeticError where ONNX Runtime and torch score seeded rows, some with missing values, differently."""
-    copied = Ranker(ranker.feature_names, ranker.standardise, ranker.function).cpu().eval()
-    example_RF = _example(copied)
-    serialised = onnx_bytes(_Scores(copied), (torch.from_numpy(example_RF),), ["features"], "scores", [{0: torch.export.Dim.DYNAMIC}])
+    example_RF = _example(ranker)
+    serialised = onnx_bytes(ranker, (torch.from_numpy(example_RF),), ["features"], "scores", [{0: torch.export.Dim.DYNAMIC}])
     session = ort.InferenceSession(serialised, providers=["CPUExecutionProvider"])
     for rows in (COMPARED_ROWS, 1):
-        expected_R = copied.scores(example_RF[:rows])
+        expected_R = ranker.scores(example_RF[:rows])
         (found_R,) = session.run(["scores"], {"features": example_RF[:rows]})
         worst = float(np.abs(found_R - expected_R).max()) if found_R.shape == expected_R.shape else math.inf
         limit = PARITY_TOLERANCE * max(1.0, float(np.abs(expected_R).max()))
         if not worst <= limit:
             raise ArithmeticError(f"scores: got a difference of {worst} between ONNX Runtime and torch, expected at most {limit}")
     return serialised
-
-
-class _Scores(nn.Module):
-    def __init__(self, ranker: Ranker) -> None:
-        super().__init__()
-        self.ranker = ranker
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.ranker(features)
-        return scores
 
 
 def _example(ranker: Ranker) -> NDArray[np.float32]:

@@ -25,10 +25,9 @@ from espalier.errors import InvalidData
 from espalier.metrics import ndcg
 
 from ..data.ranking_set import RankingSet
-from ..rankers.choice_models import elimination_loss, plackett_luce_loss
+from ..rankers.choice_models import elimination_loss, plackett_luce_loss, random_order, tied_elimination_loss, tied_plackett_luce_loss
 from ..rankers.rank_functions import HighwayFunction, LinearFunction
 from ..rankers.standardise import Standardise
-from ..rankers.ties import random_order, tied_elimination_loss, tied_plackett_luce_loss
 from ..specification.ranker import HighwayConfig, RankerConfig
 
 LAYERS = 3

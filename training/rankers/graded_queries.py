@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from espalier.queries import QueryBatch
 from espalier.rerank.features import NO_CALLER_FEATURES, CallerFeatures
 
-Int64 = NDArray[np.int64]
+from ..arrays import Int64
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, QueryBatch, TextKind, VectorKind
 
+from ..arrays import Int64
 from ..data.csr import as_rows
 from ..data.splits import LEARNED_VALIDATION, EvaluationPair, halves, whole_lists, without_seen
 from ..data.xmc import LabelledPoints
@@ -26,11 +26,8 @@ from ..specification.deep import DeepConfig
 from ..specification.linear import LinearConfig
 from ..specification.models import config_of, was_trained_here
 
-Int64 = NDArray[np.int64]
-
 VECTOR_NUMBERS = 1 << 27
 """Of more numbers of training vectors so many are kept, of queries at even distances."""
-
 
 Users = Literal["training", "validation"]
 

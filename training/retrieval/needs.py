@@ -75,7 +75,7 @@ def seconds_each(work: Callable[[], object], clock: Clock) -> float:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Fits to small parts log warnings alone."""
+    """Log warnings alone, for what another process or a whole fit logs too."""
     logger = logging.getLogger(__name__.partition(".")[0])
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -92,11 +92,8 @@ def by_parts(method: Method, trials: float, once: float = 1) -> Estimate:
     once    those that one fit takes
     """
 
+    @silence()
     def estimate(task: Task) -> Needs:
-        with silence():
-            return measured(task)
-
-    def measured(task: Task) -> Needs:
         order_U = np.random.default_rng(task.seed).permutation(task.split.train)
         validation, users = task.validation_pairs(), len(order_U)
         used, taken = [0], [0.0]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,13 @@ from numpy.typing import NDArray
 from espalier.memory import BUCKETS, bucket_of
 from espalier.search import NO_ITEM
 
+from ..arrays import Int64
 from ..data.splits import EvaluationPair
 from ..retrieval.task import Fitted, Method, Metric, Rank, Task
+from ..retrieval.tuning import CUTS, Figures
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 Choice = tuple[Any, ...]
 """A value for each bucket."""
 OWN, LEFT_OUT = -1, -2
@@ -35,10 +37,6 @@ PLACES = (OWN, LEFT_OUT, 0, 2, 5, 10, 20, 50, 100)
 """Places that are tried, from 0. The first one that finds most is chosen."""
 PASSES = 2
 """Over the buckets."""
-CUTS = (10, 50, 200)
-"""Of the figure by whose geometric mean places are chosen, as the tree's repeat term is: by one alone, they may be anywhere above it."""
-LEAST = 1e-4
-"""A figure below counts as this."""
 QUERIES, LEAST_QUERIES = 2000, 30
 """Validation queries by which places are chosen: at most, and at least."""
 
@@ -104,37 +102,29 @@ def best_places(rank: Rank, pairs: Sequence[EvaluationPair], metric: Metric, *, 
         return none
     histories = [pair.query for pair in pairs]
     rows_BN = rank(histories, CUTS[-1] + max(map(len, histories)), False)
-    figures: dict[tuple[int, ...], NDArray[np.float64]] = {}
 
-    def figures_CB(places: tuple[int, ...]) -> NDArray[np.float64]:
-        if places not in figures:
-            rows_BM = placed(rows_BN, histories, places, CUTS[-1])
-            figures[places] = np.stack([replace(metric, m=cut).of(rows_BM, pairs) for cut in CUTS])
-        return figures[places]
+    def measured(places: tuple[int, ...]) -> Figures:
+        rows_BM = placed(rows_BN, histories, places, CUTS[-1])
+        return Figures(np.stack([replace(metric, m=cut).of(rows_BM, pairs) for cut in CUTS]))
 
-    def mean_C(places: tuple[int, ...]) -> NDArray[np.float64]:
-        found_C: NDArray[np.float64] = np.maximum(figures_CB(places).mean(1), LEAST)
-        return found_C
-
-    def is_better(places: tuple[int, ...], than: tuple[int, ...]) -> bool:
-        gain_B = ((figures_CB(places) - figures_CB(than)) / mean_C(than)[:, None]).mean(0)
-        return bool(gain_B.mean() > gain_B.std(ddof=1) / np.sqrt(len(gain_B)))
-
-    return chosen_by_bucket(PLACES, lambda places: float(np.log(mean_C(places)).mean()), is_better, has_order=has_order)
+    return chosen_by_bucket(PLACES, measured, has_order=has_order)
 
 
-def chosen_by_bucket(
-    values: Sequence[Any],
-    figure: Callable[[Choice], float],
-    is_better: Callable[[Choice, Choice], bool],
-    *,
-    has_order: bool,
-) -> Choice:
+def chosen_by_bucket(values: Sequence[Any], measured: Callable[[Choice], Figures], *, has_order: bool) -> Choice:
     """A value for each bucket: one for all first, then, in lists with an order, each bucket for itself where that is better.
 
-    values     the first one is what is without a choice, and stays unless others are better
-    is_better  whether the first ones find more than the second ones by over a standard error
+    values    the first one is what is without a choice, and stays unless others find more by over a standard error
+    measured  the figures of a choice; called once for each
     """
+    figures = cache(measured)
+
+    def figure(choice: Choice) -> float:
+        return figures(choice).figure
+
+    def is_better(choice: Choice, than: Choice) -> bool:
+        gain, error = figures(choice).gain_over(figures(than))
+        return gain > error
+
     none = (values[0],) * BUCKETS
     best: Choice = max([(value,) * BUCKETS for value in values], key=figure)
     for step in range(PASSES * BUCKETS if has_order else 0):

@@ -14,15 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
 
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
+from ..arrays import Array, Float32, Int64
 
 BLOCK = 256
 """Most queries whose scores over all items are held at a time."""
@@ -65,7 +62,7 @@ def empty_rows(queries: int, m: int) -> Int64:
     return np.full((queries, m), NO_ITEM, np.int64)
 
 
-def by_popularity(count_I: NDArray[Any]) -> Int64:
+def by_popularity(count_I: Array) -> Int64:
     """int64[I]: item rows, the largest count first, ties by the lower row."""
     return np.argsort(-count_I, kind="stable").astype(np.int64)
 

@@ -19,9 +19,8 @@ from espalier.engines.stages import GivenQueries
 from espalier.errors import UnsupportedGraph
 from espalier.manifest import GraphScorer
 from espalier.queries import HistoryKind, QueryBatch
-from espalier.search import SearchParams
 
-from ..golden import golden_answers
+from ..golden import answered_anew
 
 
 def golden_of_shards(bundle: Bundle) -> Callable[[Bundle], pa.Table]:
@@ -33,10 +32,9 @@ def golden_of_shards(bundle: Bundle) -> Callable[[Bundle], pa.Table]:
     queries = golden_queries(bundle, golden)
     if not isinstance(queries, GivenQueries) and isinstance(bundle.manifest.scorer, GraphScorer):
         queries = GivenQueries(queries.kind, queries.rows, encoded(bundle, queries))
-    params = SearchParams(np.asarray(golden.column("beam_size"), np.int64), np.asarray(golden.column("m"), np.int64))
 
     def answered(shard: Bundle) -> pa.Table:
-        table = golden_answers(shard, queries, golden.column(kind.kind).combine_chunks(), params)
+        table = answered_anew(golden, shard, queries)
         if not isinstance(queries, GivenQueries) or queries.states_BLS is None:
             return table
         if isinstance(kind, HistoryKind):

@@ -1,23 +1,39 @@
-"""The shards of a bundle as one bundle, its only shard, to be cut anew."""
+"""The shards of a bundle as one bundle, its only shard, to be cut anew; its tables by their numbers in the whole bundle.
+
+What has no number is not there: a forest's other trees lack the leaves that no item is in. Entries of memories and of linear scorers go to
+mapped files, so that they need not fit into memory.
+
+Legend: S shards, N nodes and I items of the whole, n nodes and i items of a shard, E entries, R rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from espalier.bundle import Bundle, find_versions, versions_in
+from espalier.bundle_files import Gathered
 from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
+from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import BundleCorrupt, BundleNotFound
 from espalier.items import ItemTable
 from espalier.live.fold import content_of
+from espalier.live.folded_chunks import spans
 from espalier.manifest import ManifestDraft, ShardInfo
+from espalier.memory import Memory
 from espalier.shard_parts import ShardParts
+from espalier.shards.cut_tables import blocks
+from espalier.tail import Tail
+from espalier.tree import EMPTY_LEAF, Tree
 
+from ..arrays import Array, Int64
 from ..shard.golden import unanswered_golden
-from ..shard.joined_tables import JoinedTree, joined_chunks, joined_memory, joined_tail
 
 
 def is_folder_of_shards(model: Path) -> bool:
@@ -95,3 +111,143 @@ def _joined_linear(content: LinearContent, shards: Sequence[Bundle], trees: Sequ
     tail = joined_tail(tails, trees[0].items) if tails else None
     first, *others = parts
     return replace(content, tree=first.tree, chunks=first.chunks, others=others, tail=tail)
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedTree:
+    """A tree of all shards' nodes.
+
+    trees   of the shards
+    nodes   for each shard int64[n]: the numbers of its nodes in the whole tree
+    items   for each shard int64[i]: the rows of its items in the whole bundle
+    """
+
+    trees: Sequence[Tree]
+    nodes: Sequence[Int64]
+    items: Sequence[Int64]
+
+    @cached_property
+    def node_N(self) -> Int64:
+        """int64[N]: the number in the whole tree of each joined node, ascending."""
+        return np.unique(np.concatenate(self.nodes))
+
+    @cached_property
+    def places(self) -> list[Int64]:
+        """For each shard int64[n]: where its nodes are among the joined ones."""
+        return [np.searchsorted(self.node_N, nodes) for nodes in self.nodes]
+
+    @cached_property
+    def tree(self) -> Tree:
+        """Raises BundleCorrupt where the shards' trees are not parts of one, InvalidTree where what they give is none."""
+        if len({tree.height for tree in self.trees}) > 1:
+            raise BundleCorrupt(f"trees of {sorted({tree.height + 1 for tree in self.trees})} levels, expected parts of one tree")
+        count, height = len(self.node_N), self.trees[0].height
+        parent_N, level_N = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+        for tree, place in zip(self.trees, self.places, strict=True):
+            parent_N[place[1:]] = place[tree.parent[1:]]
+            level_N[place] = np.repeat(np.arange(height + 1), np.diff(tree.level_offset))
+        level_offset = np.searchsorted(level_N, np.arange(height + 2))
+        leaf_item = np.full(count - level_offset[-2], EMPTY_LEAF, np.int64)
+        for tree, place, items in zip(self.trees, self.places, self.items, strict=True):
+            held = np.flatnonzero(tree.leaf_item != EMPTY_LEAF)
+            leaf_item[place[held + tree.leaf_offset] - level_offset[-2]] = items[tree.leaf_item[held]]
+        children = np.bincount(parent_N[1:], minlength=count)
+        return Tree(level_offset, np.append(1, 1 + np.cumsum(children)), leaf_item)
+
+    def rows(self, arrays: Sequence[Array]) -> Gathered:
+        """[N, …]: the rows of all nodes, of which each shard has some; those of a node that several have are the same."""
+        source_N, row_N = np.empty(len(self.node_N), np.uint16), np.empty(len(self.node_N), np.int64)
+        for source, place in enumerate(self.places):
+            source_N[place], row_N[place] = source, np.arange(len(place))
+        return Gathered(arrays, source_N, row_N)
+
+
+def joined_memory(memories: Sequence[Memory], items: Sequence[Int64], folder: Path) -> Memory:
+    """The memory of all shards' items. folder: for the files of its entries."""
+    offset = np.sum([memory.offset for memory in memories], axis=0)
+    item = _room(folder / "memory-item", offset[-1], np.int32)
+    value = _room(folder / "memory-value", offset[-1], np.float16)
+    for part in blocks(np.diff(offset)):
+        columns: list[list[Array]] = [[], [], []]
+        for memory, rows in zip(memories, items, strict=True):
+            counts = np.diff(memory.offset[part.start : part.stop + 1])
+            own = slice(memory.offset[part.start], memory.offset[part.stop])
+            _extend(columns, np.repeat(np.arange(len(counts)), counts), rows[memory.item[own]], memory.value[own])
+        source_e, item_e, value_e = map(np.concatenate, columns)
+        order, own = np.lexsort((item_e, source_e)), slice(offset[part.start], offset[part.stop])
+        item[own], value[own] = item_e[order], value_e[order]
+    return replace(memories[0], offset=offset, item=item, value=value)
+
+
+def joined_tail(tails: Sequence[Tail], items: Sequence[Int64]) -> Tail:
+    """The rows of all shards' items."""
+    row, begins = np.concatenate(items), np.cumsum([0, *(len(tail.feature) for tail in tails)])
+    begin_I, end_I = np.empty(len(row), np.int64), np.empty(len(row), np.int64)
+    for tail, rows, before in zip(tails, items, begins, strict=False):
+        begin_I[rows], end_I[rows] = tail.row_begin[:-1] + before, tail.row_begin[1:] + before
+    entries = spans(begin_I, end_I)
+    feature, value = (np.concatenate([getattr(tail, name) for tail in tails])[entries] for name in ("feature", "value"))
+    info = tails[0].info.model_copy(update={"entries": len(entries)})
+    return Tail(info, np.append(0, np.cumsum(end_I - begin_I)), feature, value, tails[0].width)
+
+
+def joined_chunks(joined: JoinedTree, chunks: Sequence[Chunks], folder: Path) -> TreeChunks:
+    """A tree with the weights of all its nodes. folder: for the files of their rows and entries."""
+    tree, inner = joined.tree, joined.tree.leaf_offset
+    own_s = [place[: part.leaf_offset] for place, part in zip(joined.places, joined.trees, strict=True)]  # inner nodes of each shard
+    size_p = np.zeros(inner, np.int64)
+    for own, part in zip(own_s, chunks, strict=True):
+        size_p[own] += part.row_entry[part.chunk_row[1:]] - part.row_entry[part.chunk_row[:-1]] + np.diff(part.chunk_row)
+    rows, weights = sum(len(part.row_feature) for part in chunks), sum(len(part.entry_weight) for part in chunks)
+    row_feature, row_count = _room(folder / "row-feature", rows, np.int32), _room(folder / "row-count", rows, np.int64)
+    entry_child = _room(folder / "entry-child", weights, np.uint16)
+    entry_weight = _room(folder / "entry-weight", weights, chunks[0].entry_weight.dtype)
+    rows_p, row, entry = np.zeros(inner, np.int64), 0, 0
+    for block in blocks(size_p):
+        columns: list[list[Array]] = [[], [], [], []]
+        for own, part, shard_tree, place in zip(own_s, chunks, joined.trees, joined.places, strict=True):
+            _extend(columns, *_entries(part, shard_tree, place, np.searchsorted(own, (block.start, block.stop))))
+        parent_e, feature_e, node_e, weight_e = map(np.concatenate, columns)
+        order = np.lexsort((node_e, feature_e, parent_e))
+        order = order[_changes(parent_e[order], feature_e[order], node_e[order])]  # nodes above the cut are in several shards
+        parent_e, feature_e, node_e = parent_e[order], feature_e[order], node_e[order]
+        first = np.flatnonzero(_changes(parent_e, feature_e))
+        rows_p[block] = np.bincount(parent_e[first] - block.start, minlength=block.stop - block.start)
+        row_feature[row : row + len(first)] = feature_e[first]
+        row_count[row : row + len(first)] = np.diff(np.append(first, len(parent_e)))
+        entry_child[entry : entry + len(order)] = node_e - tree.first_child[parent_e]
+        entry_weight[entry : entry + len(order)] = weight_e[order]
+        row, entry = row + len(first), entry + len(order)
+    bias = np.asarray(joined.rows([part.bias for part in chunks]))
+    chunk_row, row_entry = (np.append(0, np.cumsum(counts)) for counts in (rows_p, row_count[:row]))
+    entries = entry_child[:entry], entry_weight[:entry]
+    return TreeChunks(tree, Chunks(chunk_row, row_feature[:row], row_entry, *entries, bias, chunks[0].width))
+
+
+def _entries(chunks: Chunks, tree: Tree, place: Int64, own: Array) -> tuple[Array, Array, Array, Array]:
+    """Joined parent, feature, joined node and weight of the entries of a shard's inner nodes own[0] … own[1] − 1."""
+    begin, end = chunks.chunk_row[own[0]], chunks.chunk_row[own[1]]
+    parent_r = np.repeat(np.arange(own[0], own[1]), np.diff(chunks.chunk_row[own[0] : own[1] + 1]))
+    counts = np.diff(chunks.row_entry[begin : end + 1])
+    entries = slice(chunks.row_entry[begin], chunks.row_entry[end])
+    parent_e = np.repeat(parent_r, counts)
+    node_e = place[tree.first_child[parent_e] + chunks.entry_child[entries]]
+    return place[parent_e], np.repeat(chunks.row_feature[begin:end], counts), node_e, chunks.entry_weight[entries]
+
+
+def _changes(*columns: Array) -> NDArray[np.bool_]:
+    """Which rows differ from the one before; the first does."""
+    changes = np.ones(len(columns[0]), np.bool_)
+    changes[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return changes
+
+
+def _extend(columns: list[list[Array]], *arrays: Array) -> None:
+    """Put an array at the end of each column."""
+    for column, array in zip(columns, arrays, strict=True):
+        column.append(array)
+
+
+def _room(file: Path, size: int, dtype: Any) -> Array:
+    """An array in a file, which need not fit into memory."""
+    return np.memmap(file, dtype, "w+", shape=(int(size),)) if size else np.empty(0, dtype)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidConfig, InvalidData
 from espalier.tree import Tree, tree_from_children
 
-Int64 = NDArray[np.int64]
+from ..arrays import Int64
 
 
 def balanced_tree(order: Int64, branching: int) -> Tree:
     """Leaves hold the items in `order` (int64[I], item rows 0 … I − 1 each once), left to right.
 
     The height is H = ⌈log_b I⌉, at least 1. Levels 0 … H − 1 are complete, b^h nodes on level h, and the subtrees of a level differ by at
-    most one item; nodes of level H − 1 have 1 … b children, so no leaf is empty. Raises InvalidConfig for a branching below 2.
+    most one item; nodes of level H − 1 have 1 … b children, so no leaf is empty.
     """
     height = tree_height(len(order), branching)
     children = [np.full(branching**h, branching, np.int64) for h in range(height - 1)]
@@ -24,11 +23,7 @@ def balanced_tree(order: Int64, branching: int) -> Tree:
 
 
 def tree_height(items: int, branching: int) -> int:
-    """⌈log_b I⌉ by integers (logarithms would be off by one at powers), at least 1."""
-    if branching < 2:
-        raise InvalidConfig("branching", branching, "at least 2")
-    if items < 1:
-        raise InvalidConfig("items", items, "at least 1")
+    """⌈log_b I⌉ by integers (logarithms would be off by one at powers), at least 1; b is at least 2."""
     height = 1
     while branching**height < items:
         height += 1
@@ -53,8 +48,6 @@ def category_tree(category_of_item_I: NDArray[np.int32], branching: int, *, seed
 
     category_of_item_I   int32[I], −1 for an item without a category; those form one category of their own
     """
-    if category_of_item_I.ndim != 1 or len(category_of_item_I) == 0 or category_of_item_I.min() < -1:
-        raise InvalidData("category_of_item_I", category_of_item_I, "int32[I], at least one item, each −1 or more")
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(category_of_item_I)).astype(np.int64)
     place_of_category = rng.permutation(int(category_of_item_I.max()) + 2)

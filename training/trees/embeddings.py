@@ -1,8 +1,9 @@
 """Item embeddings from who touched what, for the first tree: a truncated SVD of the weighted user–item matrix.
 
 The SVD is that of Halko, Martinsson and Tropp (2011), by subspace iteration on AᵀA. By hand, because scikit-learn's holds four arrays of
-float64[U + I, D + 10] besides the matrix. Here there is one of float32[I, D + 10] and a second of U rows, which has fewer columns where it
-would be large. The matrix is stored without values, by users and by items, since A_ui is a factor of the user times a factor of the item.
+float64[U + I, D + 10] besides the matrix. Here there is one of float32[I, D + 10], and one of U rows for the columns at work, which are
+fewer where it would be large. The matrix is stored without values, by users and by items, since A_ui is a factor of the user times a factor
+of the item.
 
 Legend: U training users, I items, D embedding width, N pairs of a user and an item, K columns of a block, R rows, C columns of a product.
 """
@@ -10,22 +11,17 @@ Legend: U training users, I items, D embedding width, N pairs of a user and an i
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 
+from ..arrays import Array, Float32, Float64, Int32, Int64
 from ..data.interactions import Interactions
-
-Array = NDArray[Any]
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 
 OVERSAMPLED = 10
 """Columns more than are asked for, at least, with which the iteration finds these."""
@@ -48,6 +44,12 @@ class Touches(NamedTuple):
     offset_R1: Int64
     other_N: Int32
 
+    def transposed(self, others: int) -> Touches:
+        """The rows of the other side, each in the order of the first one's."""
+        shape = len(self.offset_R1) - 1, others
+        columns = csr_array((np.ones(len(self.other_N), np.bool_), self.other_N, self.offset_R1), shape=shape).tocsc()
+        return Touches(columns.indptr.astype(np.int64), columns.indices.astype(np.int32, copy=False))
+
 
 def item_embeddings(interactions: Interactions, users: Int64, width: int, *, seed: int) -> Float32:
     """float32[I, D]: right singular vectors times singular values of A, from the events of `users` only (pass training users).
@@ -62,29 +64,33 @@ def item_embeddings(interactions: Interactions, users: Int64, width: int, *, see
         least = min(len(users), items)
         raise InvalidConfig("width", width, f"at least 1 and below {least}, the smaller of {len(users)} users and the items")
     by_user = items_of(interactions, users)
-    by_item = Touches(*_transposed(*by_user, items))
+    by_item = by_user.transposed(items)
     scales = [_inverse_root(np.diff(side.offset_R1)) for side in (by_user, by_item)]
     rng = np.random.default_rng(seed)
     columns = width + OVERSAMPLED
     size = max(1, min(columns, BLOCK_BYTES // (4 * max(len(users), items))))
-    blocks = [rng.standard_normal((items, min(size, columns - start)), np.float32) for start in range(0, columns, size)]
+    blocks = [slice(start, min(start + size, columns)) for start in range(0, columns, size)]
+    y_IC = np.concatenate([rng.standard_normal((items, block.stop - block.start), np.float32) for block in blocks], axis=1)
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads) as pool:
         for done in range(ITERATIONS):
-            for y_IK in blocks:
+            for block in blocks:
+                y_IK = np.ascontiguousarray(y_IC[:, block])
                 z_UK = np.empty((len(users), y_IK.shape[1]), np.float32)
                 _multiply(pool, threads, by_user, scales[0], scales[1], y_IK, z_UK)
                 _multiply(pool, threads, by_item, scales[1], scales[0], z_UK, y_IK)
-            values, turn = _principal(blocks)
+                y_IC[:, block] = y_IK
+            values, turn = _principal(y_IC)
             # Y = AᵀA Q with orthonormal Q has the singular values σ², and right singular vectors of A on its left.
             power = -0.5 if done < ITERATIONS - 1 else -0.25
             factor = np.power(values, power, out=np.zeros_like(values), where=values > LEAST_SHARE * values.max())
             turn *= factor
             if done < ITERATIONS - 1:
-                _turn(blocks, turn)
+                for start in range(0, items, ROWS):
+                    y_IC[start : start + ROWS] = y_IC[start : start + ROWS].astype(np.float64) @ turn
     embeddings = np.empty((items, width), np.float32)
     for start in range(0, items, ROWS):
-        embeddings[start : start + ROWS] = _rows(blocks, start) @ turn[:, :width]
+        embeddings[start : start + ROWS] = y_IC[start : start + ROWS].astype(np.float64) @ turn[:, :width]
     return embeddings
 
 
@@ -115,30 +121,16 @@ def _multiply(
     list(pool.map(part, [0, *cuts], [*cuts, len(scale_R)]))
 
 
-def _principal(blocks: list[Float32]) -> tuple[Float64, Float64]:
+def _principal(y_IC: Float32) -> tuple[Float64, Float64]:
     """The eigenvalues of YᵀY, largest first, and its eigenvectors in columns, whose largest entries are positive."""
-    columns = sum(block.shape[1] for block in blocks)
-    gram = np.zeros((columns, columns))
-    for start in range(0, len(blocks[0]), ROWS):
-        y = _rows(blocks, start)
-        gram += y.T @ y
-    values, vectors = np.linalg.eigh(gram)
+    gram_CC = np.zeros((y_IC.shape[1], y_IC.shape[1]))
+    for start in range(0, len(y_IC), ROWS):
+        y = y_IC[start : start + ROWS].astype(np.float64)
+        gram_CC += y.T @ y
+    values, vectors = np.linalg.eigh(gram_CC)
     vectors = vectors[:, ::-1]
-    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(columns)])
+    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(len(values))])
     return values[::-1].copy(), vectors * signs
-
-
-def _turn(blocks: list[Float32], turn: Float64) -> None:
-    """Y ← Y · turn, in place."""
-    for start in range(0, len(blocks[0]), ROWS):
-        turned, column = _rows(blocks, start) @ turn, 0
-        for block in blocks:
-            block[start : start + ROWS] = turned[:, column : column + block.shape[1]]
-            column += block.shape[1]
-
-
-def _rows(blocks: list[Float32], start: int) -> Float64:
-    return np.concatenate([block[start : start + ROWS] for block in blocks], axis=1).astype(np.float64)
 
 
 @compiled()
@@ -154,22 +146,6 @@ def _distinct(item_E: Array, begin_U: Array, end_U: Array, last_I: Array, offset
                 used += 1
         offset_U1[user + 1] = used
     return used
-
-
-@compiled()
-def _transposed(offset_R1: Array, other_N: Array, others: int) -> tuple[Array, Array]:
-    """The rows of the other side, each in the order of the first one's."""
-    offset = np.zeros(others + 1, np.int64)
-    for n in range(len(other_N)):
-        offset[other_N[n] + 1] += 1
-    for other in range(others):
-        offset[other + 1] += offset[other]
-    next_place, row_N = offset[:-1].copy(), np.empty(len(other_N), np.int32)
-    for row in range(len(offset_R1) - 1):
-        for n in range(offset_R1[row], offset_R1[row + 1]):
-            row_N[next_place[other_N[n]]] = row
-            next_place[other_N[n]] += 1
-    return offset, row_N
 
 
 @compiled(fastmath={"contract"})
@@ -188,7 +164,7 @@ def _sum_rows(offset_R1: Array, other_N: Array, scale_R: Array, scale_C: Array, 
             out_RK[row, k] = scale_R[row] * total[k]
 
 
-def spread_unseen(embeddings_ID: Float32, category_of_item_I: NDArray[np.int32] | None = None, *, seed: int) -> Float32:
+def spread_unseen(embeddings_ID: Float32, category_of_item_I: Int32 | None = None, *, seed: int) -> Float32:
     """A copy in which each zero row takes the vector of a random other item: of its category where one with a vector is known, else of any.
 
     Items nobody touched thus end up beside items of their kind, spread over the tree as the known ones are, instead of in one clump.

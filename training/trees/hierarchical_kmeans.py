@@ -22,10 +22,10 @@ from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree, tree_from_children
 
+from ..arrays import Array
 from ..data.csr import Csr
 from ..trees.kmeans import nth_smallest
 
-Array = NDArray[Any]
 ROUNDS = 20
 FAST = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
 

@@ -15,34 +15,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import InvalidData
+from espalier.live.folded_chunks import spans
 from espalier.tree import Tree
 
+from ..arrays import Array, Float32, Int64
 from ..trees.balanced import balanced_tree, level_edges, tree_height
 
-Array = NDArray[Any]
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
+ITERATIONS = 20
+"""Of a split, as long as some item still changes side; at most."""
 
 
-def kmeans_tree(embeddings_ID: Float32, branching: int, *, seed: int, max_iterations: int = 20) -> Tree:
+def kmeans_tree(embeddings_ID: Float32, branching: int, *, seed: int) -> Tree:
     """A tree in which similar items share subtrees; exactly as balanced as `balanced_tree`.
 
-    embeddings_ID    float32[I, D], finite; only directions count. Zero rows are similar to nothing: see `embeddings.spread_unseen`.
-    max_iterations   of each split, as long as some item still changes side
+    embeddings_ID  float32[I, D], finite; only directions count. Zero rows are similar to nothing: see `embeddings.spread_unseen`.
 
     The same seed gives the same tree. Raises InvalidData for another shape or numbers that are not finite.
     """
     if embeddings_ID.ndim != 2 or 0 in embeddings_ID.shape or not np.isfinite(embeddings_ID).all():
         raise InvalidData("embeddings_ID", f"{embeddings_ID.dtype}{list(embeddings_ID.shape)}", "finite float32[I, D], neither of them 0")
-    if max_iterations < 1:
-        raise InvalidConfig("max_iterations", max_iterations, "at least 1")
     items, threads = len(embeddings_ID), torch.get_num_threads()
     rng = np.random.default_rng(seed)
-    x_ID = _unit_rows(embeddings_ID.astype(np.float32, copy=False))
+    x_ID = unit_rows(embeddings_ID.astype(np.float32, copy=False))
     order = rng.permutation(items).astype(np.int64)  # ties are broken by a random order: item rows may be sorted by a property of the items
     with ThreadPoolExecutor(threads) as pool:
         for h in range(1, tree_height(items, branching)):
@@ -52,7 +49,7 @@ def kmeans_tree(embeddings_ID: Float32, branching: int, *, seed: int, max_iterat
             while len(first_G):
                 half_G = nodes_G // 2
                 start_G, cut_G, stop_G = edges[first_G], edges[first_G + half_G], edges[first_G + nodes_G]
-                _split_all(pool, threads, x_ID, order, (start_G, cut_G, stop_G), rng, max_iterations)
+                _split_all(pool, threads, x_ID, order, (start_G, cut_G, stop_G), rng)
                 first_G = np.stack([first_G, first_G + half_G], axis=1).ravel()
                 nodes_G = np.stack([half_G, nodes_G - half_G], axis=1).ravel()
                 first_G, nodes_G = first_G[nodes_G > 1], nodes_G[nodes_G > 1]
@@ -60,13 +57,7 @@ def kmeans_tree(embeddings_ID: Float32, branching: int, *, seed: int, max_iterat
 
 
 def _split_all(
-    pool: ThreadPoolExecutor,
-    threads: int,
-    x_ID: Float32,
-    order: Int64,
-    places_G: tuple[Int64, Int64, Int64],
-    rng: np.random.Generator,
-    max_iterations: int,
+    pool: ThreadPoolExecutor, threads: int, x_ID: Float32, order: Int64, places_G: tuple[Int64, Int64, Int64], rng: np.random.Generator
 ) -> None:
     """Reorders places start … stop − 1 of each group in `order` so that its left part, up to the cut, comes first.
 
@@ -81,10 +72,10 @@ def _split_all(
     cuts = np.searchsorted(np.cumsum(size_G), np.linspace(0, size_G.sum(), 4 * threads + 1)[1:-1]).tolist()
 
     def part(first: int, last: int) -> None:
-        _split_groups(x_ID, order, *places_G, one_G, other_G, first, last, max_iterations, score_I)
+        _split_groups(x_ID, order, *places_G, one_G, other_G, first, last, ITERATIONS, score_I)
 
     list(pool.map(part, [0, *cuts], [*cuts, len(size_G)]))
-    slots = _ranges(start_G, stop_G)
+    slots = spans(start_G, stop_G)
     order[slots] = order[slots][np.lexsort((score_I[slots], np.repeat(np.arange(len(size_G)), size_G)))]
 
 
@@ -145,18 +136,11 @@ def _sides(score_R: Array, left: int, is_left_R: Array) -> bool:
     return moved
 
 
-def _unit_rows(x: Float32) -> Float32:
+def unit_rows(x: Float32) -> Float32:
     """Rows of length 1; a zero row (an unseen item, or members that cancel out) stays zero instead of becoming NaN."""
     norm = np.linalg.norm(x, axis=1, keepdims=True)
     unit: Float32 = np.divide(x, norm, out=np.zeros_like(x), where=norm > 0)
     return unit
-
-
-def _ranges(start_G: Int64, stop_G: Int64) -> Int64:
-    """The numbers start … stop − 1 of every group, one after the other."""
-    size_G = stop_G - start_G
-    ranges: Int64 = np.arange(size_G.sum()) + np.repeat(start_G - (np.cumsum(size_G) - size_G), size_G)
-    return ranges
 
 
 @compiled()

@@ -24,9 +24,8 @@ from torch import Tensor
 from espalier.errors import InvalidConfig
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
-from training.rankers.choice_models import elimination_loss, plackett_luce_loss
+from training.rankers.choice_models import elimination_loss, plackett_luce_loss, random_order
 from training.rankers.fit import padded
-from training.rankers.ties import random_order
 from training.specification.ranker import ChoiceModel
 
 if TYPE_CHECKING:  # an extra, `boosting`, which only benchmarks have

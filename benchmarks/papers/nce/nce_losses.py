@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.report_file import command_line, write_report
-from training.rankers.choice_models import elimination_loss, plackett_luce_loss
-from training.rankers.ties import tied_elimination_loss
+from training.rankers.choice_models import elimination_loss, plackett_luce_loss, tied_elimination_loss
 
 LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000)
 ITEMS = 10_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,10 +34,9 @@ from training.data.splits import Split
 from training.live import fitted_rows as fitting
 from training.live import learned_fold
 from training.live.catalogue import JournalItems
-from training.live.counted_memory import counted_anew
-from training.live.fitted_rows import Evidence, fitted_rows, mean_states
+from training.live.fitted_rows import fitted_rows, mean_states
 from training.live.fold_log import fold_log, given_counts
-from training.live.learned_fold import trained_through
+from training.live.learned_fold import counted_anew, trained_through
 
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -99,61 +99,52 @@ def memory_of(items: int, entries: dict[tuple[int, int], float]) -> Memory:
     return Memory(offset.astype(np.int64), item, value, np.ones(4, np.float32), key_weight=1.0, formula=FORMULA)
 
 
+def counted(
+    folder: Path,
+    split: Split,
+    journal: JournalItems,
+    ids: Sequence[str],
+    entries: dict[tuple[int, int], float],
+    counts: Sequence[int] | None = None,
+) -> tuple[list[int], Memory]:
+    """The counts and the memory of a fold of these items, of a bundle with these entries and counts."""
+    rng = np.random.default_rng(0)
+    bundle = make_bundle(folder / "bundle", rng, tree_over(rng, len(ids), 2), "product", memory=memory_of(len(ids), entries))
+    content = content_of(bundle)
+    assert isinstance(content, GraphContent)
+    content = replace(content, items=table(*ids), counts=None if counts is None else LabelCounts(np.array(counts), sum(counts)))
+    (folder / "work").mkdir()
+    after = counted_anew(content, fold_log(split, journal, content.items, folder / "work"), given_counts(journal, content.items))
+    assert after.counts is not None
+    assert after.memory is not None
+    after.memory.check(len(ids))
+    return after.counts.counts_I.tolist(), after.memory
+
+
 def test_entries_and_counts_are_those_of_the_lists_and_placed_ones_stay_where_they_know_more(split: Split, tmp_path: Path) -> None:
     ids = ["i0", "i1", "i2", "few", "many", "like"]
     journal = items_of(put(1, "few", events=(["i0"],)), put(2, "many", events=(["i1"],), count=9), put(3, "like", like=("i2",)))
     entries = {(0, 1): 9.0, (0, 2): 1.0, (0, 3): 7.0, (1, 4): 5.0, (2, 5): 3.0, (2, 3): 8.0}
-    rng = np.random.default_rng(0)
-    bundle = make_bundle(tmp_path / "bundle", rng, tree_over(rng, len(ids), 2), "product", memory=memory_of(len(ids), entries))
-    content = content_of(bundle)
-    assert isinstance(content, GraphContent)
-    placed = LabelCounts(np.array([7, 1, 1, 3, 9, 2]), 23)
-    content = replace(content, items=table(*ids), counts=placed)
-    (tmp_path / "work").mkdir()
-    after = counted_anew(content, fold_log(split, journal, content.items, tmp_path / "work"), given_counts(journal, content.items))
-    assert after.counts is not None
-    assert after.counts.counts_I.tolist() == [2, 2, 1, 3, 9, 2], "the log's items as the lists have them, others as they were placed"
-    memory = after.memory
-    assert memory is not None
+    counts, memory = counted(tmp_path, split, journal, ids, entries, [7, 1, 1, 3, 9, 2])
+    assert counts == [2, 2, 1, 3, 9, 2], "the log's items as the lists have them, others as they were placed"
     assert memory.value_of(0, 1) == pytest.approx(1 / 2 / FORMULA.unit, rel=1e-3), "they are in one list"
     assert memory.value_of(0, 3) == pytest.approx(1 / 2**0.5 / FORMULA.unit, rel=1e-3)
     assert memory.value_of(2, 3) == 0, "no list holds both"
     assert memory.value_of(1, 4) == 5, "made with its count"
     assert memory.value_of(2, 5) == 3, "made without events"
-    memory.check(len(ids))
 
 
 def test_no_item_is_taken_to_be_more_popular_than_the_most_popular_one(split: Split, tmp_path: Path) -> None:
     """One number that somebody sends would take all of a softmax else."""
-    ids = ["i0", "i1", "i2"]
     journal = items_of(put(1, "i0", events=(["i1"],), count=10**9))
-    rng = np.random.default_rng(0)
-    content = content_of(make_bundle(tmp_path / "bundle", rng, tree_over(rng, len(ids), 2), "product"))
-    assert isinstance(content, GraphContent)
-    content = replace(content, items=table(*ids), counts=LabelCounts(np.array([1, 5, 1]), 7))
-    (tmp_path / "work").mkdir()
-    after = counted_anew(content, fold_log(split, journal, content.items, tmp_path / "work"), given_counts(journal, content.items))
-    assert after.counts is not None
-    assert after.counts.counts_I.tolist() == [5, 1, 1]
-
-
-def counted(folder: Path, split: Split, journal: JournalItems, ids: Sequence[str], entries: dict[tuple[int, int], float]) -> Memory:
-    """The memory of a fold of these items, of a bundle with these entries."""
-    rng = np.random.default_rng(0)
-    bundle = make_bundle(folder / "bundle", rng, tree_over(rng, len(ids), 2), "product", memory=memory_of(len(ids), entries))
-    content = content_of(bundle)
-    assert isinstance(content, GraphContent)
-    content = replace(content, items=table(*ids))
-    (folder / "work").mkdir()
-    memory = counted_anew(content, fold_log(split, journal, content.items, folder / "work"), given_counts(journal, content.items)).memory
-    assert memory is not None
-    return memory
+    counts, _ = counted(tmp_path, split, journal, ["i0", "i1", "i2"], {(0, 1): 1.0}, [1, 5, 1])
+    assert counts == [5, 1, 1]
 
 
 def test_an_item_has_as_many_counted_neighbours_as_the_memory_of_before_had_at_most(tmp_path: Path) -> None:
     """The closest ones; two are what training found to be enough."""
     log = log_of([[0, 1, 2, 3]] + [[0, 1, 2]] * 2 + [[0, 1]] * 2 + [[0, 3]] * 2)
-    memory = counted(tmp_path, split_of(log, 5, 1, 1), items_of(put(1, "i0")), ["i0", "i1", "i2", "i3"], {(3, 1): 1.0, (3, 2): 1.0})
+    _, memory = counted(tmp_path, split_of(log, 5, 1, 1), items_of(put(1, "i0")), ["i0", "i1", "i2", "i3"], {(3, 1): 1.0, (3, 2): 1.0})
     assert np.diff(memory.offset).tolist() == [2, 2, 2, 2]
     assert memory.item[: memory.offset[1]].tolist() == [1, 2]
 
@@ -164,8 +155,7 @@ def test_what_is_counted_and_what_was_placed_are_together_no_more_than_a_bundle_
     monkeypatch.setattr("espalier.memory.MAX_ROW", 2)
     ids = ["i0", "i1", "i2", "one", "two"]
     journal = items_of(put(1, "one", like=("i0",)), put(2, "two", like=("i0",)))
-    memory = counted(tmp_path, split, journal, ids, {(0, 3): 0.5, (0, 4): 7.0})
-    memory.check(len(ids))
+    _, memory = counted(tmp_path, split, journal, ids, {(0, 3): 0.5, (0, 4): 7.0})
     assert memory.item[: memory.offset[1]].tolist() == [1, 4], "the largest, of which i1 is counted"
 
 
@@ -213,7 +203,7 @@ def test_fitted_rows_are_where_the_gradient_of_their_loss_is_zero(tmp_path: Path
     mean_IS, events_I = mean_states(bundle, of_n, histories[:6], 3)
     assert events_I.tolist() == [1, 2, 3]
     share_I = np.array([0.05, 0.1, 0.02], np.float32)
-    rows_IS = fitted_rows(bundle, Evidence(leaf_I, mean_IS, events_I, share_I), histories)
+    rows_IS = fitted_rows(bundle, leaf_I, mean_IS, events_I, share_I, histories)
     rows_ND = np.asarray(bundle.node_rows_ND, np.float64).copy()
     start_IS, variance = rows_ND[leaf_I].copy(), rows_ND[np.setdiff1d(bundle.tree.leaf_of_item, leaf_I)].var(0).mean()
     rows_ND[leaf_I] = rows_IS
@@ -234,7 +224,7 @@ def test_rows_that_rank_far_above_all_others_are_fitted(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path, rng, tree, "product", gamma=0.5, integer=False, rows=rows)
     histories = [rng.integers(0, len(bundle.items), 3) for _ in range(20)]
     mean_IS, events_I = mean_states(bundle, np.array([0, 1]), histories[:2], 2)
-    fitted = fitted_rows(bundle, Evidence(leaf_I, mean_IS, events_I, np.full(2, 0.05, np.float32)), histories)
+    fitted = fitted_rows(bundle, leaf_I, mean_IS, events_I, np.full(2, 0.05, np.float32), histories)
     assert np.isfinite(fitted).all()
 
 
@@ -282,11 +272,11 @@ def test_a_fold_finds_live_items_where_the_log_says_that_they_belong(models: Pat
 def test_a_live_item_has_the_share_of_all_its_events_though_its_row_is_fitted_to_some(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Evidence] = []
+    seen: list[Any] = []
 
-    def noted(bundle: Bundle, evidence: Evidence, histories: Sequence[Int64]) -> NDArray[np.float32]:
-        seen.append(evidence)
-        return fitted_rows(bundle, evidence, histories)
+    def noted(bundle: Bundle, *given: Any) -> NDArray[np.float32]:
+        seen.append(given)
+        return fitted_rows(bundle, *given)
 
     monkeypatch.setattr(learned_fold, "MOST_EVENTS", 4)
     monkeypatch.setattr(learned_fold, "fitted_rows", noted)
@@ -297,9 +287,9 @@ def test_a_live_item_has_the_share_of_all_its_events_though_its_row_is_fitted_to
     assert counts is not None
     count = counts.counts_I[after.items.rows_of([f"item-{ITEMS}"])[0]]
     assert count > 10
-    (evidence,) = seen
-    assert evidence.events_I.tolist() == [4]
-    assert_allclose(evidence.share_I, count / counts.counts_I.sum(), rtol=1e-6)
+    ((_, _, events_I, share_I, _),) = seen
+    assert events_I.tolist() == [4]
+    assert_allclose(share_I, count / counts.counts_I.sum(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("content", ["user,item\na,1\na,2\n", "other,columns\n1,2\n", ""])

@@ -30,11 +30,7 @@ def draw_nodes(topology: Topology, h: int, batch: int, count: int, generator: to
     span = topology.tree.level(h)
     if len(span) <= count:
         return topology.level_nodes(h).expand(batch, -1)
-
-    def draw(rows: int) -> Tensor:
-        return span.start + drawn_sets(len(span), rows, count, generator, topology.device)
-
-    return drawn_rows(draw, batch)
+    return drawn_rows(lambda rows: span.start + drawn_sets(len(span), rows, count, generator, topology.device), batch)
 
 
 def drawn_sets(size: int, rows: int, count: int, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -60,8 +56,5 @@ def drawn_sets(size: int, rows: int, count: int, generator: torch.Generator, dev
 
 def draw_items(topology: Topology, batch: int, count: int, generator: torch.Generator) -> Tensor:
     """int64[B, R]: uniform item rows, with replacement; shared between processes as in `draw_nodes`."""
-
-    def draw(rows: int) -> Tensor:
-        return torch.randint(topology.tree.item_count, (rows, count), generator=generator, device=topology.device)
-
-    return drawn_rows(draw, batch)
+    items, device = topology.tree.item_count, topology.device
+    return drawn_rows(lambda rows: torch.randint(items, (rows, count), generator=generator, device=device), batch)

@@ -16,6 +16,8 @@ Legend: B instances, P positives, C candidates, K beam.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,7 @@ def otm_loss(
 ) -> Tensor:
     """The loss of a batch (a scalar): query as the model takes it, target_BP int64[B, P] item rows, −1 = padding.
 
-    optimal_test  whether labels are ẑ; without it they are z, as in the ablation −OptEst
+    optimal_test  whether labels are ẑ; else they are z
     """
     tree, batch = topology.tree, len(target_BP)
     state_BLS = model.state(query, generator)
@@ -70,11 +72,8 @@ def otm_loss(
     return total / batch
 
 
-def otm_no_optest_loss(
-    model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: OtmObjective, generator: torch.Generator
-) -> Tensor:
-    """OTM (−OptEst): `otm_loss` with z_n of Eq. 1 as labels."""
-    return otm_loss(model, topology, query, target_BP, config, generator, optimal_test=False)
+otm_no_optest_loss = partial(otm_loss, optimal_test=False)
+"""OTM (−OptEst): with z_n of Eq. 1 as labels."""
 
 
 def otm_no_bs_loss(

@@ -20,11 +20,6 @@ from ...specification.deep import TdmObjective
 MIN_NEGATIVES = 8
 
 
-def negatives_on(level: int, height: int, config: TdmObjective) -> int:
-    """Negatives of a level: most at the leaves, geometrically fewer above."""
-    return max(MIN_NEGATIVES, round(config.negatives * config.negative_decay ** (height - level)))
-
-
 def tdm_loss(
     model: NodeScorer, topology: Topology, query: Tensor, target_BP: Tensor, config: TdmObjective, generator: torch.Generator
 ) -> Tensor:
@@ -34,7 +29,8 @@ def tdm_loss(
     state_BLS = model.state(query, generator)
     total = state_BLS.new_zeros(())
     for h in range(1, height + 1):
-        drawn_BC = draw_nodes(topology, h, batch, negatives_on(h, height, config), generator)
+        negatives = max(MIN_NEGATIVES, round(config.negatives * config.negative_decay ** (height - h)))  # most at the leaves
+        drawn_BC = draw_nodes(topology, h, batch, negatives, generator)
         _, hit_BC = topology.find(positives[h], drawn_BC)
         if drawn_BC.shape[1] == topology.tree.level_size(h):  # the whole level: its positives are among it
             nodes_BC, label_BC, counted_BC = drawn_BC, hit_BC.float(), torch.ones_like(hit_BC)

@@ -128,8 +128,6 @@ def dropped(x_BLF: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """x with a share of each query's features set to 0, the same on all levels, and the others raised in proportion."""
     if share == 0:
         return x_BLF
-
-    def draw(rows: int) -> Tensor:
-        return torch.rand((rows, 1, x_BLF.shape[2]), generator=generator, device=x_BLF.device)
-
-    return torch.where(drawn_rows(draw, len(x_BLF)) >= share, x_BLF / (1 - share), 0)
+    width, device = x_BLF.shape[2], x_BLF.device
+    draw_B1F = drawn_rows(lambda rows: torch.rand((rows, 1, width), generator=generator, device=device), len(x_BLF))
+    return torch.where(draw_B1F >= share, x_BLF / (1 - share), 0)

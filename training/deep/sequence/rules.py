@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...arrays import Int64
 from ...data.interactions import Interactions
 from ...data.splits import EvaluationPair
 from ...deep.prepare import Prepared
 from ...specification.deep import DeepConfig, SequenceConfig
-
-Int64 = NDArray[np.int64]
 
 
 def history_length(lists: Interactions, users: Int64, most: int = 200) -> int:

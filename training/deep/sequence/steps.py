@@ -24,10 +24,9 @@ from ...deep.prepare import Prepared
 from ...deep.scorers.model import NodeScorer
 from ...deep.scorers.row_table import lookup
 from ...deep.scorers.sequence import SequenceQuery
-from ...deep.sequence.batches import SequenceBatch, SequenceSource
+from ...deep.sequence.batches import SequenceBatch, SequenceSource, trained_places
 from ...deep.sequence.columns import ColumnSource
 from ...deep.sequence.level_softmax import level_softmax_loss
-from ...deep.sequence.places import trained_places
 from ...deep.topology import Topology, on_device
 from ...specification.deep import SequenceConfig
 
