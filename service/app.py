@@ -15,7 +15,6 @@ from .http.console import add_console
 from .http.dependencies import Service
 from .http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct, DirectRoutes
 from .http.frontier_route import FrontierRoute
-from .http.key_limits import KeyLimits
 from .http.live_routes import ItemRoute
 from .http.middleware import Edge, write_left_out
 from .http.retrieve_route import RetrieveRoute
@@ -28,7 +27,7 @@ from .live.catalogue_types import Catalogues
 from .models.loading import EngineSource
 from .models.registry import Registry
 from .retrieval.scans import Scans
-from .settings import Settings, is_local
+from .settings import Settings
 from .watch.audit import Audit
 from .watch.logs import Ration
 from .watch.metrics import Metrics
@@ -66,11 +65,7 @@ def create_app(
     )
     describe = app.openapi
     metrics = metrics or Metrics()
-    folder = None if settings.run_folder is None else settings.run_folder / "key-limits"
-    own = settings.retrieve_keys, settings.admin_keys, settings.write_keys, settings.internal_keys
-    keys = Keys(*own, settings.keys_file, KeyLimits(folder), shared=not settings.open and not is_local(settings.private_host))
-    registry, audit = Registry(settings, metrics, engines), Audit(metrics)
-    catalogues = registry.catalogues if catalogues is None else catalogues
+    keys, registry, audit = Keys(settings), Registry(settings, metrics, engines), Audit(metrics)
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     timeout_s = settings.timeout_ms / 1e3
     completions, scans = Scans("completions", timeout_s), Scans("scans", timeout_s)
@@ -78,7 +73,7 @@ def create_app(
     asked = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
     recorder = Recorder(metrics.samples, lambda: [*registry.entries], asked.unknown, settings.run_folder)
     parts = settings, metrics, registry, keys, audit, completions, scans, exposition, asked, recorder
-    app.state.service = service = Service(*parts, catalogues, tracer)
+    app.state.service = service = Service(*parts, registry.catalogues if catalogues is None else catalogues, tracer)
     single, stream, item, bulk = RetrieveRoute(service), StreamRoute(service), ItemRoute(service), BulkRoute(service)
     frontier, search = FrontierRoute(service), SearchRoute(service)
     app.state.bodies = {"item": item.bodies, "bulk": bulk.bodies}

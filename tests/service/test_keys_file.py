@@ -21,12 +21,13 @@ from pydantic import SecretStr, ValidationError
 from service.__main__ import listen_on
 from service.errors import Forbidden, KeyLimit, Unauthorized
 from service.http import held_refusals, key_limits, stream_route
-from service.http.api_keys import LOOK_S, Keys
+from service.http.api_keys import Keys
 from service.http.held_refusals import HELD_S, LONGEST_S, REFUSALS_PER_S, HeldRefusals
 from service.http.key_limits import COST_BURST_S, DEBT_S, SLOTS, KeyLimits, _locked
 from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE, Key, read_keys
 from service.settings import Settings, is_local
 from service.watch.metrics import OTHER_KEYS, Metrics
+from service.watched_files import LOOK_S
 from tests.service.own_time import turns_until
 from tests.service.running import Running, run
 
@@ -141,7 +142,7 @@ class Time:
 
 def test_keys_of_a_file_stand_beside_those_of_the_environment_and_expire(file: Path) -> None:
     now = datetime(2029, 12, 31, tzinfo=UTC)
-    keys = Keys([SecretStr("env-key-0123456789")], [], file=file, now=lambda: now)
+    keys = Keys(Settings(retrieve_keys=(SecretStr("env-key-0123456789"),), keys_file=file), now=lambda: now)
     assert not keys.public
     assert not keys.open
     assert keys.roles == ["admin", "retrieve"]
@@ -158,7 +159,7 @@ def test_keys_of_a_file_stand_beside_those_of_the_environment_and_expire(file: P
 
 def test_a_file_without_a_key_for_retrieval_opens_nothing(file: Path) -> None:
     file.write_text("keys = []")
-    keys = Keys([], [], file=file)
+    keys = Keys(Settings(keys_file=file))
     with pytest.raises(Unauthorized):
         keys.check("retrieve", None)
     with pytest.raises(Forbidden):
@@ -167,7 +168,7 @@ def test_a_file_without_a_key_for_retrieval_opens_nothing(file: Path) -> None:
 
 def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = Time()
-    keys = Keys([], [], file=file, clock=clock)
+    keys = Keys(Settings(keys_file=file), clock)
     link = file.with_name("other.toml")
     link.write_text(FILE.replace(SHOP, "shop-web-rotated-0001"))
     link.replace(file)
@@ -204,7 +205,7 @@ def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(
 )
 def test_what_people_did_is_shown_without_keys_where_no_other_machine_comes(host: str, local: bool) -> None:
     assert is_local(host) is local
-    keys = Keys([], [], shared=not local)
+    keys = Keys(Settings(host=host))
     assert keys.shows_all is local
     assert keys.check("internal", None) is None
     if local:
@@ -386,7 +387,7 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         assert running.client.get("/models", headers={"Authorization": f"Bearer {ADMIN}"}).json()["keys"] == ["admin", "retrieve"]
         file.write_text(FILE.replace('"books", ', "").replace("rate = 2\nburst = 3\n", ""))
         keys = running.app.state.service.keys
-        keys._next_look = 0.0
+        keys._watched._next_look = 0.0
         refused = asked(running, PARTNER)
         assert refused.status_code == 403
         assert refused.json()["detail"] == "This key may not use the model 'books'."
@@ -403,7 +404,7 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         assert (stream.status_code, stream.json()["status"]) == (200, 403)
         assert 'espalier_auth_failures_total{reason="model",role="retrieve"} 4.0' in running.client.get("/metrics").text
         file.write_text(FILE.replace("rate = 2\nburst = 3", "rate = 0.01\nburst = 2"))
-        keys._next_look = 0.0
+        keys._watched._next_look = 0.0
         lines = running.client.post(
             "/retrieve/stream",
             content='{"queries": [{"history": []}]}\n' * 4,

@@ -19,6 +19,7 @@ from service.__main__ import main
 from service.healthcheck import main as healthcheck
 from service.http.connection import Connection
 from service.tls import CertificatesUnusable, calling, served
+from service.watched_files import WatchedFiles
 from tests.certificates import Authority, Pair
 from tests.service.listening import Listening, get, listening, post, retrieval
 from tests.waiting import until
@@ -270,7 +271,7 @@ def test_files_are_looked_at_once_a_second_and_made_into_a_context_when_they_hav
     now = 0.0
     pair = authority.signs("service")
     certificates = served(*pair, None)
-    certificates._clock = lambda: now
+    certificates._watched = WatchedFiles(certificates._files, lambda: now)
     first = certificates.current()
     authority.signs("service")
     assert certificates.current() is first
