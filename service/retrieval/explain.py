@@ -91,11 +91,10 @@ def explain(
             since = datetime.fromtimestamp(put.since, UTC).isoformat(timespec="milliseconds")
             entry["live"] = {"since": since, "sequence": put.sequence, "placed_by": put.by}
         if row >= 0 and isinstance(encoded.queries.rows, SparseRows):
-            entry["features"] = _features(bundle, view, encoded.queries.rows, b, row)
+            own = encoded.queries.rows.between(b, b + 1)
+            entry["features"] = _features(bundle, view, own.indices, own.values, row)
             if bundle.tail is not None:
-                rows = encoded.queries.rows
-                own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
-                entry["tail"] = view.tail_part(bundle.tail, row, rows.indices[own], rows.values[own])
+                entry["tail"] = view.tail_part(bundle.tail, row, own.indices, own.values)
         if row >= 0 and not query.apart:
             entry["path"] = query.trees[0].way_to(row)
         if row >= 0 and query.memory is not None:
@@ -138,8 +137,10 @@ class _Query:
         bundle = checked.model.bundle
         traced = list(zip(bundle.alone, result.traces, strict=True))
         apart = len(traced) > 1 or bundle.manifest.stacking is not None
+        last = None if apart else result
         trees = [
-            _TreeSearch.of(view, place, alone.tree, trace, None if apart else result, b) for place, (alone, trace) in enumerate(traced)
+            _TreeSearch(view, place, alone.tree, [_Level.of(view, alone.tree, level, last, b) for level in trace])
+            for place, (alone, trace) in enumerate(traced)
         ]
         found_M = result.item_rows_BM[b, : result.count_B[b]]
         reranking = _Reranking.of(checked, encoded, result, b, final)
@@ -156,11 +157,8 @@ class _Query:
         outcome = "below_min_score"
         if retrieved < self.eligible:
             outcome = "returned" if place < self.count else "below_m"
-        rank = float(self.ranks_M[retrieved])
-        if not self.apart:
-            entry = {"outcome": outcome, "level": self.trees[0].tree.height, "rank": rank, "place": place + 1}
-        else:
-            entry = {"outcome": outcome, "rank": rank, "place": place + 1, "trees": self._in_trees(row)}
+        entry = {"outcome": outcome, "rank": float(self.ranks_M[retrieved]), "place": place + 1}
+        entry |= {"trees": self._in_trees(row)} if self.apart else {"level": self.trees[0].tree.height}
         if self.memory is not None:
             entry["key"] = float(self.keys_M[retrieved])
         return entry if self.reranking is None else entry | self.reranking.describe(retrieved)
@@ -218,10 +216,8 @@ class _Reranking:
         return [{"id": item_id, "retrieved_place": was + 1, "place": place + 1} for place, (item_id, was) in places if was != place]
 
 
-def _features(bundle: Bundle, view: View, rows: SparseRows, b: int, item: int) -> list[dict[str, Any]]:
-    """The features of query b that contribute most to an item."""
-    own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
-    indices, values = rows.indices[own], rows.values[own]
+def _features(bundle: Bundle, view: View, indices: NDArray[np.int32], values: NDArray[np.float32], item: int) -> list[dict[str, Any]]:
+    """The features of a query that contribute most to an item."""
     weights = np.zeros(len(indices), np.float64)
     for place, (tree, chunks) in enumerate(bundle.trees):
         *above, leaf = view.path_of(tree, place, item)[1:].tolist()
@@ -300,19 +296,12 @@ class _TreeSearch:
     tree: Tree
     levels: Sequence[_Level]
 
-    @staticmethod
-    def of(view: View, place: int, tree: Tree, trace: Sequence[LevelTrace], result: SearchResult | None, b: int) -> _TreeSearch:
-        return _TreeSearch(view, place, tree, [_Level.of(view, tree, level, result, b) for level in trace])
-
     def pruned(self, row: int, with_keys: bool) -> dict[str, Any]:
         """The level on which the search left an item's path."""
-        path = self.view.path_of(self.tree, self.place, row)
-        for level in self.levels:
-            at = np.flatnonzero(level.candidates_C == path[level.level])
-            if len(at) == 0 or not level.kept_C[at[0]]:
-                rank, key = (float(values_C[at[0]]) if len(at) else None for values_C in (level.ranks_C, level.keys_C))
-                entry = {"outcome": "pruned", "level": level.level, "rank": rank, "cut": level.cut()}
-                return entry | {"key": key} if with_keys else entry
+        for level, ancestor in zip(self.levels, self.way_to(row), strict=True):
+            if not ancestor["kept"]:
+                entry = {"outcome": "pruned", "level": level.level, "rank": ancestor["rank"], "cut": level.cut()}
+                return entry | {"key": ancestor["key"]} if with_keys else entry
         return {"outcome": "pruned"}
 
     def way_to(self, row: int) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ from ..retrieval.explain import RequestedItems, explain
 from ..retrieval.request import CheckedRequest, EncodedRequest, conditions_of, encode, input_values
 from ..retrieval.second_stage import Candidates, second_stage
 from ..settings import Settings
+from ..watch.metrics import STAGES
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,13 +77,10 @@ async def retrieve(
     view = model.live.view(request.live)
     mask, conditions = view.standing, conditions_of(request, model, settings)
     if conditions is not None:
-        mask = view.cached(conditions) or await _in_thread(deadline, view.mask, conditions)
-    if input_values(request) <= INLINE_VALUES:
-        encoded = encode(checked, view, settings.widen, mask)
-    else:
-        encoded = await _in_thread(deadline, encode, checked, view, settings.widen, mask)
+        mask = view.cached(conditions) or await _run(False, deadline, view.mask, conditions)
+    encoded = await _run(input_values(request) <= INLINE_VALUES, deadline, encode, checked, view, settings.widen, mask)
     if checked.traced:
-        await _in_thread(deadline, model.engine.prepare, encoded.params)
+        await _run(False, deadline, model.engine.prepare, encoded.params)
     submitted = time.perf_counter()
     whole = request.partial == "refuse"
     answer = await model.batcher.search(encoded.queries, encoded.params, deadline, priority, origin, whole, key)
@@ -93,14 +91,11 @@ async def retrieve(
         _check_finite(encoded.queries, answer.result.finite_B)
     found, small = Candidates.of(answer.result), answer.result.item_rows_BM.size <= INLINE_VALUES
     if checked.depth or request.min_score is not None:
-        stage = checked, encoded.queries, encoded.caller_features, answer.result
-        found = second_stage(*stage) if small else await _in_thread(deadline, second_stage, *stage)
+        found = await _run(small, deadline, second_stage, checked, encoded.queries, encoded.caller_features, answer.result)
     reranked = time.perf_counter()
     seen = view if view.is_frozen else model.live.newest()  # the engine may have found what came after the request
-    if small and not checked.traced:
-        results = results_json(checked, seen, conditions, encoded, answer, found, deadline)
-    else:
-        results = await _in_thread(deadline, results_json, checked, seen, conditions, encoded, answer, found, deadline)
+    at_once = small and not checked.traced
+    results = await _run(at_once, deadline, results_json, checked, seen, conditions, encoded, answer, found, deadline)
     done = time.perf_counter()
     if done > deadline:
         raise DeadlinePassed(LATE)
@@ -134,28 +129,16 @@ def _answer(
     total_s: float,
 ) -> tuple[bytes, dict[str, float]]:
     """The whole answer, and the milliseconds of its stages. stages_s: queue, encode, search, serialise, and rerank where there was one."""
-    ms_per_query, total, queue, encode, search, serialise, *rerank = [
-        round(seconds * 1e3, 4) for seconds in (answer.engine_s / answer.batch, total_s, *stages_s)
-    ]
-    stages_ms = {"queue": queue, "encode": encode, "search": search}
-    if rerank:
-        stages_ms["rerank"] = rerank[0]
-    stages_ms |= {"serialise": serialise, "total": total}
+    stages_ms = {stage: round(seconds * 1e3, 4) for stage, seconds in zip(STAGES, stages_s, strict=False)}
+    stages_ms["total"] = round(total_s * 1e3, 4)
+    timing = {"rerank_ms": 0.0} | {f"{stage}_ms": ms for stage, ms in stages_ms.items()}
+    timing |= {"ms_per_query": round(answer.engine_s / answer.batch * 1e3, 4), "batch": answer.batch}
     document = {
         "model": model.name,
         "version": model.version,
         "engine": model.engine.name,
         "results": orjson.Fragment(results),
-        "timing": {
-            "rerank_ms": rerank[0] if rerank else 0.0,
-            "queue_ms": queue,
-            "encode_ms": encode,
-            "search_ms": search,
-            "serialise_ms": serialise,
-            "total_ms": total,
-            "ms_per_query": ms_per_query,
-            "batch": answer.batch,
-        },
+        "timing": timing,
     }
     if view.sequence is not None:
         document["sequence"] = view.sequence
@@ -238,8 +221,10 @@ def _items(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any
     ]
 
 
-async def _in_thread(deadline: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of work that would hold up the event loop. Raises DeadlinePassed."""
+async def _run(at_once: bool, deadline: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of work, which is done in a thread if it would hold up the event loop. Raises DeadlinePassed."""
+    if at_once:
+        return work(*args, **kwargs)
     try:
         async with asyncio.timeout(max(deadline - time.perf_counter(), 0)):
             return await asyncio.to_thread(work, *args, **kwargs)
