@@ -44,7 +44,7 @@ class Service:
     exposition: SingleFlight[bytes]
     asked: Asked
     recorder: Recorder
-    catalogues: Catalogues | None = None
+    catalogues: Catalogues
     tracer: Tracer | None = None
     typical_values: TypicalValues = field(default_factory=TypicalValues)
     feeds: Budget = field(default_factory=lambda: Budget(FEEDS, 0))
@@ -93,6 +93,5 @@ def describe(entry: Entry, service: Service) -> dict[str, Any]:
         }
     waits = service.registry.waits_for(entry.name)
     described["store"] = None if waits is None else asdict(waits)
-    if service.catalogues is not None:
-        described["live"] = asdict(service.catalogues.of(entry.name).status())
+    described["live"] = asdict(service.catalogues.of(entry.name).status())
     return described

@@ -29,7 +29,6 @@ from espalier.search import SearchParams
 from ..batching.priority import Priority
 from ..errors import Conflict, NotReady, QueueFull
 from ..http.dependencies import Service
-from ..http.direct import model_of
 from ..http.memory_budget import Budget, Held
 from ..http.middleware import RequestInfo, problem_of
 from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
@@ -70,13 +69,13 @@ class FrontierRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
-        info.key = self.keys.check("private", info.authorization)
-        self.keys.admit(info.key, model_of(scope), "admin")
+        info.key, info.model = self.keys.check("private", info.authorization), scope["path_params"]["name"]
+        self.keys.admit(info.key, info.model, "admin")
         check_type(info.content_type, JSON_TYPES)
         with Held(self.bodies) as memory:
             request = await parsed(await read_body(receive, self.settings.body_timeout_s, memory), partial(validated, FrontierRequest))
-        model = self.registry.choose_whole(model_of(scope), request.version)
-        info.model, info.version = model.name, model.version
+        model = self.registry.choose_whole(info.model, request.version)
+        info.version = model.version
         m = _checked_m(request, model)
         with Held(self._slots) as slot:
             if not slot.take(1):

@@ -21,14 +21,13 @@ from espalier.live.operations import Operation
 from ..entity_tags import Condition, matches
 from ..errors import NotReady, QueueFull
 from ..http.dependencies import Name, Service, service_of
-from ..http.direct import item_path
 from ..http.item_bodies import ItemReader, check_path_id, written, written_time
 from ..http.item_schemas import MAX_SOURCE_VERSION
 from ..http.memory_budget import Budget, Held
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body
 from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
-from ..live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Placed, StoredItem, tag_of
+from ..live.catalogue_types import Catalogue, Delete, Outcome, Placed, StoredItem, tag_of
 from ..problems import document_of
 from ..watch.live_metrics import REFUSED, LiveMetrics
 
@@ -55,7 +54,7 @@ class WriteRoute:
     def catalogue(self, model: str) -> Catalogue:
         """Raises ModelNotFound, IsShard, NotReady."""
         self.registry.check_whole(model)
-        return catalogue_of(self.catalogues, model)
+        return self.catalogues.of(model)
 
     def refused(self, model: str, status: int) -> None:
         """Count a write that was refused."""
@@ -79,7 +78,7 @@ class ItemRoute(WriteRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("write", info.authorization)
-        info.model, item_id = item_path(scope)
+        info.model, item_id = scope["path_params"]["name"], scope["path_params"]["id"]
         self.keys.admit(info.key, info.model, "write")
         if scope["method"] == "GET":
             check_path_id(scope, item_id)
@@ -129,7 +128,7 @@ async def changes(
     """
     service = service_of(request)
     service.registry.check_whole(name)
-    catalogue, held = catalogue_of(service.catalogues, name), Held(service.feeds)
+    catalogue, held = service.catalogues.of(name), Held(service.feeds)
     if not held.take(1):
         raise QueueFull(f"{service.feeds.units} answers of a feed are being made or sent already.", 1)
     try:
@@ -173,13 +172,6 @@ class _FeedAnswer(Response):
         with self._held:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send_body(send, scope, bytes(self.body), self._timeout_s)
-
-
-def catalogue_of(catalogues: Catalogues | None, model: str) -> Catalogue:
-    """The live catalogue of a model. Raises ModelNotFound, NotReady."""
-    if catalogues is None:
-        raise NotReady("This service has no live catalogue.")
-    return catalogues.of(model)
 
 
 def status_of(outcome: Outcome) -> int:

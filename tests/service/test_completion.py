@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from espalier.items import ItemTable
+from service.batching.priority import Turns
 from service.errors import DeadlinePassed, QueueFull
 from service.http.single_flight import SingleFlight
-from service.retrieval import completion, scans
+from service.retrieval import completion
 from service.retrieval.scans import MAX_SCANS, MAX_WAITING, Scans
 from service.watch.metrics import Metrics
 from tests.service.own_time import pass_time, settled
@@ -124,9 +125,9 @@ async def test_a_scan_ends_at_its_deadline(items: ItemTable, monkeypatch: pytest
         return looked[-1]  # a second passes between two looks
 
     with pytest.raises(DeadlinePassed):
-        await Completer(2.0, clock).complete(items, "nothing", 1)
-    assert len(looked) == 3  # the request, and two of four slices
-    found = await Completer(2.0, clock).complete(items, "item-1", 2)
+        await Completer(3.0, clock).complete(items, "nothing", 1)
+    assert len(looked) == 4  # the request, its turn, and two of four slices
+    found = await Completer(3.0, clock).complete(items, "item-1", 2)
     assert found == [{"id": "item-1", "title": "Title 1"}, {"id": "item-10", "title": "Title 10"}]
 
 
@@ -134,7 +135,8 @@ SCANNED = ["items?prefix=x", "facets?column=title", "tree/0", "tree?item=item-1"
 
 
 async def test_few_scans_of_each_kind_are_answered_at_a_time(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scans, "MAX_WAITING", 0)
+    for scans in (running.app.state.service.scans, running.app.state.service.completions):
+        monkeypatch.setattr(scans, "_turns", Turns("scans", MAX_SCANS, 0))
     for address in SCANNED:
         flood = [running.client.http.get(f"/models/books/{address}") for _ in range(10)]
         statuses = [answer.status_code for answer in await asyncio.gather(*flood)]
