@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from service.__main__ import listen_on
 from service.errors import Forbidden, KeyLimit, Unauthorized
 from service.http import held_refusals, key_limits, stream_route
 from service.http.api_keys import Keys
@@ -215,25 +214,6 @@ def test_what_people_did_is_shown_without_keys_where_no_other_machine_comes(host
             keys.check("private", None)
 
 
-def test_a_service_that_others_reach_shows_held_out_queries_to_nobody_unless_it_is_told_to(versions: Path) -> None:
-    for more, status in (({}, 403), ({"open": True}, 200), ({"host": "127.0.0.1"}, 200)):
-        with run(versions, **{"host": "0.0.0.0"} | more) as running:
-            assert running.client.get("/models/books/heldout").status_code == status
-            assert running.client.get("/models/books").status_code == 200
-
-
-def test_a_service_without_keys_that_others_reach_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    for settings, said in (
-        (Settings(host="0.0.0.0", port=0), True),
-        (Settings(host="0.0.0.0", port=0, write_keys=(SecretStr(SHOP),)), False),
-        (Settings(port=0), False),
-    ):
-        caplog.clear()
-        for listening in listen_on(settings):
-            listening.close()
-        assert ("WITHOUT KEYS" in caplog.text) is said
-
-
 # -- limits -----------------------------------------------------------------------------------------------------------------
 
 
@@ -360,6 +340,18 @@ def test_a_worker_that_stands_still_while_it_counts_stops_no_other(tmp_path: Pat
         assert time.monotonic() - began < 1
 
 
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """For how many seconds refusals would have been held back."""
+    seconds_of_each: list[float] = []
+
+    async def passed(_: object, seconds: float) -> None:
+        seconds_of_each.append(seconds)
+
+    monkeypatch.setattr(held_refusals, "_passed", passed)
+    return seconds_of_each
+
+
 # -- over HTTP --------------------------------------------------------------------------------------------------------------
 
 
@@ -430,13 +422,7 @@ def test_engine_seconds_are_those_of_the_queries_themselves(versions: Path, file
         assert keys.limits._moments(partner)[1] - began == spent_s  # what is never searched costs nothing
 
 
-def test_a_refusal_is_held_back_before_the_body_is_looked_at(versions: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[float] = []
-
-    async def passed(_: object, seconds: float) -> None:
-        held.append(seconds)
-
-    monkeypatch.setattr(held_refusals, "_passed", passed)
+def test_a_refusal_is_held_back_before_the_body_is_looked_at(versions: Path, file: Path, held: list[float]) -> None:
     file.write_text(FILE.replace("rate = 2", "rate = 0.01").replace("burst = 3", "burst = 1"))
     with run(versions, keys_file=file) as running:
         headers = {"Authorization": f"Bearer {PARTNER}"}
@@ -474,14 +460,8 @@ def test_more_names_of_keys_than_a_file_may_have_are_counted_together() -> None:
 
 
 def test_a_key_without_limits_that_crowds_others_out_is_refused_late_and_they_are_answered(
-    versions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    versions: Path, tmp_path: Path, held: list[float]
 ) -> None:
-    held: list[float] = []
-
-    async def passed(_: object, seconds: float) -> None:
-        held.append(seconds)
-
-    monkeypatch.setattr(held_refusals, "_passed", passed)
     keys = tmp_path / "keys.toml"
     keys.write_text(FILE.replace("rate = 2\nburst = 3\ncost = 0.5", ""))
     with run(versions, keys_file=keys, max_queue=3, max_batch=1, timeout_ms=60_000) as running:
@@ -513,19 +493,13 @@ def test_a_key_without_limits_that_crowds_others_out_is_refused_late_and_they_ar
     assert len(held) == 3
 
 
-def test_each_key_gets_so_many_refusals_a_second_and_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[float] = []
-
-    async def passed(_: object, seconds: float) -> None:
-        held.append(seconds)
-
+def test_each_key_gets_so_many_refusals_a_second_and_none_waits_for_long(held: list[float]) -> None:
     async def refused() -> None:
         refusals = HeldRefusals()
         for _ in range(3000):
             await refusals.wait("flood", {"type": "http"})
         await refusals.wait("other", {"type": "http"})
 
-    monkeypatch.setattr(held_refusals, "_passed", passed)
     asyncio.run(refused())
     assert [held[count] - HELD_S for count in (0, 128, 256)] == pytest.approx([0, 128 / REFUSALS_PER_S, 256 / REFUSALS_PER_S], abs=0.2)
     assert max(held) == pytest.approx(LONGEST_S)
