@@ -160,8 +160,6 @@ class Encoded(ServiceError):
 
 
 class InvalidRequest(ServiceError):
-    """A body with wrong values."""
-
     status = 422
 
     def __init__(self, errors: Sequence[InvalidInput]) -> None:

@@ -102,7 +102,6 @@ class Cost:
         return max([self.of(beam_size) for beam_size, _ in queries], default=0.0)
 
     def learn(self, queries: Sequence[tuple[int, int]], engine_s: float) -> None:
-        """Update the costs by a call that took `engine_s`."""
         expected = self.of_call(queries)
         if expected <= 0:
             count = sum(count for _, count in queries) if self.serial else 1

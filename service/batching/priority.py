@@ -69,5 +69,4 @@ class Turns:
             self._waiting -= 1
 
     def leave(self) -> None:
-        """Let the next one have its turn."""
         self._free.release()

@@ -84,7 +84,6 @@ class Keys:
 
     @property
     def roles(self) -> list[Role]:
-        """The roles that have keys."""
         self._look()
         return [role for role in _OFF_OR_NOT if self._of(role)]
 
@@ -132,7 +131,6 @@ class Keys:
         return [key for key in self._known if key.role == role]
 
     def _look(self) -> None:
-        """Read the file again where it has changed."""
         if self._file is None or not self._watched.have_changed():
             return
         try:

@@ -190,7 +190,6 @@ class Connection(HttpToolsProtocol):
         return self.transport.is_closing()
 
     def check(self, now: float) -> None:
-        """End the connection if it is over a time limit."""
         shared, unsent = self._shared, self.unsent
         if self._closing is None and self.transport.is_closing():  # the client has closed its side
             self._closing = now
@@ -374,7 +373,6 @@ class Connection(HttpToolsProtocol):
         return held
 
     def take_back(self) -> None:
-        """Count as a connection again."""
         self._released = None
         self._shared.take_back(self, self.loop.time())
 

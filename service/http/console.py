@@ -87,7 +87,6 @@ def read_files(folder: Path = FOLDER) -> Mapping[str, File]:
 
 
 def add_console(app: FastAPI) -> None:
-    """Put a route for each file on the application."""
     for path, file in _files().items():
         app.add_route(path, _answering(file), include_in_schema=False)
 
@@ -104,7 +103,6 @@ def _file(path: Path, content: bytes) -> File:
 
 
 def _answering(file: File) -> Callable[[Request], Awaitable[Response]]:
-    """The function of a file's route."""
 
     async def answer(request: Request) -> Response:
         headers = HEADERS | {"ETag": file.tag}

@@ -108,7 +108,6 @@ class KeyLimits:
         MOMENTS.pack_into(slots, place, requests, seconds)
 
     def _place(self, key: Key) -> tuple[bytearray | mmap.mmap, int]:
-        """Where the moments of a key are."""
         found = self._places.get(key)
         if found is None:
             if len(self._places) >= SLOTS:

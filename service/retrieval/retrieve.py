@@ -38,7 +38,7 @@ T = TypeVar("T")
 INLINE_VALUES = 1024
 """Ids, numbers and characters up to this many are handled on the event loop. More would keep other requests waiting, and go to a thread."""
 BLOCK_ROWS = 4096
-"""Items that are turned into JSON at a time. The deadline is checked between blocks."""
+"""Items that are turned into JSON at a time, or those of one query. The deadline is checked between blocks."""
 LATE = "The deadline passed before the answer was there."
 
 
@@ -168,7 +168,9 @@ def results_json(
     items, fields, count_B = view.items, checked.request.fields, found.count_B
     requested = RequestedItems.of(checked, view, conditions) if checked.traced else None
     results: list[bytes] = []
-    for begin_b, end_b in _blocks(count_B):
+    step = max(BLOCK_ROWS // max(found.rows_BM.shape[1], 1), 1)
+    for begin_b in range(0, len(count_B), step):
+        end_b = min(begin_b + step, len(count_B))
         if time.perf_counter() > deadline:
             raise DeadlinePassed(LATE)
         rows = found.rows_BM[begin_b, : count_B[begin_b]]
@@ -196,19 +198,6 @@ def results_json(
             # OPT_SERIALIZE_NUMPY writes float32 scores with as few digits as identify them
             results.append(orjson.dumps(entry, default=str, option=orjson.OPT_SERIALIZE_NUMPY))
     return b"[" + b",".join(results) + b"]"
-
-
-def _blocks(count_B: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The queries in groups of at most BLOCK_ROWS items, or of one query: (first, one past the last) of each group."""
-    if len(count_B) == 1:
-        return [(0, 1)]
-    blocks, begin, rows = [], 0, 0
-    for b, count in enumerate(count_B.tolist()):
-        if b > begin and rows + count > BLOCK_ROWS:
-            blocks.append((begin, b))
-            begin, rows = b, 0
-        rows += count
-    return [*blocks, (begin, len(count_B))]
 
 
 def _items(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any]], fields: list[str]) -> list[dict[str, Any]]:

@@ -223,7 +223,6 @@ def _listed(trees: Trees, trained: Int64, live: Int64, limit: int) -> list[dict[
 def _values(
     trees: Trees, trained: Int64, later: Int64, below: int, typical_values: TypicalValues, check: Check
 ) -> dict[str, list[dict[str, Any]]]:
-    """The typical values of some items, by column."""
     if trees.overlay is not None:  # trained items whose fields were changed
         changed = np.isin(trained, trees.overlay.changed[1])
         trained, later = trained[~changed], np.concatenate([later, trained[changed]])
