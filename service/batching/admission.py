@@ -219,8 +219,3 @@ class Admission:
 
     def _is_longer(self, waiting: int, queries: int, wait_s: float, longest_s: float) -> bool:
         return waiting > 0 and (waiting + queries > self.max_queue or wait_s > longest_s)
-
-
-def retry_after_s(wait_s: float) -> int:
-    """Whole seconds for Retry-After."""
-    return max(1, math.ceil(wait_s))

@@ -27,7 +27,7 @@ from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams
 from espalier.text.sparse_rows import SparseRows
 
-from ..batching.admission import Admission, Cost, Limits, retry_after_s
+from ..batching.admission import Admission, Cost, Limits
 from ..batching.parts import Answer, Part, cut, join, merge, split
 from ..batching.priority import TOO_LATE, Priority
 from ..batching.queues import Jobs, PartQueue, Room
@@ -286,7 +286,7 @@ class Batcher:
             if not self._admission.is_full(ahead, queries, self._wait_s(ahead, seconds), self._one_call_s()):
                 return
         self._admission.refused(queries)
-        raise QueueFull(f"{ahead} queries wait already.", retry_after_s(self._wait_s()), crowds=shared and self._queue.has(key))
+        raise QueueFull(f"{ahead} queries wait already.", self._wait_s(), crowds=shared and self._queue.has(key))
 
     def _one_call_s(self) -> float:
         """Seconds of an engine call. One large request that waits behind a small one is no queue. Holds the lock."""

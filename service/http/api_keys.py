@@ -106,7 +106,8 @@ class Keys:
         scheme, _, key = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key:
             raise Unauthorized("Expected one header `Authorization: Bearer KEY`.", role, "malformed" if authorization else "missing")
-        found = _among(_digest(key.strip()), self._known)
+        digest = _digest(key.strip())
+        found = [known for known in self._known if hmac.compare_digest(digest, known.digest)]  # all, so that the time shows no match
         if not found:
             raise Unauthorized("The key is not known.", role, "unknown")
         valid = [known for known in found if known.expires is None or self._now() < known.expires]
@@ -168,8 +169,3 @@ def _known(secret: SecretStr, role: Role) -> Key:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
-
-
-def _among(digest: bytes, known: Sequence[Key]) -> list[Key]:
-    """The keys among these: one may have several roles. Compares with all of them, so that the time does not show which one matched."""
-    return [key for key in known if hmac.compare_digest(digest, key.digest)]

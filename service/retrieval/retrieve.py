@@ -166,7 +166,7 @@ def results_json(
 ) -> bytes:
     """The JSON list of results. Raises DeadlinePassed."""
     items, fields, count_B = view.items, checked.request.fields, found.count_B
-    requested = RequestedItems.of(checked, view, conditions) if checked.traced else None
+    requested = RequestedItems(checked, view, conditions) if checked.traced else None
     results: list[bytes] = []
     step = max(BLOCK_ROWS // max(found.rows_BM.shape[1], 1), 1)
     for begin_b in range(0, len(count_B), step):

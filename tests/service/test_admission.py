@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.batching.admission import MORE_CALLS, QUEUE_CALLS, SHORT_S, STANDING_S, STREAM_CALLS, Admission, Cost, retry_after_s
+from service.batching.admission import MORE_CALLS, QUEUE_CALLS, SHORT_S, STANDING_S, STREAM_CALLS, Admission, Cost
+from service.errors import QueueFull
 
 
 def test_a_cost_is_learned_per_power_of_two_of_the_beam_and_says_how_wide_a_beam_fits() -> None:
@@ -51,7 +52,8 @@ def test_a_queue_refuses_what_it_cannot_hold_or_would_feel_and_says_when_to_come
     admission = Admission(max_queue=1000, burst_s=0.1)
     assert admission.has_room(waiting=1, queries=1, wait_s=STREAM_CALLS * 0.01, call_s=0.01)
     assert not admission.has_room(waiting=2, queries=1, wait_s=0.02, call_s=0.01)
-    assert [retry_after_s(s) for s in (0, 0.2, 1.0, 1.1)] == [1, 1, 1, 2]
+    retry_after = [dict(QueueFull("", wait_s).headers)["Retry-After"] for wait_s in (0, 0.2, 1.0, 1.1)]
+    assert retry_after == ["1", "1", "1", "2"]
 
 
 def test_a_burst_is_no_queue_that_stands_and_overload_ends_after_a_pause() -> None:
