@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
-import orjson
 from fastapi import Header, Request
 from starlette.responses import Response
 
@@ -187,4 +186,4 @@ def _lists(change: RemovedChange) -> BeforeAfter:
 async def _tagged(document: dict[str, Any], ids: Sequence[str], status: int = 200) -> Response:
     """An answer about a list of removed ids."""
     tag = await asyncio.to_thread(etag, ids)
-    return Response(orjson.dumps(document | {"etag": tag}), status, {"ETag": tag}, "application/json")
+    return as_json(document | {"etag": tag}, status, {"ETag": tag})

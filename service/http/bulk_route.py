@@ -66,21 +66,17 @@ class BulkRoute(WriteRoute):
         info.model = scope["path_params"]["name"]
         self.keys.admit(info.key, info.model, "write")
         catalogue, reader = self.catalogue(info.model), self.reader(info.model)
-        with Held(self._slots) as slot:
+        with Held(self._slots) as slot, Held(self.bodies) as arriving, Held(self.bodies) as line_memory:
             if not slot.take(1):
                 self.refused(info.model, QueueFull.status)
                 raise QueueFull(f"{self._slots.units} bulk requests are being read already (ESPALIER_MAX_BULK).", 1)
-            with Held(self.bodies) as arriving, Held(self.bodies) as line_memory:
-                bulk = _Bulk(self, scope, reader, catalogue, slot, arriving, line_memory)
-                await self._answer(bulk, info, receive, send)
-
-    async def _answer(self, bulk: _Bulk, info: RequestInfo, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
-        try:
-            await read_and_write(bulk.read(receive), bulk.write(send), info)
-        finally:
-            await bulk.committed()
-            self.audit.bulk(info.model, origin(bulk.scope, info.request_id.decode(), info.key_name), bulk.statuses)
+            bulk = _Bulk(self, scope, reader, catalogue, slot, arriving, line_memory)
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
+            try:
+                await read_and_write(bulk.read(receive), bulk.write(send), info)
+            finally:
+                await bulk.committed()
+                self.audit.bulk(info.model, origin(scope, info.request_id.decode(), info.key_name), bulk.statuses)
 
 
 class _Bulk:
@@ -95,7 +91,7 @@ class _Bulk:
     def __init__(
         self, route: BulkRoute, scope: Scope, reader: ItemReader, catalogue: LiveCatalogue, slot: Held, arriving: Held, line_memory: Held
     ) -> None:
-        self._route, self.scope, self._reader, self._catalogue, self._slot = route, scope, reader, catalogue, slot
+        self._route, self._scope, self._reader, self._catalogue, self._slot = route, scope, reader, catalogue, slot
         self._info: RequestInfo = scope[RequestInfo.KEY]
         self._arriving, self._line_memory = arriving, line_memory
         self._queue: asyncio.Queue[Line | None] = asyncio.Queue(GROUP_LINES)
@@ -121,7 +117,7 @@ class _Bulk:
             lines, more = await self._group()
             answers = await self._committed(lines)
             self._line_memory.give(sum(line.size for line in lines))
-            if answers and not await send_body(send, self.scope, b"".join(answers), self._route.settings.stream_idle_s, more=True):
+            if answers and not await send_body(send, self._scope, b"".join(answers), self._route.settings.stream_idle_s, more=True):
                 return
         self._slot.give(1)
         await send({"type": "http.response.body", "body": b""})
@@ -136,7 +132,7 @@ class _Bulk:
         if isinstance(content, ServiceError):
             return Line(None, content, 0, began)
         try:
-            await hold(self._line_memory, len(content), self._route.settings.max_body_bytes, self.scope)
+            await hold(self._line_memory, len(content), self._route.settings.max_body_bytes, self._scope)
         except QueueFull as error:
             return Line(None, error, 0, began)
         try:

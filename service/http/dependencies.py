@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -55,8 +56,8 @@ def info_of(request: Request) -> RequestInfo:
     return info
 
 
-def as_json(document: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(document), status, media_type="application/json")
+def as_json(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(document), status, headers, media_type="application/json")
 
 
 def candidate_of(entry: Entry) -> dict[str, Any] | None:

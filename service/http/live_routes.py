@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Annotated, Any
-from urllib.parse import parse_qs
 
 import orjson
 from fastapi import Query, Request
+from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,7 +19,7 @@ from espalier.live.operations import Operation
 
 from ..entity_tags import Condition, matches
 from ..errors import NotReady, QueueFull
-from ..http.dependencies import Name, Service, service_of
+from ..http.dependencies import Name, Service, as_json, service_of
 from ..http.item_bodies import ItemReader, check_path_id, written, written_time
 from ..http.item_schemas import MAX_SOURCE_VERSION
 from ..http.memory_budget import Budget, Held
@@ -83,7 +82,8 @@ class ItemRoute(WriteRoute):
         self.keys.admit(info.key, info.model, "write")
         if scope["method"] == "GET":
             check_path_id(scope, item_id)
-            await self._get(scope, send, item_id)
+            answer = await self._get(scope, item_id)
+            await answer(scope, receive, send)
             return
         try:
             check_path_id(scope, item_id)
@@ -93,7 +93,8 @@ class ItemRoute(WriteRoute):
                 self.refused(info.model, described[0]["status"])
             raise
         self.visible(info.model, outcome, info.began)
-        await _send(send, status_of(outcome), outcome.sequence, outcome_json(outcome))
+        answer = as_json(outcome_json(outcome), status_of(outcome), {"ETag": tag_of(outcome.sequence)})
+        await answer(scope, receive, send)
 
     async def _put(self, scope: Scope, receive: Receive, item_id: str) -> Outcome:
         info: RequestInfo = scope[RequestInfo.KEY]
@@ -108,13 +109,12 @@ class ItemRoute(WriteRoute):
         delete = Delete(item_id, _source_version(scope))
         return await self.catalogue(scope[RequestInfo.KEY].model).delete(delete, _condition(scope))
 
-    async def _get(self, scope: Scope, send: Send, item_id: str) -> None:
+    async def _get(self, scope: Scope, item_id: str) -> Response:
         item = await self.catalogue(scope[RequestInfo.KEY].model).get(item_id)
-        condition = _condition(scope)
-        if condition.if_none_match is not None and matches(condition.if_none_match, tag_of(item.sequence)):
-            await _send(send, 304, item.sequence, None)
-        else:
-            await _send(send, 200, item.sequence, _item_json(item))
+        tag, known = tag_of(item.sequence), _condition(scope).if_none_match
+        if known is not None and matches(known, tag):
+            return Response(None, 304, {"ETag": tag})
+        return as_json(_item_json(item), 200, {"ETag": tag})
 
 
 async def changes(
@@ -214,29 +214,16 @@ def _placed_json(placed: Placed | None) -> dict[str, Any] | None:
 
 def _condition(scope: Scope) -> Condition:
     """The conditional headers; of several with one name, all their tags."""
-    found: dict[bytes, str] = {}
-    for name, value in scope["headers"]:
-        if name in (b"if-match", b"if-none-match"):
-            text = value.decode("latin-1")
-            found[name] = f"{found[name]}, {text}" if name in found else text
-    return Condition(found.get(b"if-match"), found.get(b"if-none-match"))
+    headers = Headers(scope=scope)
+    of_each = [headers.getlist(name) for name in ("If-Match", "If-None-Match")]
+    return Condition(*(", ".join(tags) if tags else None for tags in of_each))
 
 
 def _source_version(scope: Scope) -> int | None:
     """`?source_version=` of a DELETE. Raises InvalidInput."""
-    values = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True).get("source_version")
-    if values is None:
+    text = QueryParams(scope.get("query_string", b"")).get("source_version")
+    if text is None:
         return None
-    text = values[-1]
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= MAX_SOURCE_VERSION):
         raise InvalidInput("source_version", text, f"an integer from 0 to {MAX_SOURCE_VERSION}")
     return int(text)
-
-
-async def _send(send: Send, status: int, sequence: int, document: Mapping[str, Any] | None) -> None:
-    body = b"" if document is None else orjson.dumps(document)
-    headers = [(b"etag", tag_of(sequence).encode())]
-    if document is not None:
-        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

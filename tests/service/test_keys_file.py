@@ -464,7 +464,7 @@ def test_a_key_without_limits_that_crowds_others_out_is_refused_late_and_they_ar
 ) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(FILE.replace("rate = 2\nburst = 3\ncost = 0.5", ""))
-    with run(versions, keys_file=keys, max_queue=3, max_batch=1, timeout_ms=60_000) as running:
+    with run(versions, keys_file=keys, max_queue=3, max_batch=1, timeout_ms=60_000, max_queue_ms=60_000) as running:
         loop = running.runner.get_loop()
         engine, loaded = running.engines["books"], running.app.state.service.registry.choose("books", None)
 
