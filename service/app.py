@@ -9,33 +9,22 @@ from fastapi.telemetry import TelemetryConfig
 from . import problems
 from .batching.priority import HEADER
 from .http import documentation
-from .http.api_keys import Keys
 from .http.bulk_route import BulkRoute
 from .http.console import add_console
 from .http.dependencies import Service
 from .http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct, DirectRoutes
 from .http.frontier_route import FrontierRoute
-from .http.key_limits import KeyLimits
 from .http.live_routes import ItemRoute
 from .http.middleware import Edge, write_left_out
 from .http.retrieve_route import RetrieveRoute
 from .http.routes import add_routes, answer_classes, for_customers, match_whole_paths
 from .http.shard_routes import SearchRoute
-from .http.single_flight import SingleFlight
 from .http.stream_route import StreamRoute
 from .lifecycle import lifespan
-from .live.catalogue_types import Catalogues
 from .models.loading import EngineSource
-from .models.registry import Registry
-from .retrieval.scans import Scans
-from .settings import Settings, is_local
-from .watch.audit import Audit
+from .settings import Settings
 from .watch.logs import Ration
 from .watch.metrics import Metrics
-from .watch.query_samples import Asked, QuerySamples
-from .watch.recorder import Recorder
-from .watch.tracing import Tracer
-from .watch.unknown_ids import UnknownIds
 
 DESCRIPTION = """Candidate retrieval from trained trees: `POST /retrieve` answers with the top m items of each query and the
 milliseconds it took. `GET /models` says which models there are and what they take."""
@@ -44,14 +33,11 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 """The service has metrics of its own; the framework's cost time in every request and would read the environment."""
 
 
-def create_app(
-    settings: Settings, engines: EngineSource | None = None, catalogues: Catalogues | None = None, metrics: Metrics | None = None
-) -> FastAPI:
+def create_app(settings: Settings, engines: EngineSource | None = None, metrics: Metrics | None = None) -> FastAPI:
     """The service over a models folder. Raises BundleNotFound when the folder holds no model.
 
-    engines     None: those that search the bundles here
-    catalogues  tests bring their own
-    metrics     what it counts in; None: its own
+    engines  None: those that search the bundles here
+    metrics  what it counts in; None: its own
     """
     app = FastAPI(
         openapi_url=None,  # documentation.py has these two
@@ -65,20 +51,7 @@ def create_app(
         telemetry=_NO_TELEMETRY,
     )
     describe = app.openapi
-    metrics = metrics or Metrics()
-    folder = None if settings.run_folder is None else settings.run_folder / "key-limits"
-    own = settings.retrieve_keys, settings.admin_keys, settings.write_keys, settings.internal_keys
-    keys = Keys(*own, settings.keys_file, KeyLimits(folder), shared=not settings.open and not is_local(settings.private_host))
-    registry, audit = Registry(settings, metrics, engines), Audit(metrics)
-    catalogues = registry.catalogues if catalogues is None else catalogues
-    tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
-    timeout_s = settings.timeout_ms / 1e3
-    completions, scans = Scans("completions", timeout_s), Scans("scans", timeout_s)
-    exposition = SingleFlight(metrics.render)
-    asked = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
-    recorder = Recorder(metrics.samples, lambda: [*registry.entries], asked.unknown, settings.run_folder)
-    parts = settings, metrics, registry, keys, audit, completions, scans, exposition, asked, recorder
-    app.state.service = service = Service(*parts, catalogues, tracer)
+    app.state.service = service = Service(settings, engines, metrics or Metrics())
     single, stream, item, bulk = RetrieveRoute(service), StreamRoute(service), ItemRoute(service), BulkRoute(service)
     frontier, search = FrontierRoute(service), SearchRoute(service)
     app.state.bodies = {"item": item.bodies, "bulk": bulk.bodies}
@@ -90,7 +63,8 @@ def create_app(
     direct[("POST", FRONTIER)] = Direct(frontier, FRONTIER)
     direct[("POST", SEARCH)] = Direct(search, SEARCH, max_body_bytes=settings.max_search_bytes)
     app.state.lines = Ration(write_left_out)
-    app.add_middleware(Edge, DirectRoutes(direct), keys, audit, metrics, settings, app.state.lines, for_customers(), tracer)
+    parts = service.keys, service.audit, service.metrics, settings, app.state.lines, for_customers(), service.tracer
+    app.add_middleware(Edge, DirectRoutes(direct), *parts)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -105,6 +79,6 @@ def create_app(
     if settings.console:
         add_console(app)
     # As FastAPI tells its users to.
-    app.openapi = lambda: documentation.as_answered(describe(), answer_classes(), keys)  # type: ignore[method-assign]
+    app.openapi = lambda: documentation.as_answered(describe(), answer_classes(), service.keys)  # type: ignore[method-assign]
     match_whole_paths(app)
     return app

@@ -160,8 +160,6 @@ class Encoded(ServiceError):
 
 
 class InvalidRequest(ServiceError):
-    """A body with wrong values."""
-
     status = 422
 
     def __init__(self, errors: Sequence[InvalidInput]) -> None:
@@ -174,10 +172,10 @@ class QueueFull(ServiceError):
 
     status = 429
 
-    def __init__(self, reason: str, retry_after_s: int, crowds: bool = False) -> None:
+    def __init__(self, reason: str, retry_after_s: float, crowds: bool = False) -> None:
         super().__init__(reason)
         self.retry_after_s, self.crowds = retry_after_s, crowds
-        self.headers = (("Retry-After", str(retry_after_s)),)
+        self.headers = _retry_after(retry_after_s)
 
 
 class KeyLimit(ServiceError):
@@ -187,7 +185,12 @@ class KeyLimit(ServiceError):
 
     def __init__(self, reason: str, early_s: float) -> None:
         super().__init__(reason)
-        self.headers = (("Retry-After", str(max(1, math.ceil(early_s)))),)
+        self.headers = _retry_after(early_s)
+
+
+def _retry_after(seconds: float) -> tuple[tuple[str, str], ...]:
+    """In whole seconds."""
+    return (("Retry-After", str(max(1, math.ceil(seconds)))),)
 
 
 class ClientGone(ServiceError):

@@ -41,8 +41,6 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$")]
 
 
 class Entry(BaseModel):
-    """One key, as the file has it."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Name
@@ -65,8 +63,6 @@ class Entry(BaseModel):
 
 
 class File(BaseModel):
-    """The file."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     keys: list[Entry] = Field(max_length=MOST_KEYS)

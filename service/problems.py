@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Send
 
-from espalier.errors import DeviceUnavailable, EspalierError, InvalidInput, expectation
+from espalier.errors import DeviceUnavailable, InvalidInput, expectation
 
 from .errors import ClientGone, EngineFailed, InvalidRequest, ServiceError
 
@@ -76,18 +76,9 @@ def invalid_body(error: ValidationError, kind: type[BaseModel]) -> InvalidReques
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the framework's routes with a problem document."""
-    app.add_exception_handler(EspalierError, _espalier_error)
-    app.add_exception_handler(ClientDisconnect, _espalier_error)
+    """Answer the framework's own errors with problem documents. (middleware.py answers those that its routes raise.)"""
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-
-
-async def _espalier_error(_: Request, error: Exception) -> Response:
-    described = document_of(error)
-    if described is None:
-        raise error
-    return _response(*described)
 
 
 async def _validation_error(_: Request, error: Exception) -> Response:

@@ -23,7 +23,6 @@ PAGES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the page."""
     argparse.ArgumentParser(prog="python -m service.reference", description="Print docs/reference.md.").parse_args(arguments)
     print(as_markdown(), end="")
 
@@ -77,7 +76,6 @@ def _answers() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _setting(name: str, schema: dict[str, Any]) -> str:
-    """A row of the table of settings."""
     field = Settings.model_fields[name]
     limits = schema.get("anyOf", [schema])[0]
     allowed = f" One of {', '.join(f'`{value}`' for value in limits['enum'])}." if "enum" in limits else ""

@@ -6,18 +6,15 @@ Knows files in PEM and contexts of Python's ssl. Does not know connections.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import ssl
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+from .watched_files import WatchedFiles
 
-LOOK_S = 1.0
-"""Seconds between two looks at the files."""
-Signature = tuple[tuple[int, ...] | None, ...]
+log = logging.getLogger(__name__)
 
 
 class CertificatesUnusable(OSError):
@@ -33,21 +30,13 @@ class Certificates:
     """
 
     def __init__(self, files: Sequence[Path], build: Callable[[], ssl.SSLContext], clock: Callable[[], float] = time.monotonic) -> None:
-        self._files, self._build, self._clock = files, build, clock
+        self._files, self._watched, self._build = files, WatchedFiles(files, clock), build
         self._context: ssl.SSLContext | None = None
-        self._seen: Signature = ()
-        self._next_look = 0.0
 
     def current(self) -> ssl.SSLContext:
         """The context for another handshake. Raises CertificatesUnusable if there never was one."""
-        now = self._clock()
-        if self._context is not None and now < self._next_look:
+        if self._context is not None and not self._watched.have_changed():
             return self._context
-        self._next_look = now + LOOK_S
-        seen = tuple(map(_signature, self._files))
-        if self._context is not None and seen == self._seen:
-            return self._context
-        self._seen = seen  # what is wrong is said once
         try:
             made = self._build()
         except CertificatesUnusable as error:
@@ -122,12 +111,3 @@ def _check_readable(*files: Path) -> None:
 def _reason(error: OSError) -> str:
     """In words, without the line of Python's source that ssl adds."""
     return re.sub(r"^\[[^]]*\] | \(_ssl\.c:\d+\)$", "", error.strerror or str(error))
-
-
-def _signature(file: Path) -> tuple[int, ...] | None:
-    """Of a file, or of what a link points to; None where there is none."""
-    try:
-        found = os.stat(file)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

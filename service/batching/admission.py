@@ -102,7 +102,6 @@ class Cost:
         return max([self.of(beam_size) for beam_size, _ in queries], default=0.0)
 
     def learn(self, queries: Sequence[tuple[int, int]], engine_s: float) -> None:
-        """Update the costs by a call that took `engine_s`."""
         expected = self.of_call(queries)
         if expected <= 0:
             count = sum(count for _, count in queries) if self.serial else 1
@@ -220,8 +219,3 @@ class Admission:
 
     def _is_longer(self, waiting: int, queries: int, wait_s: float, longest_s: float) -> bool:
         return waiting > 0 and (waiting + queries > self.max_queue or wait_s > longest_s)
-
-
-def retry_after_s(wait_s: float) -> int:
-    """Whole seconds for Retry-After."""
-    return max(1, math.ceil(wait_s))

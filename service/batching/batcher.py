@@ -21,12 +21,13 @@ from typing import TypeVar, TypeVarTuple
 import numpy as np
 
 from espalier.engines.results import joined_parents
-from espalier.engines.stages import ParentsFound, StagedEngine
+from espalier.engines.stages import ParentsFound
+from espalier.placement.parents import Search
 from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams
 from espalier.text.sparse_rows import SparseRows
 
-from ..batching.admission import Admission, Cost, Limits, retry_after_s
+from ..batching.admission import Admission, Cost, Limits
 from ..batching.parts import Answer, Part, cut, join, merge, split
 from ..batching.priority import TOO_LATE, Priority
 from ..batching.queues import Jobs, PartQueue, Room
@@ -73,7 +74,6 @@ class Batcher:
     ) -> None:
         self.limits, self.on_call = limits, on_call
         self._engine, self._clock = engine, clock
-        self._staged = engine if isinstance(engine, StagedEngine) else None  # to ask a protocol takes longer than a hand-over
         self._cost = Cost(limits.serial)
         self._room = Room()
         self._lock = threading.Lock()  # guards what follows
@@ -164,32 +164,28 @@ class Batcher:
             self._wake(1)
         return done
 
-    def parents_now(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
-        """Where queries lead to (`Pipeline.parents`), in short parts: on this thread where the engine's has nothing to do, else as jobs.
+    def parents_now(self, search: Search, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+        """Where queries lead to, in short parts: on this thread where the engine's has nothing to do, else as jobs.
 
+        search  `Pipeline.parents` of the engine
         From any thread but the event loop's. Raises NotReady, and what the engine raises.
         """
         at_once = QUIET_JOB_QUERIES if self._clock() - self._called_at > QUIET_S else JOB_QUERIES
         at_once = min(at_once, self.limits.max_batch) if self.limits.serial else self.limits.max_batch
-        found = [self._parents_of(*part) for part in split(queries, params, at_once)]
+        found = [self._parents_of(search, *part) for part in split(queries, params, at_once)]
         return joined_parents([part.result() if isinstance(part, Future) else part for part in found])
 
-    def _parents_of(self, queries: QueryBatch, params: SearchParams) -> ParentsFound | Future[ParentsFound]:
+    def _parents_of(self, search: Search, queries: QueryBatch, params: SearchParams) -> ParentsFound | Future[ParentsFound]:
         with self._lock:
             self._check_open()
             is_idle = self.limits.serial and bool(self._asleep)  # with one thread: while it sleeps, no job waits
             is_mine = is_idle and self._calling[0].acquire(blocking=False)
         if not is_mine:
-            return self.run(lambda _: self._found_parents(queries, params))
+            return self.run(lambda _: search(queries, params))
         try:
-            return self._found_parents(queries, params)
+            return search(queries, params)
         finally:
             self._calling[0].release()
-
-    def _found_parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
-        if self._staged is None:
-            raise EngineFailed(f"{self._engine.name} finds no parents")
-        return self._staged.parents(queries, params)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new work and finish what was accepted. False when that took longer than `timeout_s`."""
@@ -290,7 +286,7 @@ class Batcher:
             if not self._admission.is_full(ahead, queries, self._wait_s(ahead, seconds), self._one_call_s()):
                 return
         self._admission.refused(queries)
-        raise QueueFull(f"{ahead} queries wait already.", retry_after_s(self._wait_s()), crowds=shared and self._queue.has(key))
+        raise QueueFull(f"{ahead} queries wait already.", self._wait_s(), crowds=shared and self._queue.has(key))
 
     def _one_call_s(self) -> float:
         """Seconds of an engine call. One large request that waits behind a small one is no queue. Holds the lock."""

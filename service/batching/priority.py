@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from enum import Enum, auto
 
 from espalier.errors import InvalidInput
@@ -45,26 +44,29 @@ def priority_of(header: bytes) -> Priority:
 
 
 class Turns:
-    """The turns of one worker's background requests. clock: in seconds; deadlines are points of it."""
+    """The turns of what one worker does a few at a time.
 
-    def __init__(self, running: int = RUNNING, waiting: int = WAITING, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._free, self._most_waiting, self._clock = asyncio.Semaphore(running), waiting, clock
+    noun              of several of them, for messages
+    running, waiting  how many have their turn at a time, and how many wait for it
+    clock             in seconds; deadlines are points of it
+    """
+
+    def __init__(self, noun: str, running: int, waiting: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._noun, self._free, self._most_waiting, self.clock = noun, asyncio.Semaphore(running), waiting, clock
         self._waiting = 0
 
-    @asynccontextmanager
-    async def turn(self, deadline: float) -> AsyncIterator[None]:
-        """Wait for a turn, in the order of arrival, and have it. Raises QueueFull, DeadlinePassed."""
+    async def enter(self, deadline: float) -> None:
+        """Wait for a turn, in the order of arrival; `leave` ends it. Raises QueueFull, DeadlinePassed."""
         if self._free.locked() and self._waiting >= self._most_waiting:
-            raise QueueFull(f"{self._waiting} background requests wait already.", retry_after_s=1)
+            raise QueueFull(f"{self._waiting} {self._noun} wait already.", retry_after_s=1)
         self._waiting += 1
         try:
-            async with asyncio.timeout(max(deadline - self._clock(), 0)):
+            async with asyncio.timeout(max(deadline - self.clock(), 0)):
                 await self._free.acquire()
         except TimeoutError:
-            raise DeadlinePassed(TOO_LATE) from None
+            raise DeadlinePassed(f"The deadline passed while other {self._noun} ran.") from None
         finally:
             self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._free.release()
+
+    def leave(self) -> None:
+        self._free.release()

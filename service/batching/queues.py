@@ -105,7 +105,6 @@ class PartQueue:
         return sum(map(bool, self._flows)) > 1
 
     def has(self, key: str) -> bool:
-        """Whether a part of a key waits."""
         return key in self._flows and bool(self._flows[key].parts)
 
     def ahead(self, key: str) -> tuple[int, float]:
@@ -165,7 +164,6 @@ class PartQueue:
         return taken
 
     def _left(self, part: Part) -> None:
-        """A part is no longer among those of its key."""
         part.waits = False
         flow = self._flows[part.key]
         self.queries -= len(part.queries)
@@ -190,7 +188,6 @@ class Jobs:
         self._paused_until = 0.0
 
     def add(self, job: Callable[[Engine], T]) -> Future[T]:
-        """Put a job at the end."""
         done: Future[T] = Future()
 
         def work(engine: Engine) -> None:

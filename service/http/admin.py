@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
-import orjson
 from fastapi import Header, Request
 from starlette.responses import Response
 
@@ -87,18 +86,10 @@ async def set_removed(
 
     With the ETag that was read in `If-Match`, no other client's change is lost: 412 says that there was one.
     """
-    service = service_of(request)
-    service.registry.check_whole(name)
-    listed = check_list(body.ids, service.settings.max_removed)
-    condition = Condition(if_match, if_none_match)
-
-    def replace(before: Ids) -> Ids:
-        check_condition(condition, before)
-        return listed
-
-    change = service.registry.changes.edit_removed(name, replace, replace=not condition.given)
-    edited = await _audited(request, "set_removed", name, change, _lists)
-    unknown = await service.registry.unknown(name, listed)
+    registry = service_of(request).registry
+    listed = check_list(body.ids, service_of(request).settings.max_removed)
+    edited = await _edit(request, "set_removed", name, lambda _: listed, Condition(if_match, if_none_match), replace=True)
+    unknown = await registry.unknown(name, listed)
     answer = {"removed": len(listed) - len(unknown), "unknown": unknown, "behind": edited.behind}
     return await _tagged(answer, listed, 202 if edited.behind else 200)
 
@@ -133,16 +124,9 @@ async def _edit_item(
     request: Request, action: str, name: str, item_id: str, edit: Callable[[Ids], Ids | None], condition: Condition
 ) -> Response:
     """Change the standing exclusions by the item that the path names."""
-    registry = service_of(request).registry
-    registry.check_whole(name)
     check_path_id(request.scope, item_id)
-
-    def edit_item(before: Ids) -> Ids | None:
-        check_condition(condition, before)
-        return edit(before)
-
-    edited = await _audited(request, action, name, registry.changes.edit_removed(name, edit_item), _lists, id=item_id)
-    unknown = await registry.unknown(name, (item_id,))
+    edited = await _edit(request, action, name, edit, condition, id=item_id)
+    unknown = await service_of(request).registry.unknown(name, (item_id,))
     answer = {
         "id": item_id,
         "removed": action == "remove_item",
@@ -152,6 +136,21 @@ async def _edit_item(
         "behind": edited.behind,
     }
     return await _tagged(answer, edited.after, 202 if edited.behind else 200)
+
+
+async def _edit(
+    request: Request, action: str, name: str, edit: Callable[[Ids], Ids | None], condition: Condition, replace: bool = False, **what: Any
+) -> RemovedChange:
+    """Change the standing exclusions where the condition holds. replace: whether what they were does not matter without a condition."""
+    registry = service_of(request).registry
+    registry.check_whole(name)
+
+    def edit_checked(before: Ids) -> Ids | None:
+        check_condition(condition, before)
+        return edit(before)
+
+    change = registry.changes.edit_removed(name, edit_checked, replace=replace and not condition.given)
+    return await _audited(request, action, name, change, _lists, **what)
 
 
 async def _audited(
@@ -187,4 +186,4 @@ def _lists(change: RemovedChange) -> BeforeAfter:
 async def _tagged(document: dict[str, Any], ids: Sequence[str], status: int = 200) -> Response:
     """An answer about a list of removed ids."""
     tag = await asyncio.to_thread(etag, ids)
-    return Response(orjson.dumps(document | {"etag": tag}), status, {"ETag": tag}, "application/json")
+    return as_json(document | {"etag": tag}, status, {"ETag": tag})

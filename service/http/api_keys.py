@@ -8,11 +8,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal
 
 from pydantic import SecretStr
@@ -20,7 +18,8 @@ from pydantic import SecretStr
 from ..errors import Forbidden, Unauthorized
 from ..http.key_limits import KeyLimits
 from ..keys_file import Key, Role, read_keys
-from ..settings import named_key
+from ..settings import Settings, is_local, named_key
+from ..watched_files import WatchedFiles
 
 __all__ = ["Access", "Keys", "Role"]
 
@@ -31,46 +30,42 @@ Access = Role | Literal["private"]
 
 ID_DIGITS = 8
 """Hex digits of its SHA-256 that identify a key without a name: enough to distinguish keys, no help in guessing one."""
-LOOK_S = 1.0
-"""Seconds between looks at the file of keys."""
 
 
 class Keys:
-    """The known keys: those of the environment, each as KEY or NAME:KEY, and those of a file, which is read again when it changes.
+    """The known keys: those of the settings, each as KEY or NAME:KEY, and those of a file, which is read again when it changes.
 
     retrieve  allow retrieval; without any, and without a file, no key is needed to retrieve
     admin     allow everything; without any, the admin routes are off
     write     allow to put and delete items, and nothing else; without any, these routes are off, for admin keys too
     internal  allow routers to search shards, and nothing else; without any, no key is needed for it where there are no keys at all, else
               these routes are off
-    file      see `service.keys_file`. What is wrong with it later changes nothing, and is logged
-    limits    how much of the service keys have had
-    shared    whether other machines reach a service that was not said to be open: without any keys its `private` routes are off
-    clock     seconds, for the looks at the file; now: the date and time, for keys that expire
 
-    Raises ValueError where the file cannot be read.
+    Without any keys, `private` routes are off where other machines reach a service that was not said to be open. What is wrong with the
+    file later changes nothing, and is logged.
+
+    limits  how much of the service keys have had
+    clock   seconds, for the looks at the file; now: the date and time, for keys that expire
     """
 
     def __init__(
         self,
-        retrieve: Sequence[SecretStr],
-        admin: Sequence[SecretStr],
-        write: Sequence[SecretStr] = (),
-        internal: Sequence[SecretStr] = (),
-        file: Path | None = None,
-        limits: KeyLimits | None = None,
-        shared: bool = False,
+        settings: Settings,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        roles: tuple[tuple[Role, Sequence[SecretStr]], ...]
-        roles = ("admin", admin), ("write", write), ("retrieve", retrieve), ("internal", internal)
+        roles: tuple[tuple[Role, Sequence[SecretStr]], ...] = (
+            ("admin", settings.admin_keys),
+            ("write", settings.write_keys),
+            ("retrieve", settings.retrieve_keys),
+            ("internal", settings.internal_keys),
+        )
         self._own = [_known(key, role) for role, keys in roles for key in keys]
-        self._file, self._shared, self._clock, self._now = file, shared, clock, now
-        self.limits = KeyLimits(None) if limits is None else limits
-        self._seen = None if file is None else _signature(file)
-        self._known = self._own if file is None else [*self._own, *read_keys(file)]
-        self._next_look = clock() + LOOK_S
+        self._file, self._now = settings.keys_file, now
+        self._shared = not settings.open and not is_local(settings.private_host)
+        self.limits = KeyLimits(None if settings.run_folder is None else settings.run_folder / "key-limits")
+        self._watched = WatchedFiles([] if self._file is None else [self._file], clock)
+        self._known = self._own if self._file is None else [*self._own, *read_keys(self._file)]
 
     @property
     def public(self) -> bool:
@@ -89,7 +84,6 @@ class Keys:
 
     @property
     def roles(self) -> list[Role]:
-        """The roles that have keys."""
         self._look()
         return [role for role in _OFF_OR_NOT if self._of(role)]
 
@@ -112,7 +106,8 @@ class Keys:
         scheme, _, key = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key:
             raise Unauthorized("Expected one header `Authorization: Bearer KEY`.", role, "malformed" if authorization else "missing")
-        found = _among(_digest(key.strip()), self._known)
+        digest = _digest(key.strip())
+        found = [known for known in self._known if hmac.compare_digest(digest, known.digest)]  # all, so that the time shows no match
         if not found:
             raise Unauthorized("The key is not known.", role, "unknown")
         valid = [known for known in found if known.expires is None or self._now() < known.expires]
@@ -137,15 +132,9 @@ class Keys:
         return [key for key in self._known if key.role == role]
 
     def _look(self) -> None:
-        """Read the file again where it has changed."""
-        if self._file is None or self._clock() < self._next_look:
+        if self._file is None or not self._watched.have_changed():
             return
-        self._next_look = self._clock() + LOOK_S
         try:
-            seen = _signature(self._file)
-            if seen == self._seen:
-                return
-            self._seen = seen  # what is wrong is said once
             self._known = [*self._own, *read_keys(self._file)]
             log.info("the file of keys has changed: %d keys", len(self._known) - len(self._own))
         except ValueError as error:
@@ -180,17 +169,3 @@ def _known(secret: SecretStr, role: Role) -> Key:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
-
-
-def _signature(file: Path) -> tuple[int, ...] | None:
-    """Of a file, or of what a link points to; None where there is none."""
-    try:
-        found = os.stat(file)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _among(digest: bytes, known: Sequence[Key]) -> list[Key]:
-    """The keys among these: one may have several roles. Compares with all of them, so that the time does not show which one matched."""
-    return [key for key in known if hmac.compare_digest(digest, key.digest)]

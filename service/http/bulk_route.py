@@ -12,23 +12,21 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import orjson
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from espalier.errors import EspalierError
 from espalier.items import MAX_ID_BYTES
 
-from ..errors import BodyTooLarge, Busy, QueueFull, SlowBody
-from ..http.connection import CONNECTION
+from ..errors import QueueFull, ServiceError
 from ..http.dependencies import Service
-from ..http.direct import item_path
 from ..http.item_bodies import ItemReader
 from ..http.live_routes import WriteRoute, status_of
 from ..http.memory_budget import Budget, Held
 from ..http.middleware import RequestInfo, problem_of
 from ..http.request_bodies import LINES_TYPES, check_type, parsed, read_lines
-from ..http.retrieve_route import read_and_write, send_body, until_hung_up
-from ..live.catalogue_types import Catalogue, Delete, Outcome, Put
+from ..http.retrieve_route import hold, read_and_write, send_body, until_hung_up
+from ..live.catalogue import LiveCatalogue
+from ..live.catalogue_types import Delete, Outcome, Put
 from ..watch.audit import origin
 
 GROUP_LINES = 256
@@ -65,36 +63,37 @@ class BulkRoute(WriteRoute):
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("write", info.authorization)
         check_type(info.content_type, LINES_TYPES)
-        info.model, _ = item_path(scope)
+        info.model = scope["path_params"]["name"]
         self.keys.admit(info.key, info.model, "write")
         catalogue, reader = self.catalogue(info.model), self.reader(info.model)
-        with Held(self._slots) as slot:
+        with Held(self._slots) as slot, Held(self.bodies) as arriving, Held(self.bodies) as line_memory:
             if not slot.take(1):
                 self.refused(info.model, QueueFull.status)
                 raise QueueFull(f"{self._slots.units} bulk requests are being read already (ESPALIER_MAX_BULK).", 1)
-            await self._answer(_Bulk(self, scope, reader, catalogue, slot), info, receive, send)
-
-    async def _answer(self, bulk: _Bulk, info: RequestInfo, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
-        try:
-            await read_and_write(bulk.read(receive), bulk.write(send), info)
-        finally:
-            await bulk.committed()
-            bulk.close()
-            self.audit.bulk(info.model, origin(bulk.scope, info.request_id.decode(), info.key_name), bulk.statuses)
+            bulk = _Bulk(self, scope, reader, catalogue, slot, arriving, line_memory)
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
+            try:
+                await read_and_write(bulk.read(receive), bulk.write(send), info)
+            finally:
+                await bulk.committed()
+                self.audit.bulk(info.model, origin(scope, info.request_id.decode(), info.key_name), bulk.statuses)
 
 
 class _Bulk:
     """The lines of one request: read, committed in groups, answered.
 
-    slot      given back before the end of the answer, at which its client may send the next bulk
-    statuses  how many lines were answered with each
+    slot         given back before the end of the answer, at which its client may send the next bulk
+    arriving     counts the bytes of the line that has not arrived whole
+    line_memory  counts the bytes of the lines that have not been answered
+    statuses     how many lines were answered with each
     """
 
-    def __init__(self, route: BulkRoute, scope: Scope, reader: ItemReader, catalogue: Catalogue, slot: Held) -> None:
-        self._route, self.scope, self._reader, self._catalogue, self._slot = route, scope, reader, catalogue, slot
+    def __init__(
+        self, route: BulkRoute, scope: Scope, reader: ItemReader, catalogue: LiveCatalogue, slot: Held, arriving: Held, line_memory: Held
+    ) -> None:
+        self._route, self._scope, self._reader, self._catalogue, self._slot = route, scope, reader, catalogue, slot
         self._info: RequestInfo = scope[RequestInfo.KEY]
-        self._arriving, self._memory = Held(route.bodies), Held(route.bodies)
+        self._arriving, self._line_memory = arriving, line_memory
         self._queue: asyncio.Queue[Line | None] = asyncio.Queue(GROUP_LINES)
         self.statuses: Counter[int] = Counter()
         self._committing: asyncio.Future[Sequence[Outcome | EspalierError]] | None = None
@@ -103,14 +102,11 @@ class _Bulk:
         """Parse each line as it arrives, then watch for a client that hangs up. Only ends by an exception."""
         settings = self._route.settings
         number = 0
-        try:
-            async for content in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._arriving):
-                await self._queue.put(await self._line(content))
-                number += 1
-                if number % TURN_LINES == 0:
-                    await asyncio.sleep(0)
-        except (SlowBody, Busy) as error:
-            await self._queue.put(Line(None, error, 0, time.perf_counter()))
+        async for content in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._arriving):
+            await self._queue.put(await self._line(content))
+            number += 1
+            if number % TURN_LINES == 0:
+                await asyncio.sleep(0)
         await self._queue.put(None)
         await until_hung_up(receive)
 
@@ -120,8 +116,8 @@ class _Bulk:
         while more:
             lines, more = await self._group()
             answers = await self._committed(lines)
-            self._memory.give(sum(line.size for line in lines))
-            if answers and not await send_body(send, self.scope, b"".join(answers), self._route.settings.stream_idle_s, more=True):
+            self._line_memory.give(sum(line.size for line in lines))
+            if answers and not await send_body(send, self._scope, b"".join(answers), self._route.settings.stream_idle_s, more=True):
                 return
         self._slot.give(1)
         await send({"type": "http.response.body", "body": b""})
@@ -131,20 +127,14 @@ class _Bulk:
         if self._committing is not None:
             await asyncio.wait((self._committing,))
 
-    def close(self) -> None:
-        """Give back the memory of lines that were not answered."""
-        self._arriving.__exit__()
-        self._memory.__exit__()
-
-    async def _line(self, content: bytes | BodyTooLarge) -> Line:
+    async def _line(self, content: bytes | ServiceError) -> Line:
         began = time.perf_counter()
-        if isinstance(content, BodyTooLarge):
+        if isinstance(content, ServiceError):
             return Line(None, content, 0, began)
-        most = self._route.settings.max_body_bytes
-        if not await self._memory.wait(len(content), most, self._gone):
-            if self._gone():
-                raise ClientDisconnect
-            return Line(None, QueueFull("Too many bulk requests wait for room.", 1), 0, began)
+        try:
+            await hold(self._line_memory, len(content), self._route.settings.max_body_bytes, self._scope)
+        except QueueFull as error:
+            return Line(None, error, 0, began)
         try:
             operation = await parsed(content, self._reader.line)
         except EspalierError as error:
@@ -194,9 +184,6 @@ class _Bulk:
             self._route.refused(self._info.model, answer["status"])
         self.statuses[answer["status"]] += 1
         return orjson.dumps(answer, option=orjson.OPT_APPEND_NEWLINE)
-
-    def _gone(self) -> bool:
-        return CONNECTION in self.scope and self.scope[CONNECTION].gone
 
 
 def _id_of(content: bytes) -> str | None:

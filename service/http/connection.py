@@ -83,6 +83,7 @@ class Connection(HttpToolsProtocol):
 
     for_customers  whether its address is that of customers beside one of operators (routes.py)
     since          when it became silent or idle
+    complete       whether the current request has been parsed whole
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Connection(HttpToolsProtocol):
         self._ahead = bytearray()  # bytes received and not parsed
         self._searched = 0  # bytes of it in which no head ends
         self._body: int | ChunkedBody | None = None  # what is left of a body; None: the next bytes are a head's
-        self._complete = True  # whether the current request has been parsed whole
+        self.complete = True
         self._begun = False  # whether a message began in the piece that is being parsed
         self._refusal: tuple[int, str, str] | None = None  # why the parser is stopped from inside
         self._probes_only = False  # above the limit of connections
@@ -179,11 +180,6 @@ class Connection(HttpToolsProtocol):
         return self._lingering or self.cycle is None or self.cycle.response_complete
 
     @property
-    def complete(self) -> bool:
-        """Whether the current request has arrived whole."""
-        return self._complete
-
-    @property
     def unsent(self) -> int:
         """Bytes of answers that the system has not taken yet."""
         return self.transport.get_write_buffer_size() + (self._below.get_write_buffer_size() if self._below is not None else 0)
@@ -194,7 +190,6 @@ class Connection(HttpToolsProtocol):
         return self.transport.is_closing()
 
     def check(self, now: float) -> None:
-        """End the connection if it is over a time limit."""
         shared, unsent = self._shared, self.unsent
         if self._closing is None and self.transport.is_closing():  # the client has closed its side
             self._closing = now
@@ -322,20 +317,18 @@ class Connection(HttpToolsProtocol):
             else:
                 self._malformed("The request is not HTTP/1.1.")
             return False
-        if self._complete:
-            if self._body and not (isinstance(self._body, ChunkedBody) and self._body.done):
-                self._malformed("The body is not as long as the head says.")
-                return False
-            self._body = None
-        elif self._body == 0 or (isinstance(self._body, ChunkedBody) and self._body.done):
+        is_whole = self._body.done if isinstance(self._body, ChunkedBody) else self._body == 0
+        if self._body is not None and is_whole != self.complete:
             self._malformed("The body is not as long as the head says.")
             return False
+        if self.complete:
+            self._body = None
         return True
 
     def on_message_begin(self) -> None:
         if self._begun or self._body is not None:
             raise ValueError("a second message where one was expected")
-        self._begun, self._complete = True, False
+        self._begun, self.complete = True, False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -365,7 +358,7 @@ class Connection(HttpToolsProtocol):
         self.scope[CONNECTION] = self  # type: ignore[literal-required]  # uvicorn's type knows its own keys alone
 
     def on_message_complete(self) -> None:
-        self._complete, self._begun_at = True, None
+        self.complete, self._begun_at = True, None
         super().on_message_complete()
 
     # -- after an answer ------------------------------------------------------------------------------------------------
@@ -380,7 +373,6 @@ class Connection(HttpToolsProtocol):
         return held
 
     def take_back(self) -> None:
-        """Count as a connection again."""
         self._released = None
         self._shared.take_back(self, self.loop.time())
 
@@ -394,7 +386,7 @@ class Connection(HttpToolsProtocol):
             return
         self.since = self.loop.time()
         self._shared.idle[self] = None
-        if not self._complete:
+        if not self.complete:
             if self.expect_100_continue or not isinstance(self._body, int) or self._body > SKIPPED_BYTES:
                 self.finish()
                 return
@@ -405,7 +397,7 @@ class Connection(HttpToolsProtocol):
 
     def finish(self) -> None:
         """End the connection after what has been written, so that the client gets it."""
-        if self._complete and not self._ahead:
+        if self.complete and not self._ahead:
             self._close()
         else:
             self._linger()

@@ -90,7 +90,6 @@ class Connections:
             self._count(connection, now)
 
     def forget(self, connection: LimitedConnection) -> None:
-        """Count a connection out."""
         self.open.discard(connection)
         self.held.discard(connection)
         self.silent.pop(connection, None)

@@ -1,8 +1,8 @@
 """The console's JavaScript modules as one file. Apart they would be 50 requests, and compressed one by one a third larger.
 
 The modules stay as they are written; nothing is built on the disk. Each becomes a function that runs when it is first needed and returns
-what the module exports. Knows the few forms of `import` and `export` that the console uses, each on one line, and refuses others. Does not
-know HTTP.
+what the module exports. Knows the few forms of `import` and `export` that the console uses, each on one line, and refuses others. Modules
+must not need each other in a circle: a function cannot return before it has run. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ def joined(modules: Mapping[str, str], vendored: Sequence[str], first: str) -> s
     modules   by their paths below the console's folder
     vendored  paths of modules that are files of their own
 
-    Raises ValueError where a module imports or exports in another form, needs a module that is not there, or itself in the end.
+    Raises ValueError where a module imports or exports in another form, or needs a module that is not there.
     """
     known = {*modules, *vendored}
     sources = {name: "\n".join(_lines(name, text, known)) for name, text in modules.items()}
-    _check_order(modules, first)
     imported = "".join(f'import * as $vendored{place} from "./{name}";\n' for place, name in enumerate(vendored))
     given = "".join(f"$made[{_quoted(name)}] = $vendored{place};\n" for place, name in enumerate(vendored))
     functions = "".join(f"$modules[{_quoted(name)}] = () => {{\n{source}\n}};\n" for name, source in sources.items())
@@ -72,24 +71,6 @@ def _target(name: str, path: str, known: set[str]) -> str:
     if target not in known:
         raise ValueError(f"{name}: there is no module {path}")
     return _quoted(target)
-
-
-def _check_order(modules: Mapping[str, str], first: str) -> None:
-    """Raises ValueError where modules need each other in a circle: a function cannot return before it has run."""
-    done: set[str] = set()
-
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        if name in path:
-            raise ValueError(f"modules need each other in a circle: {' → '.join((*path, name))}")
-        if name in done or name not in modules:
-            return
-        for line in modules[name].splitlines():
-            if found := IMPORT.fullmatch(line) or PASSED_ON.fullmatch(line) or ALL_PASSED_ON.fullmatch(line):
-                visit(posixpath.normpath(posixpath.join(posixpath.dirname(name), found[found.re.groups])), (*path, name))
-        done.add(name)
-
-    for name in (first, *modules):
-        visit(name, ())
 
 
 def _quoted(name: str) -> str:

@@ -72,7 +72,7 @@ async def tree_node(
     """A node of a tree: its path, its children and how many items each has, some of its items, and what values are typical of them."""
     service = service_of(request)
     model = service.registry.choose(name, version)
-    return as_json(await service.scans.run(lambda check: describe_node(Trees.of(model, tree), node, limit, service.typical_values, check)))
+    return as_json(await service.scans.run(lambda check: describe_node(Trees(model, tree), node, limit, service.typical_values, check)))
 
 
 async def tree_path(
@@ -85,7 +85,7 @@ async def tree_path(
     """The nodes from the root of a tree to the leaf of an item."""
     service = service_of(request)
     model = service.registry.choose(name, version)
-    return as_json({"item": item, "nodes": await service.scans.run(lambda _: Trees.of(model, tree).path_to(item))})
+    return as_json({"item": item, "nodes": await service.scans.run(lambda _: Trees(model, tree).path_to(item))})
 
 
 async def heldout(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import orjson
@@ -13,7 +14,7 @@ from ..http.api_keys import Keys
 from ..http.memory_budget import Budget
 from ..http.middleware import RequestInfo
 from ..http.single_flight import SingleFlight
-from ..live.catalogue_types import Catalogues
+from ..models.loading import EngineSource
 from ..models.registry import Registry
 from ..models.registry_entry import Entry
 from ..retrieval.scans import Scans
@@ -21,33 +22,28 @@ from ..retrieval.typical_values import TypicalValues
 from ..settings import Settings
 from ..watch.audit import Audit
 from ..watch.metrics import Metrics
-from ..watch.query_samples import Asked
+from ..watch.query_samples import Asked, QuerySamples
 from ..watch.recorder import Recorder
 from ..watch.tracing import Tracer
+from ..watch.unknown_ids import UnknownIds
 
 FEEDS = 4
 """Answers of feeds of changes that are made or sent at a time: each may have megabytes."""
 Name = Annotated[str, Path(description="Name of a model.")]
 
 
-@dataclass(frozen=True)
 class Service:
-    """What the routes work with; `app.state.service`."""
+    """What the routes work with; `app.state.service`. Raises BundleNotFound when the models folder holds no model."""
 
-    settings: Settings
-    metrics: Metrics
-    registry: Registry
-    keys: Keys
-    audit: Audit
-    completions: Scans
-    scans: Scans
-    exposition: SingleFlight[bytes]
-    asked: Asked
-    recorder: Recorder
-    catalogues: Catalogues | None = None
-    tracer: Tracer | None = None
-    typical_values: TypicalValues = field(default_factory=TypicalValues)
-    feeds: Budget = field(default_factory=lambda: Budget(FEEDS, 0))
+    def __init__(self, settings: Settings, engines: EngineSource | None, metrics: Metrics) -> None:
+        self.settings, self.metrics = settings, metrics
+        self.keys, self.registry, self.audit = Keys(settings), Registry(settings, metrics, engines), Audit(metrics)
+        self.tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
+        timeout_s = settings.timeout_ms / 1e3
+        self.completions, self.scans, self.feeds = Scans("completions", timeout_s), Scans("scans", timeout_s), Budget(FEEDS, 0)
+        self.typical_values, self.exposition = TypicalValues(), SingleFlight(metrics.render)
+        self.asked = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
+        self.recorder = Recorder(metrics.samples, lambda: [*self.registry.entries], self.asked.unknown, settings.run_folder)
 
 
 def service_of(request: Request) -> Service:
@@ -60,8 +56,8 @@ def info_of(request: Request) -> RequestInfo:
     return info
 
 
-def as_json(document: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(document), status, media_type="application/json")
+def as_json(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(document), status, headers, media_type="application/json")
 
 
 def candidate_of(entry: Entry) -> dict[str, Any] | None:
@@ -93,6 +89,5 @@ def describe(entry: Entry, service: Service) -> dict[str, Any]:
         }
     waits = service.registry.waits_for(entry.name)
     described["store"] = None if waits is None else asdict(waits)
-    if service.catalogues is not None:
-        described["live"] = asdict(service.catalogues.of(entry.name).status())
+    described["live"] = asdict(service.registry.catalogues.of(entry.name).status())
     return described

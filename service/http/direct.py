@@ -16,8 +16,7 @@ ITEMS, ITEM = "/models/{name}/items", "/models/{name}/items/{id}"
 FRONTIER = "/models/{name}/frontier"
 SEARCH = "/internal/search"
 
-_FRONTIER = re.compile(r"/models/([^/]+)/frontier")
-_ITEMS = re.compile(r"/models/([^/]+)/items(?:/(.+))?", re.DOTALL)
+_OF_MODEL = re.compile(r"/models/([^/]+)/(?:(frontier)|items(?:/(.+))?)", re.DOTALL)
 
 
 class Direct(NamedTuple):
@@ -41,26 +40,13 @@ class DirectRoutes:
         self._routes = routes
 
     def find(self, scope: Scope) -> Direct | None:
-        """The application of a request, None where it is the framework's."""
+        """The application of a request, None where it is the framework's. Puts the `name` and the `id` of its path into `path_params`."""
         path: str = scope["path"]
         if path.startswith("/models/"):
-            found = _ITEMS.fullmatch(path)
-            if found is not None:
-                path = ITEMS if found[2] is None else ITEM
-            elif _FRONTIER.fullmatch(path):
-                path = FRONTIER
-            else:
+            found = _OF_MODEL.fullmatch(path)
+            if found is None:
                 return None
+            name, frontier, item_id = found.groups()
+            path = FRONTIER if frontier else ITEMS if item_id is None else ITEM
+            scope["path_params"] = {"name": name, "id": item_id}
         return self._routes.get((scope["method"], path))
-
-
-def model_of(scope: Scope) -> str:
-    """The model's name of a path like FRONTIER."""
-    found = _FRONTIER.fullmatch(scope["path"])
-    return found[1] if found else ""
-
-
-def item_path(scope: Scope) -> tuple[str, str]:
-    """The model's name and the item's id of a path like ITEM; the id is empty in a path like ITEMS."""
-    found = _ITEMS.fullmatch(scope["path"])
-    return (found[1], found[2] or "") if found else ("", "")

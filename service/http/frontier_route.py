@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Annotated
-from weakref import WeakKeyDictionary
+from typing import Annotated, Any
 
 import numpy as np
 import orjson
@@ -29,7 +27,6 @@ from espalier.search import SearchParams
 from ..batching.priority import Priority
 from ..errors import Conflict, NotReady, QueueFull
 from ..http.dependencies import Service
-from ..http.direct import model_of
 from ..http.memory_budget import Budget, Held
 from ..http.middleware import RequestInfo, problem_of
 from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
@@ -66,34 +63,27 @@ class FrontierRoute:
         self.settings, self.registry, self.keys = service.settings, service.registry, service.keys
         self.bodies = Budget(self.settings.max_body_bytes, 0)
         self._slots = Budget(1, 0)
-        self._held_out: WeakKeyDictionary[LoadedModel, tuple[int, HeldOut]] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
-        info.key = self.keys.check("private", info.authorization)
-        self.keys.admit(info.key, model_of(scope), "admin")
+        info.key, info.model = self.keys.check("private", info.authorization), scope["path_params"]["name"]
+        self.keys.admit(info.key, info.model, "admin")
         check_type(info.content_type, JSON_TYPES)
         with Held(self.bodies) as memory:
             request = await parsed(await read_body(receive, self.settings.body_timeout_s, memory), partial(validated, FrontierRequest))
-        model = self.registry.choose_whole(model_of(scope), request.version)
-        info.model, info.version = model.name, model.version
+        model = self.registry.choose_whole(info.model, request.version)
+        info.version = model.version
         m = _checked_m(request, model)
         with Held(self._slots) as slot:
             if not slot.take(1):
                 raise QueueFull("A frontier is being measured already.", 1)
-            held_out = await self._queries_of(model, request.queries)
+            held_out = await asyncio.to_thread(read_heldout, model.bundle, request.queries)
+            if not len(held_out.queries):
+                raise Conflict(f"Version {model.version} of {model.name!r} has no held-out queries.")
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
             writing = self._write(scope, send, request, m, model, held_out, slot)
             del model, held_out  # an exception holds this frame, which would hold the version
             await read_and_write(until_hung_up(receive), writing, info)
-
-    async def _queries_of(self, model: LoadedModel, most: int) -> HeldOut:
-        known = self._held_out.get(model)
-        if known is None or known[0] != most:
-            known = self._held_out[model] = most, await asyncio.to_thread(read_heldout, model.bundle, most)
-        if not len(known[1].queries):
-            raise Conflict(f"Version {model.version} of {model.name!r} has no held-out queries.")
-        return known[1]
 
     async def _write(
         self, scope: Scope, send: Send, request: FrontierRequest, m: int, model: LoadedModel, held_out: HeldOut, slot: Held
@@ -105,7 +95,7 @@ class FrontierRoute:
         for count, beam_size in enumerate(request.beam_size, 1):
             failed = False
             try:
-                line = orjson.dumps(asdict(await measure(model, held_out, beam_size, m, partial(self._serves, model))))
+                line = orjson.dumps(await measure(model, held_out, beam_size, m, partial(self._serves, model)))
             except Exception as error:
                 line, failed = orjson.dumps(problem_of(error, scope[RequestInfo.KEY])[0]), True
             if failed or count == len(request.beam_size):
@@ -133,27 +123,8 @@ def _checked_m(request: FrontierRequest, model: LoadedModel) -> int:
     return m
 
 
-@dataclass(frozen=True)
-class Point:
-    """What one beam finds. Fields as in the JSON.
-
-    recall        mean recall@m over the queries
-    recall_ci     its 95 % interval (`interval`)
-    ms_per_query  engine wall time ÷ queries, other queries of the same calls included
-    default       whether it is the model's default beam
-    """
-
-    beam_size: int
-    m: int
-    recall: float
-    recall_ci: tuple[float, float]
-    ms_per_query: float
-    queries: int
-    default: bool
-
-
-async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int, serves: Callable[[], bool]) -> Point:
-    """Search all of `held_out` with one beam. The search of each query waits until the engine has nothing else to do.
+async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int, serves: Callable[[], bool]) -> dict[str, Any]:
+    """What one beam finds of `held_out`, as routes.py describes it. Each query waits until the engine has nothing else to do.
 
     serves  whether the version still does
     Raises NotReady, EngineFailed.
@@ -170,15 +141,15 @@ async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int,
         recalls.append(precision_recall_f(answer.result.item_rows_BM, relevant, m)[1])
         engine_s += answer.engine_s * len(rows) / answer.batch
     recall_B = np.concatenate(recalls)
-    return Point(
-        beam_size,
-        m,
-        round(float(recall_B.mean()), 6),
-        interval(recall_B),
-        round(engine_s * 1e3 / len(recall_B), 4),
-        len(recall_B),
-        beam_size == model.bundle.manifest.search.beam_size,
-    )
+    return {
+        "beam_size": beam_size,
+        "m": m,
+        "recall": round(float(recall_B.mean()), 6),
+        "recall_ci": interval(recall_B),
+        "ms_per_query": round(engine_s * 1e3 / len(recall_B), 4),
+        "queries": len(recall_B),
+        "default": beam_size == model.bundle.manifest.search.beam_size,
+    }
 
 
 def interval(recall_B: NDArray[np.float64]) -> tuple[float, float]:

@@ -43,12 +43,11 @@ class Handshake(asyncio.Protocol):
         shared = self._shared
         if not shared.admit(self, self.since) and len(shared.open) > shared.most + 2 * shared.reserve:
             shared.refused("too_many")
-            self._end()
+            self.abort()
             return
         self._task = self._connection.loop.create_task(self._secure())
 
     async def _secure(self) -> None:
-        """Shake hands."""
         loop, timeout_s = self._connection.loop, self._shared.head_timeout_s
         times_s: dict[str, Any] = {"ssl_handshake_timeout": timeout_s, "ssl_shutdown_timeout": NEVER_S}
         if self._ended or self._transport.is_closing():
@@ -63,7 +62,7 @@ class Handshake(asyncio.Protocol):
         if secured is None or self._lost or self._ended:
             if not self._ended:
                 self._shared.refused("handshake")
-            self._end()
+            self.abort()
             return
         self._forget()
         secured.set_write_buffer_limits(NO_LIMIT)
@@ -95,14 +94,11 @@ class Handshake(asyncio.Protocol):
     def check(self, now: float) -> None:
         """start_tls has the same time."""
 
-    def abort(self) -> None:
-        self._end()
-
     def shutdown(self) -> None:
         """The server stops."""
-        self._end()
+        self.abort()
 
-    def _end(self) -> None:
+    def abort(self) -> None:
         self._ended = True
         self._forget()
         self._transport.abort()

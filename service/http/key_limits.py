@@ -42,8 +42,12 @@ class KeyLimits:
     """
 
     def __init__(self, file: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._file = None if file is None else os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._slots: bytearray | mmap.mmap = bytearray(SLOT * SLOTS) if self._file is None else _mapped(self._file)
+        self._file: int | None = None
+        self._slots: bytearray | mmap.mmap = bytearray(SLOT * SLOTS)
+        if file is not None:
+            self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.truncate(self._file, SLOT * SLOTS)
+            self._slots = mmap.mmap(self._file, SLOT * SLOTS)
         self._clock = clock
         self._places: dict[Key, tuple[bytearray | mmap.mmap, int]] = {}
 
@@ -108,7 +112,6 @@ class KeyLimits:
         MOMENTS.pack_into(slots, place, requests, seconds)
 
     def _place(self, key: Key) -> tuple[bytearray | mmap.mmap, int]:
-        """Where the moments of a key are."""
         found = self._places.get(key)
         if found is None:
             if len(self._places) >= SLOTS:
@@ -138,8 +141,3 @@ def _locked(file: int, at: int) -> bool:
     except OSError:  # another has it
         return False
     return True
-
-
-def _mapped(file: int) -> mmap.mmap:
-    os.truncate(file, SLOT * SLOTS)
-    return mmap.mmap(file, SLOT * SLOTS)

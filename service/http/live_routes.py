@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Annotated, Any
-from urllib.parse import parse_qs
 
 import orjson
 from fastapi import Query, Request
+from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,15 +19,15 @@ from espalier.live.operations import Operation
 
 from ..entity_tags import Condition, matches
 from ..errors import NotReady, QueueFull
-from ..http.dependencies import Name, Service, service_of
-from ..http.direct import item_path
+from ..http.dependencies import Name, Service, as_json, service_of
 from ..http.item_bodies import ItemReader, check_path_id, written, written_time
 from ..http.item_schemas import MAX_SOURCE_VERSION
 from ..http.memory_budget import Budget, Held
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body
 from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
-from ..live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Placed, StoredItem, tag_of
+from ..live.catalogue import LiveCatalogue
+from ..live.catalogue_types import Delete, Outcome, Placed, StoredItem, tag_of
 from ..problems import document_of
 from ..watch.live_metrics import REFUSED, LiveMetrics
 
@@ -44,7 +43,7 @@ class WriteRoute:
     """What both routes that write need. bodies: the memory that their requests share."""
 
     def __init__(self, service: Service) -> None:
-        self.settings, self.registry, self.keys, self.catalogues = service.settings, service.registry, service.keys, service.catalogues
+        self.settings, self.registry, self.keys = service.settings, service.registry, service.keys
         self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
         self._metrics, self._live_metrics = service.metrics, dict[str, LiveMetrics]()
 
@@ -52,10 +51,10 @@ class WriteRoute:
         """How requests of a model are read, by its default version. Raises ModelNotFound, NotReady."""
         return ItemReader(self.registry.choose(model, None).bundle.manifest.query, self.settings)
 
-    def catalogue(self, model: str) -> Catalogue:
-        """Raises ModelNotFound, IsShard, NotReady."""
+    def catalogue(self, model: str) -> LiveCatalogue:
+        """Raises ModelNotFound, IsShard."""
         self.registry.check_whole(model)
-        return catalogue_of(self.catalogues, model)
+        return self.registry.catalogues.of(model)
 
     def refused(self, model: str, status: int) -> None:
         """Count a write that was refused."""
@@ -79,11 +78,12 @@ class ItemRoute(WriteRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("write", info.authorization)
-        info.model, item_id = item_path(scope)
+        info.model, item_id = scope["path_params"]["name"], scope["path_params"]["id"]
         self.keys.admit(info.key, info.model, "write")
         if scope["method"] == "GET":
             check_path_id(scope, item_id)
-            await self._get(scope, send, item_id)
+            answer = await self._get(scope, item_id)
+            await answer(scope, receive, send)
             return
         try:
             check_path_id(scope, item_id)
@@ -93,7 +93,8 @@ class ItemRoute(WriteRoute):
                 self.refused(info.model, described[0]["status"])
             raise
         self.visible(info.model, outcome, info.began)
-        await _send(send, status_of(outcome), outcome.sequence, outcome_json(outcome))
+        answer = as_json(outcome_json(outcome), status_of(outcome), {"ETag": tag_of(outcome.sequence)})
+        await answer(scope, receive, send)
 
     async def _put(self, scope: Scope, receive: Receive, item_id: str) -> Outcome:
         info: RequestInfo = scope[RequestInfo.KEY]
@@ -108,13 +109,12 @@ class ItemRoute(WriteRoute):
         delete = Delete(item_id, _source_version(scope))
         return await self.catalogue(scope[RequestInfo.KEY].model).delete(delete, _condition(scope))
 
-    async def _get(self, scope: Scope, send: Send, item_id: str) -> None:
+    async def _get(self, scope: Scope, item_id: str) -> Response:
         item = await self.catalogue(scope[RequestInfo.KEY].model).get(item_id)
-        condition = _condition(scope)
-        if condition.if_none_match is not None and matches(condition.if_none_match, tag_of(item.sequence)):
-            await _send(send, 304, item.sequence, None)
-        else:
-            await _send(send, 200, item.sequence, _item_json(item))
+        tag, known = tag_of(item.sequence), _condition(scope).if_none_match
+        if known is not None and matches(known, tag):
+            return Response(None, 304, {"ETag": tag})
+        return as_json(_item_json(item), 200, {"ETag": tag})
 
 
 async def changes(
@@ -129,7 +129,7 @@ async def changes(
     """
     service = service_of(request)
     service.registry.check_whole(name)
-    catalogue, held = catalogue_of(service.catalogues, name), Held(service.feeds)
+    catalogue, held = service.registry.catalogues.of(name), Held(service.feeds)
     if not held.take(1):
         raise QueueFull(f"{service.feeds.units} answers of a feed are being made or sent already.", 1)
     try:
@@ -139,7 +139,7 @@ async def changes(
         raise
 
 
-async def _feed(catalogue: Catalogue, after: int, limit: int) -> bytes:
+async def _feed(catalogue: LiveCatalogue, after: int, limit: int) -> bytes:
     end = await catalogue.committed()  # not what this worker has applied: it may be behind the others
     dropped = await catalogue.dropped()
     found: list[bytes] = []
@@ -173,13 +173,6 @@ class _FeedAnswer(Response):
         with self._held:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send_body(send, scope, bytes(self.body), self._timeout_s)
-
-
-def catalogue_of(catalogues: Catalogues | None, model: str) -> Catalogue:
-    """The live catalogue of a model. Raises ModelNotFound, NotReady."""
-    if catalogues is None:
-        raise NotReady("This service has no live catalogue.")
-    return catalogues.of(model)
 
 
 def status_of(outcome: Outcome) -> int:
@@ -221,29 +214,16 @@ def _placed_json(placed: Placed | None) -> dict[str, Any] | None:
 
 def _condition(scope: Scope) -> Condition:
     """The conditional headers; of several with one name, all their tags."""
-    found: dict[bytes, str] = {}
-    for name, value in scope["headers"]:
-        if name in (b"if-match", b"if-none-match"):
-            text = value.decode("latin-1")
-            found[name] = f"{found[name]}, {text}" if name in found else text
-    return Condition(found.get(b"if-match"), found.get(b"if-none-match"))
+    headers = Headers(scope=scope)
+    of_each = [headers.getlist(name) for name in ("If-Match", "If-None-Match")]
+    return Condition(*(", ".join(tags) if tags else None for tags in of_each))
 
 
 def _source_version(scope: Scope) -> int | None:
     """`?source_version=` of a DELETE. Raises InvalidInput."""
-    values = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True).get("source_version")
-    if values is None:
+    text = QueryParams(scope.get("query_string", b"")).get("source_version")
+    if text is None:
         return None
-    text = values[-1]
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= MAX_SOURCE_VERSION):
         raise InvalidInput("source_version", text, f"an integer from 0 to {MAX_SOURCE_VERSION}")
     return int(text)
-
-
-async def _send(send: Send, status: int, sequence: int, document: Mapping[str, Any] | None) -> None:
-    body = b"" if document is None else orjson.dumps(document)
-    headers = [(b"etag", tag_of(sequence).encode())]
-    if document is not None:
-        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -73,7 +73,6 @@ class Held:
         return True
 
     def give(self, units: int) -> None:
-        """Give this many units back."""
         budget = self._budget
         self.units -= units
         counted = max(self.units - budget.free, 0)

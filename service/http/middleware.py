@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import orjson
@@ -48,6 +49,7 @@ SEVERAL = b"several"
 """In place of several Authorization headers: whatever stands before the service may have looked at another one."""
 
 
+@dataclass(slots=True)
 class RequestInfo:
     """A request's headers that matter here, and what its route found out for the log, the metrics and the trace.
 
@@ -60,65 +62,52 @@ class RequestInfo:
     """
 
     KEY: ClassVar = "espalier.request_info"
-    __slots__ = (
-        "authorization",
-        "beam_size",
-        "began",
-        "by_client",
-        "content_length",
-        "content_type",
-        "encoding",
-        "group",
-        "key",
-        "m",
-        "model",
-        "priority",
-        "queries",
-        "request_id",
-        "stages_ms",
-        "traceparent",
-        "user",
-        "version",
-    )
 
-    def __init__(self, began: float, request_id: bytes = b"", headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        self.began, self.request_id, self.content_type, self.content_length = began, request_id, b"", 0
-        self.encoding = b""
-        self.authorization: bytes | None = None
-        self.key: Key | None = None
-        self.traceparent: bytes | None = None
-        self.priority: bytes | None = None
-        self.user: bytes | None = None
-        self.group: bytes | None = None
-        self.model = ""
-        self.by_client = False
-        self.version: int | None = None
-        self.queries: int | None = None
-        self.m: int | None = None
-        self.beam_size: int | None = None
-        self.stages_ms: Mapping[str, float] = {}
+    began: float
+    request_id: bytes = b""
+    content_type: bytes = b""
+    content_length: int = 0
+    encoding: bytes = b""
+    authorization: bytes | None = None
+    traceparent: bytes | None = None
+    priority: bytes | None = None
+    user: bytes | None = None
+    group: bytes | None = None
+    key: Key | None = None
+    model: str = ""
+    by_client: bool = False
+    version: int | None = None
+    queries: int | None = None
+    m: int | None = None
+    beam_size: int | None = None
+    stages_ms: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(headers: Iterable[tuple[bytes, bytes]]) -> RequestInfo:
+        """Of a request that begins now."""
+        info = RequestInfo(time.perf_counter())
         for name, value in headers:
             match name:
                 case b"content-type":
-                    self.content_type = value
+                    info.content_type = value
                 case b"content-length" if value.isdigit():
-                    self.content_length = int(value[:19])
+                    info.content_length = int(value[:19])
                 case b"authorization":
-                    self.authorization = value if self.authorization is None else SEVERAL
+                    info.authorization = value if info.authorization is None else SEVERAL
                 case b"content-encoding":
-                    self.encoding += value.strip().lower()
+                    info.encoding += value.strip().lower()
                 case b"x-request-id" if _REQUEST_ID.fullmatch(value):
-                    self.request_id = value
+                    info.request_id = value
                 case b"traceparent":
-                    self.traceparent = value
+                    info.traceparent = value
                 case b"espalier-priority":
-                    self.priority = value
+                    info.priority = value
                 case b"espalier-user":
-                    self.user = value or None
+                    info.user = value or None
                 case b"espalier-group":
-                    self.group = value
-        if not self.request_id:
-            self.request_id = b"%s%08x" % (_PROCESS, next(_NUMBERS))
+                    info.group = value
+        info.request_id = info.request_id or b"%s%08x" % (_PROCESS, next(_NUMBERS))
+        return info
 
     @property
     def key_name(self) -> str | None:
@@ -150,11 +139,7 @@ class Edge:
     ) -> None:
         self.app, self.direct, self.keys = app, direct, keys
         self.audit, self.metrics, self.lines, self.shown, self.tracer = audit, metrics, lines, shown, tracer
-        self.max_body_bytes, self.body_timeout_s, self.log_requests = (
-            settings.max_body_bytes,
-            settings.body_timeout_s,
-            settings.log_requests,
-        )
+        self.settings = settings
         self.bodies = Budget(settings.max_body_bytes, 0)  # of admin requests: one of the largest size at a time
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,7 +149,7 @@ class Edge:
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         status, received = 0, 0
-        info = scope[RequestInfo.KEY] = RequestInfo(time.perf_counter(), headers=scope["headers"])
+        info = scope[RequestInfo.KEY] = RequestInfo.of(scope["headers"])
 
         async def receive_limited() -> Message:
             nonlocal received
@@ -188,7 +173,7 @@ class Edge:
             await send_problem(send_marked, problem(404, NO_ROUTE), {})
             return
         direct = self.direct.find(scope)
-        most = self.max_body_bytes if direct is None or direct.max_body_bytes is None else direct.max_body_bytes
+        most = self.settings.max_body_bytes if direct is None or direct.max_body_bytes is None else direct.max_body_bytes
         try:
             if info.encoding not in (b"", b"identity"):
                 given = info.encoding.decode("latin-1")
@@ -218,7 +203,7 @@ class Edge:
         self.keys.check("admin", info.authorization)
         check_type(info.content_type, JSON_TYPES)
         with Held(self.bodies) as memory:
-            body = await read_body(receive, self.body_timeout_s, memory)
+            body = await read_body(receive, self.settings.body_timeout_s, memory)
         try:
             orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -238,9 +223,9 @@ class Edge:
         elif route == RETRIEVE:  # a stream counts its lines
             self.metrics.request(info.model, status, seconds, info.by_client)
         left_out: int | None = 0
-        if self.log_requests == "failed":
+        if self.settings.log_requests == "failed":
             left_out = None if status < 500 else self.lines.take() if info.by_client else 0
-        if self.log_requests != "none" and left_out is not None:
+        if self.settings.log_requests != "none" and left_out is not None:
             fields = {
                 "request_id": info.request_id.decode(),
                 "trace_id": trace_id(info.traceparent),

@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
 from espalier.errors import InvalidInput
 
-from ..errors import BodyTooLarge, Busy, InvalidRequest, NotJson, SlowBody
+from ..errors import BodyTooLarge, Busy, InvalidRequest, NotJson, ServiceError, SlowBody
 from ..http.memory_budget import Held
 from ..problems import invalid_body
 
@@ -70,19 +70,26 @@ async def _read(receive: Receive, memory: Held) -> bytes:
         chunks += body
 
 
-async def read_lines(receive: Receive, longest: int, timeout_s: float, memory: Held) -> AsyncIterator[bytes | BodyTooLarge]:
+async def read_lines(receive: Receive, longest: int, timeout_s: float, memory: Held) -> AsyncIterator[bytes | ServiceError]:
     """The non-empty lines of a body as they arrive, without their line ends.
 
     longest    bytes of a line; a longer one is read to its end and comes as BodyTooLarge
-    timeout_s  between two pieces of the body
-    memory     counts the bytes of a line that has not arrived whole
-    Raises SlowBody, ClientDisconnect, and Busy when the budget has no room.
+    timeout_s  between two pieces of the body; then SlowBody comes last
+    memory     counts the bytes of a line that has not arrived whole; when its budget has no room, Busy comes last
+    Raises ClientDisconnect.
     """
     start = bytearray()  # of the line that has not arrived whole
     too_long = False
     more = True
     while more:
-        message = await _piece(receive, timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await receive()
+        except TimeoutError:
+            yield SlowBody(f"No part of the body arrived within {timeout_s:g} s.")
+            return
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
         more = message.get("more_body", False)
         *whole, rest = message.get("body", b"").split(b"\n")
         for number, line in enumerate(whole, 1):
@@ -100,24 +107,14 @@ async def read_lines(receive: Receive, longest: int, timeout_s: float, memory: H
             start.clear()
             too_long = True
         elif not memory.take(len(rest)):
-            raise _too_many_bodies()
+            yield _too_many_bodies()
+            return
         else:
             start += rest
     if too_long:
         yield _too_long(longest)
     elif stripped := bytes(start).strip():
         yield stripped
-
-
-async def _piece(receive: Receive, timeout_s: float) -> Message:
-    try:
-        async with asyncio.timeout(timeout_s):
-            message = await receive()
-    except TimeoutError:
-        raise SlowBody(f"No part of the body arrived within {timeout_s:g} s.") from None
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnect
-    return message
 
 
 def _too_long(longest: int) -> BodyTooLarge:

@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from espalier.errors import EspalierError, InvalidInput
 
-from ..batching.priority import Priority, Turns, priority_of
+from ..batching.priority import RUNNING, WAITING, Priority, Turns, priority_of
 from ..errors import Behind, ClientGone, DeadlinePassed, KeyLimit, QueueFull, Uncovered
 from ..http.api_keys import may_use
 from ..http.connection import CONNECTION
@@ -71,7 +71,7 @@ class RetrievalRoute:
 
     def __init__(self, service: Service) -> None:
         self.settings, self.registry, self.keys, self.metrics = service.settings, service.registry, service.keys, service.metrics
-        self.catalogues, self.asked, self.audit = service.catalogues, service.asked, service.audit
+        self.asked, self.audit = service.asked, service.audit
         self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
         self.answers = Budget(ANSWERS * self.settings.max_answer_values, FREE_VALUES)
         self._shadows = Shadows(self.settings)
@@ -174,10 +174,9 @@ class RetrievalRoute:
 
     async def _reach(self, model: LoadedModel, sequence: int, deadline: float) -> None:
         """Wait until this worker answers by an operation of the live catalogue. Raises Behind, NotWritable."""
-        catalogue = None if self.catalogues is None else self.catalogues.of(model.name)
-        if catalogue is None or not await catalogue.reached(model.version, sequence, deadline):
-            has = 0 if catalogue is None else catalogue.applied(model.version)
-            committed = catalogue is not None and sequence <= await catalogue.committed()
+        catalogue = self.registry.catalogues.of(model.name)
+        if not await catalogue.reached(model.version, sequence, deadline):
+            has, committed = catalogue.applied(model.version), sequence <= await catalogue.committed()
             raise Behind(f"min_sequence: got {sequence}, and by the deadline this worker has the operations up to {has}.", committed)
 
 
@@ -198,7 +197,7 @@ class RetrieveRoute(RetrievalRoute):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.background_answers = Budget(self.settings.max_answer_values, FREE_VALUES)
-        self._turns, self._refusals = Turns(), HeldRefusals()
+        self._turns, self._refusals = Turns("background requests", RUNNING, WAITING), HeldRefusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
@@ -250,8 +249,11 @@ class RetrieveRoute(RetrievalRoute):
 
     async def _answer_behind(self, checked: CheckedRequest, info: RequestInfo) -> Retrieved:
         """Answer a background request when it is its turn."""
-        async with self._turns.turn(info.began + checked.timeout_ms / 1e3):
+        await self._turns.enter(info.began + checked.timeout_ms / 1e3)
+        try:
             return await self.answer(checked, info, info.began, Priority.BACKGROUND)
+        finally:
+            self._turns.leave()
 
     def _check_overload(self, info: RequestInfo) -> None:
         """Raise QueueFull before the body is even parsed, where only one version serves and it is overloaded."""
@@ -266,6 +268,23 @@ class RetrieveRoute(RetrievalRoute):
             raise
 
 
+async def hold(memory: Held, units: int, most: int, scope: Scope) -> int:
+    """Wait until `memory` has room for so many more units of a request in lines, and return them.
+
+    most  units of one request, so that others get their share
+    Raises ClientDisconnect, and QueueFull where too many wait.
+    """
+    if not await memory.wait(units, most, partial(_has_gone, scope)):
+        if _has_gone(scope):
+            raise ClientDisconnect
+        raise QueueFull("Too many requests in lines wait for room.", 1)
+    return units
+
+
+def _has_gone(scope: Scope) -> bool:
+    return CONNECTION in scope and scope[CONNECTION].gone
+
+
 async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, more: bool = False) -> bool:
     """Send a body, or with `more` a part of one, as fast as the client takes it.
 
@@ -273,7 +292,7 @@ async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, mor
     SLOWEST_BYTES_PER_S allow. (It returns a value, because a task that ends with an exception from asyncio.timeout is part of a reference
     cycle, and so is what it has sent.)
     """
-    if CONNECTION in scope and scope[CONNECTION].gone:
+    if _has_gone(scope):
         scope[CONNECTION].leave_answer()
         return False
     if len(body) <= PIECE_BYTES and not more:

@@ -15,21 +15,8 @@ from starlette.routing import BaseRoute, Mount, Route, compile_path
 from espalier.shards.messages import MEDIA_TYPE
 
 from ..batching.priority import HEADER
-from ..errors import Denied
-from ..http.admin import (
-    drop_candidate,
-    load,
-    remove_item,
-    removed,
-    restore_item,
-    set_candidate,
-    set_default,
-    set_removed,
-    trial,
-    unload,
-)
+from ..http import admin, console_routes, schemas
 from ..http.api_keys import Access
-from ..http.console_routes import facets, health, heldout, samples, tree_node, tree_path
 from ..http.dependencies import Name, as_json, describe, info_of, service_of
 from ..http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
 from ..http.documentation import ACCESS, NEEDS_KEY, SCHEMA_OF
@@ -38,23 +25,6 @@ from ..http.item_bodies import ItemId
 from ..http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, ItemOutcome, LiveItem, PutRequest
 from ..http.live_routes import changes
 from ..http.request_bodies import LINES_TYPES
-from ..http.schemas import (
-    Completions,
-    Facets,
-    Health,
-    HeldOutQueries,
-    ItemPath,
-    Model,
-    Models,
-    Node,
-    Problem,
-    Readiness,
-    Removed,
-    RemovedId,
-    RemovedIds,
-    Samples,
-    Trial,
-)
 from ..http.shard_routes import Shards, search_shard, shards
 from ..models.trial import GROUP, USER
 from ..retrieval.completion import completions
@@ -136,35 +106,35 @@ def _routes() -> Sequence[_Route]:
     return (
         _Route("POST", RETRIEVE, retrieve_items, "retrieval", RetrieveResponse, retrieval, "retrieve"),
         _Route("POST", STREAM, retrieve_stream, "retrieval", _ANSWERED_LINES, (408, 415), "retrieve"),
-        _Route("GET", "/models", models, "models", Models, (), "retrieve"),
-        _Route("GET", "/models/{name}", model, "models", Model, (404,), "retrieve"),
-        _Route("GET", "/models/{name}/items", complete_items, "models", Completions, scan, "retrieve"),
-        _Route("GET", "/models/{name}/facets", facets, "models", Facets, scan, "retrieve"),
-        _Route("GET", "/models/{name}/tree", tree_path, "models", ItemPath, scan, "retrieve"),
-        _Route("GET", "/models/{name}/tree/{node}", tree_node, "models", Node, scan, "retrieve"),
-        _Route("GET", "/models/{name}/heldout", heldout, "quality", HeldOutQueries, scan, "private"),
-        _Route("GET", "/models/{name}/health", health, "quality", Health, scan, "private"),
-        _Route("GET", "/models/{name}/samples", samples, "quality", Samples, (404, 422), "admin"),
+        _Route("GET", "/models", models, "models", schemas.Models, (), "retrieve"),
+        _Route("GET", "/models/{name}", model, "models", schemas.Model, (404,), "retrieve"),
+        _Route("GET", "/models/{name}/items", complete_items, "models", schemas.Completions, scan, "retrieve"),
+        _Route("GET", "/models/{name}/facets", console_routes.facets, "models", schemas.Facets, scan, "retrieve"),
+        _Route("GET", "/models/{name}/tree", console_routes.tree_path, "models", schemas.ItemPath, scan, "retrieve"),
+        _Route("GET", "/models/{name}/tree/{node}", console_routes.tree_node, "models", schemas.Node, scan, "retrieve"),
+        _Route("GET", "/models/{name}/heldout", console_routes.heldout, "quality", schemas.HeldOutQueries, scan, "private"),
+        _Route("GET", "/models/{name}/health", console_routes.health, "quality", schemas.Health, scan, "private"),
+        _Route("GET", "/models/{name}/samples", console_routes.samples, "quality", schemas.Samples, (404, 422), "admin"),
         _Route("POST", FRONTIER, frontier, "quality", _ANSWERED_BEAMS, (404, 408, 409, 413, 415, 422, 429, 503), "private"),
         _Route("PUT", ITEM_PATH, put_item, "items", ItemOutcome, (408, 413, 415, *write, 507), "write", (201, 202)),
         _Route("GET", ITEM_PATH, get_item, "items", LiveItem, (404, 422, 500, 503), "write"),
         _Route("DELETE", ITEM_PATH, delete_item, "items", ItemOutcome, write, "write", (202,)),
         _Route("POST", ITEMS, put_items, "items", _ANSWERED_LINES, (404, 408, 415, 429, 503), "write"),
         _Route("GET", "/models/{name}/changes", changes, "items", ChangesAnswer, (404, 410, 422, 429, 503), "admin"),
-        _Route("POST", "/models/{name}/load", load, "admin", Model, change, "admin"),
-        _Route("POST", "/models/{name}/unload", unload, "admin", Model, change, "admin"),
-        _Route("POST", "/models/{name}/default", set_default, "admin", Model, change, "admin"),
-        _Route("PUT", "/models/{name}/candidate", set_candidate, "admin", Model, change, "admin"),
-        _Route("DELETE", "/models/{name}/candidate", drop_candidate, "admin", Model, (404, 409, 503), "admin"),
-        _Route("GET", "/models/{name}/candidate", trial, "admin", Trial, (404,), "admin"),
-        _Route("PUT", "/models/{name}/removed", set_removed, "admin", Removed, (*change, 412), "admin", (202,)),
-        _Route("GET", "/models/{name}/removed", removed, "admin", RemovedIds, (404,), "admin"),
-        _Route("PUT", "/models/{name}/removed/{id:item_id}", remove_item, "admin", RemovedId, item, "admin", (202,)),
-        _Route("DELETE", "/models/{name}/removed/{id:item_id}", restore_item, "admin", RemovedId, item, "admin", (202,)),
+        _Route("POST", "/models/{name}/load", admin.load, "admin", schemas.Model, change, "admin"),
+        _Route("POST", "/models/{name}/unload", admin.unload, "admin", schemas.Model, change, "admin"),
+        _Route("POST", "/models/{name}/default", admin.set_default, "admin", schemas.Model, change, "admin"),
+        _Route("PUT", "/models/{name}/candidate", admin.set_candidate, "admin", schemas.Model, change, "admin"),
+        _Route("DELETE", "/models/{name}/candidate", admin.drop_candidate, "admin", schemas.Model, (404, 409, 503), "admin"),
+        _Route("GET", "/models/{name}/candidate", admin.trial, "admin", schemas.Trial, (404,), "admin"),
+        _Route("PUT", "/models/{name}/removed", admin.set_removed, "admin", schemas.Removed, (*change, 412), "admin", (202,)),
+        _Route("GET", "/models/{name}/removed", admin.removed, "admin", schemas.RemovedIds, (404,), "admin"),
+        _Route("PUT", "/models/{name}/removed/{id:item_id}", admin.remove_item, "admin", schemas.RemovedId, item, "admin", (202,)),
+        _Route("DELETE", "/models/{name}/removed/{id:item_id}", admin.restore_item, "admin", schemas.RemovedId, item, "admin", (202,)),
         _Route("POST", SEARCH, search_shard, "shards", _ANSWERED_SEARCH, (408, 409, 410, 413, 415, 422, 429, 500, 503, 504), "internal"),
         _Route("GET", "/internal/shards", shards, "shards", Shards, (), "internal"),
         _Route("GET", "/livez", livez, "operation", {}),
-        _Route("GET", "/readyz", readyz, "operation", Readiness),
+        _Route("GET", "/readyz", readyz, "operation", schemas.Readiness),
         _Route("GET", "/metrics", metrics, "operation", {"content": {"text/plain": {}}}),
     )
 
@@ -188,21 +158,21 @@ def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
     for status in route.also:
         responses[status] = {"description": _ALSO[status], **answer}
     for status in (200, *route.also):
-        if route.answer in (Removed, RemovedId, RemovedIds):
+        if route.answer in (schemas.Removed, schemas.RemovedId, schemas.RemovedIds):
             responses[status]["headers"] = _ETAG
         elif route.answer in (ItemOutcome, LiveItem):
             responses[status]["headers"] = _ITEM_ETAG
     for status in (*UNREADABLE, *((401, 403) if route.access else ()), *route.statuses):
-        responses[status] = {"description": _PROBLEMS[status], **_content_of(Problem, "application/problem+json")}
+        responses[status] = {"description": _PROBLEMS[status], **_content_of(schemas.Problem, "application/problem+json")}
     if route.function is search_shard:
         digests = {"schema": {"type": "array", "items": {"type": "string"}}}
         responses[409] = {"description": "The digests of masks that the shard does not hold.", "content": {"application/json": digests}}
-    if route.function is removed:
+    if route.function is admin.removed:
         responses[304] = {"description": "The list is the one that If-None-Match names.", "headers": _ETAG}
     if route.function is get_item:
         responses[304] = {"description": "The item is the one that If-None-Match names.", "headers": _ITEM_ETAG}
     if route.function is readyz:
-        responses[503] = {"description": "Not ready; `reasons` says why.", **_content_of(Readiness)}
+        responses[503] = {"description": "Not ready; `reasons` says why.", **_content_of(schemas.Readiness)}
     return responses
 
 
@@ -216,20 +186,16 @@ def _content_of(kind: type[BaseModel], media_type: str = "application/json") -> 
 
 def answer_classes() -> Sequence[type[BaseModel]]:
     """The classes that the documented answers refer to."""
-    return (Problem, *(route.answer for route in _routes() if not isinstance(route.answer, dict)))
+    return (schemas.Problem, *(route.answer for route in _routes() if not isinstance(route.answer, dict)))
 
 
 def _needs(access: Access) -> Sequence[Any]:
     """The check of a request's key."""
 
     async def check(request: Request) -> None:
-        service, info = service_of(request), info_of(request)
-        try:
-            info.key = service.keys.check(access, info.authorization)
-            service.keys.admit(info.key, request.path_params.get("name"), "admin" if access == "private" else access)
-        except Denied as error:
-            service.audit.denied(request.scope, info.request_id.decode(), error)
-            raise
+        keys, info = service_of(request).keys, info_of(request)
+        info.key = keys.check(access, info.authorization)
+        keys.admit(info.key, request.path_params.get("name"), "admin" if access == "private" else access)
 
     return [Depends(check)]
 

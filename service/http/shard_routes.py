@@ -6,7 +6,6 @@ how a search is answered.
 
 from __future__ import annotations
 
-import orjson
 from fastapi import Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
@@ -48,25 +47,18 @@ class SearchRoute:
                 async with WhileConnected(receive):
                     found = await search(self.registry, body, info.began)
             except UnknownMasks as error:
-                wanted = orjson.dumps(error.digests)
-                await _begin(send, 409, b"application/json", len(wanted))
-                await send({"type": "http.response.body", "body": wanted})
+                await as_json(error.digests, 409)(scope, receive, send)
                 return
             may_use(info.key, found.model, "internal")
             info.model, info.version, info.queries = found.model, found.version, found.queries
             info.m, info.beam_size, info.stages_ms = found.m, found.beam_size, found.stages_ms
             if not answer_memory.take(len(found.body)):
                 raise QueueFull("Too many large answers are being sent.", 1)
-            await _begin(send, 200, MEDIA_TYPE.encode(), len(found.body))
+            headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(found.body))]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
             taken = await send_body(send, scope, found.body, self.settings.write_timeout_s)
         if not taken:
             raise ClientGone("The router does not take its answer.")
-
-
-async def _begin(send: Send, status: int, media_type: bytes, size: int) -> None:
-    """The head of an answer with a body of this size."""
-    headers = [(b"content-type", media_type), (b"content-length", b"%d" % size)]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
 class ShardEntry(BaseModel):

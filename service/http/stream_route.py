@@ -14,13 +14,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from ..batching.priority import Priority
-from ..errors import Busy, ClientGone, Denied, QueueFull, ServiceError, SlowBody
-from ..http.connection import CONNECTION
+from ..errors import ClientGone, Denied, ServiceError
 from ..http.held_refusals import HELD_S
 from ..http.memory_budget import Held
 from ..http.middleware import RequestInfo, problem_of
 from ..http.request_bodies import LINES_TYPES, check_type, parsed, read_lines, validated
-from ..http.retrieve_route import RetrievalRoute, read_and_write, send_body, until_hung_up
+from ..http.retrieve_route import RetrievalRoute, hold, read_and_write, send_body, until_hung_up
 from ..retrieval.request import CheckedRequest
 from ..retrieval.schemas import RetrieveRequest
 
@@ -62,11 +61,8 @@ class _Lines:
     async def read(self, receive: Receive) -> None:
         """Begin to answer each line as it arrives, then watch for a client that hangs up. Only ends by an exception."""
         settings = self._settings
-        try:
-            async for line in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._arriving):
-                await self._begin(line)
-        except (SlowBody, Busy) as error:
-            await self._begin(error)
+        async for line in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._arriving):
+            await self._begin(line)
         await self._queue.put(None)
         await until_hung_up(receive)
 
@@ -93,9 +89,9 @@ class _Lines:
                 if info.key is not None and (limit := self._route.take(info.key, info)) is not None:
                     await asyncio.sleep(HELD_S)  # so that a stream of them is slow, too
                     raise limit
-                size = await self._take(self._line_memory, len(line), self._settings.max_body_bytes)
+                size = await hold(self._line_memory, len(line), self._settings.max_body_bytes, self._scope)
                 checked = self._route.check(await parsed(line, partial(validated, RetrieveRequest)), info)
-                values = await self._take(self._answer_memory, checked.answer_values, self._settings.max_answer_values)
+                values = await hold(self._answer_memory, checked.answer_values, self._settings.max_answer_values, self._scope)
                 task = asyncio.create_task(self._answer(checked, info))
             except ClientDisconnect:
                 raise
@@ -105,17 +101,6 @@ class _Lines:
                 task = self._refuse(error, info)
         self.tasks.add(task)
         await self._queue.put((task, size, values))
-
-    async def _take(self, held: Held, units: int, most: int) -> int:
-        """Wait until `held` has `units` more, and return them. One stream never holds more than `most`, so that others get their share."""
-        if not await held.wait(units, most, self._gone):
-            if self._gone():
-                raise ClientDisconnect
-            raise QueueFull("Too many streams wait for room.", 1)
-        return units
-
-    def _gone(self) -> bool:
-        return CONNECTION in self._scope and self._scope[CONNECTION].gone
 
     async def _answer(self, checked: CheckedRequest, info: RequestInfo) -> bytes:
         """The answer to one line, or its problem document."""

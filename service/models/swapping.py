@@ -297,7 +297,7 @@ class Swapper:
 
     def _join(self, entry: Entry, loaded: LoadedModel) -> None:
         """Bring the live items of a version up to date, before it serves."""
-        loaded.live.parents = loaded.batcher.parents_now
+        loaded.live.parents = partial(loaded.batcher.parents_now, loaded.live.parents)
         loaded.live.set_removed(entry.removed)  # before operations are applied
         if self._settings.write_keys or self._settings.follow or entry.catalogue.has_begun:
             loaded.live.warm_up()

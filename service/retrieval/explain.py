@@ -35,29 +35,20 @@ MAX_SOURCES = 3
 """Past items that are listed of an item."""
 
 
-@dataclass(frozen=True)
 class RequestedItems:
-    """The items of `explain_items`.
+    """The items of `explain_items`, the same for all queries of a request.
 
     rows_W      int64[W]   item rows, −1 where the catalogue does not have the id
     removed_W   bool[W]    whether the item is a standing exclusion
     filtered_W  bool[W]    whether the request's filter excludes it
     """
 
-    ids: Sequence[str]
-    rows_W: NDArray[np.int64]
-    removed_W: NDArray[np.bool_]
-    filtered_W: NDArray[np.bool_]
-
-    @staticmethod
-    def of(checked: CheckedRequest, view: View, conditions: Filter | None) -> RequestedItems:
-        """The same for all queries of a request."""
-        ids = checked.request.explain_items
-        rows_W = view.items.rows_of(ids)
-        known_W = np.maximum(rows_W, 0)
-        none_W = np.zeros(len(rows_W), np.bool_)
-        filtered_W = none_W if conditions is None else ~view.matches(conditions, known_W)
-        return RequestedItems(ids, rows_W, view.is_removed(known_W), filtered_W)
+    def __init__(self, checked: CheckedRequest, view: View, conditions: Filter | None) -> None:
+        self.ids = checked.request.explain_items
+        self.rows_W = view.items.rows_of(self.ids)
+        known_W = np.maximum(self.rows_W, 0)
+        self.removed_W = view.is_removed(known_W)
+        self.filtered_W = np.zeros(len(known_W), np.bool_) if conditions is None else ~view.matches(conditions, known_W)
 
 
 def explain(
@@ -70,7 +61,7 @@ def explain(
     final: Candidates,
 ) -> dict[str, Any]:
     """The explanation of query b. final: what of the result is returned, and in which order."""
-    query = _Query.of(checked, view, encoded, result, b, final)
+    query = _Query(checked, view, encoded, result, b, final)
     bundle, items = checked.model.bundle, []
     for w, (item_id, row) in enumerate(zip(requested.ids, requested.rows_W.tolist(), strict=True)):
         entry: dict[str, Any] = {"id": item_id}
@@ -91,11 +82,10 @@ def explain(
             since = datetime.fromtimestamp(put.since, UTC).isoformat(timespec="milliseconds")
             entry["live"] = {"since": since, "sequence": put.sequence, "placed_by": put.by}
         if row >= 0 and isinstance(encoded.queries.rows, SparseRows):
-            entry["features"] = _features(bundle, view, encoded.queries.rows, b, row)
+            own = encoded.queries.rows.between(b, b + 1)
+            entry["features"] = _features(bundle, view, own.indices, own.values, row)
             if bundle.tail is not None:
-                rows = encoded.queries.rows
-                own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
-                entry["tail"] = view.tail_part(bundle.tail, row, rows.indices[own], rows.values[own])
+                entry["tail"] = view.tail_part(bundle.tail, row, own.indices, own.values)
         if row >= 0 and not query.apart:
             entry["path"] = query.trees[0].way_to(row)
         if row >= 0 and query.memory is not None:
@@ -112,9 +102,8 @@ def explain(
     return document
 
 
-@dataclass(frozen=True)
 class _Query:
-    """One query of a traced search.
+    """Query b of a traced search.
 
     trees            the only tree, or those of a forest
     found_M          item rows that the search found, best first
@@ -123,28 +112,21 @@ class _Query:
     apart            whether a result's rank is not that of a leaf: it comes of several trees, or of stacking
     """
 
-    trees: Sequence[_TreeSearch]
-    found_M: NDArray[np.int64]
-    ranks_M: NDArray[np.float32]
-    keys_M: NDArray[np.float32]
-    count: int
-    eligible: int
-    reranking: _Reranking | None
-    memory: Memory | None
-    apart: bool
-
-    @staticmethod
-    def of(checked: CheckedRequest, view: View, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates) -> _Query:
+    def __init__(
+        self, checked: CheckedRequest, view: View, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates
+    ) -> None:
         bundle = checked.model.bundle
         traced = list(zip(bundle.alone, result.traces, strict=True))
-        apart = len(traced) > 1 or bundle.manifest.stacking is not None
-        trees = [
-            _TreeSearch.of(view, place, alone.tree, trace, None if apart else result, b) for place, (alone, trace) in enumerate(traced)
+        self.apart = len(traced) > 1 or bundle.manifest.stacking is not None
+        last = None if self.apart else result
+        self.trees = [
+            _TreeSearch(view, place, alone.tree, [_Level(view, alone.tree, level, last, b) for level in trace])
+            for place, (alone, trace) in enumerate(traced)
         ]
-        found_M = result.item_rows_BM[b, : result.count_B[b]]
-        reranking = _Reranking.of(checked, encoded, result, b, final)
-        counts = int(final.count_B[b]), int(final.eligible_B[b])
-        return _Query(trees, found_M, result.ranks_BM[b], result.keys_BM[b], *counts, reranking, bundle.memory, apart)
+        self.found_M = result.item_rows_BM[b, : result.count_B[b]]
+        self.ranks_M, self.keys_M = result.ranks_BM[b], result.keys_BM[b]
+        self.count, self.eligible = int(final.count_B[b]), int(final.eligible_B[b])
+        self.reranking, self.memory = _Reranking.of(checked, encoded, result, b, final), bundle.memory
 
     def outcome_of(self, row: int) -> dict[str, Any]:
         """Where an eligible item was returned or dropped."""
@@ -156,11 +138,8 @@ class _Query:
         outcome = "below_min_score"
         if retrieved < self.eligible:
             outcome = "returned" if place < self.count else "below_m"
-        rank = float(self.ranks_M[retrieved])
-        if not self.apart:
-            entry = {"outcome": outcome, "level": self.trees[0].tree.height, "rank": rank, "place": place + 1}
-        else:
-            entry = {"outcome": outcome, "rank": rank, "place": place + 1, "trees": self._in_trees(row)}
+        entry = {"outcome": outcome, "rank": float(self.ranks_M[retrieved]), "place": place + 1}
+        entry |= {"trees": self._in_trees(row)} if self.apart else {"level": self.trees[0].tree.height}
         if self.memory is not None:
             entry["key"] = float(self.keys_M[retrieved])
         return entry if self.reranking is None else entry | self.reranking.describe(retrieved)
@@ -218,10 +197,8 @@ class _Reranking:
         return [{"id": item_id, "retrieved_place": was + 1, "place": place + 1} for place, (item_id, was) in places if was != place]
 
 
-def _features(bundle: Bundle, view: View, rows: SparseRows, b: int, item: int) -> list[dict[str, Any]]:
-    """The features of query b that contribute most to an item."""
-    own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
-    indices, values = rows.indices[own], rows.values[own]
+def _features(bundle: Bundle, view: View, indices: NDArray[np.int32], values: NDArray[np.float32], item: int) -> list[dict[str, Any]]:
+    """The features of a query that contribute most to an item."""
     weights = np.zeros(len(indices), np.float64)
     for place, (tree, chunks) in enumerate(bundle.trees):
         *above, leaf = view.path_of(tree, place, item)[1:].tolist()
@@ -245,26 +222,20 @@ def _memory(view: View, memory: Memory, history_T: NDArray[Any], item: int) -> d
     return {"part": sum(part for _, part in sources), "items": past}
 
 
-@dataclass(frozen=True)
 class _Level:
-    """One query's level: its candidates with their ranks and keys, and which were kept."""
+    """The level of query b: its candidates with their ranks and keys, and which were kept.
 
-    level: int
-    candidates_C: NDArray[np.int64]
-    ranks_C: NDArray[np.float32]
-    keys_C: NDArray[np.float32]
-    kept_C: NDArray[np.bool_]
+    result  of the only tree, whose results are what the last level kept; None: each tree of a forest keeps what it scores
+    """
 
-    @staticmethod
-    def of(view: View, tree: Tree, trace: LevelTrace, result: SearchResult | None, b: int) -> _Level:
-        """result: of the only tree, whose results are what the last level kept; None: each tree of a forest keeps what it scores."""
+    def __init__(self, view: View, tree: Tree, trace: LevelTrace, result: SearchResult | None, b: int) -> None:
         present_C = trace.candidates_BC[b] >= 0
-        of_candidates = (trace.candidates_BC, trace.candidate_ranks_BC, trace.candidate_keys_BC)
-        candidates_C, ranks_C, keys_C = (array_BC[b][present_C] for array_BC in of_candidates)
+        self.level, self.candidates_C = trace.level, trace.candidates_BC[b][present_C]
+        self.ranks_C, self.keys_C = trace.candidate_ranks_BC[b][present_C], trace.candidate_keys_BC[b][present_C]
         kept = trace.nodes_BK[b]
         if result is not None and trace.level == tree.height:
             kept = view.leaves_of(tree, result.item_rows_BM[b, : result.count_B[b]])
-        return _Level(trace.level, candidates_C, ranks_C, keys_C, np.isin(candidates_C, kept[kept >= 0]))
+        self.kept_C = np.isin(self.candidates_C, kept[kept >= 0])
 
     def nodes(self) -> dict[str, Any]:
         """Its candidates with their keys: those that were kept, then the others, each by key."""
@@ -300,19 +271,12 @@ class _TreeSearch:
     tree: Tree
     levels: Sequence[_Level]
 
-    @staticmethod
-    def of(view: View, place: int, tree: Tree, trace: Sequence[LevelTrace], result: SearchResult | None, b: int) -> _TreeSearch:
-        return _TreeSearch(view, place, tree, [_Level.of(view, tree, level, result, b) for level in trace])
-
     def pruned(self, row: int, with_keys: bool) -> dict[str, Any]:
         """The level on which the search left an item's path."""
-        path = self.view.path_of(self.tree, self.place, row)
-        for level in self.levels:
-            at = np.flatnonzero(level.candidates_C == path[level.level])
-            if len(at) == 0 or not level.kept_C[at[0]]:
-                rank, key = (float(values_C[at[0]]) if len(at) else None for values_C in (level.ranks_C, level.keys_C))
-                entry = {"outcome": "pruned", "level": level.level, "rank": rank, "cut": level.cut()}
-                return entry | {"key": key} if with_keys else entry
+        for level, ancestor in zip(self.levels, self.way_to(row), strict=True):
+            if not ancestor["kept"]:
+                entry = {"outcome": "pruned", "level": level.level, "rank": ancestor["rank"], "cut": level.cut()}
+                return entry | {"key": ancestor["key"]} if with_keys else entry
         return {"outcome": "pruned"}
 
     def way_to(self, row: int) -> list[dict[str, Any]]:

@@ -31,13 +31,14 @@ from ..retrieval.explain import RequestedItems, explain
 from ..retrieval.request import CheckedRequest, EncodedRequest, conditions_of, encode, input_values
 from ..retrieval.second_stage import Candidates, second_stage
 from ..settings import Settings
+from ..watch.metrics import STAGES
 
 P = ParamSpec("P")
 T = TypeVar("T")
 INLINE_VALUES = 1024
 """Ids, numbers and characters up to this many are handled on the event loop. More would keep other requests waiting, and go to a thread."""
 BLOCK_ROWS = 4096
-"""Items that are turned into JSON at a time. The deadline is checked between blocks."""
+"""Items that are turned into JSON at a time, or those of one query. The deadline is checked between blocks."""
 LATE = "The deadline passed before the answer was there."
 
 
@@ -76,11 +77,8 @@ async def retrieve(
     view = model.live.view(request.live)
     mask, conditions = view.standing, conditions_of(request, model, settings)
     if conditions is not None:
-        mask = view.cached(conditions) or await _in_thread(deadline, view.mask, conditions)
-    if input_values(request) <= INLINE_VALUES:
-        encoded = encode(checked, view, settings.widen, mask)
-    else:
-        encoded = await _in_thread(deadline, encode, checked, view, settings.widen, mask)
+        mask = view.cached(conditions) or await _run(False, deadline, view.mask, conditions)
+    encoded = await _run(input_values(request) <= INLINE_VALUES, deadline, encode, checked, view, settings.widen, mask)
     submitted = time.perf_counter()
     whole = request.partial == "refuse"
     answer = await model.batcher.search(encoded.queries, encoded.params, deadline, priority, origin, whole, key)
@@ -91,14 +89,11 @@ async def retrieve(
         _check_finite(encoded.queries, answer.result.finite_B)
     found, small = Candidates.of(answer.result), answer.result.item_rows_BM.size <= INLINE_VALUES
     if checked.depth or request.min_score is not None:
-        stage = checked, encoded.queries, encoded.caller_features, answer.result
-        found = second_stage(*stage) if small else await _in_thread(deadline, second_stage, *stage)
+        found = await _run(small, deadline, second_stage, checked, encoded.queries, encoded.caller_features, answer.result)
     reranked = time.perf_counter()
     seen = view if view.is_frozen else model.live.newest()  # the engine may have found what came after the request
-    if small and not checked.traced:
-        results = results_json(checked, seen, conditions, encoded, answer, found, deadline)
-    else:
-        results = await _in_thread(deadline, results_json, checked, seen, conditions, encoded, answer, found, deadline)
+    at_once = small and not checked.traced
+    results = await _run(at_once, deadline, results_json, checked, seen, conditions, encoded, answer, found, deadline)
     done = time.perf_counter()
     if done > deadline:
         raise DeadlinePassed(LATE)
@@ -132,28 +127,16 @@ def _answer(
     total_s: float,
 ) -> tuple[bytes, dict[str, float]]:
     """The whole answer, and the milliseconds of its stages. stages_s: queue, encode, search, serialise, and rerank where there was one."""
-    ms_per_query, total, queue, encode, search, serialise, *rerank = [
-        round(seconds * 1e3, 4) for seconds in (answer.engine_s / answer.batch, total_s, *stages_s)
-    ]
-    stages_ms = {"queue": queue, "encode": encode, "search": search}
-    if rerank:
-        stages_ms["rerank"] = rerank[0]
-    stages_ms |= {"serialise": serialise, "total": total}
+    stages_ms = {stage: round(seconds * 1e3, 4) for stage, seconds in zip(STAGES, stages_s, strict=False)}
+    stages_ms["total"] = round(total_s * 1e3, 4)
+    timing = {"rerank_ms": 0.0} | {f"{stage}_ms": ms for stage, ms in stages_ms.items()}
+    timing |= {"ms_per_query": round(answer.engine_s / answer.batch * 1e3, 4), "batch": answer.batch}
     document = {
         "model": model.name,
         "version": model.version,
         "engine": model.engine.name,
         "results": orjson.Fragment(results),
-        "timing": {
-            "rerank_ms": rerank[0] if rerank else 0.0,
-            "queue_ms": queue,
-            "encode_ms": encode,
-            "search_ms": search,
-            "serialise_ms": serialise,
-            "total_ms": total,
-            "ms_per_query": ms_per_query,
-            "batch": answer.batch,
-        },
+        "timing": timing,
     }
     if view.sequence is not None:
         document["sequence"] = view.sequence
@@ -181,9 +164,11 @@ def results_json(
 ) -> bytes:
     """The JSON list of results. Raises DeadlinePassed."""
     items, fields, count_B = view.items, checked.request.fields, found.count_B
-    requested = RequestedItems.of(checked, view, conditions) if checked.traced else None
+    requested = RequestedItems(checked, view, conditions) if checked.traced else None
     results: list[bytes] = []
-    for begin_b, end_b in _blocks(count_B):
+    step = max(BLOCK_ROWS // max(found.rows_BM.shape[1], 1), 1)
+    for begin_b in range(0, len(count_B), step):
+        end_b = min(begin_b + step, len(count_B))
         if time.perf_counter() > deadline:
             raise DeadlinePassed(LATE)
         rows = found.rows_BM[begin_b, : count_B[begin_b]]
@@ -213,19 +198,6 @@ def results_json(
     return b"[" + b",".join(results) + b"]"
 
 
-def _blocks(count_B: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The queries in groups of at most BLOCK_ROWS items, or of one query: (first, one past the last) of each group."""
-    if len(count_B) == 1:
-        return [(0, 1)]
-    blocks, begin, rows = [], 0, 0
-    for b, count in enumerate(count_B.tolist()):
-        if b > begin and rows + count > BLOCK_ROWS:
-            blocks.append((begin, b))
-            begin, rows = b, 0
-        rows += count
-    return [*blocks, (begin, len(count_B))]
-
-
 def _items(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any]], fields: list[str]) -> list[dict[str, Any]]:
     if not columns:
         return [{"id": item_id, "score": score} for item_id, score in zip(ids, scores_M, strict=False)]
@@ -236,8 +208,10 @@ def _items(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any
     ]
 
 
-async def _in_thread(deadline: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of work that would hold up the event loop. Raises DeadlinePassed."""
+async def _run(at_once: bool, deadline: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of work, which is done in a thread if it would hold up the event loop. Raises DeadlinePassed."""
+    if at_once:
+        return work(*args, **kwargs)
     try:
         async with asyncio.timeout(max(deadline - time.perf_counter(), 0)):
             return await asyncio.to_thread(work, *args, **kwargs)

@@ -8,8 +8,6 @@ Legend: N nodes, H height, K children, X live leaves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +16,11 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
 from espalier.live.masks import eligible_rows
-from espalier.live.overlay import PARENT, LiveLeaves, Overlay
-from espalier.tree import EMPTY_LEAF, Tree
+from espalier.live.overlay import PARENT
+from espalier.tree import EMPTY_LEAF
 
 from ..errors import ItemNotFound, NodeNotFound
-from ..live.views import LiveView, View
+from ..live.views import LiveView
 from ..models.loading import LoadedModel
 from ..retrieval.scans import Check
 from ..retrieval.typical_values import TypicalValues, evenly, summed, typical
@@ -37,37 +35,21 @@ SAMPLED_ITEMS = 1 << 14
 """Items below a node that are looked at for typical values; where there are more, at even distances."""
 
 
-@dataclass(frozen=True)
 class Trees:
-    """One tree of a version, with what is live in it now. place: of a forest, counted from 0."""
+    """One tree of a version, with what is live in it now. Raises InvalidQuery where there is no such tree.
 
-    model: LoadedModel
-    view: View
-    place: int
+    place   of a forest, counted from 0
+    hidden  int64, ascending: trained leaves whose items were deleted, or are live elsewhere
+    """
 
-    @staticmethod
-    def of(model: LoadedModel, place: int) -> Trees:
-        """Raises InvalidQuery where there is no such tree."""
-        if place >= len(model.bundle.alone):
-            raise InvalidQuery("tree", place, f"at most {len(model.bundle.alone) - 1}: the model has {len(model.bundle.alone)} trees")
-        return Trees(model, model.live.view(), place)
-
-    @cached_property
-    def tree(self) -> Tree:
-        return self.model.bundle.alone[self.place].tree
-
-    @cached_property
-    def overlay(self) -> Overlay | None:
-        return self.view.overlay if isinstance(self.view, LiveView) else None
-
-    @cached_property
-    def leaves(self) -> LiveLeaves | None:
-        return None if self.overlay is None else self.overlay.trees[self.place]
-
-    @cached_property
-    def hidden(self) -> Int64:
-        """int64, ascending: trained leaves whose items were deleted, or are live elsewhere."""
-        return np.empty(0, np.int64) if self.overlay is None else np.sort(self.tree.leaf_of_item[self.overlay.hidden])
+    def __init__(self, model: LoadedModel, place: int) -> None:
+        trees = model.bundle.alone
+        if place >= len(trees):
+            raise InvalidQuery("tree", place, f"at most {len(trees) - 1}: the model has {len(trees)} trees")
+        self.model, self.place, self.tree, self.view = model, place, trees[place].tree, model.live.view()
+        self.overlay = self.view.overlay if isinstance(self.view, LiveView) else None
+        self.leaves = None if self.overlay is None else self.overlay.trees[place]
+        self.hidden: Int64 = np.sort(self.tree.leaf_of_item[[] if self.overlay is None else self.overlay.hidden])
 
     def path_to(self, item_id: str) -> list[int]:
         """The nodes from the root to an item's leaf. Raises ItemNotFound."""
@@ -223,7 +205,6 @@ def _listed(trees: Trees, trained: Int64, live: Int64, limit: int) -> list[dict[
 def _values(
     trees: Trees, trained: Int64, later: Int64, below: int, typical_values: TypicalValues, check: Check
 ) -> dict[str, list[dict[str, Any]]]:
-    """The typical values of some items, by column."""
     if trees.overlay is not None:  # trained items whose fields were changed
         changed = np.isin(trained, trees.overlay.changed[1])
         trained, later = trained[~changed], np.concatenate([later, trained[changed]])

@@ -102,7 +102,6 @@ def typical(base: Base, counts: ValueCounts, looked_at: int, below: int, catalog
 
 
 def summed(kind: pa.DataType, parts: list[pa.Array]) -> ValueCounts:
-    """The counts of several parts of a column."""
     tally = Tally(kind, MAX_VALUES)
     for part in parts:
         tally.add(count_values(part))

@@ -186,23 +186,6 @@ def test_a_worker_that_dies_while_the_temporary_folder_is_full_takes_no_other_al
     assert ask(target, post(target.retrieval())).status == 200
 
 
-def test_a_full_models_folder_changes_nothing(large: Path, tmp_path: Path) -> None:
-    settings = LIMITS.environment() | {"ESPALIER_ADMIN_KEYS": KEY}
-    with small_disk(tmp_path / "models", "64m") as folder, ExitStack() as stack:
-        shutil.copytree(large, folder, dirs_exist_ok=True)
-        service = stack.enter_context(attacked(folder, tmp_path / "log", settings, workers=2))
-        target = books(service.port)
-        first, second = items(target)[:2]
-        assert ask(target, removal(first)).status == 200
-        with full(folder):
-            answer = ask(target, removal(second))
-            assert answer.status == 409, answer
-            for _ in range(10):
-                assert {first, second} & {*items(target)} == {second}
-        assert ask(target, removal(second)).status == 200
-        assert {first, second} & {*items(target)} == {first}
-
-
 def test_a_log_that_cannot_be_written_stops_nothing(large: Path, tmp_path: Path) -> None:
     settings = LIMITS.environment() | {"ESPALIER_LOG_LEVEL": "INFO", "ESPALIER_LOG_REQUESTS": "all"}
     inside = ["sh", "-c", 'exec "$0" "$@" >/dev/full 2>&1']

@@ -17,14 +17,13 @@ import pytest
 
 from tests.service.processes import Service, paused, service
 from tests.service.running import Json
-from tests.service.test_chaos import bodies, make_models, same
+from tests.service.test_chaos import Results, bodies, make_models, results, same
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 SEEDS = [1, 2]
 ROUNDS, CLIENTS = 6, 6
 REMOVED = ["item-3", "item-50", "item-120"]
-Results = list[list[tuple[str, float]]]
 
 
 class Client(threading.Thread):
@@ -51,10 +50,6 @@ class Client(threading.Thread):
             self.answered += 1
             if status != 200 or not same(results(answer), self.expected[number]):
                 self.wrong.append(f"{status}: {str(answer)[:300]}")
-
-
-def results(answer: Json) -> Results:
-    return [[(item["id"], item["score"]) for item in result["items"]] for result in answer["results"]]
 
 
 def answered(clients: list[Client], more: int) -> None:

@@ -13,10 +13,8 @@ from pydantic import SecretStr
 from service.__main__ import listen_on
 from service.http.routes import _routes, for_customers
 from service.settings import Settings
-from tests.certificates import Authority
 from tests.service.listening import get, listening, post, retrieval
 from tests.service.running import run
-from tests.service.test_tls import client
 
 ADMIN = "an-admin-key-of-a-test"
 TWO: dict[str, Any] = {"admin_address": "127.0.0.1:0", "admin_keys": (SecretStr(ADMIN),)}
@@ -91,14 +89,6 @@ def test_a_full_service_answers_probes_on_both_addresses(models: Path) -> None:
         assert running.ask(get("/metrics")).status in (404, 503)
 
 
-def test_both_addresses_speak_tls(models: Path, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    pair = authority.signs("service")
-    with listening(models, **TWO, tls_certificate=pair.certificate, tls_key=pair.key) as running:
-        assert running.ask(get("/metrics"), client(authority)).status == 404
-        assert running.ask(get("/metrics"), client(authority), running.admin).status == 200
-
-
 def test_both_addresses_end_with_the_service(models: Path) -> None:
     with listening(models, **TWO) as running:
         addresses = running.address, running.admin
@@ -112,20 +102,25 @@ def test_both_addresses_end_with_the_service(models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "status", "warned"),
+    ("settings", "status", "warned"),
     [
         ({"host": "0.0.0.0", "admin_address": "127.0.0.1:0"}, 200, [True]),
         ({"host": "127.0.0.1", "admin_address": "0.0.0.0:0"}, 403, [True]),
         ({"host": "127.0.0.1", "admin_address": "127.0.0.1:0"}, 200, []),
         ({"host": "0.0.0.0", "admin_address": "0.0.0.0:0"}, 403, [True, True]),
+        ({"host": "127.0.0.1"}, 200, []),
+        ({"host": "0.0.0.0"}, 403, [True]),
+        ({"host": "0.0.0.0", "open": True}, 200, [False]),
+        ({"host": "0.0.0.0", "write_keys": (SecretStr("a-write-key-of-a-test"),)}, 403, []),
     ],
 )
 def test_without_keys_people_are_shown_to_this_machine_alone(
-    versions: Path, caplog: pytest.LogCaptureFixture, hosts: dict[str, Any], status: int, warned: list[bool]
+    versions: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], status: int, warned: list[bool]
 ) -> None:
-    with run(versions, **hosts) as running:
+    with run(versions, **settings) as running:
         assert running.client.get("/models/books/heldout").status_code == status
-    for listener in listen_on(Settings(port=0, **hosts)):
+        assert running.client.get("/models/books").status_code == 200
+    for listener in listen_on(Settings(port=0, **settings)):
         listener.close()
     assert ["may retrieve." in message for message in caplog.messages if "WITHOUT KEYS" in message] == warned
 

@@ -7,7 +7,6 @@ import gc
 import json
 import logging
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from service.http.connection import CONNECTION
 from service.http.memory_budget import Budget, Held
 from service.http.retrieve_route import FREE_BYTES, FREE_VALUES, send_body
 from service.http.stream_route import _Lines
-from service.retrieval.retrieve import BLOCK_ROWS, _blocks
+from service.retrieval.retrieve import BLOCK_ROWS
 from tests.service.conversation import Conversation
 from tests.service.listening import Listening, Wire, direct, listening, post, retrieval
 from tests.service.own_time import pass_time
@@ -131,15 +130,6 @@ def test_a_late_answer_is_504_however_it_became_late(large: Path, monkeypatch: p
         assert running.client.post("/retrieve", json=many(1, m=3, timeout_ms=2000)).status_code == 504
 
 
-def test_blocks_hold_all_queries_once() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        count_B = rng.integers(0, rng.choice([3, 100, 2 * BLOCK_ROWS]), rng.integers(1, 60))
-        blocks = _blocks(count_B)
-        assert [b for begin, end in blocks for b in range(begin, end)] == list(range(len(count_B)))
-        assert all(end - begin == 1 or count_B[begin:end].sum() <= BLOCK_ROWS for begin, end in blocks)
-
-
 # -- streams ------------------------------------------------------------------------------------------------------------
 
 
@@ -220,24 +210,6 @@ def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch, bu
     asyncio.run(looks())
     assert collected[:7] == [700, 690, *[600] * 5]
     assert collected[7:9] == ([620, 640] if busy else [640])
-
-
-def test_a_collection_frees_cycles() -> None:
-    class Node:
-        """Refers to itself."""
-
-        def __init__(self) -> None:
-            self.itself = self
-
-    node = Node()
-    watched = weakref.ref(node)
-    del node
-    gc.disable()
-    try:
-        lifecycle.collect()
-    finally:
-        gc.enable()
-    assert watched() is None
 
 
 # -- streams share memory: they wait for room, are refused where their bodies find none, and give up when their clients leave

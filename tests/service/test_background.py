@@ -72,16 +72,17 @@ async def test_a_cancelled_or_late_background_request_never_reaches_the_engine(e
 
 
 async def test_turns_are_few_in_order_and_bounded() -> None:
-    turns, end, order = Turns(running=1, waiting=2, clock=asyncio.get_running_loop().time), asyncio.Event(), list[int]()
+    turns, end, order = Turns("requests", 1, 2, asyncio.get_running_loop().time), asyncio.Event(), list[int]()
 
     async def take(number: int, deadline: float = 1e9) -> None:
-        async with turns.turn(deadline):
-            order.append(number)
-            await end.wait()
+        await turns.enter(deadline)
+        order.append(number)
+        await end.wait()
+        turns.leave()
 
     first, goes, last = (asyncio.create_task(take(number)) for number in range(3))
     await settled()
-    with pytest.raises(QueueFull, match="2 background requests wait already"):
+    with pytest.raises(QueueFull, match="2 requests wait already"):
         await take(3)
     assert order == [0]
     goes.cancel()  # its client has gone: its place is free

@@ -154,16 +154,6 @@ async def test_a_call_never_exceeds_the_batch_and_keeps_the_order(engine: FakeEn
     assert calls(engine) == [[0], [1, 2, 3], [4, 5, 6]]
 
 
-async def test_a_cancelled_request_never_reaches_the_engine(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_batch=16)
-    async with held(engine, batcher):
-        stays, goes = await accepted(ask(batcher, 1), ask(batcher, 2))
-        goes.cancel()
-        await asyncio.wait([goes])
-    await stays
-    assert calls(engine) == [[0], [1]]
-
-
 async def test_an_engine_failure_fails_only_the_requests_of_its_call(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=16)
     async with held(engine, batcher) as busy:
@@ -377,15 +367,6 @@ async def test_accepted_work_counts_as_offered_unless_it_would_have_waited(
         (second,) = await accepted(ask(batcher, 4))
     await asyncio.gather(first, second)
     assert offered == [(1, False), (2, False), (1, False), (1, True)]
-
-
-async def test_a_patient_request_waits_for_room(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_queue=1)
-    async with held(engine, batcher):
-        first, second = await accepted(ask(batcher, 1), ask(batcher, 2, priority=Priority.PATIENT))
-        assert (batcher.depth, second.done()) == (1, False)
-    await asyncio.gather(first, second)
-    assert calls(engine) == [[0], [1], [2]]
 
 
 async def test_a_patient_request_that_finds_no_room_by_its_deadline_has_expired(engine: FakeEngine, new_batcher: NewBatcher) -> None:

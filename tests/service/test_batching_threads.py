@@ -94,7 +94,7 @@ async def test_where_queries_lead_is_found_in_short_jobs_and_is_one_result(new_b
     batcher = new_batcher(engine)
     await ask(batcher, 1)
     asked = queries(*range(JOB_QUERIES + 2))
-    found = await asyncio.to_thread(batcher.parents_now, asked, SearchParams.uniform(len(asked), 5, 5))
+    found = await asyncio.to_thread(batcher.parents_now, engine.parents, asked, SearchParams.uniform(len(asked), 5, 5))
     assert [len(call) for call in calls(engine)] == [1, JOB_QUERIES, 2]
     assert found.result.item_rows_BM.shape == (JOB_QUERIES + 2, 5)
     (frontier,) = found.frontiers
@@ -115,10 +115,10 @@ async def test_where_queries_lead_is_found_by_who_asks_while_the_engine_is_idle_
     engine = Noted(ITEMS)
     batcher, params = new_batcher(engine), SearchParams.uniform(1, 5, 5)
     await idle(batcher)
-    await asyncio.to_thread(batcher.parents_now, queries(1), params)
+    await asyncio.to_thread(batcher.parents_now, engine.parents, queries(1), params)
     assert asking.pop() != "engine-test"
     async with held(engine, batcher) as busy:
-        found = asyncio.create_task(asyncio.to_thread(batcher.parents_now, queries(1), params))
+        found = asyncio.create_task(asyncio.to_thread(batcher.parents_now, engine.parents, queries(1), params))
         while not batcher._jobs.waiting:
             await asyncio.sleep(0)
     await asyncio.gather(busy, found)
@@ -127,24 +127,18 @@ async def test_where_queries_lead_is_found_by_who_asks_while_the_engine_is_idle_
     await idle(batcher)
     (wake,) = batcher._asleep
     batcher._asleep.clear()  # as after it was woken, and before it has looked what for
-    found = asyncio.create_task(asyncio.to_thread(batcher.parents_now, queries(1), params))
+    found = asyncio.create_task(asyncio.to_thread(batcher.parents_now, engine.parents, queries(1), params))
     await turns_until(lambda: batcher._jobs.waiting or asking)
     wake.release()
     await found
     assert asking == ["engine-test"]
     await batcher.drain(5)
     with pytest.raises(NotReady):
-        await asyncio.to_thread(batcher.parents_now, queries(1), params)
+        await asyncio.to_thread(batcher.parents_now, engine.parents, queries(1), params)
     elsewhere = new_batcher(engine, serial=False)  # on a GPU
     await idle(elsewhere)
-    await asyncio.to_thread(elsewhere.parents_now, queries(1), params)
+    await asyncio.to_thread(elsewhere.parents_now, engine.parents, queries(1), params)
     assert asking == ["engine-test"] * 2
-
-
-async def test_an_engine_of_one_stage_cannot_say_where_queries_lead(new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(FakeEngine(ITEMS))
-    with pytest.raises(EngineFailed, match="fake finds no parents"):
-        await asyncio.to_thread(batcher.parents_now, queries(1), SearchParams.uniform(1, 5, 5))
 
 
 async def test_jobs_are_larger_while_nobody_asks(new_batcher: NewBatcher) -> None:
@@ -154,7 +148,7 @@ async def test_jobs_are_larger_while_nobody_asks(new_batcher: NewBatcher) -> Non
     asked = queries(*range(QUIET_JOB_QUERIES + 2))
     for waited_s in (QUIET_S, QUIET_S / 2):  # after the second the limit has passed
         await pass_time(waited_s)
-        await asyncio.to_thread(batcher.parents_now, asked, SearchParams.uniform(len(asked), 5, 5))
+        await asyncio.to_thread(batcher.parents_now, engine.parents, asked, SearchParams.uniform(len(asked), 5, 5))
     small, large = [JOB_QUERIES] * 4 + [2], [QUIET_JOB_QUERIES, 2]
     assert [len(call) for call in calls(engine)] == [1, *small, *large]
 
@@ -296,28 +290,23 @@ def wide(values: int) -> SearchParams:
 
 
 @pytest.mark.parametrize(
-    ("batch", "params", "inline"),
+    ("params", "priority", "inline"),
     [
-        (1, wide(INLINE_VALUES), True),
-        (1, wide(INLINE_VALUES + 1), False),
-        (1, SearchParams.uniform(1, 5, INLINE_VALUES - 3), True),
-        (1, SearchParams.uniform(1, 5, INLINE_VALUES - 2), False),
-        (1, SearchParams.uniform(1, 5, 5, trace=True), False),
-        (2, SearchParams.uniform(2, 5, 5), False),
+        (wide(INLINE_VALUES), Priority.NORMAL, True),
+        (wide(INLINE_VALUES + 1), Priority.NORMAL, False),
+        (SearchParams.uniform(1, 5, INLINE_VALUES - 3), Priority.NORMAL, True),
+        (SearchParams.uniform(1, 5, INLINE_VALUES - 2), Priority.NORMAL, False),
+        (SearchParams.uniform(1, 5, 5, trace=True), Priority.NORMAL, False),
+        (SearchParams.uniform(2, 5, 5), Priority.NORMAL, False),
+        (SearchParams.uniform(1, 5, 5), Priority.PATIENT, False),
+        (SearchParams.uniform(1, 5, 5), Priority.BACKGROUND, False),
     ],
 )
-async def test_only_a_single_small_query_is(new_batcher: NewBatcher, batch: int, params: SearchParams, inline: bool) -> None:
-    engine, batcher = await seen(new_batcher)
-    await batcher.search(queries(*range(batch)), params)
-    assert engine.inline == [False, inline]
-
-
-@pytest.mark.parametrize("priority", [Priority.PATIENT, Priority.BACKGROUND])
-async def test_only_a_normal_query_is(new_batcher: NewBatcher, priority: Priority) -> None:
+async def test_only_a_single_small_normal_query_is(new_batcher: NewBatcher, params: SearchParams, priority: Priority, inline: bool) -> None:
     """A stream, or a measurement in the background, would keep the event loop for itself."""
     engine, batcher = await seen(new_batcher)
-    await ask(batcher, 1, priority=priority)
-    assert engine.inline == [False, False]
+    await batcher.search(queries(*range(len(params.m_B))), params, priority=priority)
+    assert engine.inline == [False, inline]
 
 
 async def test_queries_that_come_together_go_to_the_thread(new_batcher: NewBatcher) -> None:

@@ -1,45 +1,29 @@
-"""What the world does to a service: a real process, real sockets, and every answer compared with what the engine says alone.
+"""What load does to a service: a real process, real sockets, and every answer compared with the one to a lone request.
 
 Nothing that was accepted may be lost, and no wrong answer may leave.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.random_bundles import make_bundle, random_tree
-from benchmarks.service.serving import get, serving
-from espalier.bundle import Bundle
-from espalier.engines import open_engine
-from espalier.masks.eligibility import node_mask, widened_beam
-from espalier.queries import HistoryKind, encode_histories
-from espalier.search import SearchParams
 from loadtest.loops import Answered, closed_loop, open_loop, request_bytes, statuses
+from tests.service.processes import Service, service
 from tests.service.running import Json
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-ADMIN = "chaos-admin-key-0"
-SETTINGS = {
-    "ESPALIER_ADMIN_KEYS": ADMIN,
-    "ESPALIER_BODY_TIMEOUT_S": "0.5",
-    "ESPALIER_MAX_QUEUE": "40",
-    "ESPALIER_LOG_LEVEL": "WARNING",
-    "ESPALIER_DEVICE": "cpu",
-}
+SETTINGS = {"ESPALIER_BODY_TIMEOUT_S": "0.5", "ESPALIER_MAX_QUEUE": "40"}
 SECTIONS = ("a", "b", "c")
+Results = list[list[tuple[str, float]]]
 
 
 def make_models(folder: Path) -> None:
@@ -49,57 +33,6 @@ def make_models(folder: Path) -> None:
         columns = {"section": [SECTIONS[i % 3] for i in range(tree.item_count)]}
         rng = np.random.default_rng(version)
         make_bundle(folder, rng, tree, name="books", integer=False, version=version, columns=columns, max_beam_size=64, max_m=64)
-
-
-@dataclass
-class Oracle:
-    """What each version answers, from an engine of its own."""
-
-    folder: Path
-    engines: dict[int, Any] = field(default_factory=dict)
-
-    def items(self, version: int, body: Json) -> list[list[tuple[str, float]]]:
-        bundle = Bundle.open(self.folder / "books" / str(version))
-        engine = self.engines.setdefault(version, open_engine(bundle, "cpu"))
-        kind = bundle.manifest.query
-        assert isinstance(kind, HistoryKind)
-        queries, _ = encode_histories(kind, bundle.items, [query["history"] for query in body["queries"]])
-        mask, beam_size = None, body["beam_size"]
-        if "filter" in body:
-            sections = np.array(bundle.items.column("section").to_pylist())
-            mask = node_mask(bundle.tree, np.isin(sections, body["filter"]["section"]))
-            beam_size = min(widened_beam(beam_size, mask.items, len(sections), 4), 64)
-        result = engine.search(queries, SearchParams.uniform(len(queries), beam_size, body["m"], mask=mask))
-        found = zip(result.item_rows_BM, result.scores_BM, result.count_B.tolist(), strict=True)
-        return [list(zip(bundle.items.ids_of(rows[:count]), scores[:count].tolist(), strict=True)) for rows, scores, count in found]
-
-
-@pytest.fixture(scope="module")
-def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    folder = tmp_path_factory.mktemp("oracle")
-    make_models(folder)
-    return Oracle(folder)
-
-
-@pytest.fixture(scope="module")
-def port(oracle: Oracle) -> Iterator[int]:
-    """A service whose models folder is left alone."""
-    with serving(["service"], SETTINGS | {"ESPALIER_MODELS": str(oracle.folder)}) as port:
-        yield port
-
-
-@pytest.fixture
-def models(tmp_path: Path, oracle: Oracle) -> Path:
-    """A models folder to do harm to."""
-    shutil.copytree(oracle.folder / "books", tmp_path / "books")
-    return tmp_path
-
-
-@pytest.fixture
-def endangered(models: Path) -> Iterator[int]:
-    """A service of that folder, which takes no stall of the machine for overload."""
-    with serving(["service"], SETTINGS | {"ESPALIER_MODELS": str(models), "ESPALIER_MAX_QUEUE_MS": "60000"}) as port:
-        yield port
 
 
 def bodies(count: int = 40) -> list[Json]:
@@ -112,103 +45,70 @@ def bodies(count: int = 40) -> list[Json]:
     return made
 
 
-class Checked:
-    """Requests whose answers are known."""
-
-    def __init__(self, oracle: Oracle) -> None:
-        self.oracle, self.bodies = oracle, bodies()
-        self.requests = [request_bytes("/retrieve", body, {"X-Request-Id": str(i)}) for i, body in enumerate(self.bodies)]
-        self.known: dict[tuple[int, str], list[list[tuple[str, float]]]] = {}
-
-    def wrong(self, answered: list[Answered]) -> list[Json]:
-        """The 200 answers that are not what an engine alone says to any of the bodies."""
-        if not self.known:
-            self.known = {
-                (version, json.dumps(items)): items
-                for version in (1, 2)
-                for body in self.bodies
-                for items in [self.oracle.items(version, body)]
-            }
-        bad = []
-        for answer in answered:
-            if answer.status == 200:
-                document = json.loads(answer.body)
-                items = [[(item["id"], item["score"]) for item in result["items"]] for result in document["results"]]
-                if not any(version == document["version"] and same(items, known) for (version, _), known in self.known.items()):
-                    bad.append(document)
-        return bad
+BODIES = bodies()
+REQUESTS = [request_bytes("/retrieve", body) for body in BODIES]
 
 
-def same(items: list[list[tuple[str, float]]], known: list[list[tuple[str, float]]]) -> bool:
-    return [[one for one, _ in result] for result in items] == [[one for one, _ in result] for result in known] and all(
+def results(answer: Json) -> Results:
+    return [[(item["id"], item["score"]) for item in result["items"]] for result in answer["results"]]
+
+
+def same(found: Results, known: Results) -> bool:
+    return [[one for one, _ in result] for result in found] == [[one for one, _ in result] for result in known] and all(
         score == pytest.approx(expected, abs=1e-5)
-        for result, other in zip(items, known, strict=True)
+        for result, other in zip(found, known, strict=True)
         for (_, score), (_, expected) in zip(result, other, strict=True)
     )
 
 
-@pytest.fixture(scope="module")
-def checked(oracle: Oracle) -> Checked:
-    return Checked(oracle)
-
-
-def metric(port: int, line: str) -> float:
-    text = get(port, "/metrics")[1].decode()
-    return sum(float(found.rsplit(" ", 1)[1]) for found in text.splitlines() if found.startswith(line))
-
-
-def settle(port: int) -> None:
-    """Wait until nothing waits for the engine."""
-    until(lambda: metric(port, "espalier_queue_depth") == 0, "nothing waits for the engine", within_s=10)
-
-
-def admin(port: int, method: str, path: str, body: Json) -> tuple[int, Json]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(method, path, json.dumps(body), {"Authorization": f"Bearer {ADMIN}", "Content-Type": "application/json"})
-    answer = connection.getresponse()
-    found = answer.status, json.loads(answer.read())
-    connection.close()
+def alone(running: Service) -> dict[int, list[Results]]:
+    """What each version answers to each request when there is no other. Version 1 is loaded for that."""
+    assert running.request("POST", "/models/books/load", {"version": 1, "default": False})[0] == 200
+    found = {v: [results(running.request("POST", "/retrieve", body | {"version": v})[1]) for body in BODIES] for v in (1, 2)}
+    assert found[1] != found[2]
     return found
 
 
-def test_overload_is_answered_by_refusals_and_right_answers(port: int, checked: Checked) -> None:
-    answered = open_loop(("127.0.0.1", port), checked.requests, 6000, 1.0, connections=300, grace_s=60.0)
-    found = Counter(answer.status for answer in answered)
-    assert set(found) <= {200, 429, 503, 504}, found
-    assert found[200] > 100
-    assert checked.wrong(answered) == []
-    settle(port)
-    assert set(statuses(closed_loop(("127.0.0.1", port), checked.requests, 2, 0.3))) == {"200"}
+def wrong(answered: list[Answered], known: dict[int, list[Results]]) -> list[Json]:
+    """The 200 answers that are not those to a lone request."""
+    documents = [(answer.number, json.loads(answer.body)) for answer in answered if answer.status == 200]
+    return [document for number, document in documents if not same(results(document), known[document["version"]][number % len(BODIES)])]
 
 
-def test_a_bundle_that_is_replaced_by_another_one_goes_on_serving(endangered: int, models: Path, checked: Checked) -> None:
-    served = models / "books" / "2"
-    shutil.rmtree(served)
-    shutil.copytree(models / "books" / "1", served)
-    answered = closed_loop(("127.0.0.1", endangered), checked.requests, 4, 1.0)
-    assert set(statuses(answered)) == {"200"}
-    assert checked.wrong(answered) == []
-    assert {json.loads(answer.body)["version"] for answer in answered} == {2}
-    assert get(endangered, "/readyz")[0] == 200
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    make_models(tmp_path / "models")
+    return tmp_path / "models"
 
 
-def test_reloads_under_load_lose_nothing_and_answer_right(endangered: int, checked: Checked) -> None:
-    outcomes: list[int] = []
+def test_overload_is_answered_by_refusals_and_right_answers(models: Path) -> None:
+    with service(models, 1, **SETTINGS, ESPALIER_MAX_QUEUE_MS="100") as running:
+        known = alone(running)
+        answered = open_loop(("127.0.0.1", running.port), REQUESTS, 6000, 1.0, connections=300, grace_s=60.0)
+        found = Counter(answer.status for answer in answered)
+        assert set(found) <= {200, 429, 503, 504}, found
+        assert found[200] > 100
+        assert wrong(answered, known) == []
+        until(lambda: running.metric('espalier_queue_depth{model="books"}') == 0, "nothing waits for the engine")
+        assert set(statuses(closed_loop(("127.0.0.1", running.port), REQUESTS, 2, 0.3))) == {"200"}
+
+
+def test_reloads_under_load_lose_nothing_and_answer_right(models: Path) -> None:
+    outcomes, answered = list[int](), list[Answered]()
 
     def reload() -> None:
         for i in range(10):
             for action, version in (("default", 1 + i % 2), ("unload", 2 - i % 2)):
-                outcomes.append(admin(endangered, "POST", f"/models/books/{action}", {"version": version})[0])
+                outcomes.append(running.request("POST", f"/models/books/{action}", {"version": version})[0])
 
-    reloader = threading.Thread(target=reload)
-    reloader.start()
-    answered: list[Answered] = []
-    while reloader.is_alive():
-        answered += closed_loop(("127.0.0.1", endangered), checked.requests, 6, 0.3)
+    with service(models, 1, **SETTINGS) as running:  # it takes no stall of the machine for overload
+        known, reloader = alone(running), threading.Thread(target=reload)
+        reloader.start()
+        while reloader.is_alive():
+            answered += closed_loop(("127.0.0.1", running.port), REQUESTS, 6, 0.3)
     assert outcomes == [200] * 20
     found = statuses(answered)
     assert set(found) <= {"200", "429"}
     assert found["200"] >= 100  # where other programs have the cores six clients are too many; refused, they ask again at once
-    served = [answer for answer in answered if answer.status == 200]
-    assert checked.wrong(served) == []
-    assert {json.loads(answer.body)["version"] for answer in served} == {1, 2}
+    assert wrong(answered, known) == []
+    assert {json.loads(answer.body)["version"] for answer in answered if answer.status == 200} == {1, 2}

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 from espalier.items import ItemTable
+from service.batching.priority import Turns
 from service.errors import DeadlinePassed, QueueFull
 from service.http.single_flight import SingleFlight
-from service.retrieval import completion, scans
+from service.retrieval import completion
 from service.retrieval.scans import MAX_SCANS, MAX_WAITING, Scans
 from service.watch.metrics import Metrics
-from tests.service.own_time import pass_time, settled
+from tests.service.own_time import settled
 from tests.service.running import Running
 
 
@@ -85,21 +86,6 @@ async def test_few_scans_run_and_few_wait(items: ItemTable, held: Held) -> None:
     assert len(await completer.complete(items, "title 2", 3)) == 3  # there is room again
 
 
-async def test_who_waits_too_long_is_told_so_and_makes_room(items: ItemTable, held: Held) -> None:
-    completer = Completer(20.0)
-    running = [asyncio.create_task(completer.complete(items, "", 1)) for _ in range(MAX_SCANS)]
-    await begun(held)
-    for _ in range(2):
-        late = [asyncio.create_task(completer.complete(items, "", 1)) for _ in range(MAX_WAITING)]
-        await pass_time(19.9)
-        assert not any(task.done() for task in late)
-        await pass_time(0.2)
-        assert [type(task.exception()) for task in late] == [DeadlinePassed] * MAX_WAITING
-    held.go.set()
-    await asyncio.gather(*running)
-    assert held.total == MAX_SCANS
-
-
 async def test_a_scan_whose_client_has_gone_counts_until_it_ends(items: ItemTable, held: Held) -> None:
     completer = Completer(20.0)
     gone = [asyncio.create_task(completer.complete(items, "", 1)) for _ in range(MAX_SCANS)]
@@ -124,9 +110,9 @@ async def test_a_scan_ends_at_its_deadline(items: ItemTable, monkeypatch: pytest
         return looked[-1]  # a second passes between two looks
 
     with pytest.raises(DeadlinePassed):
-        await Completer(2.0, clock).complete(items, "nothing", 1)
-    assert len(looked) == 3  # the request, and two of four slices
-    found = await Completer(2.0, clock).complete(items, "item-1", 2)
+        await Completer(3.0, clock).complete(items, "nothing", 1)
+    assert len(looked) == 4  # the request, its turn, and two of four slices
+    found = await Completer(3.0, clock).complete(items, "item-1", 2)
     assert found == [{"id": "item-1", "title": "Title 1"}, {"id": "item-10", "title": "Title 10"}]
 
 
@@ -134,7 +120,8 @@ SCANNED = ["items?prefix=x", "facets?column=title", "tree/0", "tree?item=item-1"
 
 
 async def test_few_scans_of_each_kind_are_answered_at_a_time(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scans, "MAX_WAITING", 0)
+    for scans in (running.app.state.service.scans, running.app.state.service.completions):
+        monkeypatch.setattr(scans, "_turns", Turns("scans", MAX_SCANS, 0))
     for address in SCANNED:
         flood = [running.client.http.get(f"/models/books/{address}") for _ in range(10)]
         statuses = [answer.status_code for answer in await asyncio.gather(*flood)]
@@ -159,18 +146,6 @@ class Making:
         if self.failure is not None:
             raise self.failure
         return self.calls
-
-
-async def test_those_who_ask_at_the_same_time_get_the_same() -> None:
-    making = Making()
-    shared = SingleFlight(making)
-    first = [asyncio.create_task(shared.get()) for _ in range(20)]
-    assert await asyncio.to_thread(making.began.acquire, timeout=20)
-    first.append(asyncio.create_task(shared.get()))
-    first[0].cancel()  # who hangs up ends it for nobody else
-    making.go.set()
-    assert await asyncio.gather(*first[1:]) == [1] * 20
-    assert await shared.get() == 2
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -200,9 +175,10 @@ def rendering(monkeypatch: pytest.MonkeyPatch) -> Making:
 
 
 async def test_scrapes_at_the_same_time_share_one_rendering(rendering: Making, running: Running) -> None:
-    scrapes = [asyncio.create_task(running.client.http.get("/metrics")) for _ in range(20)]
+    scrapes = [asyncio.create_task(running.client.http.get("/metrics")) for _ in range(21)]
     assert await asyncio.to_thread(rendering.began.acquire, timeout=20)
     assert (await running.client.http.get("/livez")).status_code == 200
+    scrapes.pop(0).cancel()  # who hangs up ends it for nobody else
     rendering.go.set()
     answers = await asyncio.gather(*scrapes)
     assert {answer.status_code for answer in answers} == {200}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from service.http.console import FOLDER, HEADERS, accepts_gzip, read_files
+from service.http.console import FOLDER, HEADERS, read_files
 from service.http.console_modules import joined
 from tests.service.running import Running, problem, run
 
@@ -91,25 +91,6 @@ def test_the_console_can_be_switched_off(models: Path) -> None:
         for path in read_files():
             assert problem(without.client.get(path))["status"] == 404, path
         assert without.client.get("/docs").status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("header", "allowed"),
-    [
-        ("", False),
-        ("gzip", True),
-        ("br, GZIP;q=0.5", True),
-        ("gzip; q=0", False),
-        ("gzip;q=0.000", False),
-        ("*", True),
-        ("*;q=0, gzip", True),
-        ("*, gzip;q=0", False),
-        ("identity", False),
-        (";;,,q=", False),
-    ],
-)
-def test_gzip_is_sent_where_it_is_accepted(header: str, allowed: bool) -> None:
-    assert accepts_gzip(header) is allowed
 
 
 # -- the console's modules in one file: run by Node.js where it is installed; forms that it does not know are refused -----
@@ -218,10 +199,3 @@ def test_the_consoles_own_modules_are_one_script(node: str) -> None:
 def test_another_form_is_refused(line: str, said: str) -> None:
     with pytest.raises(ValueError, match=rf"^app.js: {said}"):
         joined({"app.js": line, "core/a.js": ""}, [], "app.js")
-
-
-@pytest.mark.parametrize("form", ['import { x } from "./PLACE.js";', 'export { x } from "./PLACE.js";', 'export * from "./PLACE.js";'])
-def test_modules_that_need_each_other_in_a_circle_are_refused(form: str) -> None:
-    modules = {name: form.replace("PLACE", other) for name, other in (("app.js", "a"), ("a.js", "b"), ("b.js", "a"))}
-    with pytest.raises(ValueError, match=r"in a circle: app.js → a.js → b.js → a.js"):
-        joined(modules, [], "app.js")

@@ -40,18 +40,6 @@ async def test_a_key_whose_queries_cost_more_gets_fewer_of_them_answered(engine:
     assert order == [1, 20, 21, 22, 23, 2, 24, 25, 26, 27, 3]
 
 
-async def test_a_key_that_comes_back_gets_no_more_for_having_been_away(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_batch=1)
-    await learnt(engine, batcher, 0.001)
-    for _ in range(3):
-        await ask(batcher, 9, key="steady")
-    async with held(engine, batcher) as busy:
-        steady = await accepted(*(ask(batcher, i, key="steady") for i in range(1, 4)))
-        back = await accepted(*(ask(batcher, i, key="back") for i in range(11, 14)))
-    await asyncio.gather(busy, *steady, *back)
-    assert [newest(engine, call)[0] for call in range(5, len(engine.calls))] == [1, 11, 2, 12, 3, 13]
-
-
 async def test_in_overload_a_request_is_refused_for_what_it_would_wait_for(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=1, max_queue=4)
     await learnt(engine, batcher, 0.001)

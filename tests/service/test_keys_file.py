@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from service.__main__ import listen_on
 from service.errors import Forbidden, KeyLimit, Unauthorized
 from service.http import held_refusals, key_limits, stream_route
-from service.http.api_keys import LOOK_S, Keys
+from service.http.api_keys import Keys
 from service.http.held_refusals import HELD_S, LONGEST_S, REFUSALS_PER_S, HeldRefusals
 from service.http.key_limits import COST_BURST_S, DEBT_S, SLOTS, KeyLimits, _locked
 from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE, Key, read_keys
 from service.settings import Settings, is_local
 from service.watch.metrics import OTHER_KEYS, Metrics
+from service.watched_files import LOOK_S
 from tests.service.own_time import turns_until
 from tests.service.running import Running, run
 
@@ -141,7 +141,7 @@ class Time:
 
 def test_keys_of_a_file_stand_beside_those_of_the_environment_and_expire(file: Path) -> None:
     now = datetime(2029, 12, 31, tzinfo=UTC)
-    keys = Keys([SecretStr("env-key-0123456789")], [], file=file, now=lambda: now)
+    keys = Keys(Settings(retrieve_keys=(SecretStr("env-key-0123456789"),), keys_file=file), now=lambda: now)
     assert not keys.public
     assert not keys.open
     assert keys.roles == ["admin", "retrieve"]
@@ -158,7 +158,7 @@ def test_keys_of_a_file_stand_beside_those_of_the_environment_and_expire(file: P
 
 def test_a_file_without_a_key_for_retrieval_opens_nothing(file: Path) -> None:
     file.write_text("keys = []")
-    keys = Keys([], [], file=file)
+    keys = Keys(Settings(keys_file=file))
     with pytest.raises(Unauthorized):
         keys.check("retrieve", None)
     with pytest.raises(Forbidden):
@@ -167,7 +167,7 @@ def test_a_file_without_a_key_for_retrieval_opens_nothing(file: Path) -> None:
 
 def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = Time()
-    keys = Keys([], [], file=file, clock=clock)
+    keys = Keys(Settings(keys_file=file), clock)
     link = file.with_name("other.toml")
     link.write_text(FILE.replace(SHOP, "shop-web-rotated-0001"))
     link.replace(file)
@@ -204,7 +204,7 @@ def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(
 )
 def test_what_people_did_is_shown_without_keys_where_no_other_machine_comes(host: str, local: bool) -> None:
     assert is_local(host) is local
-    keys = Keys([], [], shared=not local)
+    keys = Keys(Settings(host=host))
     assert keys.shows_all is local
     assert keys.check("internal", None) is None
     if local:
@@ -212,25 +212,6 @@ def test_what_people_did_is_shown_without_keys_where_no_other_machine_comes(host
     else:
         with pytest.raises(Forbidden, match="ESPALIER_OPEN=1"):
             keys.check("private", None)
-
-
-def test_a_service_that_others_reach_shows_held_out_queries_to_nobody_unless_it_is_told_to(versions: Path) -> None:
-    for more, status in (({}, 403), ({"open": True}, 200), ({"host": "127.0.0.1"}, 200)):
-        with run(versions, **{"host": "0.0.0.0"} | more) as running:
-            assert running.client.get("/models/books/heldout").status_code == status
-            assert running.client.get("/models/books").status_code == 200
-
-
-def test_a_service_without_keys_that_others_reach_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    for settings, said in (
-        (Settings(host="0.0.0.0", port=0), True),
-        (Settings(host="0.0.0.0", port=0, write_keys=(SecretStr(SHOP),)), False),
-        (Settings(port=0), False),
-    ):
-        caplog.clear()
-        for listening in listen_on(settings):
-            listening.close()
-        assert ("WITHOUT KEYS" in caplog.text) is said
 
 
 # -- limits -----------------------------------------------------------------------------------------------------------------
@@ -359,6 +340,18 @@ def test_a_worker_that_stands_still_while_it_counts_stops_no_other(tmp_path: Pat
         assert time.monotonic() - began < 1
 
 
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """For how many seconds refusals would have been held back."""
+    seconds_of_each: list[float] = []
+
+    async def passed(_: object, seconds: float) -> None:
+        seconds_of_each.append(seconds)
+
+    monkeypatch.setattr(held_refusals, "_passed", passed)
+    return seconds_of_each
+
+
 # -- over HTTP --------------------------------------------------------------------------------------------------------------
 
 
@@ -386,7 +379,7 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         assert running.client.get("/models", headers={"Authorization": f"Bearer {ADMIN}"}).json()["keys"] == ["admin", "retrieve"]
         file.write_text(FILE.replace('"books", ', "").replace("rate = 2\nburst = 3\n", ""))
         keys = running.app.state.service.keys
-        keys._next_look = 0.0
+        keys._watched._next_look = 0.0
         refused = asked(running, PARTNER)
         assert refused.status_code == 403
         assert refused.json()["detail"] == "This key may not use the model 'books'."
@@ -403,7 +396,7 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         assert (stream.status_code, stream.json()["status"]) == (200, 403)
         assert 'espalier_auth_failures_total{reason="model",role="retrieve"} 4.0' in running.client.get("/metrics").text
         file.write_text(FILE.replace("rate = 2\nburst = 3", "rate = 0.01\nburst = 2"))
-        keys._next_look = 0.0
+        keys._watched._next_look = 0.0
         lines = running.client.post(
             "/retrieve/stream",
             content='{"queries": [{"history": []}]}\n' * 4,
@@ -429,13 +422,7 @@ def test_engine_seconds_are_those_of_the_queries_themselves(versions: Path, file
         assert keys.limits._moments(partner)[1] - began == spent_s  # what is never searched costs nothing
 
 
-def test_a_refusal_is_held_back_before_the_body_is_looked_at(versions: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[float] = []
-
-    async def passed(_: object, seconds: float) -> None:
-        held.append(seconds)
-
-    monkeypatch.setattr(held_refusals, "_passed", passed)
+def test_a_refusal_is_held_back_before_the_body_is_looked_at(versions: Path, file: Path, held: list[float]) -> None:
     file.write_text(FILE.replace("rate = 2", "rate = 0.01").replace("burst = 3", "burst = 1"))
     with run(versions, keys_file=file) as running:
         headers = {"Authorization": f"Bearer {PARTNER}"}
@@ -473,17 +460,11 @@ def test_more_names_of_keys_than_a_file_may_have_are_counted_together() -> None:
 
 
 def test_a_key_without_limits_that_crowds_others_out_is_refused_late_and_they_are_answered(
-    versions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    versions: Path, tmp_path: Path, held: list[float]
 ) -> None:
-    held: list[float] = []
-
-    async def passed(_: object, seconds: float) -> None:
-        held.append(seconds)
-
-    monkeypatch.setattr(held_refusals, "_passed", passed)
     keys = tmp_path / "keys.toml"
     keys.write_text(FILE.replace("rate = 2\nburst = 3\ncost = 0.5", ""))
-    with run(versions, keys_file=keys, max_queue=3, max_batch=1, timeout_ms=60_000) as running:
+    with run(versions, keys_file=keys, max_queue=3, max_batch=1, timeout_ms=60_000, max_queue_ms=60_000) as running:
         loop = running.runner.get_loop()
         engine, loaded = running.engines["books"], running.app.state.service.registry.choose("books", None)
 
@@ -512,19 +493,13 @@ def test_a_key_without_limits_that_crowds_others_out_is_refused_late_and_they_ar
     assert len(held) == 3
 
 
-def test_each_key_gets_so_many_refusals_a_second_and_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[float] = []
-
-    async def passed(_: object, seconds: float) -> None:
-        held.append(seconds)
-
+def test_each_key_gets_so_many_refusals_a_second_and_none_waits_for_long(held: list[float]) -> None:
     async def refused() -> None:
         refusals = HeldRefusals()
         for _ in range(3000):
             await refusals.wait("flood", {"type": "http"})
         await refusals.wait("other", {"type": "http"})
 
-    monkeypatch.setattr(held_refusals, "_passed", passed)
     asyncio.run(refused())
     assert [held[count] - HELD_S for count in (0, 128, 256)] == pytest.approx([0, 128 / REFUSALS_PER_S, 256 / REFUSALS_PER_S], abs=0.2)
     assert max(held) == pytest.approx(LONGEST_S)

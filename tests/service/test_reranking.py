@@ -370,7 +370,7 @@ def test_callers_send_features_and_the_stage_is_counted_where_it_ran(served: Run
     body: Json = {"model": "books", "queries": [{"history": []}], "beam_size": 20, "rerank": True}
     header = served.client.post("/retrieve", json=body).headers["server-timing"]
     assert counted() == before + 1
-    assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "rerank", "serialise", "total"]
+    assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "serialise", "rerank", "total"]
 
 
 def test_explain_says_what_moved(served: Running, plain: Bundle, ranked: Bundle) -> None:

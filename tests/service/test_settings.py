@@ -162,8 +162,8 @@ RETRIEVE_ID, ADMIN_ID = "0e9c038e", "2e7be159"
 def keys(
     retrieve: tuple[str, ...] = (RETRIEVE,), admin: tuple[str, ...] = (ADMIN, f"alice:{NAMED}"), write: tuple[str, ...] = (WRITE,)
 ) -> Keys:
-    of_roles = ([SecretStr(key) for key in own] for own in (retrieve, admin, write, (f"router:{INTERNAL}",)))
-    return Keys(next(of_roles), next(of_roles), next(of_roles), next(of_roles))
+    of_roles = {"retrieve_keys": retrieve, "admin_keys": admin, "write_keys": write, "internal_keys": (f"router:{INTERNAL}",)}
+    return Keys(Settings.model_validate(of_roles))
 
 
 def named(keys: Keys, access: Access, authorization: bytes) -> str | None:

@@ -92,7 +92,7 @@ def refused(running: Running, address: str) -> Json:
 
 def agree(running: Running, fields: Mapping[str, Json], tree: int = 0) -> dict[int, Json]:
     """All nodes that are reached from the root say of themselves what the paths of these items say. fields: of every item that is there."""
-    trees = Trees.of(running.app.state.service.registry.choose("books", None), tree)
+    trees = Trees(running.app.state.service.registry.choose("books", None), tree)
     paths = {item: trees.path_to(item) for item in fields}
     nodes, waiting = dict[int, Json](), [0]
     while waiting:

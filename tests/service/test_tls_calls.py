@@ -13,6 +13,7 @@ from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
 from service.router.transport import ReplicaFailed
 from service.tls import Certificates, calling
+from service.watched_files import WatchedFiles
 from tests.certificates import Authority
 from tests.service.listening import Listening, listening
 from tests.service.test_tls import own
@@ -71,7 +72,7 @@ async def test_a_router_shows_its_new_certificate(other: Listening, authority: A
     (tmp_path / "other").mkdir()
     stranger = Authority(tmp_path / "other").signs("router")
     certificates = calling(authority.ca, *stranger)
-    certificates._clock = lambda: now
+    certificates._watched = WatchedFiles(certificates._files, lambda: now)
     address = f"https://localhost:{other.address[1]}"
     async with transport(certificates) as router:
         with pytest.raises(ReplicaFailed):

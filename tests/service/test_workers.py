@@ -168,50 +168,6 @@ def test_a_full_temporary_folder_ends_no_worker_and_keeps_no_change_from_being_m
         assert "item-7" not in running.served()[1]
 
 
-def test_what_only_dead_workers_served_is_not_said_to_be_served(models: Path) -> None:
-    with service(models, 2) as running:
-        running.served()
-        add_version(models, 2)
-        for pid in running.workers():
-            os.kill(pid, signal.SIGKILL)
-        until(lambda: "".join(running.log).count("is ready on") == 4, "others have loaded what is the highest version now")
-        until(lambda: running.metric('espalier_model_info{engine="compiled-cpu",model="books",version="2"}') == 1, "it serves")
-        _, text = running.request("GET", "/metrics")
-        assert 'version="1"' not in text
-        assert running.metric(ANSWERED) == 40
-        assert running.metric('espalier_reload_total{model="books",outcome="loaded"}') == 4
-
-
-def test_a_load_that_kills_every_worker_is_taken_back_and_the_others_serve_on(models: Path) -> None:
-    add_version(models, 2)
-    serving = models / "books" / "serving.json"
-    serving.write_text('{"generation": 1, "versions": [1, 2], "default": 2}')
-    with service(models, 2, ("tests.service.deadly_service",), DEADLY="4") as running:
-        until(lambda: _opened(running.log) == 2, "both workers serve", within_s=60)
-        until(lambda: running.request("POST", "/models/books/load", {"version": 1, "default": False})[0] == 200, "and say so")
-        add_version(models, 4)
-        try:
-            status, _ = running.request("POST", "/models/books/load", {"version": 4})
-            assert status == 409  # by a worker that outlived the other one
-        except (http.client.HTTPException, OSError):
-            pass  # the worker that was asked was killed
-        until(lambda: json.loads(serving.read_text())["versions"] == [1, 2], "what served before is what should", within_s=60)
-        until(lambda: 2 < _opened(running.log) == 2 + _killed(running.log), "who was killed is replaced and serves", within_s=60)
-        workers = running.workers()
-        assert running.served()[0] == {2}
-        assert running.request("POST", "/retrieve", {"queries": [{"history": []}], "version": 1})[0] == 200
-        assert running.workers() == workers
-
-
-def _opened(log: list[str]) -> int:
-    """How many workers have opened all versions that served, so far."""
-    return "".join(log).count("books version 1 is ready on")
-
-
-def _killed(log: list[str]) -> int:
-    return "".join(log).count("ended with exit code -9 and is replaced")
-
-
 def test_workers_do_not_outlive_their_parent(models: Path) -> None:
     with service(models, 2) as running:
         workers = running.workers()

@@ -75,13 +75,8 @@ def insist(target: Target, wires: Sequence[Wire], request: bytes) -> list[str]:
     return statuses
 
 
-def unread_stream(target: Target) -> Seen:
-    """A stream of forty lines with the largest answers that are allowed, which nobody reads."""
-    return _unread_streams(target, 1, target.largest(), {"closed"})
-
-
 def unread_streams(target: Target) -> Seen:
-    """Ten such streams."""
+    """Ten streams of forty lines with the largest answers that are allowed, which nobody reads."""
     return _unread_streams(target, 10, target.largest(), {"closed"})
 
 

@@ -34,10 +34,6 @@ def endless_header(target: Target) -> Seen:
     return _endless(target, GET + b"X-Long: ", BLOCK, MOST, {"431"})
 
 
-def endless_header_name(target: Target) -> Seen:
-    return _endless(target, GET, BLOCK, MOST, {"431"})
-
-
 def endless_url(target: Target) -> Seen:
     return _endless(target, b"GET /livez?", BLOCK, 60 << 20, {"414", "431"})
 

@@ -12,18 +12,10 @@ TAKEN = 16 << 20
 """Requests that lie in the kernel's buffers once the service has stopped reading, and what it read before."""
 
 
-def pipelined_gets(target: Target) -> Seen:
-    return _unread(target, LIVEZ * 5000)
-
-
 def pipelined_posts(target: Target) -> Seen:
-    return _unread(target, post(target.retrieval()) * 500)
-
-
-def _unread(target: Target, block: bytes) -> Seen:
     """Requests without end, whose answers nobody reads: the service should stop reading, and then give the connection up."""
     wires = target.connect_many(CONNECTIONS, receive_buffer=4096)
-    sent = flood(target, wires, block, MOST, until_answered=False)
+    sent = flood(target, wires, post(target.retrieval()) * 500, MOST, until_answered=False)
     target.hold(wires, target.limits.write_timeout_s + SLACK_S)
     ended = [wire.ends(SLACK_S) for wire in wires]
     ok = len(wires) == CONNECTIONS and max(sent, default=0) < TAKEN and all(ended)
