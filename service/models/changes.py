@@ -265,7 +265,7 @@ class Changes:
         raise Conflict(f"Nothing was changed, because not every worker could follow: {'; '.join(problems)}")
 
     async def _take_back(self, entry: Entry) -> None:
-        self._metrics.reload(entry.name, "rolled_back")
+        self._metrics.count("espalier_reload_total", entry.name, "rolled_back")
         await asyncio.to_thread(entry.disk.take_back)
 
     async def _followed(self, entry: Entry, done: Callable[[WorkerProgress], bool], opened: Sequence[Path] | None = None) -> list[str]:

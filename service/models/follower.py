@@ -225,11 +225,11 @@ class Follower:
     def _report_default(self, entry: Entry) -> None:
         """Set the metric of the default version; not while other workers answer until this one can."""
         if entry.loaded is not None:
-            self._metrics.default(entry.name, entry.loaded.version)
+            self._metrics.show("espalier_model_default_version", entry.loaded.version, entry.name)
         elif entry.late:
-            self._metrics.default(entry.name, math.nan)
+            self._metrics.show("espalier_model_default_version", math.nan, entry.name)
         elif entry.tried or not self._workers.others_serve():
-            self._metrics.default(entry.name, 0)
+            self._metrics.show("espalier_model_default_version", 0, entry.name)
 
     def _loads_nothing(self, entry: Entry) -> bool:
         """Whether all versions that should serve do, so that a change of default need not wait for the loader."""
@@ -259,7 +259,7 @@ class Follower:
         if entry.wrong and not wrong:
             log.info("%s: its files of desired state say again what is in force", entry.name)
         entry.wrong = wrong
-        self._metrics.state_wrong(entry.name, bool(wrong))
+        self._metrics.show("espalier_desired_state_wrong", bool(wrong), entry.name)
         entry.looked_at = now
         return entry.loaded is None or (removed.state, serving.state) != before
 

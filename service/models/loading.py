@@ -153,8 +153,8 @@ def _load(
     if runs_on_gpu(engine.name):
         metrics.watch_gpus(gpu_memory)
     filters = ItemFilters([alone.tree for alone in bundle.alone], bundle.items, settings.mask_cache_bytes)
-    metrics.model_state(name, version, engine.name, ready=False)
-    metrics.created(name, version, manifest.created.timestamp())
+    metrics.show("espalier_model_info", False, name, version, engine.name)
+    metrics.show("espalier_model_created_timestamp_seconds", manifest.created.timestamp(), name, version)
     doing.append("answering its golden queries")
     log.info("%s version %d: golden overlap %.4f", name, version, verify_golden(bundle, engine))
     if runs_on_gpu(engine.name):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from espalier.bundle import MAX_MANIFEST_BYTES, find_versions, parse_manifest
-from espalier.errors import CacheFull, EspalierError, StoreDamaged, StoreError, StoreMissing
+from espalier.errors import CacheFull, EspalierError, StoreDamaged, StoreError, StoreMissing, StoreUnavailable
 from espalier.serving import Serving
 from espalier.store.fetching import FETCH, FETCHED, BeingFetched, Progress, drop, drop_unfinished, fetch
 from espalier.store.models import MANIFEST, StoredModel, find_models, read_serving, version_of
@@ -29,7 +29,7 @@ from espalier.store.objects import Objects
 from ..errors import BeingChanged
 from ..models.desired_state import DesiredState, InvalidState
 from ..models.loading import lower_priority, relative_paths
-from ..models.store_state import StoreMetrics, StoreState, Wait
+from ..models.store_state import StoreState, Wait
 from ..models.swapping import SHARD_VERSIONS
 from ..models.worker_progress import Workers
 from ..settings import Settings
@@ -47,6 +47,8 @@ RETRY_S, MAX_RETRY_S = 30.0, 600.0
 """A version that is damaged in the store is tried again after so long; doubled each time."""
 LINGER_S = 60.0
 """A version is deleted when no worker has needed it for so long; each says every few seconds what it needs."""
+REASONS = {StoreUnavailable: "unreachable", StoreMissing: "missing", StoreDamaged: "damaged", CacheFull: "disk_full", Exception: "other"}
+"""Why something did not come, by its error, as the metric of failures has it."""
 
 
 class Models(Protocol):
@@ -72,7 +74,9 @@ class StoreMirror:
 
     def __init__(self, settings: Settings, url: str, metrics: Metrics, workers: Workers, models: Models) -> None:
         self._settings, self._url, self._workers, self._models = settings, url, workers, models
-        self._metrics = StoreMetrics(metrics)
+        self._metrics = metrics
+        for reason in REASONS.values():
+            metrics.count("espalier_store_failures_total", reason, by=0)  # so that Prometheus sees the first one as an increase
         self._folder = settings.models
         self.state = StoreState()
         self._store: Objects | None = None
@@ -176,8 +180,8 @@ class StoreMirror:
             if (shard := self._settings.shard) is not None:
                 found = {name: stored for name, stored in found.items() if name == str(shard)}
         except StoreError as error:
-            self._metrics.failed(error)
-            self._metrics.silent(time.monotonic() - self._answered)
+            self._count_failure(error)
+            self._metrics.show("espalier_store_silent_seconds", time.monotonic() - self._answered)
             if self.state.problem is None:
                 log.warning("the store does not answer; what is here goes on serving: %s", error)
             self._say(replace(self.state, problem=self._told(error)))
@@ -198,7 +202,11 @@ class StoreMirror:
 
     def _heard(self) -> None:
         self._answered = time.monotonic()
-        self._metrics.silent(0.0)
+        self._metrics.show("espalier_store_silent_seconds", 0.0)
+
+    def _count_failure(self, error: Exception) -> None:
+        """Count one failure of the store or of a version."""
+        self._metrics.count("espalier_store_failures_total", next(reason for kind, reason in REASONS.items() if isinstance(error, kind)))
 
     def _follow(self, store: Objects, name: str, stored: StoredModel) -> bool:
         """Bring what a model should serve. False where something failed, which the state then says."""
@@ -230,7 +238,7 @@ class StoreMirror:
         try:
             return None if stored.etag is None else read_serving(store, name)[0]
         except StoreError as error:
-            self._metrics.failed(error)
+            self._count_failure(error)
             raise
 
     def _bring_highest(self, store: Objects, name: str, versions: tuple[int, ...]) -> set[int]:
@@ -271,7 +279,7 @@ class StoreMirror:
         def on_progress(progress: Progress, count: int) -> None:
             if self._stopped.is_set():
                 raise _Stopped
-            self._metrics.came(count)
+            self._metrics.count("espalier_store_bytes_total", by=count)
             self._heard()
             now = time.monotonic()
             if now - self._noted >= TICK_S:
@@ -283,12 +291,12 @@ class StoreMirror:
         except BeingFetched:
             raise
         except (StoreError, OSError) as error:
-            self._metrics.failed(error)
+            self._count_failure(error)
             if isinstance(error, StoreDamaged | StoreMissing):
                 self._bad[name, version] = time.monotonic() + pause_s, min(2 * pause_s, MAX_RETRY_S), error
             raise
         finally:
-            self._metrics.took(time.monotonic() - began)
+            self._metrics.count("espalier_store_seconds_total", by=time.monotonic() - began)
         self._bad.pop((name, version), None)
         log.info("%s version %d came from the store: %.1f MB in %.1f s", name, version, came / 1e6, time.monotonic() - began)
         self._models.appeared(name, find_versions(self._folder).get(name, ()), late=not self.starting())

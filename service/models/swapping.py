@@ -222,7 +222,7 @@ class Swapper:
         """Stop a version whose files were changed."""
         reason = "its files were changed in place while it was serving; a version is never overwritten: write a new one"
         log.error("%s version %d stops: %s", loaded.name, loaded.version, reason)
-        self._metrics.reload(entry.name, "failed")
+        self._metrics.count("espalier_reload_total", entry.name, "failed")
         with entry.lock:
             entry.reasons = {**entry.reasons, loaded.version: reason}
             entry.bad_files = {**entry.bad_files, loaded.version: files_of(loaded.bundle.path)}
@@ -238,7 +238,7 @@ class Swapper:
             entry.retired = tuple(other for other in entry.retired if other is not retired)
             if retired.version not in entry.ready:  # its last requests have counted since it was retired
                 self._metrics.forget_version(entry.name, retired.version)
-        self._metrics.reload(entry.name, "unloaded")
+        self._metrics.count("espalier_reload_total", entry.name, "unloaded")
         log.info("%s version %d is unloaded", entry.name, retired.version)
 
     def _waits(self, entry: Entry, version: int) -> bool:
@@ -263,7 +263,7 @@ class Swapper:
         with entry.lock:
             entry.reasons = {**entry.reasons, version: reason}
             entry.bad_files = {**entry.bad_files, version: files_of(folder)}
-        self._metrics.reload(entry.name, "failed")
+        self._metrics.count("espalier_reload_total", entry.name, "failed")
         log.error("%s version %d is left out: %s", entry.name, version, reason)
         return True
 
@@ -292,7 +292,7 @@ class Swapper:
         entry.loading = None
         if loaded is None and version not in entry.ready:
             self._metrics.forget_version(entry.name, version)
-        self._metrics.reload(entry.name, "failed" if loaded is None else "loaded")
+        self._metrics.count("espalier_reload_total", entry.name, "failed" if loaded is None else "loaded")
         return loaded
 
     def _join(self, entry: Entry, loaded: LoadedModel) -> None:
@@ -313,7 +313,7 @@ class Swapper:
             loaded.live.set_removed(entry.removed)  # while it was opened, the list may have changed, or become empty
         entry.ready, entry.loaded = ready, ready.get(default)
         for version, loaded in fresh.items():  # only now: who waits for this asks at once
-            self._metrics.model_state(entry.name, version, loaded.engine.name, ready=True)
+            self._metrics.show("espalier_model_info", True, entry.name, version, loaded.engine.name)
             log.info("%s version %d is ready on %s", entry.name, version, loaded.engine.name)
         gone = [loaded for version, loaded in before.items() if ready.get(version) is not loaded]
         entry.retired += tuple(self._retire(entry, loaded) for loaded in gone)

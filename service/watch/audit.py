@@ -52,7 +52,7 @@ class Audit:
 
     def denied(self, scope: Scope, request_id: str, error: Denied) -> None:
         """Count a denied request, and write a line unless there were too many."""
-        self._metrics.auth_failure(error.role, error.reason)
+        self._metrics.count("espalier_auth_failures_total", error.role, error.reason)
         left_out = self._lines.take()
         if left_out is None:
             return
