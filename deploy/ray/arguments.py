@@ -65,7 +65,6 @@ class Replicas(_Checked):
 
     @property
     def threads(self) -> int:
-        """Threads of a search."""
         return max(int(self.cpus), 1)
 
 
@@ -130,7 +129,6 @@ class Arguments(_Checked):
         return {"threads": self.ingress.threads, **self.settings, **self.ingress.settings, "models": self.models}
 
     def shard_settings(self, group: Shards, index: int) -> Mapping[str, Any]:
-        """Those of a shard."""
         return {"threads": group.threads, **self.settings, **group.settings, "models": group.folder, "shard": index}
 
 
