@@ -36,8 +36,6 @@ class _Stopped(Exception):
 
 
 class Backups:
-    """See the module."""
-
     def __init__(self, settings: Settings, url: str, metrics: Metrics) -> None:
         self._settings, self._url, self._metrics = settings, url, metrics
         self._store: Objects | None = None

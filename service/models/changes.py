@@ -186,7 +186,6 @@ class Changes:
             return before, _served(entry, now)
 
     async def _serving(self, entry: Entry) -> Serving | None:
-        """What serving.json says; None without one."""
         if not entry.tried and not entry.late:
             raise NotReady(f"{entry.name!r} is still being loaded; see /readyz.")
         try:

@@ -88,7 +88,6 @@ class LoadedModel:
     live      its live items, and what requests see of the catalogue
     reranker  the second stage, None where the bundle has none
     shard     which part of another bundle it is, None where it is whole
-    layout    how many shards its engine asks, None where it searches here
     """
 
     bundle: Bundle
@@ -101,7 +100,6 @@ class LoadedModel:
     live: LiveVersion
     reranker: Reranker | None = None
     shard: ShardVersion | None = None
-    layout: int | None = None
 
     @cached_property
     def name(self) -> str:
@@ -174,7 +172,7 @@ def _load(
     batcher.on_call = model_metrics.call
     live = LiveVersion(bundle, engine, filters)
     shard = ShardVersion.of(bundle, settings.mask_cache_bytes)
-    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, held, live, reranker, shard, engines.layout_of(engine))
+    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, held, live, reranker, shard)
     doing.append("applying its live items")
     join(loaded)
     return loaded

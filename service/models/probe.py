@@ -195,7 +195,6 @@ class Replay:
         return self._relevant[row] if kind == "heldout" else None
 
     def take(self, result: SearchResult) -> None:
-        """The answer to it."""
         kind, row = self.questions[self._asked]
         if kind == "golden":
             expected_M, coverage = self._golden_scores[row], result.coverage

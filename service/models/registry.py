@@ -208,7 +208,7 @@ class Registry:
         await self.catalogues.stop()
         entries = self.entries.values()
         versions = [(entry.name, loaded.batcher) for entry in entries for loaded in entry.ready.values()]
-        versions += [(entry.name, retired.batcher) for entry in entries for retired in entry.retired]
+        versions += [(entry.name, retired.model.batcher) for entry in entries for retired in entry.retired]
         finished = await asyncio.gather(*(batcher.drain(timeout_s) for _, batcher in versions))
         for (name, _), done in zip(versions, finished, strict=True):
             if not done:

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from espalier.bundle import MAX_MANIFEST_BYTES, find_versions, parse_manifest
 from espalier.errors import CacheFull, EspalierError, StoreDamaged, StoreError, StoreMissing, StoreUnavailable
@@ -28,6 +27,7 @@ from espalier.store.objects import Objects
 
 from ..errors import BeingChanged
 from ..models.desired_state import DesiredState, InvalidState
+from ..models.follower import Follower
 from ..models.loading import lower_priority, relative_paths
 from ..models.store_state import StoreState, Wait
 from ..models.swapping import SHARD_VERSIONS
@@ -51,20 +51,6 @@ REASONS = {StoreUnavailable: "unreachable", StoreMissing: "missing", StoreDamage
 """Why something did not come, by its error, as the metric of failures has it."""
 
 
-class Models(Protocol):
-    """What the mirror asks of follower.py."""
-
-    @property
-    def names(self) -> Iterable[str]:
-        """The models that this process follows."""
-
-    def in_use(self, name: str) -> set[int]:
-        """The versions of a model that serve here, or should, or are on their way in or out."""
-
-    def appeared(self, name: str, versions: tuple[int, ...], late: bool) -> None:
-        """A model has its first version here."""
-
-
 class _Stopped(Exception):
     """The service ends while a version is being downloaded; the next one goes on with it."""
 
@@ -72,8 +58,8 @@ class _Stopped(Exception):
 class StoreMirror:
     """state: how far the host is; replaced as a whole, so that any thread may read it."""
 
-    def __init__(self, settings: Settings, url: str, metrics: Metrics, workers: Workers, models: Models) -> None:
-        self._settings, self._url, self._workers, self._models = settings, url, workers, models
+    def __init__(self, settings: Settings, url: str, metrics: Metrics, workers: Workers, follower: Follower) -> None:
+        self._settings, self._url, self._workers, self._follower = settings, url, workers, follower
         self._metrics = metrics
         for reason in REASONS.values():
             metrics.count("espalier_store_failures_total", reason, by=0)  # so that Prometheus sees the first one as an increase
@@ -98,14 +84,14 @@ class StoreMirror:
     def starting(self) -> bool:
         """Whether the models that the store had at the start are still to come; /readyz waits for them, unless they are damaged there."""
         if not self._settled:
-            listed, here = self.state.listed, {*self._models.names}
+            listed, here = self.state.listed, {*self._follower.entries}
             damaged = {name for name, wait in self.state.waits.items() if wait.damaged}
             self._settled = bool(here) and (here | damaged >= {*listed} if listed is not None else self.state.problem is not None)
         return not self._settled
 
     def lines(self) -> list[str]:
         """What the service waits for since it started, a line each."""
-        return self.state.lines(dict.fromkeys(self._models.names)) if self.starting() else []
+        return self.state.lines(dict.fromkeys(self._follower.entries)) if self.starting() else []
 
     # -- the thread -----------------------------------------------------------------------------------------------------
 
@@ -155,7 +141,7 @@ class StoreMirror:
         if text is not None:
             self.state = StoreState.of_json(text)
         if time.monotonic() >= self._next:
-            for name in self._models.names:
+            for name in self._follower.entries:
                 self._touch(name)
             self._pause(failed=False)
 
@@ -165,7 +151,6 @@ class StoreMirror:
             self._workers.note(NOTE, state.to_json())
 
     def _pause(self, failed: bool) -> None:
-        """Plan the next round."""
         poll_s = self._settings.store_poll_s
         self._failures = self._failures + 1 if failed else 0
         pause_s = max(poll_s, min(poll_s * 2.0 ** min(self._failures, 16), MAX_BACKOFF_S)) if failed else poll_s
@@ -205,7 +190,6 @@ class StoreMirror:
         self._metrics.show("espalier_store_silent_seconds", 0.0)
 
     def _count_failure(self, error: Exception) -> None:
-        """Count one failure of the store or of a version."""
         self._metrics.count("espalier_store_failures_total", next(reason for kind, reason in REASONS.items() if isinstance(error, kind)))
 
     def _follow(self, store: Objects, name: str, stored: StoredModel) -> bool:
@@ -299,7 +283,7 @@ class StoreMirror:
             self._metrics.count("espalier_store_seconds_total", by=time.monotonic() - began)
         self._bad.pop((name, version), None)
         log.info("%s version %d came from the store: %.1f MB in %.1f s", name, version, came / 1e6, time.monotonic() - began)
-        self._models.appeared(name, find_versions(self._folder).get(name, ()), late=not self.starting())
+        self._follower.appeared(name, find_versions(self._folder).get(name, ()), late=not self.starting())
 
     def _wait(self, name: str, wait: Wait) -> None:
         self._say(replace(self.state, waits={**self.state.waits, name: wait}))
@@ -347,7 +331,7 @@ class StoreMirror:
 
     def _touch(self, name: str, needed: Iterable[int] = ()) -> None:
         """Say which versions are needed, by the time of their marks."""
-        for version in {*needed, *self._models.in_use(name)} & _came(self._folder / name):
+        for version in {*needed, *self._follower.in_use(name)} & _came(self._folder / name):
             with suppress(OSError):
                 os.utime(self._folder / name / f"{FETCHED}{version}")
 
@@ -362,6 +346,5 @@ def _described(serving: Serving) -> str:
 
 
 def _came(folder: Path) -> set[int]:
-    """The versions of a model that came from a store."""
     marks = (path.name.removeprefix(FETCHED) for path in folder.glob(f"{FETCHED}*"))
     return {version for mark in marks if (version := version_of(mark)) is not None}

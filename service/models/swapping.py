@@ -11,6 +11,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic
@@ -182,7 +183,8 @@ class Swapper:
             return ""
         if why := loaded.live.why_reopen:
             return why
-        return "" if layout is None or layout == loaded.layout else f"it is cut into {layout} shards now, not {loaded.layout}"
+        asked = self._engines.layout_of(loaded.engine)
+        return "" if layout is None or layout == asked else f"it is cut into {layout} shards now, not {asked}"
 
     def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:
         """Replace the items that no answer may hold. Holds the entry's lock."""
@@ -219,27 +221,26 @@ class Swapper:
             self._differs.add(loaded)
 
     def _stop(self, entry: Entry, loaded: LoadedModel) -> None:
-        """Stop a version whose files were changed."""
         reason = "its files were changed in place while it was serving; a version is never overwritten: write a new one"
         log.error("%s version %d stops: %s", loaded.name, loaded.version, reason)
         self._metrics.count("espalier_reload_total", entry.name, "failed")
         with entry.lock:
-            entry.reasons = {**entry.reasons, loaded.version: reason}
-            entry.bad_files = {**entry.bad_files, loaded.version: files_of(loaded.bundle.path)}
+            entry.fail(loaded.version, reason, files_of(loaded.bundle.path))
             self._publish(entry, {v: other for v, other in entry.ready.items() if other is not loaded}, entry.version)
 
     def close(self, entry: Entry, retired: Retired) -> None:
         """Free a version without references."""
-        asyncio.run(retired.batcher.drain(self._settings.drain_s))
-        retired.metrics.close()
-        retired.batcher.on_call = _ignore_call  # breaks a cycle, so that memory comes back now
-        retired.engine.close()
+        model, version = retired.model, retired.model.version
+        asyncio.run(model.batcher.drain(self._settings.drain_s))
+        model.metrics.close()
+        model.batcher.on_call = lambda batch, seconds: None  # breaks a cycle, so that memory comes back now
+        model.engine.close()
         with entry.lock:
             entry.retired = tuple(other for other in entry.retired if other is not retired)
-            if retired.version not in entry.ready:  # its last requests have counted since it was retired
-                self._metrics.forget_version(entry.name, retired.version)
+            if version not in entry.ready:  # its last requests have counted since it was retired
+                self._metrics.forget_version(entry.name, version)
         self._metrics.count("espalier_reload_total", entry.name, "unloaded")
-        log.info("%s version %d is unloaded", entry.name, retired.version)
+        log.info("%s version %d is unloaded", entry.name, version)
 
     def _waits(self, entry: Entry, version: int) -> bool:
         """Whether a version cannot be opened yet; the entry says why."""
@@ -261,8 +262,7 @@ class Swapper:
             f"POST /models/{entry.name}/load asks for it"
         )
         with entry.lock:
-            entry.reasons = {**entry.reasons, version: reason}
-            entry.bad_files = {**entry.bad_files, version: files_of(folder)}
+            entry.fail(version, reason, files_of(folder))
         self._metrics.count("espalier_reload_total", entry.name, "failed")
         log.error("%s version %d is left out: %s", entry.name, version, reason)
         return True
@@ -287,8 +287,7 @@ class Swapper:
             entry.loading = None
             return None
         with entry.lock:
-            entry.reasons = {v: text for v, text in entry.reasons.items() if v != version} | ({version: reason} if reason else {})
-            entry.bad_files = {v: bad for v, bad in entry.bad_files.items() if v != version} | ({version: files} if reason else {})
+            entry.fail(version, reason, files)
         entry.loading = None
         if loaded is None and version not in entry.ready:
             self._metrics.forget_version(entry.name, version)
@@ -323,21 +322,9 @@ class Swapper:
 
     def _retire(self, entry: Entry, loaded: LoadedModel) -> Retired:
         entry.catalogue.thread.leave(loaded.live)
-        handle = weakref.ref(loaded, lambda _: self._on_free())
-        return Retired(
-            loaded.version,
-            handle,
-            loaded.batcher,
-            loaded.metrics,
-            loaded.engine,
-            [loaded.bundle, loaded.filters, loaded.live, loaded.shard],
-        )
+        return Retired(weakref.ref(loaded, lambda _: self._on_free()), replace(loaded))
 
 
 def known_bad(entry: Entry, version: int) -> bool:
     """Whether a version failed and has not changed since."""
     return version in entry.bad_files and entry.bad_files[version] == files_of(entry.disk.folder / str(version))
-
-
-def _ignore_call(batch: int, seconds: float) -> None:
-    """The metrics of a closed version count nothing."""
