@@ -28,8 +28,6 @@ T = TypeVar("T")
 
 
 class BeforeAfter(NamedTuple):
-    """What was served before a change and after it."""
-
     before: Any
     after: Any
 

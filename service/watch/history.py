@@ -70,7 +70,6 @@ class History:
         return History(self.at.copy(), self.rows.copy(), self.events.copy(), self.recent.copy())
 
     def columns(self) -> Columns:
-        """The numbers as arrays."""
         rows = np.array(self.rows, np.float64).reshape(len(self.at), len(COLUMNS))
         return Columns(np.array(self.at, np.float64), dict(zip(COLUMNS, rows.T, strict=True)))
 
@@ -111,11 +110,11 @@ class Columns:
         sum_T = np.cumsum(grown_T)
         return np.asarray(sum_T - sum_T[self._since(seconds)])
 
-    def rate(self, name: str) -> NDArray[np.float64]:
-        """float64[T]: growth per second since the row before, or one at least RATE_S older; NaN for the first row."""
-        between_T = self.at_T - self.at_T[self._since(RATE_S)]
+    def rate(self, name: str, seconds: float = RATE_S) -> NDArray[np.float64]:
+        """float64[T]: growth per second since the row before, or one at least `seconds` older; NaN for the first row."""
+        between_T = self.at_T - self.at_T[self._since(seconds)]
         rate_T = np.full(len(between_T), nan)
-        np.divide(self.increase(name, RATE_S), between_T, out=rate_T, where=between_T > 0)
+        np.divide(self.increase(name, seconds), between_T, out=rate_T, where=between_T > 0)
         return rate_T
 
     def _since(self, seconds: float) -> NDArray[np.int64]:

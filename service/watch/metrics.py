@@ -157,15 +157,12 @@ class Metrics:
         found.inc()
 
     def connection_refused(self, reason: str) -> None:
-        """Count one connection that was refused or cut off."""
         self.counters["espalier_refused_connections_total"].labels(reason).inc()
 
     def connections(self, count: int) -> None:
-        """The connections that are open."""
         self.gauges["espalier_connections"].set(count)
 
     def shed(self, model: str) -> None:
-        """Count one request that was refused because the queue is full."""
         self.counters["espalier_shed_total"].labels(model).inc()
 
     # -- state ----------------------------------------------------------------------------------------------------------
@@ -233,13 +230,11 @@ class Metrics:
             self.gauges[name].labels(self._worker).set(value)
 
     def watch_queue(self, model: str, depth: Callable[[], int]) -> None:
-        """Count the queue of a loaded version in."""
         with self._lock:
             self._queues.setdefault(model, []).append(depth)
         self.measure_queues()
 
     def unwatch_queue(self, model: str, depth: Callable[[], int]) -> None:
-        """Count the queue of a version out."""
         with self._lock:
             self._queues[model].remove(depth)
         self.measure_queues()
@@ -274,7 +269,6 @@ class ModelMetrics:
         metrics.watch_queue(model, queue_depth)
 
     def close(self) -> None:
-        """The version does not serve any more."""
         self._metrics.unwatch_queue(self._model, self._queue_depth)
 
     def request(self, outcome: VersionOutcome, seconds: float) -> None:

@@ -77,7 +77,6 @@ def settle() -> None:
 
 
 def forget(labels: Mapping[str, str]) -> None:
-    """Drop all numbers that have these labels, where this process counts in a folder."""
     if _SharedValue.files is not None:
         _SharedValue.files.forget(labels)
 
@@ -88,8 +87,6 @@ def forget_process(pid: int, folder: Path) -> None:
 
 
 class AllWorkers(Collector):
-    """What the workers of a folder have counted together."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 

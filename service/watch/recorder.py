@@ -109,13 +109,11 @@ class Recorder:
         return unknown_ids.most_asked(unknown_ids.summed([own, *others]), model, self._clock())
 
     def close(self) -> None:
-        """Record no more."""
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
 
     def _is_elected(self) -> bool:
-        """Whether this process is the recorder, from now on."""
         if self._folder is None or self._lock is not None:
             return True
         self._folder.mkdir(exist_ok=True)

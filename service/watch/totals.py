@@ -88,8 +88,6 @@ def totals(samples: Iterable[Sample], models: Iterable[str], at: float) -> dict[
 
 
 class Series:
-    """Samples by name and model."""
-
     def __init__(self, samples: Iterable[Sample]) -> None:
         self._found: dict[tuple[str, str], list[tuple[Mapping[str, str], float]]] = defaultdict(list)
         for name, labels, value in samples:
@@ -191,7 +189,6 @@ def _live(series: Series, model: str, version: str) -> dict[str, float]:
 
 
 def _service(series: Series) -> dict[str, float]:
-    """What is of no single model."""
     limit = series.only("espalier_memory_limit_bytes")
     gpu = {own["device"]: value for own, value in series.all("espalier_gpu_memory_bytes")}
     gpu_limits = {own["device"]: value for own, value in series.all("espalier_gpu_memory_limit_bytes")}

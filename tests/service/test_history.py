@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from service.run_folder import living
-from service.watch.alert_conditions import CONDITIONS, ELSEWHERE, states
+from service.watch.alert_conditions import CONDITIONS, states
 from service.watch.health import SERIES, as_json
 from service.watch.history import KEPT_S, MAX_EVENTS, MAX_ROWS, STEP_S, History, quantile
 from service.watch.metrics import Metrics, ModelMetrics
@@ -26,6 +26,21 @@ from tests.service.running import Json, run
 from tests.waiting import until
 
 BEGIN = 1_800_000_000.0
+ELSEWHERE = {
+    "EspalierDown": "a service that is down shows nothing",
+    "EspalierInstanceDown": "a service that is down shows nothing",
+    "EspalierInstanceNotReady": "on one instance it is EspalierModelNotReady",
+    "EspalierRestarting": "its times of start are not kept",
+    "EspalierErrorBudgetBurnSlow": "it looks back three days",
+    "EspalierTrafficLost": "it compares with the day before",
+    "EspalierClientErrors": "it is of all models, by status",
+    "EspalierRecallBelowBest": "it compares versions over a day",
+    "EspalierVersionOld": "its objective is Prometheus's",
+    "EspalierLiveRefused": "it is by status",
+    "EspalierBackupOld": "a backup is of one host of several",
+    "EspalierBackupFailing": "a backup is of one host of several",
+}
+"""Alerts of the rules' file that are not among CONDITIONS, and why."""
 HEALTHY: dict[str, float] = dict.fromkeys(STATES, nan) | {"default_version": 1, "workers": 2, "desired_state_wrong": 0}
 
 
