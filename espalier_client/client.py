@@ -149,7 +149,6 @@ class Client:
     removed = _sent(calls.removed)
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Self:

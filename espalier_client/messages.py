@@ -226,16 +226,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An item whose id or title starts with the prefix."""
-
     id: str
     title: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether the service is ready, and what is missing."""
-
     ready: bool
     reasons: tuple[str, ...]
 

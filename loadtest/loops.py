@@ -49,7 +49,6 @@ class Answered(NamedTuple):
 
 
 def request_bytes(path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
-    """A whole request."""
     content = orjson.dumps(body)
     lines = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(content)), **(headers or {})}
     head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items()) + "\r\n"

@@ -69,7 +69,6 @@ def write_csv(document: Json, file: Path) -> None:
 
 
 def warnings(document: Json) -> list[str]:
-    """What a reader must know before believing a figure."""
     found = []
     for cell in cells_of(document):
         where = f"beam {cell['beam_size']}, m {cell['m']}"
@@ -119,7 +118,6 @@ def markdown(document: Json, proposals: Sequence[Proposal], warned: Sequence[str
 
 
 def _introduction(document: Json) -> list[str]:
-    """What was measured, and how."""
     model, settings, queries = document["model"], document["settings"], document["queries"]
     days = sorted({cell["measured"][:10] for cell in document["cells"]})
     rate = settings["rate_per_s"]

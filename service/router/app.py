@@ -62,8 +62,6 @@ def create_router(settings: Settings, config: RouterConfig, transport: Transport
 
 
 class ShardedEngines:
-    """Opens engines over the shards of a fleet."""
-
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 

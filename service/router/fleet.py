@@ -66,7 +66,6 @@ class Fleet:
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
 
     def start(self) -> None:
-        """Look at every replica, and go on looking."""
         self._thread.start()
 
     def close(self) -> None:
@@ -136,7 +135,6 @@ class Fleet:
         return [replica for replica in held if not replica.gone or (late and replica.trust != "failed")]
 
     def latencies(self, index: int) -> Latencies:
-        """How long the shards of an index take."""
         found = self._latencies.get(index)
         if found is None:
             found = self._latencies[index] = Latencies(HEDGE_UNKNOWN_S)
@@ -188,7 +186,6 @@ class Fleet:
             self._looked.set()
 
     async def _follow(self, replica: Replica) -> None:
-        """Look at a replica again and again."""
         while True:
             replica.look.clear()
             try:
