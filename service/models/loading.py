@@ -85,9 +85,6 @@ class LoadedModel:
 
     files     the signatures of its files when their content was compared last
     held      what keeps the inode numbers in these signatures from other files
-    live      its live items, and what requests see of the catalogue
-    reranker  the second stage, None where the bundle has none
-    shard     which part of another bundle it is, None where it is whole
     """
 
     bundle: Bundle

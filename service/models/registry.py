@@ -45,9 +45,6 @@ ANSWERS = 4
 class Registry:
     """The models of one folder. Raises BundleNotFound when it holds none, unless they come from a store.
 
-    engines      how engines are opened
-    changes      changes of what is served, by an admin
-    catalogues   the live items of every model
     shards       the versions that are shards, for routers
     leaving      the process will stop soon: /readyz says so, requests are still served
     draining     nothing is accepted any more

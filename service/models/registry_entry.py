@@ -46,13 +46,8 @@ class Retired(NamedTuple):
 class Entry:
     """A model of the models folder.
 
-    disk       its folder: versions and desired state
-    versions   those on disk, ascending
-    catalogue  its live items
     serving    what serving.json says; None where there is no such file: the highest version
-    removed    ids that no answer may hold
     loaded     the default version, once it is ready
-    ready      all versions that serve
     reasons    why versions failed, or other remarks on them
     waiting    what versions that could not be opened yet wait for
     wrong      what is wrong with serving.json or removed.json, by file name

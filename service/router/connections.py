@@ -122,7 +122,6 @@ class Connection(asyncio.Protocol):
 class Connections:
     """The connections to one address, http://HOST:PORT/PATH or https://.
 
-    most  at a time
     name  that the certificate of the address must have
     """
 

@@ -47,8 +47,6 @@ class Replica:
 
     shards     that it serves, as of the last look that was answered
     layouts    the same by the bundle that they were cut from; replaced as a whole, so that any thread may read it
-    under_way  queries that it has not answered yet
-    looked     whether it was looked at once
     why        the last look failed; empty: it did not
     gone       set while it does not answer a look either: nobody asks it, and who waits for it asks another
     looks_told, failures_told  lines of the log on its looks and on its failures

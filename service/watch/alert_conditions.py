@@ -27,7 +27,6 @@ ERRORS_ALLOWED = 0.001
 class Condition(NamedTuple):
     """One alert.
 
-    value      float64[T] of a history, NaN where unknown
     compare    with the threshold; an alert fires when that has held for `for_s`
     threshold  a number, or float64[T]
     and_also   bool[T]: what else must hold

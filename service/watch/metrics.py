@@ -48,10 +48,7 @@ MEASURE_S = 1.0
 
 
 class Metrics:
-    """One registry per application, so that two applications in one process do not share counts.
-
-    counters, gauges, histograms  by the names of metric_table.py
-    """
+    """One registry per application, so that two applications in one process do not share counts."""
 
     def __init__(self) -> None:
         disable_created_metrics()

@@ -31,10 +31,8 @@ class Recorder:
     """The histories of all models of a service. `tick` and `history` may be called from any thread.
 
     samples     the series of /metrics, all workers together
-    models      names of the models
     unknown     those of this process
     run_folder  what the workers share; None where there is one worker
-    clock       seconds since 1970; tests bring their own
     """
 
     def __init__(
