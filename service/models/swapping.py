@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf
-from time import monotonic
 
 from espalier.serving import Serving
 
@@ -43,8 +42,6 @@ once."""
 ENDED_BESIDE_OTHERS = 2
 """Processes that may end while they open a version that other workers serve, until it is left out: who kills workers may hit one that has
 just begun."""
-COMPARE_PAUSE = 10
-"""Contents are compared for at most 1/COMPARE_PAUSE of the time."""
 
 
 class Swapper:
@@ -68,7 +65,6 @@ class Swapper:
         self._warned: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
         self._reopened: weakref.WeakKeyDictionary[LoadedModel, int | None] = weakref.WeakKeyDictionary()  # with the layout then
         self._differs: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
-        self._compare_at: weakref.WeakKeyDictionary[LoadedModel, float] = weakref.WeakKeyDictionary()
         self._comparing = threading.Thread()
 
     def serve_highest(self, entry: Entry) -> None:
@@ -196,13 +192,13 @@ class Swapper:
         """Check whether a version's files are still those that were loaded. True where they are not, and the version was stopped.
 
         Where they were written to and have the same size, a thread compares their contents, and the version serves on until the result is
-        known. For a file that is written to again and again, comparing takes at most 1/COMPARE_PAUSE of the time.
+        known.
         """
         found = compare_files(loaded.files)
         if found == "elsewhere" and loaded not in self._warned:
             self._warned.add(loaded)
             log.warning("%s version %d: its files were deleted or replaced; what was loaded serves on", loaded.name, loaded.version)
-        if found == "written" and not self._comparing.is_alive() and monotonic() >= self._compare_at.get(loaded, 0.0):
+        if found == "written" and not self._comparing.is_alive():
             self._comparing = threading.Thread(target=self._compare, args=(loaded,), name="comparer", daemon=True)
             self._comparing.start()
         if found == "changed" or loaded in self._differs:
@@ -212,9 +208,7 @@ class Swapper:
 
     def _compare(self, loaded: LoadedModel) -> None:
         lower_priority()
-        began = monotonic()
         same = compare_contents(loaded)
-        self._compare_at[loaded] = monotonic() + (COMPARE_PAUSE - 1) * (monotonic() - began)
         if same:
             log.warning("%s version %d: its files were written to and hold what they held; it serves on", loaded.name, loaded.version)
         elif same is not None:

@@ -167,12 +167,6 @@ def test_what_is_chosen_of_a_catalogue_is_sent(driver: Driver) -> None:
     ]
 
 
-@pytest.mark.parametrize("content", [[], "facets", None])
-def test_a_document_that_is_no_object_is_no_answer(driver: Driver, content: Json) -> None:
-    with pytest.raises(InvalidAnswer):
-        driver.open(lambda _: httpx.Response(200, json=content)).facets("books", "section")
-
-
 @pytest.mark.parametrize(
     ("method", "arguments", "sent", "body"),
     [

@@ -144,19 +144,6 @@ def test_only_the_lines_without_an_answer_are_sent_again(driver: Driver, end: li
     assert driver.pauses_s == [0.1]
 
 
-def test_answers_are_handed_out_as_they_come(driver: Driver) -> None:
-    came: list[str] = []
-
-    def pieces() -> Iterator[bytes]:
-        for id in "abc":
-            came.append(id)
-            yield found(id)
-
-    driver.open(lambda _: httpx.Response(200, stream=Pieces(pieces())))
-    for n, _ in enumerate(driver.retrieve_stream(asking(*"abc")), 1):
-        assert len(came) == n
-
-
 def test_a_stream_that_makes_no_progress_ends_with_the_failure(driver: Driver) -> None:
     stub = Stub([streamed(found("a"), httpx.ReadError("reset")), *[streamed(httpx.ReadError("reset")) for _ in range(9)]])
     outcomes = driver.open(stub, retries=2).retrieve_stream(asking("a", "b"))
