@@ -22,13 +22,11 @@ from ..watch.metric_table import COUNTERS, GAUGES, HISTOGRAMS, VERSION_METRICS
 from ..watch.process_usage import memory_limit, usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-AUTH_FAILURES = (
-    *(("retrieve", reason) for reason in ("missing", "malformed", "unknown", "expired", "role", "model")),
-    *(
-        (role, reason)
-        for role in ("write", "admin", "internal")
-        for reason in ("missing", "malformed", "unknown", "expired", "role", "model", "off")
-    ),
+AUTH_FAILURES = tuple(
+    (role, reason)
+    for role in ("retrieve", "write", "admin", "internal")
+    for reason in ("missing", "malformed", "unknown", "expired", "role", "model", "off")
+    if (role, reason) != ("retrieve", "off")
 )
 """The reasons for which each role can be refused."""
 STAGES = ("queue", "encode", "search", "serialise", "rerank")
