@@ -279,7 +279,7 @@ def restore_item(name: str, item_id: str) -> Call[messages.RemovedItem]:
 
 def removed(name: str) -> Call[messages.RemovedIds]:
     """The items that are kept out of every answer of a model. Needs an admin key."""
-    return Call("GET", model_path(name, "removed"), messages.removed_ids)
+    return Call("GET", model_path(name, "removed"), partial(read, messages.RemovedIds))
 
 
 def put_item(

@@ -140,9 +140,9 @@ class Stub:
                 facts = {"changed": True, "known": False, "total": 3, "etag": '"abc"'}
                 return httpx.Response(200, json={"id": "/".join(rest), "removed": request.method == "PUT"} | facts)
             case "PUT", ["models", _, "removed"]:
-                return httpx.Response(200, json={"removed": 1, "unknown": json.loads(body)["ids"][1:]})
+                return httpx.Response(200, json={"removed": 1, "unknown": json.loads(body)["ids"][1:], "etag": '"abc"'})
             case "GET", ["models", _, "removed"]:
-                return httpx.Response(200, json={"ids": ["b1"]})
+                return httpx.Response(200, json={"ids": ["b1"], "etag": '"abc"'})
             case "GET", ["readyz"]:
                 return httpx.Response(200, json={"ready": True, "reasons": []})
         return refuse(404)
