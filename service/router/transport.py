@@ -6,10 +6,9 @@ A replica has an address, whose form the transport alone knows: a URL for HTTP, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
-import orjson
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from espalier.errors import EspalierError
 from espalier.manifest import MAX_SHARDS
@@ -116,14 +115,12 @@ def answered(status: int, body: bytes) -> bytes:
     raise ReplicaFailed(reasons.get(status, "broken"), detail)
 
 
+_DIGESTS = TypeAdapter(Annotated[list[str], Field(min_length=1)])
+
+
 def _digests(body: bytes) -> list[str]:
-    """The JSON list of digests that a shard lacks, alone or as `digests` of a problem document. Raises ReplicaFailed."""
-    found: Any
+    """The digests that a shard lacks. Raises ReplicaFailed."""
     try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        found = None
-    digests = found.get("digests") if isinstance(found, dict) else found
-    if not isinstance(digests, list) or not digests or not all(isinstance(digest, str) for digest in digests):
-        raise ReplicaFailed("garbage", f"digests of masks were expected: {body[:200].decode('utf-8', 'replace')}")
-    return digests
+        return _DIGESTS.validate_json(body)
+    except ValidationError:
+        raise ReplicaFailed("garbage", f"digests of masks were expected: {body[:200].decode('utf-8', 'replace')}") from None

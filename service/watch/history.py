@@ -76,17 +76,15 @@ class History:
     def to_json(self) -> bytes:
         """All of it, for another process."""
         recent = [[one.at, one.values, [*one.buckets.items()], one.ready] for one in self.recent]  # the bound of the last bucket is null
-        return orjson.dumps({"columns": COLUMNS, "at": [*self.at], "rows": [*self.rows], "events": [*self.events], "recent": recent})
+        return orjson.dumps({"at": [*self.at], "rows": [*self.rows], "events": [*self.events], "recent": recent})
 
     @classmethod
     def from_json(cls, content: bytes) -> History:
-        """Raises ValueError where that is no history of this release."""
+        """What another process of the same service has written."""
         document: Mapping[str, Any] = orjson.loads(content)
-        if tuple(document.get("columns", ())) != COLUMNS:
-            raise ValueError("a history of another release")
         history = cls()
         history.at.extend(document["at"])
-        history.rows.extend([_numbers(row) for row in document["rows"]])
+        history.rows.extend([[nan if value is None else value for value in row] for row in document["rows"]])
         history.events.extend([(at, what) for at, what in document["events"]])
         for at, values, buckets, ready in document["recent"]:
             numbers = {name: nan if value is None else value for name, value in values.items()}
@@ -162,7 +160,3 @@ _COUNTED_EVENTS = (
     ("reload_failures", "A version failed to load, or a change was rolled back.", "{} loads failed or changes were rolled back."),
     ("worker_restarts", "A worker ended and was replaced.", "{} workers ended and were replaced."),
 )
-
-
-def _numbers(row: Sequence[float | None]) -> list[float]:
-    return [nan if value is None else value for value in row]
