@@ -57,12 +57,6 @@ class _SharedValue:
     def get(self) -> float:
         return self._value
 
-    def set_exemplar(self, exemplar: object) -> None:
-        """Exemplars are not kept: nothing could read them."""
-
-    def get_exemplar(self) -> None:
-        return None
-
 
 def count_in(folder: Path) -> None:
     """Count in this folder from now on, together with other processes. To be called before the first metric is made."""
