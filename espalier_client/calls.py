@@ -15,24 +15,7 @@ import httpx
 
 from espalier_client import items, messages
 from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, TimedOut, from_problem, plain
-from espalier_client.items import Changes, ItemOptions, ItemOutcome, LiveItem, Put
-from espalier_client.messages import (
-    UNREADABLE,
-    Answer,
-    Completion,
-    Document,
-    Model,
-    Options,
-    Query,
-    Readiness,
-    Removal,
-    RemovedIds,
-    RemovedItem,
-    Request,
-    from_bytes,
-    read,
-    to_bytes,
-)
+from espalier_client.messages import UNREADABLE, Document, from_bytes, read, to_bytes
 
 T = TypeVar("T")
 Value = str | int | bool
@@ -174,29 +157,31 @@ def encoded(response: httpx.Response) -> bool:
     return response.headers.get("Content-Encoding", "identity").strip().lower() not in {"", "identity"}
 
 
-def retrieve(queries: Iterable[Query], *, user: str | None = None, group: str | None = None, **options: Unpack[Options]) -> Call[Answer]:
+def retrieve(
+    queries: Iterable[messages.Query], *, user: str | None = None, group: str | None = None, **options: Unpack[messages.Options]
+) -> Call[messages.Answer]:
     """The best items for each query. `options` are the fields of `Request`.
 
     `user`: whose request it is, so that all of a user's go to the same version while another one is tried; `group`: one that may try it.
     """
-    request = Request(queries, **options)
+    request = messages.Request(queries, **options)
     read = partial(messages.answer, queries=len(tuple(request.queries)))
     given = {"Espalier-User": None if user is None else quote(user), "Espalier-Group": group}
     headers = {name: value for name, value in given.items() if value is not None}
     return Call("POST", "/retrieve", read, request.to_bytes(), headers=headers)
 
 
-def models() -> Call[tuple[Model, ...]]:
+def models() -> Call[tuple[messages.Model, ...]]:
     """Every model of the service, ready or not."""
     return Call("GET", "/models", messages.models)
 
 
-def model(name: str) -> Call[Model]:
+def model(name: str) -> Call[messages.Model]:
     """One model."""
     return Call("GET", model_path(name), messages.model)
 
 
-def complete(name: str, prefix: str, limit: int = 10) -> Call[tuple[Completion, ...]]:
+def complete(name: str, prefix: str, limit: int = 10) -> Call[tuple[messages.Completion, ...]]:
     """Items of a model whose id or title starts with `prefix`."""
     return Call("GET", model_path(name, "items"), messages.completions, params={"prefix": prefix, "limit": limit})
 
@@ -223,12 +208,12 @@ def item_path(name: str, item_id: str, *, tree: int = 0, version: int | None = N
     return Call("GET", model_path(name, "tree"), messages.item_path, params=params | _version(version))
 
 
-def ready() -> Call[Readiness]:
+def ready() -> Call[messages.Readiness]:
     """Whether the service is ready, and the reasons if it is not, which is not an error."""
-    return Call("GET", "/readyz", partial(read, Readiness), statuses=(503,))
+    return Call("GET", "/readyz", partial(read, messages.Readiness), statuses=(503,))
 
 
-def load(name: str, version: int, *, default: bool = True, timeout_s: float = LOADING_S) -> Call[Model]:
+def load(name: str, version: int, *, default: bool = True, timeout_s: float = LOADING_S) -> Call[messages.Model]:
     """Open, verify and warm up a version while the others serve; `default`: then make it the default. Needs an admin key.
 
     Returns once that is done, which may take minutes; it waits for `timeout_s`, as the next two do. A failed load changes nothing.
@@ -236,12 +221,12 @@ def load(name: str, version: int, *, default: bool = True, timeout_s: float = LO
     return _change("POST", model_path(name, "load"), messages.model, {"version": version, "default": default}, timeout_s)
 
 
-def unload(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[Model]:
+def unload(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[messages.Model]:
     """Drop a version that is not the default, once its requests are answered. Needs an admin key."""
     return _change("POST", model_path(name, "unload"), messages.model, {"version": version}, timeout_s)
 
 
-def set_default(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[Model]:
+def set_default(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[messages.Model]:
     """Make a version the default, after loading it where needed. Needs an admin key."""
     return _change("POST", model_path(name, "default"), messages.model, {"version": version}, timeout_s)
 
@@ -255,13 +240,13 @@ def set_candidate(
     groups: Iterable[str] = (),
     shadow: float = 0.0,
     timeout_s: float = LOADING_S,
-) -> Call[Model]:
+) -> Call[messages.Model]:
     """Try a version on a share of the users, on the requests of some keys and groups, or unseen as a shadow. Needs an admin key."""
     body = {"version": version, "share": share, "keys": list(keys), "groups": list(groups), "shadow": shadow}
     return _change("PUT", model_path(name, "candidate"), messages.model, body, timeout_s)
 
 
-def drop_candidate(name: str) -> Call[Model]:
+def drop_candidate(name: str) -> Call[messages.Model]:
     """End the trial of a version: all requests go to the default one again. Needs an admin key."""
     return Call("DELETE", model_path(name, "candidate"), messages.model, repeatable=False)
 
@@ -271,35 +256,35 @@ def trial(name: str) -> Call[Document]:
     return Call("GET", model_path(name, "candidate"), messages.document)
 
 
-def set_removed(name: str, ids: Iterable[str], *, if_match: str | None = None) -> Call[Removal]:
+def set_removed(name: str, ids: Iterable[str], *, if_match: str | None = None) -> Call[messages.Removal]:
     """Keep these items, and no others, out of every answer of a model. Needs an admin key.
 
     `if_match`: the `etag` of the list that these ids were made from; raises Conflict if the list has changed since.
     """
     if isinstance(ids, str):
         raise TypeError(f"ids: got {ids!r}, expected a list")
-    call = _change("PUT", model_path(name, "removed"), partial(read, Removal), {"ids": list(ids)})
+    call = _change("PUT", model_path(name, "removed"), partial(read, messages.Removal), {"ids": list(ids)})
     return call if if_match is None else replace(call, headers={"If-Match": _tag(if_match)})
 
 
-def remove_item(name: str, item_id: str) -> Call[RemovedItem]:
+def remove_item(name: str, item_id: str) -> Call[messages.RemovedItem]:
     """Keep one more item out of every answer of a model, whatever else is removed meanwhile. Needs an admin key."""
-    return Call("PUT", _item_path(name, "removed", item_id), partial(read, RemovedItem), repeatable=False)
+    return Call("PUT", _item_path(name, "removed", item_id), partial(read, messages.RemovedItem), repeatable=False)
 
 
-def restore_item(name: str, item_id: str) -> Call[RemovedItem]:
+def restore_item(name: str, item_id: str) -> Call[messages.RemovedItem]:
     """Let answers of a model hold an item again. Needs an admin key."""
-    return Call("DELETE", _item_path(name, "removed", item_id), partial(read, RemovedItem), repeatable=False)
+    return Call("DELETE", _item_path(name, "removed", item_id), partial(read, messages.RemovedItem), repeatable=False)
 
 
-def removed(name: str) -> Call[RemovedIds]:
+def removed(name: str) -> Call[messages.RemovedIds]:
     """The items that are kept out of every answer of a model. Needs an admin key."""
-    return Call("GET", model_path(name, "removed"), messages.removed_ids)
+    return Call("GET", model_path(name, "removed"), partial(read, messages.RemovedIds))
 
 
 def put_item(
-    name: str, item_id: str, *, if_match: str | None = None, if_none_match: str | None = None, **options: Unpack[ItemOptions]
-) -> Call[ItemOutcome]:
+    name: str, item_id: str, *, if_match: str | None = None, if_none_match: str | None = None, **options: Unpack[items.ItemOptions]
+) -> Call[items.ItemOutcome]:
     """Put an item into a running model, or change one. `options` are the fields of `Put`. Needs a write key.
 
     `if_match`: the `etag` of the item that the change was made from; `if_none_match` "*": only insert. Raises Conflict where that does
@@ -307,11 +292,11 @@ def put_item(
     """
     headers = _conditions(if_match, if_none_match)
     # With a condition a repetition would meet the item that the first attempt put.
-    body = to_bytes(Put(item_id, **options).to_json())
+    body = to_bytes(items.Put(item_id, **options).to_json())
     return Call("PUT", _item_path(name, "items", item_id), items.outcome(item_id), body, headers=headers, repeatable=not headers)
 
 
-def delete_item(name: str, item_id: str, *, source_version: int | None = None, if_match: str | None = None) -> Call[ItemOutcome]:
+def delete_item(name: str, item_id: str, *, source_version: int | None = None, if_match: str | None = None) -> Call[items.ItemOutcome]:
     """Delete an item, trained or live; one that is deleted already is `unchanged`. Needs a write key."""
     headers = _conditions(if_match, None)
     params: dict[str, Value] = {} if source_version is None else {"source_version": source_version}
@@ -320,12 +305,12 @@ def delete_item(name: str, item_id: str, *, source_version: int | None = None, i
     )
 
 
-def get_item(name: str, item_id: str) -> Call[LiveItem]:
+def get_item(name: str, item_id: str) -> Call[items.LiveItem]:
     """An item as it is now, trained or live. Needs a write key."""
     return Call("GET", _item_path(name, "items", item_id), items.live_item)
 
 
-def changes(name: str, after: int = 0, limit: int = 1000) -> Call[Changes]:
+def changes(name: str, after: int = 0, limit: int = 1000) -> Call[items.Changes]:
     """What happened to a model's live catalogue after a sequence, at most `limit` operations. Needs an admin key."""
     return Call("GET", model_path(name, "changes"), items.changes, params={"after": after, "limit": limit})
 

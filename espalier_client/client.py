@@ -18,26 +18,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from espalier_client import calls
+from espalier_client import calls, stream
 from espalier_client.calls import Body, Call, check_timeout_s
 from espalier_client.certificates import Certificates
 from espalier_client.errors import ClientError, RequestFailed
 from espalier_client.items import Delete, Put
 from espalier_client.messages import Request
 from espalier_client.retry import Attempts, Retry
-from espalier_client.stream import (
-    BULK_LINES,
-    CHUNK_LINES,
-    RETRIEVALS,
-    Chunks,
-    Delivery,
-    Line,
-    Outcome,
-    Route,
-    Written,
-    chunks_of_writes,
-    writes,
-)
+from espalier_client.stream import RETRIEVALS, Chunks, Delivery, Line, Outcome, Route, Written
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -108,7 +96,7 @@ class Client:
         self._retry = retry
         self._sleep = sleep
 
-    def retrieve_stream(self, requests: Iterable[Request], *, chunk_lines: int = CHUNK_LINES) -> Generator[Outcome, None, None]:
+    def retrieve_stream(self, requests: Iterable[Request], *, chunk_lines: int = stream.CHUNK_LINES) -> Generator[Outcome, None, None]:
         """The outcome of each request, in their order; one that fails does not end the stream.
 
         `requests` is read at most `chunk_lines` (or 64 KiB) ahead of the answers that the caller takes. Choose 1 where a request depends on
@@ -117,13 +105,15 @@ class Client:
         """
         return self._delivered(requests, Chunks(chunk_lines), RETRIEVALS)
 
-    def bulk(self, name: str, operations: Iterable[Put | Delete], *, chunk_lines: int = BULK_LINES) -> Generator[Written, None, None]:
+    def bulk(
+        self, name: str, operations: Iterable[Put | Delete], *, chunk_lines: int = stream.BULK_LINES
+    ) -> Generator[Written, None, None]:
         """Put and delete many items: the outcome of each, in their order; one that fails does not end the rest. Needs a write key.
 
         `operations` is read at most `chunk_lines` (or 512 KiB; 64 KiB where they are more than 256) ahead of the outcomes that the caller
         takes. Raises a ClientError where it cannot go on; all operations up to the last yielded outcome are done.
         """
-        return self._delivered(operations, chunks_of_writes(chunk_lines), writes(name))
+        return self._delivered(operations, stream.chunks_of_writes(chunk_lines), stream.writes(name))
 
     retrieve = _sent(calls.retrieve)
     put_item = _sent(calls.put_item)
@@ -149,7 +139,6 @@ class Client:
     removed = _sent(calls.removed)
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -232,14 +221,14 @@ class AsyncClient:
         self._sleep = sleep
 
     def retrieve_stream(
-        self, requests: Iterable[Request] | AsyncIterable[Request], *, chunk_lines: int = CHUNK_LINES
+        self, requests: Iterable[Request] | AsyncIterable[Request], *, chunk_lines: int = stream.CHUNK_LINES
     ) -> AsyncGenerator[Outcome, None]:
         return self._delivered(requests, Chunks(chunk_lines), RETRIEVALS)
 
     def bulk(
-        self, name: str, operations: Iterable[Put | Delete] | AsyncIterable[Put | Delete], *, chunk_lines: int = BULK_LINES
+        self, name: str, operations: Iterable[Put | Delete] | AsyncIterable[Put | Delete], *, chunk_lines: int = stream.BULK_LINES
     ) -> AsyncGenerator[Written, None]:
-        return self._delivered(operations, chunks_of_writes(chunk_lines), writes(name))
+        return self._delivered(operations, stream.chunks_of_writes(chunk_lines), stream.writes(name))
 
     retrieve = _awaited(calls.retrieve)
     put_item = _awaited(calls.put_item)

@@ -95,56 +95,38 @@ class RequestFailed(ClientError):
 
 
 class InvalidRequest(RequestFailed):
-    """The request is wrong; the same one will fail again."""
-
     statuses = (400, 413, 415, 422)
 
 
 class NotAllowed(RequestFailed):
-    """No key, an unknown one, or one without the role."""
-
     statuses = (401, 403)
 
 
 class NotFound(RequestFailed):
-    """No such model, version or item; or (410) changes that are not kept any more."""
-
     statuses = (404, 410)
 
 
 class Conflict(RequestFailed):
-    """The model is not in a state that allows this, or (412) the list or item is not the one that `if_match` names."""
-
     statuses = (409, 412)
 
 
 class Overloaded(RequestFailed):
-    """The service's queue is full."""
-
     statuses = (429,)
 
 
 class ServiceFailed(RequestFailed):
-    """Something broke inside the service."""
-
     statuses = (500, 502)
 
 
 class Unavailable(RequestFailed):
-    """The model is not ready, has not reached `min_sequence`, takes no writes now, or the service is shutting down."""
-
     statuses = (503,)
 
 
 class DeadlineExceeded(RequestFailed):
-    """The deadline of the request passed before its search was done."""
-
     statuses = (504,)
 
 
 class CatalogueFull(RequestFailed):
-    """The live catalogue has no room for another item; deletes are still taken."""
-
     statuses = (507,)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, Self, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 T = TypeVar("T")
 
@@ -212,7 +212,7 @@ class Model:
     """A model of the service. `description` is all that the service says of it; the rest names what every client needs.
 
     `version` is the default one, None where there is none; `versions` are all that the service knows. `trees`: how many the default version
-    has, None where it is not loaded or the service is older; `has_tail`: whether a tail enters its scores.
+    has, None where it is not loaded; `has_tail`: whether a tail enters its scores.
     """
 
     name: str
@@ -226,16 +226,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An item whose id or title starts with the prefix."""
-
     id: str
     title: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether the service is ready, and what is missing."""
-
     ready: bool
     reasons: tuple[str, ...]
 
@@ -244,12 +240,12 @@ class Readiness:
 class Removal:
     """What setting a model's removed items did: how many are removed now, and which ids the catalogue does not have.
 
-    `etag` names the list as it is now, None where the service does not tell. `behind`: process ids of workers that do not answer by it yet.
+    `etag` names the list as it is now. `behind`: process ids of workers that do not answer by it yet.
     """
 
     removed: int
     unknown: tuple[str, ...]
-    etag: str | None = None
+    etag: str
     behind: tuple[int, ...] = ()
 
 
@@ -269,15 +265,12 @@ class RemovedItem:
     behind: tuple[int, ...] = ()
 
 
-class RemovedIds(tuple[str, ...]):
-    """The removed items of a model. `etag` names this very list, None where the service does not tell."""
+@dataclass(frozen=True, slots=True)
+class RemovedIds:
+    """The removed items of a model. `etag` names this very list."""
 
-    etag: str | None
-
-    def __new__(cls, ids: Iterable[str], etag: str | None = None) -> Self:
-        made = super().__new__(cls, ids)
-        made.etag = etag
-        return made
+    ids: tuple[str, ...]
+    etag: str
 
 
 def read(kind: type[T], document: Any, **own: Any) -> T:
@@ -326,10 +319,6 @@ def item_path(document: Any) -> tuple[int, ...]:
 
 def completions(document: Any) -> tuple[Completion, ...]:
     return tuple(read(Completion, item) for item in document["items"])
-
-
-def removed_ids(document: Any) -> RemovedIds:
-    return RemovedIds(document["ids"], document.get("etag"))
 
 
 def from_bytes(content: bytes) -> Any:

@@ -55,8 +55,6 @@ class Retry:
 
 
 class Attempts:
-    """The attempts of one call."""
-
     def __init__(self, call: Call[Any], retry: Retry, timeout_s: float) -> None:
         self._call = call
         self._retry = retry
@@ -74,7 +72,6 @@ class Attempts:
         return self._call.arguments(self._timeout_s, self.check())
 
     def left_s(self) -> float:
-        """Seconds left for the call as a whole."""
         return self._began_s + self._deadline_s - self._retry.clock()
 
     def check(self) -> float:

@@ -78,7 +78,6 @@ class Chunks:
             yield from self.rest()
 
     def rest(self) -> Iterator[list[Line]]:
-        """The lines gathered so far, if any."""
         lines, self._lines, self._bytes = self._lines, [], 0
         if lines:
             yield lines
@@ -122,7 +121,6 @@ class Delivery(Generic[T]):
         return self._yielded == len(self._lines)
 
     def arguments(self) -> dict[str, Any]:
-        """What httpx's `stream` takes for the next attempt."""
         self._begin()
         body = b"".join(self._lines[line].content for line in self._pending)
         return self.attempts.arguments() | {"content": body}
@@ -166,7 +164,6 @@ class Delivery(Generic[T]):
         self.pause_s = self.attempts.failed(error)
 
     def _begin(self) -> None:
-        """Start a new attempt with the lines that have no outcome."""
         self._pending = [line for line in self._pending if line >= self._yielded and line not in self._outcomes]
         self._answered = []
         self._partial, self._partial_bytes = [], 0

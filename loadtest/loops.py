@@ -49,7 +49,6 @@ class Answered(NamedTuple):
 
 
 def request_bytes(path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
-    """A whole request."""
     content = orjson.dumps(body)
     lines = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(content)), **(headers or {})}
     head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items()) + "\r\n"
@@ -67,28 +66,12 @@ def closed_loop(
     seconds: float,
     keep: Callable[[bytes], bytes] = whole,
     grace_s: float = GRACE_S,
+    count: int | None = None,
 ) -> list[Answered]:
-    """`concurrency` clients, each of which sends its next request when it has its answer.
+    """`concurrency` clients, each of which sends its next request when it has its answer; `count` requests at most.
 
     What was sent in time is waited for, `grace_s` at most; what has no answer then has the status 0.
     """
-    return _closed(address, requests, concurrency, seconds, None, keep, grace_s)
-
-
-def each_once(address: Address, requests: Sequence[bytes], concurrency: int, keep: Callable[[bytes], bytes] = whole) -> list[Answered]:
-    """Every request once, by so many clients; in the order of the answers, `number` says which."""
-    return _closed(address, requests, concurrency, float("inf"), len(requests), keep, GRACE_S)
-
-
-def _closed(
-    address: Address,
-    requests: Sequence[bytes],
-    concurrency: int,
-    seconds: float,
-    count: int | None,
-    keep: Callable[[bytes], bytes],
-    grace_s: float,
-) -> list[Answered]:
     load = _Load(address, keep)
     answered: list[Answered] = []
     sent = 0
@@ -109,6 +92,11 @@ def _closed(
         return answered + load.unanswered()
     finally:
         load.close()
+
+
+def each_once(address: Address, requests: Sequence[bytes], concurrency: int, keep: Callable[[bytes], bytes] = whole) -> list[Answered]:
+    """Every request once, by so many clients; in the order of the answers, `number` says which."""
+    return closed_loop(address, requests, concurrency, float("inf"), keep, count=len(requests))
 
 
 def open_loop(

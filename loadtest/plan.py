@@ -69,7 +69,6 @@ class Plan:
     per_writer: float
 
     def put(self) -> Put:
-        """The next write."""
         if self.writes is None:
             raise InvalidConfig("--write-rate", 0, "a rate above 0")
         return self.writes.put(next(self.write_numbers))
@@ -136,7 +135,6 @@ def plan_of(host: str | None, options: argparse.Namespace) -> Plan:
 
 
 def users(rate: float) -> int:
-    """How many users make a rate of requests/s."""
     return math.ceil(rate / PER_USER)
 
 

@@ -56,18 +56,5 @@ def propose(points: Sequence[Point], budget_ms: float) -> list[Proposal]:
     return proposals
 
 
-def sentence(proposal: Proposal) -> str:
-    """A proposal for people."""
-    where = f"{proposal.loop} loop, m {proposal.m}, p99 within {proposal.budget_ms:g} ms"
-    best, fastest = proposal.best, proposal.fastest
-    if best is not None:
-        recall = "" if best.recall is None else f", recall {best.recall:.4f}"
-        note = "" if best.samples >= 100 else f" (of {best.samples} samples only)"
-        return f"{where}: beam {best.beam_size}{recall}, p99 {best.p99_ms:.2f} ms{note} at {best.requests_per_s:.0f} requests/s"
-    if fastest is None:
-        return f"{where}: no beam, because none was answered well enough"
-    return f"{where}: no beam; the smallest p99 was {fastest.p99_ms:.2f} ms, of beam {fastest.beam_size}"
-
-
 def _preference(point: Point) -> tuple[float, float]:
     return (float(point.beam_size), 0.0) if point.recall is None else (point.recall, -point.p99_ms)

@@ -161,6 +161,5 @@ def without_seen(queries: Sequence[Query]) -> list[Query]:
 
 
 def digest(queries: Sequence[Query]) -> str:
-    """A short hash of a set of queries."""
     content = json.dumps([(query.kind, query.values, query.relevant) for query in queries])
     return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .cell import LOAD_SHARE, failed_share
 from .frontier import plot_frontier
-from .proposal import MAX_FAILED_SHARE, Point, Proposal, propose, sentence
+from .proposal import MAX_FAILED_SHARE, Point, Proposal, propose
 from .target import Json
 
 COLUMNS = ("beam_size", "m", "recall", "p50_ms", "p95_ms", "p99_ms", "requests_per_s", "ms_per_query", "loop")
@@ -23,7 +23,7 @@ LATE_SHARE = 0.1
 
 
 def write_report(document: Json, folder: Path, budgets_ms: Sequence[float]) -> list[str]:
-    """Write all files into `folder`; returns what the budgets buy and what is to be warned of, one sentence each."""
+    """Write all files into `folder`; returns the table of what the budgets buy, and what is to be warned of, line by line."""
     points = points_of(document)
     proposals = [proposal for budget_ms in budgets_ms for proposal in propose(points, budget_ms)]
     write_csv(document, folder / "sweep.csv")
@@ -32,7 +32,7 @@ def write_report(document: Json, folder: Path, budgets_ms: Sequence[float]) -> l
     if points:
         title = f"{document['model']['name']} version {document['model']['version']}, {document['model']['engine']}"
         plot_frontier(points, proposals, title, [folder / "frontier.png", folder / "frontier.svg"])
-    return [*map(sentence, proposals), *(f"warning: {warning}" for warning in warned)]
+    return [*_proposals(proposals), *(f"warning: {warning}" for warning in warned)]
 
 
 def points_of(document: Json) -> list[Point]:
@@ -69,7 +69,6 @@ def write_csv(document: Json, file: Path) -> None:
 
 
 def warnings(document: Json) -> list[str]:
-    """What a reader must know before believing a figure."""
     found = []
     for cell in cells_of(document):
         where = f"beam {cell['beam_size']}, m {cell['m']}"
@@ -104,7 +103,7 @@ def _counts(statuses: dict[str, int]) -> str:
 def markdown(document: Json, proposals: Sequence[Proposal], warned: Sequence[str]) -> str:
     lines = _introduction(document)
     if proposals:
-        lines += _proposals(proposals)
+        lines += ["## The beam that a budget buys", "", *_proposals(proposals), ""]
     for m in sorted({cell["m"] for cell in document["cells"]}):
         lines += _table(m, [cell for cell in cells_of(document) if cell["m"] == m])
     if any("writes" in cell for cell in document["cells"]):
@@ -119,7 +118,6 @@ def markdown(document: Json, proposals: Sequence[Proposal], warned: Sequence[str
 
 
 def _introduction(document: Json) -> list[str]:
-    """What was measured, and how."""
     model, settings, queries = document["model"], document["settings"], document["queries"]
     days = sorted({cell["measured"][:10] for cell in document["cells"]})
     rate = settings["rate_per_s"]
@@ -156,9 +154,9 @@ def _introduction(document: Json) -> list[str]:
 
 
 def _proposals(proposals: Sequence[Proposal]) -> list[str]:
+    if not proposals:
+        return []
     lines = [
-        "## The beam that a budget buys",
-        "",
         "The largest recall whose p99 is within the budget. The open loop is what counts: with one client nobody waits for another.",
         "",
         "| p99 within | m | loop | beam | recall | p99 ms | requests/s |",
@@ -174,7 +172,7 @@ def _proposals(proposals: Sequence[Proposal]) -> list[str]:
         else:
             why = f"smallest p99: {fastest.p99_ms:.2f}, of beam {fastest.beam_size}" if fastest else "nothing was answered well enough"
             lines.append(f"{start} none | | {why} | |")
-    return [*lines, ""]
+    return lines
 
 
 def _table(m: int, cells: Sequence[Json]) -> list[str]:

@@ -261,7 +261,6 @@ def measure_all(load: Load, beams: Sequence[int], ms: Sequence[int], document: J
 
 
 def line(cell: Json) -> str:
-    """A finished cell in one line."""
     recall = "none" if cell["recall"] is None else f"{cell['recall']:.4f}"
     parts = [f"beam {cell['beam_size']:4d}  m {cell['m']:4d}  recall {recall}"]
     for loop, measured in cell["loops"].items():

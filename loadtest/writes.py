@@ -38,13 +38,11 @@ class Writes:
         self._began = time.time_ns() // 1000  # so that a later test is not `stale`
 
     def put(self, number: int) -> Put:
-        """The id and the body of a write."""
         query = self._queries[number % len(self._queries)]
         values = list(query.values) if isinstance(query.values, tuple) else query.values
         return Put(f"{PREFIX}{number % self._items}", {"events": [values], "source_version": self._began + number})
 
     def ids(self, written: int) -> list[str]:
-        """The ids of so many writes."""
         return [f"{PREFIX}{n}" for n in range(min(written, self._items))]
 
 
@@ -68,7 +66,6 @@ def mixed(retrievals: Sequence[bytes], put: Callable[[int], bytes], per_s: float
 
 
 def put_bytes(target: Target, model: str, put: Put) -> bytes:
-    """A whole PUT request."""
     path = f"{target.prefix}/models/{quote(model, safe='')}/items/{quote(put.id, safe='')}"
     return request_bytes(path, put.body, {"Host": target.authority, **target.headers}, method="PUT")
 

@@ -43,7 +43,6 @@ def _options(arguments: Arguments, group: Replicas) -> Mapping[str, Any]:
 
 
 def _autoscaling(autoscale: Autoscale) -> Mapping[str, Any]:
-    """In Ray's words."""
     return {
         "min_replicas": autoscale.min,
         "max_replicas": autoscale.max,

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
 from espalier.errors import expectation
-from service.router.hedging import SHARE
+from service.router.config import Patience
 from service.settings import Settings
 
 MAX_SHARDS = 1024
@@ -65,7 +65,6 @@ class Replicas(_Checked):
 
     @property
     def threads(self) -> int:
-        """Threads of a search."""
         return max(int(self.cpus), 1)
 
 
@@ -81,14 +80,10 @@ class Shards(Replicas):
             yield index, f"{self.folder.name}-{index}"
 
 
-class Patience(_Checked):
-    """How patient the ingress is with shards; what is not said here is as for `python -m service.router`."""
+class IngressPatience(Patience):
+    """How patient the ingress is with shards: Ray's handles answer looks more slowly than connections of the router's own."""
 
-    calls: int = Field(default=4, ge=1, le=64, description="Searches of one version that are under way at once.")
-    hedge: float = Field(default=SHARE, ge=0, le=1, description="Second tries at slow shards, as a share of first tries; 0: none.")
-    poll_s: float = Field(default=1.0, gt=0, le=60, description="Seconds between two looks at what the replicas of a shard serve.")
     poll_timeout_s: float = Field(default=2.0, gt=0, le=60, description="Seconds in which a look must be answered.")
-    patience_s: float = Field(default=10.0, gt=0, le=600, description="Seconds for searches without a deadline: golden queries, placing.")
 
 
 class Arguments(_Checked):
@@ -97,7 +92,7 @@ class Arguments(_Checked):
     models: Path = Field(default=Path("models"), description="Folder of the models, as ESPALIER_MODELS; the ingress opens them whole.")
     shards: tuple[Shards, ...] = Field(min_length=1, description="The shards of each model.")
     ingress: Replicas = Field(default_factory=Replicas, description="Replicas of the ingress.")
-    router: Patience = Field(default_factory=Patience, description="How patient the ingress is with shards.")
+    router: IngressPatience = Field(default_factory=IngressPatience, description="How patient the ingress is with shards.")
     settings: Mapping[str, JsonValue] = Field(
         default_factory=dict, description="Settings of the service for all replicas: those of docs/reference.md in small letters."
     )
@@ -130,7 +125,6 @@ class Arguments(_Checked):
         return {"threads": self.ingress.threads, **self.settings, **self.ingress.settings, "models": self.models}
 
     def shard_settings(self, group: Shards, index: int) -> Mapping[str, Any]:
-        """Those of a shard."""
         return {"threads": group.threads, **self.settings, **group.settings, "models": group.folder, "shard": index}
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import orjson
 from ray.exceptions import RayActorError, RayError
@@ -22,8 +21,8 @@ from espalier.shards.messages import Pin
 from service.router.asking import TRIES
 from service.router.transport import ReplicaFailed, answered, held_of
 
-PAUSE_S, MOST_S = 0.02, 0.32
-"""Between two calls where a replica was found dead: the first pause, and the longest."""
+PAUSE_S = 0.1
+"""Between two calls where a replica was found dead."""
 NOTICED_S = 5.0
 """Seconds in which Ray notices a dead replica, on a busy machine too; until then it chooses it again and again."""
 KEPT_S = 60.0
@@ -31,28 +30,11 @@ KEPT_S = 60.0
 three looks of 5 s; with two busy cores another one answers after 16 s."""
 
 
-class Response(Protocol):
-    """What Ray returns for a call at once."""
-
-    def __await__(self) -> Any: ...
-
-    def cancel(self) -> None: ...
-
-
-class Handle(Protocol):
-    """What is used of ray.serve.handle.DeploymentHandle."""
-
-    @property
-    def search(self) -> Any: ...
-
-    def broadcast(self, method_name: str) -> Any: ...
-
-
 class HandleTransport:
     """Sends messages to deployments. An address is NAME/TRY."""
 
-    def __init__(self, handles: Mapping[str, Handle]) -> None:
-        """handles: by the deployment's name."""
+    def __init__(self, handles: Mapping[str, Any]) -> None:
+        """handles: of Ray's deployments, by name."""
         self._handles = handles
         # By the deployment's name: what all its replicas said last, and when; and the question that is under way to all of them.
         self._served: dict[str, tuple[frozenset[Pin], float]] = {}
@@ -61,7 +43,7 @@ class HandleTransport:
     async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         """The body of the answer of one replica, once Ray has brought all of it. Raises ReplicaFailed, MasksWanted."""
         name = address.rpartition("/")[0]
-        status, answer = await _call(name, partial(self._handles[name].search.remote, body), timeout_s)
+        status, answer = await _searched(name, self._handles[name], body, timeout_s)
         if len(answer) > most:
             raise ReplicaFailed("garbage", f"{name}: {len(answer)} bytes, expected at most {most}")
         return bytes(answered(status, answer))
@@ -83,7 +65,6 @@ class HandleTransport:
         return await asyncio.shield(asked)  # who gives up does not end it for the others
 
     async def _served_by_all(self, name: str, timeout_s: float) -> frozenset[Pin]:
-        """See `held`."""
         try:
             found = await self._handles[name].broadcast("shards").results_async(timeout_s=timeout_s)
         except DeploymentUnavailableError:
@@ -104,37 +85,29 @@ class HandleTransport:
         """Nothing is held: handles are Ray's."""
 
 
-async def _call(name: str, call: Callable[[], Response], timeout_s: float) -> Any:
-    """What a replica returns. Raises ReplicaFailed.
+async def _searched(name: str, handle: Any, body: bytes, timeout_s: float) -> Any:
+    """What a replica answers to a search. Raises ReplicaFailed.
 
-    Until Ray has noticed that a replica died, it may choose it again, for it is idle: the call is made again, after longer and longer
-    pauses, for NOTICED_S.
+    Until Ray has noticed that a replica died, it may choose it again, for it is idle: the call is made again and again for NOTICED_S.
     """
-    response, pause_s, noticed_at = None, PAUSE_S, time.monotonic() + NOTICED_S
+    response, noticed_at = None, time.monotonic() + NOTICED_S
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                response = call()
+                response = handle.search.remote(body)
                 try:
                     return await response
                 except RayActorError:
                     if time.monotonic() >= noticed_at:
                         raise
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, MOST_S)
-    except TimeoutError:
-        _give_up(response)
+                    await asyncio.sleep(PAUSE_S)
+    except (TimeoutError, asyncio.CancelledError) as error:
+        if response is not None:
+            response.cancel()  # Ray would let the replica finish what nobody waits for
+        if isinstance(error, asyncio.CancelledError):
+            raise
         raise ReplicaFailed("late", f"{name}: no answer within {timeout_s:g} s") from None
-    except asyncio.CancelledError:
-        _give_up(response)
-        raise
     except BackPressureError as error:
         raise ReplicaFailed("full", f"{name}: {error}") from None
     except (RayError, RayServeException) as error:
         raise ReplicaFailed("connection", f"{name}: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from None
-
-
-def _give_up(response: Response | None) -> None:
-    """Ray would let the replica finish what nobody waits for."""
-    if response is not None:
-        response.cancel()

@@ -17,13 +17,13 @@ from service.settings import warn_of_unknown_settings
 from service.watch import logs
 
 from ..ray.arguments import settings_of
-from ..ray.handles import Handle, HandleTransport
+from ..ray.handles import HandleTransport
 
 
 class Ingress:
     """See the module. /readyz says when it can answer: before its shards are there it answers 503, as the router does."""
 
-    def __init__(self, shards: Mapping[str, Handle], settings: Mapping[str, Any], router: Mapping[str, Any]) -> None:
+    def __init__(self, shards: Mapping[str, Any], settings: Mapping[str, Any], router: Mapping[str, Any]) -> None:
         """shards: handles by the names of their deployments; settings, router: what app.yaml says of them."""
         self._shards, self._settings, self._router = shards, settings, router
 

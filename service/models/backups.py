@@ -21,7 +21,6 @@ from espalier.store.objects import Objects
 from ..models.desired_state import DesiredState
 from ..models.loading import lower_priority
 from ..settings import Settings
-from ..watch.live_metrics import BackupMetrics
 from ..watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -37,10 +36,8 @@ class _Stopped(Exception):
 
 
 class Backups:
-    """See the module."""
-
     def __init__(self, settings: Settings, url: str, metrics: Metrics) -> None:
-        self._settings, self._url, self._metrics = settings, url, BackupMetrics(metrics)
+        self._settings, self._url, self._metrics = settings, url, metrics
         self._store: Objects | None = None
         self._lock: int | None = None
         self._due: dict[str, float] = {}  # by model, of time.monotonic(): the clock may be set
@@ -96,12 +93,12 @@ class Backups:
     def _back_up(self, name: str, folder: Path) -> None:
         """Do what is due of a model, and say when the next is."""
         every_s, now = self._settings.backup_every_s, time.monotonic()
-        self._metrics.found(name)
+        self._metrics.count("espalier_live_backup_failures_total", name, by=0)  # so that Prometheus sees the first one as an increase
         try:
             self._store = self._store or Objects(self._url, create=True)
             if name not in self._due and (ids := find_backups(self._store, name)):
                 made_at = min(time_of(ids[-1]), time.time())
-                self._metrics.holds(name, made_at)
+                self._metrics.show("espalier_live_backup_timestamp_seconds", made_at, name)
                 self._due[name] = now + max(every_s - (time.time() - made_at), 0.0)
                 return
             if DesiredState(folder).is_changing:  # it may be changed back
@@ -109,14 +106,14 @@ class Backups:
                 return
             made = back_up(self._store, folder, on_bytes=self._go_on)
             if made is not None:
-                self._metrics.holds(name, time.time())
+                self._metrics.show("espalier_live_backup_timestamp_seconds", time.time(), name)
                 prune(self._store, name, self._settings.backup_keep)
             self._due[name] = now + every_s
         except BeingBackedUp:  # by a command
             self._due[name] = now + min(RETRY_S, every_s)
         except (EspalierError, OSError) as error:
             self._due[name] = now + min(RETRY_S, every_s)
-            self._metrics.failed(name)
+            self._metrics.count("espalier_live_backup_failures_total", name)
             if name not in self._failed:
                 log.error("%s is not backed up; it is tried again: %s", name, error)
             self._failed.add(name)

@@ -186,7 +186,6 @@ class Changes:
             return before, _served(entry, now)
 
     async def _serving(self, entry: Entry) -> Serving | None:
-        """What serving.json says; None without one."""
         if not entry.tried and not entry.late:
             raise NotReady(f"{entry.name!r} is still being loaded; see /readyz.")
         try:
@@ -265,7 +264,7 @@ class Changes:
         raise Conflict(f"Nothing was changed, because not every worker could follow: {'; '.join(problems)}")
 
     async def _take_back(self, entry: Entry) -> None:
-        self._metrics.reload(entry.name, "rolled_back")
+        self._metrics.count("espalier_reload_total", entry.name, "rolled_back")
         await asyncio.to_thread(entry.disk.take_back)
 
     async def _followed(self, entry: Entry, done: Callable[[WorkerProgress], bool], opened: Sequence[Path] | None = None) -> list[str]:

@@ -69,8 +69,6 @@ _FORMER = ".serving.before"
 
 
 class DesiredState:
-    """The desired state of the model in `folder`."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -130,7 +128,6 @@ class DesiredState:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a change of serving.json has begun and not ended."""
         return os.path.exists(self.folder / _FORMER)  # False where the folder cannot be read
 
     def take_back(self) -> bool:

@@ -11,11 +11,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
+from typing import Literal
 
 from espalier.bundle import find_versions
 from espalier.serving import Serving
@@ -63,8 +64,7 @@ class Follower:
         self.entries = {name: self._entry(name, versions) for name, versions in self.find_versions().items()}
         self._adding, self._looking = threading.Lock(), threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._queued: set[str] = set()
-        self._reopening: set[str] = set()
+        self._queued: set[tuple[str, str]] = set()  # the loader's tasks, each with the model that it is of
         self._applying: Entry | None = None
         self._scan_at, self._poll_at = 0.0, 0.0
         self._unreadable = ""
@@ -75,7 +75,6 @@ class Follower:
         ]
 
     def start(self) -> None:
-        """Load what should serve, and follow from then on."""
         self._workers.join()
         self._catalogues.start()
         for name in self.entries:
@@ -91,11 +90,9 @@ class Follower:
         self._jobs.put(None)
 
     def wake(self) -> None:
-        """Look now."""
         self._wake.set()
 
     def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
-        """Block until everything that should serve was tried once. False when that took longer."""
         return self._tried.wait(timeout_s)
 
     def entry(self, name: str) -> Entry:
@@ -119,18 +116,13 @@ class Follower:
         found, shard = find_versions(self._settings.models), self._settings.shard
         return found if shard is None else {name: versions for name, versions in found.items() if name == str(shard)}
 
-    @property
-    def names(self) -> Collection[str]:
-        """The models that this process follows."""
-        return self.entries.keys()
-
     def in_use(self, name: str) -> set[int]:
         """The versions of a model that serve, or should, or are being loaded or closed."""
         entry = self.entries.get(name)
         if entry is None:
             return set()
         loading = set() if entry.loading is None else {entry.loading}
-        return {*entry.ready, *entry.desired, *(retired.version for retired in entry.retired), *loading}
+        return {*entry.ready, *entry.desired, *(retired.model.version for retired in entry.retired), *loading}
 
     def appeared(self, name: str, versions: tuple[int, ...], late: bool) -> None:
         """Versions have come from elsewhere. late: as in `add`, where they are the model's first."""
@@ -185,13 +177,13 @@ class Follower:
             if self._loads_nothing(entry):
                 self._apply(entry)
             else:
-                self._apply_soon(entry)
+                self._soon("apply", entry)
         for loaded in entry.ready.values():
             if self._swapper.check_files(entry, loaded) and entry.serving is None:
-                self._apply_soon(entry)  # the next lower version
+                self._soon("apply", entry)  # the next lower version
         for loaded in entry.ready.values():
             if self._swapper.why_reopen(loaded):
-                self._reopen_soon(entry)
+                self._soon("reopen", entry)
         self._swapper.retire_unsearched(entry)
         for retired in entry.retired:
             if retired.handle() is None:
@@ -206,7 +198,7 @@ class Follower:
             return
         try:
             if self._observe(entry):
-                self._apply_soon(entry)
+                self._soon("apply", entry)
         finally:
             self._looking.release()
 
@@ -225,15 +217,15 @@ class Follower:
     def _report_default(self, entry: Entry) -> None:
         """Set the metric of the default version; not while other workers answer until this one can."""
         if entry.loaded is not None:
-            self._metrics.default(entry.name, entry.loaded.version)
+            self._metrics.show("espalier_model_default_version", entry.loaded.version, entry.name)
         elif entry.late:
-            self._metrics.default(entry.name, math.nan)
+            self._metrics.show("espalier_model_default_version", math.nan, entry.name)
         elif entry.tried or not self._workers.others_serve():
-            self._metrics.default(entry.name, 0)
+            self._metrics.show("espalier_model_default_version", 0, entry.name)
 
     def _loads_nothing(self, entry: Entry) -> bool:
         """Whether all versions that should serve do, so that a change of default need not wait for the loader."""
-        if entry.serving is None or not entry.tried or entry.name in self._queued or self._applying is entry:
+        if entry.serving is None or not entry.tried or ("apply", entry.name) in self._queued or self._applying is entry:
             return False
         return entry.ready.keys() >= {*entry.serving.versions}
 
@@ -259,7 +251,7 @@ class Follower:
         if entry.wrong and not wrong:
             log.info("%s: its files of desired state say again what is in force", entry.name)
         entry.wrong = wrong
-        self._metrics.state_wrong(entry.name, bool(wrong))
+        self._metrics.show("espalier_desired_state_wrong", bool(wrong), entry.name)
         entry.looked_at = now
         return entry.loaded is None or (removed.state, serving.state) != before
 
@@ -276,7 +268,6 @@ class Follower:
         return None if noted is None else Removed.model_validate_json(noted)
 
     def _report(self, entry: Entry) -> None:
-        """Report this worker's progress, where it has changed."""
         with entry.lock:
             entry.progress = replace(entry.progress, serves=entry.loaded is not None, versions=tuple(sorted(entry.ready)))
         self._workers.report(entry.name, entry.progress)
@@ -299,9 +290,9 @@ class Follower:
                 continue
             entry.versions = versions
             if entry.tried and (entry.waiting or self._may_be_repaired(entry)):
-                self._apply_soon(entry)
+                self._soon("apply", entry)
             if poll and entry.tried and entry.serving is None and self._newer(entry):
-                self._apply_soon(entry)
+                self._soon("apply", entry)
 
     def _may_be_repaired(self, entry: Entry) -> bool:
         """Whether the default does not serve and the files of a version that failed have changed since."""
@@ -337,31 +328,27 @@ class Follower:
         lower_priority()
         self._tried.set()
 
-    def _apply_soon(self, entry: Entry) -> None:
+    def _soon(self, task: Literal["apply", "reopen"], entry: Entry) -> None:
+        """Let the loader do this, unless it waits to do so already."""
+
         def job() -> None:
-            self._applying = entry
-            self._queued.discard(entry.name)
+            self._applying = entry if task == "apply" else None
+            self._queued.discard((task, entry.name))
             try:
-                self._apply(entry)
+                (self._apply if task == "apply" else self._reopen)(entry)
             finally:
                 self._applying = None
 
-        if entry.name not in self._queued:
-            self._queued.add(entry.name)
+        if (task, entry.name) not in self._queued:
+            self._queued.add((task, entry.name))
             self._jobs.put(job)
 
-    def _reopen_soon(self, entry: Entry) -> None:
-        def job() -> None:
-            self._reopening.discard(entry.name)
-            for loaded in tuple(entry.ready.values()):
-                why = self._swapper.why_reopen(loaded)
-                if why and not self._stopped.is_set():
-                    log.info("%s version %d is opened anew: %s", entry.name, loaded.version, why)
-                    self._swapper.reopen(entry, loaded)
-
-        if entry.name not in self._reopening:
-            self._reopening.add(entry.name)
-            self._jobs.put(job)
+    def _reopen(self, entry: Entry) -> None:
+        for loaded in tuple(entry.ready.values()):
+            why = self._swapper.why_reopen(loaded)
+            if why and not self._stopped.is_set():
+                log.info("%s version %d is opened anew: %s", entry.name, loaded.version, why)
+                self._swapper.reopen(entry, loaded)
 
     def _apply(self, entry: Entry) -> None:
         """Make an entry serve what it should, and report this worker's progress."""

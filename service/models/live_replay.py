@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_queries
 from espalier.errors import InvalidQuery
-from espalier.items import Items
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import SearchParams, SearchResult
 
-from ..live.recent_puts import RecentPuts
+from ..live.live_version import LiveVersion
 
 M = 50
 """Results among which a new item should be, and m of the recall that is compared; less where the bundle allows less."""
@@ -36,25 +35,6 @@ MIN_CANARY_ANSWERS = 8
 """Items before the canary's recall is reported: one that is not found is no reason for an alert."""
 MIN_GAINS = 32
 """Held-out queries that were compared before displacement is reported, or all if there are fewer."""
-
-
-class LiveView(Protocol):
-    """What the probe sees of the live items of a version."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether answers are those of the bundle alone."""
-        ...
-
-    @property
-    def items(self) -> Items: ...
-
-    @property
-    def recent(self) -> RecentPuts: ...
-
-    def eligible(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """bool[len(rows)]: which item rows a request without a filter may get."""
-        ...
 
 
 class Question(NamedTuple):
@@ -76,7 +56,7 @@ class LiveReplay:
     heldout  most held-out queries that are compared
     """
 
-    def __init__(self, bundle: Bundle, live: LiveView, heldout: int) -> None:
+    def __init__(self, bundle: Bundle, live: LiveVersion, heldout: int) -> None:
         search = bundle.manifest.search
         self._bundle, self._live = bundle, live
         self._m = min(M, search.max_m)
@@ -108,7 +88,6 @@ class LiveReplay:
         return None if self._asked is None else (self._asked.queries, self._asked.params)
 
     def take(self, result: SearchResult) -> None:
-        """The answer to it."""
         asked = self._asked
         if asked is None:
             return
@@ -161,5 +140,4 @@ class LiveReplay:
 
 
 def _recall(wanted: NDArray[np.int64], rows_M: NDArray[np.int64]) -> float:
-    """Share of the wanted items that came."""
     return float(np.isin(wanted, rows_M).mean())

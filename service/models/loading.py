@@ -85,10 +85,6 @@ class LoadedModel:
 
     files     the signatures of its files when their content was compared last
     held      what keeps the inode numbers in these signatures from other files
-    live      its live items, and what requests see of the catalogue
-    reranker  the second stage, None where the bundle has none
-    shard     which part of another bundle it is, None where it is whole
-    layout    how many shards its engine asks, None where it searches here
     """
 
     bundle: Bundle
@@ -101,7 +97,6 @@ class LoadedModel:
     live: LiveVersion
     reranker: Reranker | None = None
     shard: ShardVersion | None = None
-    layout: int | None = None
 
     @cached_property
     def name(self) -> str:
@@ -153,8 +148,8 @@ def _load(
     if runs_on_gpu(engine.name):
         metrics.watch_gpus(gpu_memory)
     filters = ItemFilters([alone.tree for alone in bundle.alone], bundle.items, settings.mask_cache_bytes)
-    metrics.model_state(name, version, engine.name, ready=False)
-    metrics.created(name, version, manifest.created.timestamp())
+    metrics.show("espalier_model_info", False, name, version, engine.name)
+    metrics.show("espalier_model_created_timestamp_seconds", manifest.created.timestamp(), name, version)
     doing.append("answering its golden queries")
     log.info("%s version %d: golden overlap %.4f", name, version, verify_golden(bundle, engine))
     if runs_on_gpu(engine.name):
@@ -174,7 +169,7 @@ def _load(
     batcher.on_call = model_metrics.call
     live = LiveVersion(bundle, engine, filters)
     shard = ShardVersion.of(bundle, settings.mask_cache_bytes)
-    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, held, live, reranker, shard, engines.layout_of(engine))
+    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, held, live, reranker, shard)
     doing.append("applying its live items")
     join(loaded)
     return loaded

@@ -113,7 +113,7 @@ class Probe:
             queries, params = replay.next() if due is None else due
             answer = await loaded.batcher.search(queries, params, time.perf_counter() + PATIENCE_S, Priority.PATIENT)
             if answer.degraded:  # a smaller beam than the one that the expected recall was measured with
-                self._metrics.probe_query(name, version, "late")
+                self._metrics.count("espalier_probe_queries_total", name, version, "late")
                 return
             if due is not None:
                 live.take(answer.result)
@@ -124,13 +124,13 @@ class Probe:
         except NotReady:  # the version is being dropped
             return
         except DeadlinePassed:
-            self._metrics.probe_query(name, version, "late")
+            self._metrics.count("espalier_probe_queries_total", name, version, "late")
             return
         except Exception as error:  # a broken model must not end the probe of the others
-            self._metrics.probe_query(name, version, "failed")
+            self._metrics.count("espalier_probe_queries_total", name, version, "failed")
             log.warning("%s version %d: the probe's query failed: %s", name, version, error)
             return
-        self._metrics.probe_query(name, version, "answered")
+        self._metrics.count("espalier_probe_queries_total", name, version, "answered")
         self._metrics.probed(name, version, replay.recall, replay.expected if replay.recall else {}, replay.drift)
         replay.log_loss(name, version)
         if not loaded.live.is_empty:
@@ -195,7 +195,6 @@ class Replay:
         return self._relevant[row] if kind == "heldout" else None
 
     def take(self, result: SearchResult) -> None:
-        """The answer to it."""
         kind, row = self.questions[self._asked]
         if kind == "golden":
             expected_M, coverage = self._golden_scores[row], result.coverage

@@ -45,9 +45,6 @@ ANSWERS = 4
 class Registry:
     """The models of one folder. Raises BundleNotFound when it holds none, unless they come from a store.
 
-    engines      how engines are opened
-    changes      changes of what is served, by an admin
-    catalogues   the live items of every model
     shards       the versions that are shards, for routers
     leaving      the process will stop soon: /readyz says so, requests are still served
     draining     nothing is accepted any more
@@ -208,7 +205,7 @@ class Registry:
         await self.catalogues.stop()
         entries = self.entries.values()
         versions = [(entry.name, loaded.batcher) for entry in entries for loaded in entry.ready.values()]
-        versions += [(entry.name, retired.batcher) for entry in entries for retired in entry.retired]
+        versions += [(entry.name, retired.model.batcher) for entry in entries for retired in entry.retired]
         finished = await asyncio.gather(*(batcher.drain(timeout_s) for _, batcher in versions))
         for (name, _), done in zip(versions, finished, strict=True):
             if not done:

@@ -9,17 +9,14 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from espalier.search import Engine
 from espalier.serving import Serving
 
-from ..batching.batcher import Batcher
 from ..live.catalogue import LiveCatalogue
 from ..models.desired_state import DesiredState
 from ..models.loading import Files, LoadedModel
 from ..models.worker_progress import WorkerProgress
-from ..watch.metrics import ModelMetrics
 
 State = Literal["loading", "ready", "failed"]
 VersionState = Literal["loading", "ready", "draining", "failed", "available"]
@@ -34,33 +31,23 @@ class VersionInfo(NamedTuple):
     reason: str | None = None
 
 
-@dataclass(eq=False)
-class Retired:
+class Retired(NamedTuple):
     """A version that gets no new requests.
 
-    handle  the LoadedModel; dead once the last request that used it is done
-    parts   freed then, by the follower: a request must not hold the last reference to gigabytes
+    handle  what requests have used; dead once the last of them is done
+    model   its parts, which the follower frees then: a request must not hold the last reference to gigabytes
     """
 
-    version: int
     handle: weakref.ref[LoadedModel]
-    batcher: Batcher
-    metrics: ModelMetrics
-    engine: Engine
-    parts: list[Any]
+    model: LoadedModel
 
 
 @dataclass(eq=False)
 class Entry:
     """A model of the models folder.
 
-    disk       its folder: versions and desired state
-    versions   those on disk, ascending
-    catalogue  its live items
     serving    what serving.json says; None where there is no such file: the highest version
-    removed    ids that no answer may hold
     loaded     the default version, once it is ready
-    ready      all versions that serve
     reasons    why versions failed, or other remarks on them
     waiting    what versions that could not be opened yet wait for
     wrong      what is wrong with serving.json or removed.json, by file name
@@ -90,6 +77,13 @@ class Entry:
     bad_files: Mapping[int, Files] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def fail(self, version: int, reason: str, files: Files) -> None:
+        """Note that a version with these files failed; without a reason, that it did not. Holds the lock."""
+        others = {v: text for v, text in self.reasons.items() if v != version}
+        other_files = {v: bad for v, bad in self.bad_files.items() if v != version}
+        self.reasons = {**others, version: reason} if reason else others
+        self.bad_files = {**other_files, version: files} if reason else other_files
+
     @property
     def version(self) -> int:
         """The version that answers where a request names none, or would."""
@@ -99,7 +93,6 @@ class Entry:
 
     @property
     def state(self) -> State:
-        """The state of the default version."""
         if self.loaded is not None:
             return "ready"
         return "failed" if self.tried and self.loading is None and self.version not in self.waiting else "loading"
@@ -122,7 +115,7 @@ class Entry:
 
     def states(self) -> list[VersionInfo]:
         """Every version on disk or in memory, ascending."""
-        ready, draining, reasons = self.ready, {retired.version for retired in self.retired}, {**self.reasons, **self.waiting}
+        ready, draining, reasons = self.ready, {retired.model.version for retired in self.retired}, {**self.reasons, **self.waiting}
         found = []
         for version in sorted({*self.versions, *ready, *draining, *reasons}):
             if version in ready:

@@ -57,7 +57,6 @@ class ShardVersion:
     """
 
     def __init__(self, bundle: Bundle, info: ShardInfo, parts: ShardParts, mask_bytes: int) -> None:
-        """mask_bytes: most that the masks may take."""
         self.info = info
         self.pin = Pin(info.of, info.version, info.digest, info.index, info.count)
         self.local = LocalShard(parts, [alone.tree for alone in bundle.alone])
@@ -71,7 +70,6 @@ class ShardVersion:
         return None if info is None or parts is None else ShardVersion(bundle, info, parts, mask_bytes)
 
     def lingers(self, seconds: float) -> bool:
-        """Whether a router searched it within the last seconds."""
         return monotonic() - self.searched_at < seconds
 
     def __str__(self) -> str:

@@ -17,10 +17,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from espalier.bundle import MAX_MANIFEST_BYTES, find_versions, parse_manifest
-from espalier.errors import CacheFull, EspalierError, StoreDamaged, StoreError, StoreMissing
+from espalier.errors import CacheFull, EspalierError, StoreDamaged, StoreError, StoreMissing, StoreUnavailable
 from espalier.serving import Serving
 from espalier.store.fetching import FETCH, FETCHED, BeingFetched, Progress, drop, drop_unfinished, fetch
 from espalier.store.models import MANIFEST, StoredModel, find_models, read_serving, version_of
@@ -28,8 +27,9 @@ from espalier.store.objects import Objects
 
 from ..errors import BeingChanged
 from ..models.desired_state import DesiredState, InvalidState
+from ..models.follower import Follower
 from ..models.loading import lower_priority, relative_paths
-from ..models.store_state import StoreMetrics, StoreState, Wait
+from ..models.store_state import StoreState, Wait
 from ..models.swapping import SHARD_VERSIONS
 from ..models.worker_progress import Workers
 from ..settings import Settings
@@ -47,20 +47,8 @@ RETRY_S, MAX_RETRY_S = 30.0, 600.0
 """A version that is damaged in the store is tried again after so long; doubled each time."""
 LINGER_S = 60.0
 """A version is deleted when no worker has needed it for so long; each says every few seconds what it needs."""
-
-
-class Models(Protocol):
-    """What the mirror asks of follower.py."""
-
-    @property
-    def names(self) -> Iterable[str]:
-        """The models that this process follows."""
-
-    def in_use(self, name: str) -> set[int]:
-        """The versions of a model that serve here, or should, or are on their way in or out."""
-
-    def appeared(self, name: str, versions: tuple[int, ...], late: bool) -> None:
-        """A model has its first version here."""
+REASONS = {StoreUnavailable: "unreachable", StoreMissing: "missing", StoreDamaged: "damaged", CacheFull: "disk_full", Exception: "other"}
+"""Why something did not come, by its error, as the metric of failures has it."""
 
 
 class _Stopped(Exception):
@@ -70,9 +58,11 @@ class _Stopped(Exception):
 class StoreMirror:
     """state: how far the host is; replaced as a whole, so that any thread may read it."""
 
-    def __init__(self, settings: Settings, url: str, metrics: Metrics, workers: Workers, models: Models) -> None:
-        self._settings, self._url, self._workers, self._models = settings, url, workers, models
-        self._metrics = StoreMetrics(metrics)
+    def __init__(self, settings: Settings, url: str, metrics: Metrics, workers: Workers, follower: Follower) -> None:
+        self._settings, self._url, self._workers, self._follower = settings, url, workers, follower
+        self._metrics = metrics
+        for reason in REASONS.values():
+            metrics.count("espalier_store_failures_total", reason, by=0)  # so that Prometheus sees the first one as an increase
         self._folder = settings.models
         self.state = StoreState()
         self._store: Objects | None = None
@@ -94,14 +84,14 @@ class StoreMirror:
     def starting(self) -> bool:
         """Whether the models that the store had at the start are still to come; /readyz waits for them, unless they are damaged there."""
         if not self._settled:
-            listed, here = self.state.listed, {*self._models.names}
+            listed, here = self.state.listed, {*self._follower.entries}
             damaged = {name for name, wait in self.state.waits.items() if wait.damaged}
             self._settled = bool(here) and (here | damaged >= {*listed} if listed is not None else self.state.problem is not None)
         return not self._settled
 
     def lines(self) -> list[str]:
         """What the service waits for since it started, a line each."""
-        return self.state.lines(dict.fromkeys(self._models.names)) if self.starting() else []
+        return self.state.lines(dict.fromkeys(self._follower.entries)) if self.starting() else []
 
     # -- the thread -----------------------------------------------------------------------------------------------------
 
@@ -151,7 +141,7 @@ class StoreMirror:
         if text is not None:
             self.state = StoreState.of_json(text)
         if time.monotonic() >= self._next:
-            for name in self._models.names:
+            for name in self._follower.entries:
                 self._touch(name)
             self._pause(failed=False)
 
@@ -161,7 +151,6 @@ class StoreMirror:
             self._workers.note(NOTE, state.to_json())
 
     def _pause(self, failed: bool) -> None:
-        """Plan the next round."""
         poll_s = self._settings.store_poll_s
         self._failures = self._failures + 1 if failed else 0
         pause_s = max(poll_s, min(poll_s * 2.0 ** min(self._failures, 16), MAX_BACKOFF_S)) if failed else poll_s
@@ -176,8 +165,8 @@ class StoreMirror:
             if (shard := self._settings.shard) is not None:
                 found = {name: stored for name, stored in found.items() if name == str(shard)}
         except StoreError as error:
-            self._metrics.failed(error)
-            self._metrics.silent(time.monotonic() - self._answered)
+            self._count_failure(error)
+            self._metrics.show("espalier_store_silent_seconds", time.monotonic() - self._answered)
             if self.state.problem is None:
                 log.warning("the store does not answer; what is here goes on serving: %s", error)
             self._say(replace(self.state, problem=self._told(error)))
@@ -198,7 +187,10 @@ class StoreMirror:
 
     def _heard(self) -> None:
         self._answered = time.monotonic()
-        self._metrics.silent(0.0)
+        self._metrics.show("espalier_store_silent_seconds", 0.0)
+
+    def _count_failure(self, error: Exception) -> None:
+        self._metrics.count("espalier_store_failures_total", next(reason for kind, reason in REASONS.items() if isinstance(error, kind)))
 
     def _follow(self, store: Objects, name: str, stored: StoredModel) -> bool:
         """Bring what a model should serve. False where something failed, which the state then says."""
@@ -230,7 +222,7 @@ class StoreMirror:
         try:
             return None if stored.etag is None else read_serving(store, name)[0]
         except StoreError as error:
-            self._metrics.failed(error)
+            self._count_failure(error)
             raise
 
     def _bring_highest(self, store: Objects, name: str, versions: tuple[int, ...]) -> set[int]:
@@ -271,7 +263,7 @@ class StoreMirror:
         def on_progress(progress: Progress, count: int) -> None:
             if self._stopped.is_set():
                 raise _Stopped
-            self._metrics.came(count)
+            self._metrics.count("espalier_store_bytes_total", by=count)
             self._heard()
             now = time.monotonic()
             if now - self._noted >= TICK_S:
@@ -283,15 +275,15 @@ class StoreMirror:
         except BeingFetched:
             raise
         except (StoreError, OSError) as error:
-            self._metrics.failed(error)
+            self._count_failure(error)
             if isinstance(error, StoreDamaged | StoreMissing):
                 self._bad[name, version] = time.monotonic() + pause_s, min(2 * pause_s, MAX_RETRY_S), error
             raise
         finally:
-            self._metrics.took(time.monotonic() - began)
+            self._metrics.count("espalier_store_seconds_total", by=time.monotonic() - began)
         self._bad.pop((name, version), None)
         log.info("%s version %d came from the store: %.1f MB in %.1f s", name, version, came / 1e6, time.monotonic() - began)
-        self._models.appeared(name, find_versions(self._folder).get(name, ()), late=not self.starting())
+        self._follower.appeared(name, find_versions(self._folder).get(name, ()), late=not self.starting())
 
     def _wait(self, name: str, wait: Wait) -> None:
         self._say(replace(self.state, waits={**self.state.waits, name: wait}))
@@ -339,7 +331,7 @@ class StoreMirror:
 
     def _touch(self, name: str, needed: Iterable[int] = ()) -> None:
         """Say which versions are needed, by the time of their marks."""
-        for version in {*needed, *self._models.in_use(name)} & _came(self._folder / name):
+        for version in {*needed, *self._follower.in_use(name)} & _came(self._folder / name):
             with suppress(OSError):
                 os.utime(self._folder / name / f"{FETCHED}{version}")
 
@@ -354,6 +346,5 @@ def _described(serving: Serving) -> str:
 
 
 def _came(folder: Path) -> set[int]:
-    """The versions of a model that came from a store."""
     marks = (path.name.removeprefix(FETCHED) for path in folder.glob(f"{FETCHED}*"))
     return {version for mark in marks if (version := version_of(mark)) is not None}

@@ -1,4 +1,4 @@
-"""How far this host has followed its store, as one worker finds out and all of them say, and its metrics.
+"""How far this host has followed its store, as one worker finds out and all of them say.
 
 Knows names and numbers, not how models come.
 """
@@ -9,13 +9,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-from espalier.errors import CacheFull, StoreDamaged, StoreMissing, StoreUnavailable
-
-from ..watch.metrics import Metrics
-
-REASONS = ("unreachable", "missing", "damaged", "disk_full", "other")
-"""Why something did not come: 0 from the start, so that Prometheus sees the first one as an increase."""
 
 
 @dataclass(frozen=True)
@@ -69,36 +62,3 @@ class StoreState:
             return [] if here else [f"waiting for the store{f': {self.problem}' if self.problem else ''}"]
         lines = [f"{name} {self.waits[name]}" if name in self.waits else f"{name}: loading" for name in self.listed if name not in here]
         return lines or ([] if here else ["the store has no model for this service"])
-
-
-class StoreMetrics:
-    """Made once for a service with a store. The worker that follows it counts; what it finds out is scraped from any."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._bytes = metrics.counters["espalier_store_bytes_total"]
-        self._seconds = metrics.counters["espalier_store_seconds_total"]
-        self._failures = metrics.counters["espalier_store_failures_total"]
-        self._silent = metrics.gauges["espalier_store_silent_seconds"]
-        for reason in REASONS:
-            self._failures.labels(reason)
-
-    def came(self, count: int) -> None:
-        """Count bytes that were downloaded."""
-        self._bytes.inc(count)
-
-    def took(self, seconds: float) -> None:
-        """Count the seconds of one download, whether or not it was finished."""
-        self._seconds.inc(seconds)
-
-    def failed(self, error: Exception) -> None:
-        """Count one failure of the store or of a version."""
-        self._failures.labels(reason_of(error)).inc()
-
-    def silent(self, seconds: float) -> None:
-        """How long ago the store answered last."""
-        self._silent.set(seconds)
-
-
-def reason_of(error: Exception) -> str:
-    kinds = {StoreUnavailable: "unreachable", StoreMissing: "missing", StoreDamaged: "damaged", CacheFull: "disk_full"}
-    return next((reason for kind, reason in kinds.items() if isinstance(error, kind)), "other")

@@ -11,9 +11,9 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import inf
-from time import monotonic
 
 from espalier.serving import Serving
 
@@ -42,8 +42,6 @@ once."""
 ENDED_BESIDE_OTHERS = 2
 """Processes that may end while they open a version that other workers serve, until it is left out: who kills workers may hit one that has
 just begun."""
-COMPARE_PAUSE = 10
-"""Contents are compared for at most 1/COMPARE_PAUSE of the time."""
 
 
 class Swapper:
@@ -67,7 +65,6 @@ class Swapper:
         self._warned: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
         self._reopened: weakref.WeakKeyDictionary[LoadedModel, int | None] = weakref.WeakKeyDictionary()  # with the layout then
         self._differs: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
-        self._compare_at: weakref.WeakKeyDictionary[LoadedModel, float] = weakref.WeakKeyDictionary()
         self._comparing = threading.Thread()
 
     def serve_highest(self, entry: Entry) -> None:
@@ -182,7 +179,8 @@ class Swapper:
             return ""
         if why := loaded.live.why_reopen:
             return why
-        return "" if layout is None or layout == loaded.layout else f"it is cut into {layout} shards now, not {loaded.layout}"
+        asked = self._engines.layout_of(loaded.engine)
+        return "" if layout is None or layout == asked else f"it is cut into {layout} shards now, not {asked}"
 
     def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:
         """Replace the items that no answer may hold. Holds the entry's lock."""
@@ -194,13 +192,13 @@ class Swapper:
         """Check whether a version's files are still those that were loaded. True where they are not, and the version was stopped.
 
         Where they were written to and have the same size, a thread compares their contents, and the version serves on until the result is
-        known. For a file that is written to again and again, comparing takes at most 1/COMPARE_PAUSE of the time.
+        known.
         """
         found = compare_files(loaded.files)
         if found == "elsewhere" and loaded not in self._warned:
             self._warned.add(loaded)
             log.warning("%s version %d: its files were deleted or replaced; what was loaded serves on", loaded.name, loaded.version)
-        if found == "written" and not self._comparing.is_alive() and monotonic() >= self._compare_at.get(loaded, 0.0):
+        if found == "written" and not self._comparing.is_alive():
             self._comparing = threading.Thread(target=self._compare, args=(loaded,), name="comparer", daemon=True)
             self._comparing.start()
         if found == "changed" or loaded in self._differs:
@@ -210,36 +208,33 @@ class Swapper:
 
     def _compare(self, loaded: LoadedModel) -> None:
         lower_priority()
-        began = monotonic()
         same = compare_contents(loaded)
-        self._compare_at[loaded] = monotonic() + (COMPARE_PAUSE - 1) * (monotonic() - began)
         if same:
             log.warning("%s version %d: its files were written to and hold what they held; it serves on", loaded.name, loaded.version)
         elif same is not None:
             self._differs.add(loaded)
 
     def _stop(self, entry: Entry, loaded: LoadedModel) -> None:
-        """Stop a version whose files were changed."""
         reason = "its files were changed in place while it was serving; a version is never overwritten: write a new one"
         log.error("%s version %d stops: %s", loaded.name, loaded.version, reason)
-        self._metrics.reload(entry.name, "failed")
+        self._metrics.count("espalier_reload_total", entry.name, "failed")
         with entry.lock:
-            entry.reasons = {**entry.reasons, loaded.version: reason}
-            entry.bad_files = {**entry.bad_files, loaded.version: files_of(loaded.bundle.path)}
+            entry.fail(loaded.version, reason, files_of(loaded.bundle.path))
             self._publish(entry, {v: other for v, other in entry.ready.items() if other is not loaded}, entry.version)
 
     def close(self, entry: Entry, retired: Retired) -> None:
         """Free a version without references."""
-        asyncio.run(retired.batcher.drain(self._settings.drain_s))
-        retired.metrics.close()
-        retired.batcher.on_call = _ignore_call  # breaks a cycle, so that memory comes back now
-        retired.engine.close()
+        model, version = retired.model, retired.model.version
+        asyncio.run(model.batcher.drain(self._settings.drain_s))
+        model.metrics.close()
+        model.batcher.on_call = lambda batch, seconds: None  # breaks a cycle, so that memory comes back now
+        model.engine.close()
         with entry.lock:
             entry.retired = tuple(other for other in entry.retired if other is not retired)
-            if retired.version not in entry.ready:  # its last requests have counted since it was retired
-                self._metrics.forget_version(entry.name, retired.version)
-        self._metrics.reload(entry.name, "unloaded")
-        log.info("%s version %d is unloaded", entry.name, retired.version)
+            if version not in entry.ready:  # its last requests have counted since it was retired
+                self._metrics.forget_version(entry.name, version)
+        self._metrics.count("espalier_reload_total", entry.name, "unloaded")
+        log.info("%s version %d is unloaded", entry.name, version)
 
     def _waits(self, entry: Entry, version: int) -> bool:
         """Whether a version cannot be opened yet; the entry says why."""
@@ -261,9 +256,8 @@ class Swapper:
             f"POST /models/{entry.name}/load asks for it"
         )
         with entry.lock:
-            entry.reasons = {**entry.reasons, version: reason}
-            entry.bad_files = {**entry.bad_files, version: files_of(folder)}
-        self._metrics.reload(entry.name, "failed")
+            entry.fail(version, reason, files_of(folder))
+        self._metrics.count("espalier_reload_total", entry.name, "failed")
         log.error("%s version %d is left out: %s", entry.name, version, reason)
         return True
 
@@ -287,12 +281,11 @@ class Swapper:
             entry.loading = None
             return None
         with entry.lock:
-            entry.reasons = {v: text for v, text in entry.reasons.items() if v != version} | ({version: reason} if reason else {})
-            entry.bad_files = {v: bad for v, bad in entry.bad_files.items() if v != version} | ({version: files} if reason else {})
+            entry.fail(version, reason, files)
         entry.loading = None
         if loaded is None and version not in entry.ready:
             self._metrics.forget_version(entry.name, version)
-        self._metrics.reload(entry.name, "failed" if loaded is None else "loaded")
+        self._metrics.count("espalier_reload_total", entry.name, "failed" if loaded is None else "loaded")
         return loaded
 
     def _join(self, entry: Entry, loaded: LoadedModel) -> None:
@@ -313,7 +306,7 @@ class Swapper:
             loaded.live.set_removed(entry.removed)  # while it was opened, the list may have changed, or become empty
         entry.ready, entry.loaded = ready, ready.get(default)
         for version, loaded in fresh.items():  # only now: who waits for this asks at once
-            self._metrics.model_state(entry.name, version, loaded.engine.name, ready=True)
+            self._metrics.show("espalier_model_info", True, entry.name, version, loaded.engine.name)
             log.info("%s version %d is ready on %s", entry.name, version, loaded.engine.name)
         gone = [loaded for version, loaded in before.items() if ready.get(version) is not loaded]
         entry.retired += tuple(self._retire(entry, loaded) for loaded in gone)
@@ -323,21 +316,9 @@ class Swapper:
 
     def _retire(self, entry: Entry, loaded: LoadedModel) -> Retired:
         entry.catalogue.thread.leave(loaded.live)
-        handle = weakref.ref(loaded, lambda _: self._on_free())
-        return Retired(
-            loaded.version,
-            handle,
-            loaded.batcher,
-            loaded.metrics,
-            loaded.engine,
-            [loaded.bundle, loaded.filters, loaded.live, loaded.shard],
-        )
+        return Retired(weakref.ref(loaded, lambda _: self._on_free()), replace(loaded))
 
 
 def known_bad(entry: Entry, version: int) -> bool:
     """Whether a version failed and has not changed since."""
     return version in entry.bad_files and entry.bad_files[version] == files_of(entry.disk.folder / str(version))
-
-
-def _ignore_call(batch: int, seconds: float) -> None:
-    """The metrics of a closed version count nothing."""

@@ -79,7 +79,6 @@ class Workers:
             self._write()
 
     def write_again(self) -> None:
-        """Write what could not be written before."""
         if not self._written:
             with self._reporting:
                 self._write()
@@ -116,7 +115,6 @@ class Workers:
                 file.unlink(missing_ok=True)
 
     def noted(self, name: str) -> str | None:
-        """The text that a worker has kept; None where there is none."""
         try:
             return None if self.folder is None else (self.folder / f"{name}.note").read_text()
         except OSError:
@@ -132,11 +130,9 @@ class Workers:
         return {model for model in served if not self._progress.get(model, WorkerProgress()).serves}
 
     def others_have(self, model: str, version: int) -> bool:
-        """Whether a version answers in another living worker."""
         return any(version in found[model].versions for found in self._others() if model in found)
 
     def progress(self, model: str) -> dict[int, WorkerProgress]:
-        """The progress of every living worker with a model."""
         if self.folder is None:
             return {os.getpid(): self._progress.get(model, WorkerProgress())}
         return {pid: _read(self.folder, pid).get(model, WorkerProgress()) for pid in living(self.folder)}

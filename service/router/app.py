@@ -22,7 +22,6 @@ from ..models.loading import EngineSource
 from ..router.config import RouterConfig, with_key_of
 from ..router.connections import HttpTransport
 from ..router.fleet import Fleet
-from ..router.metrics import RouterMetrics
 from ..router.replicas import Whole
 from ..router.shard_search import ShardSearch
 from ..router.transport import Transport
@@ -42,7 +41,7 @@ def create_router(settings: Settings, config: RouterConfig, transport: Transport
     metrics = Metrics()
     if transport is None:
         transport = HttpTransport(with_key_of(config, settings), settings.client_certificates)
-    fleet = Fleet(transport, config.shards, config, RouterMetrics(metrics))
+    fleet = Fleet(transport, config.shards, config, metrics)
     engines = ShardedEngines(fleet)
     source = EngineSource(engines.open, config.calls, engines.awaits, engines.layout, engines.layout_of)
     app = create_app(settings, source, metrics=metrics)
@@ -63,8 +62,6 @@ def create_router(settings: Settings, config: RouterConfig, transport: Transport
 
 
 class ShardedEngines:
-    """Opens engines over the shards of a fleet."""
-
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 

@@ -85,7 +85,7 @@ class Asking:
         if self.answer.done() or not self._tries:
             return
         if self._fleet.budget.take() and self._try_another():
-            self._fleet.metrics.hedged()
+            self._fleet.metrics.count("espalier_router_hedges_total")
 
     async def _try(self, replica: Replica) -> None:
         """Ask one replica, and take its answer where it is the first."""
@@ -103,7 +103,7 @@ class Asking:
             seconds = time.perf_counter() - began
             replica.answered()
             self._latencies.add(seconds)
-            self._fleet.metrics.answered(self._question.pin.index, seconds)
+            self._fleet.metrics.observe("espalier_router_shard_seconds", seconds, self._question.pin.index)
             self._tries.pop(replica, None)
             self._overtaken()
             if not self.answer.done():
@@ -146,7 +146,9 @@ class Asking:
         """Another replica's turn, once."""
         metrics, reason = self._fleet.metrics, error.reason
         self._tries.pop(replica, None)
-        metrics.failed(reason)
+        metrics.count("espalier_router_failures_total", reason)
+        if reason == "mixed":
+            metrics.count("espalier_router_mixed_total")
         if reason == "not_served":
             replica.lacks(self._question.pin)
         elif reason not in ("full", "refused") and (reason != "late" or self._was_patient()):
@@ -157,7 +159,7 @@ class Asking:
             return
         if not self._retried and self._try_another():
             self._retried = True
-            metrics.retried()
+            metrics.count("espalier_router_retries_total")
         elif not self._tries and self._patient and reason in ("full", "late"):
             self._loop.call_later(PAUSE_S, self._ask_again, error)
         elif not self._tries:
@@ -172,14 +174,14 @@ class Asking:
     def _lost(self, replica: Replica) -> None:
         """A replica does not even say what it holds: ask another one, unless one is asked already."""
         if not self.answer.done() and replica in self._tries and len(self._tries) == 1 and self._try_another():
-            self._fleet.metrics.retried()
+            self._fleet.metrics.count("espalier_router_retries_total")
 
     def _expire(self) -> None:
         if not self.answer.done():
             for replica in self._tries:
                 if self._was_patient():
                     replica.suspect("late", time.monotonic())
-                self._fleet.metrics.failed("late")
+                self._fleet.metrics.count("espalier_router_failures_total", "late")
             index, count = self._question.pin.index, self._question.pin.count
             self.answer.set_exception(ReplicaFailed("late", f"shard {index} of {count} did not answer in time"))
 

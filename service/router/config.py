@@ -31,10 +31,20 @@ def _for_a_header(key: SecretStr) -> SecretStr:
     return key
 
 
-class RouterConfig(BaseModel):
-    """The options of `espalier route`, or the keys of its configuration file."""
+class Patience(BaseModel):
+    """How patient a router is with shards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    calls: int = Field(default=4, ge=1, le=64, description="Searches of one version that are under way at once.")
+    hedge: float = Field(default=SHARE, ge=0, le=1, description="Second tries at slow shards, as a share of first tries; 0: none.")
+    poll_s: float = Field(default=1.0, gt=0, le=60, description="Seconds between two looks at what each address holds.")
+    poll_timeout_s: float = Field(default=0.5, gt=0, le=60, description="Seconds in which a look must be answered.")
+    patience_s: float = Field(default=10.0, gt=0, le=600, description="Seconds for searches without a deadline: golden queries, placing.")
+
+
+class RouterConfig(Patience):
+    """The options of `espalier route`, or the keys of its configuration file."""
 
     shards: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(
         default=(),
@@ -43,13 +53,8 @@ class RouterConfig(BaseModel):
     )
     key: Annotated[SecretStr, AfterValidator(_for_a_header)] | None = Field(default=None, description="Key of their role `internal`.")
     min_replicas: int = Field(default=1, ge=1, le=64, description="Replicas that each shard of a version must have before it serves.")
-    calls: int = Field(default=4, ge=1, le=64, description="Searches of one version that are under way at once.")
-    hedge: float = Field(default=SHARE, ge=0, le=1, description="Second tries at slow shards, as a share of first tries; 0: none.")
-    poll_s: float = Field(default=1.0, gt=0, le=60, description="Seconds between two looks at what each address holds.")
-    poll_timeout_s: float = Field(default=0.5, gt=0, le=60, description="Seconds in which a look must be answered.")
     connect_timeout_s: float = Field(default=0.25, gt=0, le=60, description="Seconds in which a connection must be made.")
     connections: int = Field(default=64, ge=1, le=4096, description="Most connections to one address.")
-    patience_s: float = Field(default=10.0, gt=0, le=600, description="Seconds for searches without a deadline: golden queries, placing.")
 
 
 def read_config(path: Path) -> RouterConfig:

@@ -75,7 +75,6 @@ class Connection(asyncio.Protocol):
             self.used_at = time.monotonic()
 
     def close(self) -> None:
-        """End it now."""
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
@@ -123,7 +122,6 @@ class Connection(asyncio.Protocol):
 class Connections:
     """The connections to one address, http://HOST:PORT/PATH or https://.
 
-    most  at a time
     name  that the certificate of the address must have
     """
 
@@ -202,7 +200,6 @@ class HttpTransport:
         self._names: dict[str, str | None] = {}  # by address, of those that were looked up
 
     async def addresses(self, name: str) -> Sequence[str]:
-        """See `Transport`."""
         if not name.startswith(DNS):
             return (name,)
         url = urlsplit(name.removeprefix(DNS))
@@ -217,7 +214,6 @@ class HttpTransport:
         return addresses
 
     async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
-        """See `Transport`."""
         lines = self._lines
         for header, value in headers.items():
             lines += f"{header}: {_NOT_IN_HEADERS.sub('', value)}\r\n"
@@ -225,19 +221,16 @@ class HttpTransport:
         return answered(*await _in_time(timeout_s, connections, connections.head("POST", SEARCH, len(body), lines), body, most))
 
     async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
-        """See `Transport`."""
         connections = self._to(address)
         head = connections.head("GET", SHARDS, 0, self._lines)
         return held_of(answered(*await _in_time(timeout_s, connections, head, b"", MAX_LIST_BYTES)))
 
     def forget(self, address: str) -> None:
-        """See `Transport`."""
         self._names.pop(address, None)
         if (connections := self._connections.pop(address, None)) is not None:
             connections.close()
 
     async def close(self) -> None:
-        """See `Transport`."""
         for connections in self._connections.values():
             connections.close()
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import uvloop
 
@@ -22,9 +22,9 @@ from espalier.shards.messages import Pin
 
 from ..router.config import RouterConfig
 from ..router.hedging import Budget, Latencies
-from ..router.metrics import RouterMetrics
 from ..router.replicas import Replica, Whole, after
-from ..router.transport import ReplicaFailed, Transport
+from ..router.transport import Reason, ReplicaFailed, Transport
+from ..watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,8 +49,10 @@ class Searched:
 class Fleet:
     """See the module. `transport` and its coroutines run in the fleet's loop."""
 
-    def __init__(self, transport: Transport, addresses: Sequence[str], config: RouterConfig, metrics: RouterMetrics) -> None:
+    def __init__(self, transport: Transport, addresses: Sequence[str], config: RouterConfig, metrics: Metrics) -> None:
         self.transport, self.config, self.metrics = transport, config, metrics
+        for reason in get_args(Reason):
+            metrics.count("espalier_router_failures_total", reason, by=0)  # so that Prometheus sees the first one as an increase
         self.budget = Budget(config.hedge)
         self._latencies: dict[int, Latencies] = {}
         self._loop = uvloop.new_event_loop()
@@ -59,11 +61,11 @@ class Fleet:
         self._following: dict[str, asyncio.Task[None]] = {}
         self._searched: weakref.WeakSet[Searched] = weakref.WeakSet()  # of the loop alone
         self._awaited: dict[Whole, float] = {}  # when somebody asked for it last; added to by any thread
+        self._shown: set[tuple[str, int, int]] = set()  # model, version and shard of the metric's series
         self._looked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
 
     def start(self) -> None:
-        """Look at every replica, and go on looking."""
         self._thread.start()
 
     def close(self) -> None:
@@ -133,7 +135,6 @@ class Fleet:
         return [replica for replica in held if not replica.gone or (late and replica.trust != "failed")]
 
     def latencies(self, index: int) -> Latencies:
-        """How long the shards of an index take."""
         found = self._latencies.get(index)
         if found is None:
             found = self._latencies[index] = Latencies(HEDGE_UNKNOWN_S)
@@ -185,7 +186,6 @@ class Fleet:
             self._looked.set()
 
     async def _follow(self, replica: Replica) -> None:
-        """Look at a replica again and again."""
         while True:
             replica.look.clear()
             try:
@@ -228,14 +228,19 @@ class Fleet:
         for whole, asked_at in self._awaited.copy().items():
             if now - asked_at > AWAITED_S:
                 self._awaited.pop(whole, None)
-        shown: dict[tuple[str, int], Sequence[int]] = {}
+        replicas: dict[tuple[str, int], Sequence[int]] = {}
         for whole in self._awaited.copy():
             if counts := self._counts(whole):
-                shown[whole.of, whole.version] = counts[_fullest(counts)]
+                replicas[whole.of, whole.version] = counts[_fullest(counts)]
         for layout in self._searched:
             whole = layout.whole
-            shown[whole.of, whole.version] = self._counts(whole).get(layout.count) or [0] * layout.count
-        self.metrics.replicas(shown)
+            replicas[whole.of, whole.version] = self._counts(whole).get(layout.count) or [0] * layout.count
+        shown = {(*version, shard): up for version, shards in replicas.items() for shard, up in enumerate(shards)}
+        for gone in self._shown - shown.keys():
+            self.metrics.gauges["espalier_router_replicas"].remove(*gone)
+        for labels, up in shown.items():
+            self.metrics.show("espalier_router_replicas", up, *labels)
+        self._shown = {*shown}
 
 
 def _named(numbers: Sequence[int]) -> str:

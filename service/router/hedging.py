@@ -20,13 +20,10 @@ RECOUNTED = 16
 
 
 class Budget:
-    """Second tries that may be made."""
-
     def __init__(self, share: float = SHARE) -> None:
         self._share, self._left = share, SAVED if share else 0.0
 
     def first_try(self) -> None:
-        """Count one first try."""
         self._left = min(self._left + self._share, SAVED)
 
     def take(self) -> bool:
@@ -49,7 +46,6 @@ class Latencies:
         self.p95_s = unknown_s
 
     def add(self, seconds: float) -> None:
-        """Count an answer."""
         self._seconds.append(seconds)
         self._count += 1
         if self._count == LEAST or (self._count > LEAST and self._count % RECOUNTED == 0):

@@ -39,7 +39,6 @@ class Whole:
     digest: str
 
     def pin(self, index: int, count: int) -> Pin:
-        """A shard of it."""
         return Pin(self.of, self.version, self.digest, index, count)
 
 
@@ -48,8 +47,6 @@ class Replica:
 
     shards     that it serves, as of the last look that was answered
     layouts    the same by the bundle that they were cut from; replaced as a whole, so that any thread may read it
-    under_way  queries that it has not answered yet
-    looked     whether it was looked at once
     why        the last look failed; empty: it did not
     gone       set while it does not answer a look either: nobody asks it, and who waits for it asks another
     looks_told, failures_told  lines of the log on its looks and on its failures
@@ -71,14 +68,12 @@ class Replica:
         self.failures_told = Ration(partial(_write_left_out, address, "failures"), LINES, LINES_PER_S)
 
     def answered(self) -> None:
-        """It has answered a query."""
         self._failures = 0
         self.trust = "trusted"
         if self.gone:
             self.look.set()
 
     def suspect(self, trust: Literal["failed", "late"], now: float) -> None:
-        """It has failed a query, or let it wait."""
         if self.trust == "trusted":
             self._failures += 1
             self.rests_until = now + min(REST_S * 2.0 ** min(self._failures - 1, 10), LONGEST_REST_S)
@@ -86,14 +81,12 @@ class Replica:
         self.trust = trust if self.trust != "late" else "late"
 
     def says(self, held: frozenset[Pin], now: float) -> None:
-        """It has answered a look."""
         self._holds(held)
         self.gone = False
         if now >= self.rests_until:
             self.trust = "trusted"
 
     def silent(self, late: bool) -> None:
-        """It has not answered a look."""
         self.trust, self.gone = "late" if late else "failed", True
         for lost in tuple(self.waiting):
             lost(self)

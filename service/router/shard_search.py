@@ -93,7 +93,8 @@ class ShardSearch:
             raise ShardsMissing(f"no answer of shard {missing} of {self.count} of {self._whole.of} version {self._whole.version}")
         coverage = Coverage(self._layout.sizes_S, np.broadcast_to(answered_S, (batch, self.count)))
         leaves = merged([answer.result for answer in answers if answer is not None], query, self._trees)
-        self.fleet.metrics.searched(self._whole.of, time.perf_counter() - began - slowest_s, float(coverage.items_B[0]))
+        self.fleet.metrics.observe("espalier_router_own_seconds", time.perf_counter() - began - slowest_s, self._whole.of)
+        self.fleet.metrics.observe("espalier_router_coverage", float(coverage.items_B[0]), self._whole.of)
         return leaves._replace(coverage=coverage)
 
     # -- messages -------------------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ class ShardSearch:
         slowest_s = max(asked.ended - asked.began for asked in asking)
         for index, answer in enumerate(found):
             if isinstance(answer, ReplicaFailed):
-                self.fleet.metrics.unanswered(index)
+                self.fleet.metrics.count("espalier_router_unanswered_total", index)
             elif isinstance(answer, BaseException):
                 raise answer
         return [answer if isinstance(answer, ShardAnswer) else None for answer in found], slowest_s

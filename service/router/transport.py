@@ -5,11 +5,10 @@ A replica has an address, whose form the transport alone knows: a URL for HTTP, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
-import orjson
+from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from espalier.errors import EspalierError
 from espalier.manifest import MAX_SHARDS
@@ -26,11 +25,8 @@ garbage     bytes that are no right answer · mixed  an answer of another shard 
 """
 MAX_LISTED = 4096
 """Most shards that one replica may say it has."""
-MAX_CONTAINERS = 2 * MAX_LISTED
-"""Most lists and objects in what it says: hundreds of thousands would take seconds to free."""
 MAX_COUNTED = 1 << 16
 """Most shards of all layouts of which one replica may say it has some: the replicas of each are counted."""
-_NAME, _SHA256 = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}"), re.compile("[0-9a-f]{64}")
 
 
 class ReplicaFailed(EspalierError):
@@ -59,70 +55,53 @@ class Transport(Protocol):
         headers  of HTTP: X-Request-Id and traceparent; others may leave them out
         Raises ReplicaFailed, MasksWanted.
         """
-        ...
 
     async def addresses(self, name: str) -> Sequence[str]:
         """The addresses of replicas that a configured one stands for now; most stand for themselves. Raises ReplicaFailed."""
-        ...
 
     async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
         """The shards that a replica serves. Raises ReplicaFailed."""
-        ...
 
     def forget(self, address: str) -> None:
         """Free what it holds for a replica that is no more."""
-        ...
 
     async def close(self) -> None:
         """Free what it holds. Nothing is sent after it."""
-        ...
 
 
-def held_of(document: bytes | str) -> frozenset[Pin]:
-    """The shards of an answer to GET /internal/shards that are ready. Raises ReplicaFailed.
+class _Listed(BaseModel):
+    """A shard that a replica says it has."""
 
-    Written out: pydantic takes several times as long, and this holds up the searches.
-    """
-    text = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
-    if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
-        raise _no_list("body", f"expected at most {MAX_CONTAINERS} lists and objects")
+    model_config = ConfigDict(strict=True)
+
+    of: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    version: Annotated[int, Field(ge=1, lt=1 << 63)]
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    index: Annotated[int, Field(ge=0)]
+    count: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
+    ready: bool = True
+
+
+class _List(BaseModel):
+    """The answer to GET /internal/shards."""
+
+    shards: Annotated[list[_Listed], FailFast(), Field(max_length=MAX_LISTED)]
+
+
+def held_of(document: bytes) -> frozenset[Pin]:
+    """The shards of an answer to GET /internal/shards that are ready. Raises ReplicaFailed."""
     try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise _no_list("body", f"no JSON: {error}") from None
-    listed = found.get("shards") if isinstance(found, dict) else None
-    if not isinstance(listed, list) or len(listed) > MAX_LISTED:
-        raise _no_list("shards", f"expected a list of at most {MAX_LISTED}")
-    pins = [pin for place, shard in enumerate(listed) if (pin := _listed(place, shard)) is not None]
+        listed = _List.model_validate_json(document).shards
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "body"
+        raise ReplicaFailed("garbage", f"a list of shards was expected: {field}: {first['msg']}, got {first['input']!r:.40}") from None
+    ready = (shard for shard in listed if shard.ready and shard.index < shard.count)
+    pins = frozenset(Pin(shard.of, shard.version, shard.digest, shard.index, shard.count) for shard in ready)
     counted = sum(count for *_, count in {(pin.of, pin.version, pin.digest, pin.count) for pin in pins})
     if counted > MAX_COUNTED:
         raise ReplicaFailed("garbage", f"shards of layouts of {counted} shards in all, expected at most {MAX_COUNTED}")
-    return frozenset(pins)
-
-
-def _listed(place: int, shard: Any) -> Pin | None:
-    """One entry of the list; None where it is not ready. Raises ReplicaFailed."""
-    if type(shard) is not dict:
-        raise _no_list(f"shards.{place}", "expected an object")
-    values: list[Any] = [shard.get(name) for name in ("of", "version", "digest", "index", "count")]
-    (of, version, digest, index, count), ready = values, shard.get("ready", True)
-    right = (
-        type(of) is str and _NAME.fullmatch(of),
-        type(version) is int and 1 <= version < 1 << 63,
-        type(digest) is str and _SHA256.fullmatch(digest),
-        type(index) is int and index >= 0,
-        type(count) is int and 1 <= count <= MAX_SHARDS,
-        type(ready) is bool,
-    )
-    if not all(right):
-        names = ("of", "version", "digest", "index", "count", "ready")
-        wrong = next(number for number, is_right in enumerate(right) if not is_right)
-        raise _no_list(f"shards.{place}.{names[wrong]}", f"got {[*values, ready][wrong]!r:.40}")
-    return Pin(of, version, digest, index, count) if ready and index < count else None
-
-
-def _no_list(field: str, detail: str) -> ReplicaFailed:
-    return ReplicaFailed("garbage", f"a list of shards was expected: {field}: {detail}")
+    return pins
 
 
 def answered(status: int, body: bytes) -> bytes:
@@ -136,14 +115,12 @@ def answered(status: int, body: bytes) -> bytes:
     raise ReplicaFailed(reasons.get(status, "broken"), detail)
 
 
+_DIGESTS = TypeAdapter(Annotated[list[str], Field(min_length=1)])
+
+
 def _digests(body: bytes) -> list[str]:
-    """The JSON list of digests that a shard lacks, alone or as `digests` of a problem document. Raises ReplicaFailed."""
-    found: Any
+    """The digests that a shard lacks. Raises ReplicaFailed."""
     try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        found = None
-    digests = found.get("digests") if isinstance(found, dict) else found
-    if not isinstance(digests, list) or not digests or not all(isinstance(digest, str) for digest in digests):
-        raise ReplicaFailed("garbage", f"digests of masks were expected: {body[:200].decode('utf-8', 'replace')}")
-    return digests
+        return _DIGESTS.validate_json(body)
+    except ValidationError:
+        raise ReplicaFailed("garbage", f"digests of masks were expected: {body[:200].decode('utf-8', 'replace')}") from None

@@ -7,8 +7,6 @@ Legend: B queries, E excluded items, X nodes with memory.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,13 +25,6 @@ from ..errors import UnknownMasks
 from ..models.loading import LoadedModel
 from ..models.shard_version import ShardVersion
 from ..settings import Settings
-
-
-class Given(NamedTuple):
-    """The queries and the parameters of a search."""
-
-    queries: GivenQueries
-    params: SearchParams
 
 
 def check(query: ShardQuery, model: LoadedModel, shard: ShardVersion, settings: Settings) -> int:
@@ -58,8 +49,8 @@ def check(query: ShardQuery, model: LoadedModel, shard: ShardVersion, settings: 
     return values
 
 
-def given(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> Given:
-    """The search of a query that was checked. Raises InvalidInput, and UnknownMasks where the shard lacks masks."""
+def given(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> tuple[GivenQueries, SearchParams]:
+    """The queries and the parameters of a search that was checked. Raises InvalidInput, and UnknownMasks where the shard lacks masks."""
     bundle, items = model.bundle, shard.info.items
     exclude_BE = query.exclude_BE
     if exclude_BE is not None:
@@ -69,14 +60,14 @@ def given(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> Given:
         exclude_BE = shard.local.rows(exclude_BE)
     params = SearchParams(query.beam_size_B, query.m_B, exclude_BE, query.trace, _masks(query, shard))
     if isinstance(bundle.manifest.scorer, GraphScorer):
-        return Given(_of_graphs(query, model, shard), params)
+        return _of_graphs(query, model, shard), params
     queries = _of_kind(query.queries, model)
     for name, found in (("states", query.states_BLS), ("memory", query.memory)):
         if found is not None:
             raise InvalidMessage(name, "arrays", "none, because the model has linear scorers")
     for tree, chunks in bundle.trees:
         chunks.check_sizes(queries.features, bundle.manifest.ranking, tree.height)
-    return Given(GivenQueries(queries.kind, queries.rows, frontier=query.frontier), params)
+    return GivenQueries(queries.kind, queries.rows, frontier=query.frontier), params
 
 
 def _of_graphs(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> GivenQueries:

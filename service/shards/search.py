@@ -74,7 +74,7 @@ async def search(registry: Registry, body: bytes, began: float) -> Searched:
         return await _search(registry, body, began)
     except EspalierError as error:
         reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "failed")
-        registry.shards.metrics.shard_refused(reason)
+        registry.shards.metrics.count("espalier_shard_refused_total", reason)
         raise
 
 
@@ -90,7 +90,7 @@ async def _search(registry: Registry, body: bytes, began: float) -> Searched:
         model.batcher.check_overload(len(query.queries))
         queries, params = await _run(is_small(query, INLINE_NUMBERS), given, query, model, shard)
         if query.sent_masks:
-            registry.shards.metrics.shard_masks(model.name, model.version, shard.masks.bytes)
+            registry.shards.metrics.show("espalier_shard_mask_bytes", shard.masks.bytes, model.name, model.version)
         submitted = time.perf_counter()
         answer = await model.batcher.search(queries, params, deadline)
         answered = time.perf_counter()
@@ -121,7 +121,8 @@ def _count(registry: Registry, model: LoadedModel, answer: Answer, stages_s: tup
         queries=len(complete_B),
         incomplete=len(complete_B) - int(complete_B.sum()),
     )
-    registry.shards.metrics.shard_searched(model.name, seconds)
+    registry.shards.metrics.count("espalier_shard_searches_total", model.name)
+    registry.shards.metrics.observe("espalier_shard_search_seconds", seconds, model.name)
 
 
 async def _run(inline: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

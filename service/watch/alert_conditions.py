@@ -27,7 +27,6 @@ ERRORS_ALLOWED = 0.001
 class Condition(NamedTuple):
     """One alert.
 
-    value      float64[T] of a history, NaN where unknown
     compare    with the threshold; an alert fires when that has held for `for_s`
     threshold  a number, or float64[T]
     and_also   bool[T]: what else must hold
@@ -72,6 +71,11 @@ def number(value: float) -> float | None:
     return None if isnan(value) else float(f"{value:.6g}")
 
 
+def engine_busy(columns: Columns) -> Float64:
+    """Seconds of search ÷ seconds of all workers, over a minute."""
+    return np.asarray(columns.rate("engine_s", 60) / columns["workers"])
+
+
 def _ratio(over: str, under: str, seconds: float) -> Callable[[Columns], Float64]:
     """A share of two counts' growth; NaN where the second did not grow."""
 
@@ -88,14 +92,6 @@ def _grown(name: str, seconds: float) -> Callable[[Columns], Float64]:
 
 def _now(name: str) -> Callable[[Columns], Float64]:
     return lambda columns: columns[name]
-
-
-def _engine_busy(columns: Columns) -> Float64:
-    """Seconds of search ÷ seconds of all workers, over a minute."""
-    at_T = columns.at_T
-    between_T = at_T - at_T[np.maximum(np.searchsorted(at_T, at_T - 59, side="right") - 1, 0)]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(columns.increase("engine_s", 60) / between_T / columns["workers"])
 
 
 def _burns(short_s: float, long_s: float, factor: float) -> Callable[[Columns], Bool]:
@@ -153,7 +149,7 @@ CONDITIONS = (
         lambda columns: columns.increase("timed", 300) >= 100,
     ),
     Condition("EspalierQueueFull", "Share of requests refused because the queue is full.", _ratio("shed", "requests", 60), ">", 0.01, 120),
-    Condition("EspalierSaturated", "Share of the time in which the engines search.", _engine_busy, ">", 0.8, 300),
+    Condition("EspalierSaturated", "Share of the time in which the engines search.", engine_busy, ">", 0.8, 300),
     Condition("EspalierDegradedAnswers", "Share of queries that got a smaller beam.", _ratio("degraded", "queries", 300), ">", 0.05, 300),
     Condition("EspalierGpuMemoryFull", "Share of a GPU's memory in use.", _now("gpu_memory"), ">", 0.95, 120),
     Condition("EspalierMemoryFull", "Share of the memory that the service may take.", _now("memory"), ">", 0.9, 120),
@@ -192,18 +188,3 @@ CONDITIONS = (
     Condition("EspalierProbeSilent", "Answers to the probe in 3 min.", _grown("probe_answered", 180), "==", 0.0, 120, _probe_is_silent),
     Condition("EspalierProbeFailing", "Share of probe queries that failed.", _ratio("probe_failed", "probe_queries", 300), ">", 0.1, 120),
 )
-ELSEWHERE = {
-    "EspalierDown": "a service that is down shows nothing",
-    "EspalierInstanceDown": "a service that is down shows nothing",
-    "EspalierInstanceNotReady": "on one instance it is EspalierModelNotReady",
-    "EspalierRestarting": "its times of start are not kept",
-    "EspalierErrorBudgetBurnSlow": "it looks back three days",
-    "EspalierTrafficLost": "it compares with the day before",
-    "EspalierClientErrors": "it is of all models, by status",
-    "EspalierRecallBelowBest": "it compares versions over a day",
-    "EspalierVersionOld": "its objective is Prometheus's",
-    "EspalierLiveRefused": "it is by status",
-    "EspalierBackupOld": "a backup is of one host of several",
-    "EspalierBackupFailing": "a backup is of one host of several",
-}
-"""Alerts of the rules' file that are not among CONDITIONS, and why."""

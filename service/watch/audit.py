@@ -28,8 +28,6 @@ T = TypeVar("T")
 
 
 class BeforeAfter(NamedTuple):
-    """What was served before a change and after it."""
-
     before: Any
     after: Any
 
@@ -52,7 +50,7 @@ class Audit:
 
     def denied(self, scope: Scope, request_id: str, error: Denied) -> None:
         """Count a denied request, and write a line unless there were too many."""
-        self._metrics.auth_failure(error.role, error.reason)
+        self._metrics.count("espalier_auth_failures_total", error.role, error.reason)
         left_out = self._lines.take()
         if left_out is None:
             return

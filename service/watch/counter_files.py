@@ -95,11 +95,9 @@ class CountsFile:
                     self._free.setdefault(_padded(length), []).append(begin)
 
     def complete(self) -> bool:
-        """Whether all numbers are in the file."""
         return not self._held
 
     def close(self) -> None:
-        """Write no more."""
         if self._map is not None:
             self._map.close()
             os.close(self._descriptor)
@@ -177,19 +175,16 @@ class Counts:
         self._files: dict[str, CountsFile] = {}
 
     def file(self, kind: str) -> CountsFile:
-        """The file of one kind of number."""
         found = self._files.get(kind)
         if found is None:
             found = self._files.setdefault(kind, CountsFile(self.folder / f"{kind}_{os.getpid()}.db"))
         return found
 
     def settle(self) -> None:
-        """Write the numbers that had to wait for disk space."""
         for file in [*self._files.values()]:
             file.settle()
 
     def forget(self, labels: Mapping[str, str]) -> None:
-        """Drop all numbers that have these labels."""
         for file in [*self._files.values()]:
             file.forget(labels)
 

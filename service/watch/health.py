@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ..watch.alert_conditions import number, states
+from ..watch.alert_conditions import engine_busy, number, states
 from ..watch.history import STEP_S, Columns, History
 
 Float64 = NDArray[np.float64]
@@ -49,10 +49,6 @@ def _rate(name: str) -> Callable[[Columns], Float64]:
     return lambda columns: columns.rate(name)
 
 
-def _busy(columns: Columns) -> Float64:
-    return np.asarray(columns.rate("engine_s") / columns["workers"])
-
-
 SERIES: Mapping[str, Callable[[Columns], Float64]] = {
     "recall": _now("recall"),
     "expected_recall": _now("expected_recall"),
@@ -67,7 +63,7 @@ SERIES: Mapping[str, Callable[[Columns], Float64]] = {
     "shed_per_s": _rate("shed"),
     "errors_per_s": _rate("errors"),
     "unknown_ids_per_s": _rate("unknown_ids"),
-    "engine_busy": _busy,
+    "engine_busy": engine_busy,
     "queue_depth": _now("queue_depth"),
     "memory": _now("memory"),
     "live_items": _now("live_items"),

@@ -70,24 +70,21 @@ class History:
         return History(self.at.copy(), self.rows.copy(), self.events.copy(), self.recent.copy())
 
     def columns(self) -> Columns:
-        """The numbers as arrays."""
         rows = np.array(self.rows, np.float64).reshape(len(self.at), len(COLUMNS))
         return Columns(np.array(self.at, np.float64), dict(zip(COLUMNS, rows.T, strict=True)))
 
     def to_json(self) -> bytes:
         """All of it, for another process."""
         recent = [[one.at, one.values, [*one.buckets.items()], one.ready] for one in self.recent]  # the bound of the last bucket is null
-        return orjson.dumps({"columns": COLUMNS, "at": [*self.at], "rows": [*self.rows], "events": [*self.events], "recent": recent})
+        return orjson.dumps({"at": [*self.at], "rows": [*self.rows], "events": [*self.events], "recent": recent})
 
     @classmethod
     def from_json(cls, content: bytes) -> History:
-        """Raises ValueError where that is no history of this release."""
+        """What another process of the same service has written."""
         document: Mapping[str, Any] = orjson.loads(content)
-        if tuple(document.get("columns", ())) != COLUMNS:
-            raise ValueError("a history of another release")
         history = cls()
         history.at.extend(document["at"])
-        history.rows.extend([_numbers(row) for row in document["rows"]])
+        history.rows.extend([[nan if value is None else value for value in row] for row in document["rows"]])
         history.events.extend([(at, what) for at, what in document["events"]])
         for at, values, buckets, ready in document["recent"]:
             numbers = {name: nan if value is None else value for name, value in values.items()}
@@ -111,11 +108,11 @@ class Columns:
         sum_T = np.cumsum(grown_T)
         return np.asarray(sum_T - sum_T[self._since(seconds)])
 
-    def rate(self, name: str) -> NDArray[np.float64]:
-        """float64[T]: growth per second since the row before, or one at least RATE_S older; NaN for the first row."""
-        between_T = self.at_T - self.at_T[self._since(RATE_S)]
+    def rate(self, name: str, seconds: float = RATE_S) -> NDArray[np.float64]:
+        """float64[T]: growth per second since the row before, or one at least `seconds` older; NaN for the first row."""
+        between_T = self.at_T - self.at_T[self._since(seconds)]
         rate_T = np.full(len(between_T), nan)
-        np.divide(self.increase(name, RATE_S), between_T, out=rate_T, where=between_T > 0)
+        np.divide(self.increase(name, seconds), between_T, out=rate_T, where=between_T > 0)
         return rate_T
 
     def _since(self, seconds: float) -> NDArray[np.int64]:
@@ -163,7 +160,3 @@ _COUNTED_EVENTS = (
     ("reload_failures", "A version failed to load, or a change was rolled back.", "{} loads failed or changes were rolled back."),
     ("worker_restarts", "A worker ended and was replaced.", "{} workers ended and were replaced."),
 )
-
-
-def _numbers(row: Sequence[float | None]) -> list[float]:
-    return [nan if value is None else value for value in row]

@@ -57,22 +57,3 @@ class LiveMetrics:
         for name, value in (("canary_recall", canary_recall), ("displacement", displacement)):
             if value is not None:
                 self._gauges[f"espalier_live_{name}"].labels(self._model, version).set(value)
-
-
-class BackupMetrics:
-    """Made once for a service that backs its models up. The worker that does so sets them; they are scraped from any."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._at = metrics.gauges["espalier_live_backup_timestamp_seconds"]
-        self._failures = metrics.counters["espalier_live_backup_failures_total"]
-
-    def found(self, model: str) -> None:
-        """There is a model to back up: 0 failures, so that Prometheus sees the first one as an increase."""
-        self._failures.labels(model)
-
-    def holds(self, model: str, at: float) -> None:
-        """The newest backup held everything at this Unix time."""
-        self._at.labels(model).set(at)
-
-    def failed(self, model: str) -> None:
-        self._failures.labels(model).inc()

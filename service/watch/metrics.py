@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
@@ -22,13 +22,11 @@ from ..watch.metric_table import COUNTERS, GAUGES, HISTOGRAMS, VERSION_METRICS
 from ..watch.process_usage import memory_limit, usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-AUTH_FAILURES = (
-    *(("retrieve", reason) for reason in ("missing", "malformed", "unknown", "expired", "role", "model")),
-    *(
-        (role, reason)
-        for role in ("write", "admin", "internal")
-        for reason in ("missing", "malformed", "unknown", "expired", "role", "model", "off")
-    ),
+AUTH_FAILURES = tuple(
+    (role, reason)
+    for role in ("retrieve", "write", "admin", "internal")
+    for reason in ("missing", "malformed", "unknown", "expired", "role", "model", "off")
+    if (role, reason) != ("retrieve", "off")
 )
 """The reasons for which each role can be refused."""
 STAGES = ("queue", "encode", "search", "serialise", "rerank")
@@ -36,8 +34,7 @@ SHARD_REFUSALS = ("unknown_masks", "not_served", "invalid", "full", "late", "not
 """Why a router's search is not answered."""
 REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malformed", "not_read", "handshake")
 """Why a connection is refused or cut off, see connection.py and handshake.py."""
-Outcome = Literal["loaded", "failed", "rolled_back", "unloaded"]
-ProbeOutcome = Literal["answered", "late", "failed"]
+RELOADS = ("loaded", "failed", "rolled_back", "unloaded")
 VersionOutcome = Literal["answered", "refused", "late", "failed"]
 ShadowOutcome = Literal["compared", "failed", "left_out"]
 BY_CLIENT = "-client"
@@ -49,10 +46,7 @@ MEASURE_S = 1.0
 
 
 class Metrics:
-    """One registry per application, so that two applications in one process do not share counts.
-
-    counters, gauges, histograms  by the names of metric_table.py
-    """
+    """One registry per application, so that two applications in one process do not share counts."""
 
     def __init__(self) -> None:
         disable_created_metrics()
@@ -67,11 +61,11 @@ class Metrics:
         }
         self.gauges["espalier_workers"].set(1)
         for role, reason in AUTH_FAILURES:
-            self.counters["espalier_auth_failures_total"].labels(role, reason)  # 0 from the start
+            self.count("espalier_auth_failures_total", role, reason, by=0)  # 0 from the start, as the next two
         for refusal in SHARD_REFUSALS:
-            self.counters["espalier_shard_refused_total"].labels(refusal)
+            self.count("espalier_shard_refused_total", refusal, by=0)
         for refusal in REFUSALS:
-            self.counters["espalier_refused_connections_total"].labels(refusal)
+            self.count("espalier_refused_connections_total", refusal, by=0)
         self._began, self._worker, self._measure_at, self._cpu_s = time.time(), "0", 0.0, 0.0
         self._gpus: Callable[[], Mapping[str, tuple[int, int]]] | None = None
         self._disk: Path | None = None
@@ -117,6 +111,20 @@ class Metrics:
 
     # -- events ---------------------------------------------------------------------------------------------------------
 
+    def count(self, name: str, *labels: object, by: float = 1.0) -> None:
+        """Add to a counter of the table."""
+        counter = self.counters[name]
+        (counter.labels(*labels) if labels else counter).inc(by)
+
+    def observe(self, name: str, value: float, *labels: object) -> None:
+        """Add a value to a histogram of the table."""
+        self.histograms[name].labels(*labels).observe(value)
+
+    def show(self, name: str, value: float, *labels: object) -> None:
+        """Set a gauge of the table."""
+        gauge = self.gauges[name]
+        (gauge.labels(*labels) if labels else gauge).set(value)
+
     def request(self, model: str, status: int, seconds: float | None, by_client: bool = False) -> None:
         """Count one answered request; without its seconds where it is a line of a stream.
 
@@ -144,73 +152,30 @@ class Metrics:
         found.inc()
 
     def connection_refused(self, reason: str) -> None:
-        """Count one connection that was refused or cut off."""
         self.counters["espalier_refused_connections_total"].labels(reason).inc()
 
     def connections(self, count: int) -> None:
-        """The connections that are open."""
         self.gauges["espalier_connections"].set(count)
 
     def shed(self, model: str) -> None:
-        """Count one request that was refused because the queue is full."""
         self.counters["espalier_shed_total"].labels(model).inc()
-
-    def auth_failure(self, role: str, reason: str) -> None:
-        """Count one denied request."""
-        self.counters["espalier_auth_failures_total"].labels(role, reason).inc()
-
-    def shard_searched(self, model: str, seconds: float) -> None:
-        """Count one search of a router that was answered."""
-        self.counters["espalier_shard_searches_total"].labels(model).inc()
-        self.histograms["espalier_shard_search_seconds"].labels(model).observe(seconds)
-
-    def shard_refused(self, reason: str) -> None:
-        """Count one search of a router that was not."""
-        self.counters["espalier_shard_refused_total"].labels(reason).inc()
-
-    def shard_masks(self, model: str, version: int, held_bytes: int) -> None:
-        """The masks that a version of a shard holds."""
-        self.gauges["espalier_shard_mask_bytes"].labels(model, version).set(held_bytes)
-
-    def reload(self, model: str, outcome: Outcome) -> None:
-        """Count one change of what is loaded."""
-        self.counters["espalier_reload_total"].labels(model, outcome).inc()
-
-    def probe_query(self, model: str, version: int, outcome: ProbeOutcome) -> None:
-        """Count one query that the probe replayed."""
-        self.counters["espalier_probe_queries_total"].labels(model, version, outcome).inc()
 
     # -- state ----------------------------------------------------------------------------------------------------------
 
     def add_model(self, model: str) -> None:
         """A model of the models folder. Its reloads are 0 from the start, so that Prometheus sees the first one as an increase."""
-        for outcome in get_args(Outcome):
-            self.counters["espalier_reload_total"].labels(model, outcome)
-        self.state_wrong(model, False)
-
-    def model_state(self, model: str, version: int, engine: str, ready: bool) -> None:
-        self.gauges["espalier_model_info"].labels(model, version, engine).set(ready)
-
-    def created(self, model: str, version: int, at: float) -> None:
-        """When a version's bundle was written, in seconds since 1970."""
-        self.gauges["espalier_model_created_timestamp_seconds"].labels(model, version).set(at)
-
-    def state_wrong(self, model: str, wrong: bool) -> None:
-        """Whether the files of desired state do not say what is in force."""
-        self.gauges["espalier_desired_state_wrong"].labels(model).set(wrong)
-
-    def default(self, model: str, version: float) -> None:
-        """The version that answers where a request names none; 0 while none is ready, NaN where none is expected."""
-        self.gauges["espalier_model_default_version"].labels(model).set(version)
+        for outcome in RELOADS:
+            self.count("espalier_reload_total", model, outcome, by=0)
+        self.show("espalier_desired_state_wrong", False, model)
 
     def probed(self, model: str, version: int, recall: Mapping[int, float], expected: Mapping[int, float], drift: float | None) -> None:
         """The probe's findings on a version: recall@m and its expected value, by m; drift of the golden queries."""
         for m, value in recall.items():
-            self.gauges["espalier_probe_recall"].labels(model, version, m).set(value)
+            self.show("espalier_probe_recall", value, model, version, m)
         for m, value in expected.items():
-            self.gauges["espalier_probe_expected_recall"].labels(model, version, m).set(value)
+            self.show("espalier_probe_expected_recall", value, model, version, m)
         if drift is not None:
-            self.gauges["espalier_probe_drift"].labels(model, version).set(drift)
+            self.show("espalier_probe_drift", drift, model, version)
 
     def forget_version(self, model: str, version: int) -> None:
         """Drop the series of an unloaded version: a service that loads one a day would show all of them for ever."""
@@ -260,13 +225,11 @@ class Metrics:
             self.gauges[name].labels(self._worker).set(value)
 
     def watch_queue(self, model: str, depth: Callable[[], int]) -> None:
-        """Count the queue of a loaded version in."""
         with self._lock:
             self._queues.setdefault(model, []).append(depth)
         self.measure_queues()
 
     def unwatch_queue(self, model: str, depth: Callable[[], int]) -> None:
-        """Count the queue of a version out."""
         with self._lock:
             self._queues[model].remove(depth)
         self.measure_queues()
@@ -301,7 +264,6 @@ class ModelMetrics:
         metrics.watch_queue(model, queue_depth)
 
     def close(self) -> None:
-        """The version does not serve any more."""
         self._metrics.unwatch_queue(self._model, self._queue_depth)
 
     def request(self, outcome: VersionOutcome, seconds: float) -> None:

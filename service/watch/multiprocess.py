@@ -57,12 +57,6 @@ class _SharedValue:
     def get(self) -> float:
         return self._value
 
-    def set_exemplar(self, exemplar: object) -> None:
-        """Exemplars are not kept: nothing could read them."""
-
-    def get_exemplar(self) -> None:
-        return None
-
 
 def count_in(folder: Path) -> None:
     """Count in this folder from now on, together with other processes. To be called before the first metric is made."""
@@ -77,7 +71,6 @@ def settle() -> None:
 
 
 def forget(labels: Mapping[str, str]) -> None:
-    """Drop all numbers that have these labels, where this process counts in a folder."""
     if _SharedValue.files is not None:
         _SharedValue.files.forget(labels)
 
@@ -88,8 +81,6 @@ def forget_process(pid: int, folder: Path) -> None:
 
 
 class AllWorkers(Collector):
-    """What the workers of a folder have counted together."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 

@@ -47,14 +47,12 @@ def usage(proc: Path = PROC) -> Usage | None:
         return None
     used = resource.getrusage(resource.RUSAGE_SELF)
     most, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0], open_descriptors(proc)
-    try:
-        status = _fields(proc / "self" / "status")
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            return None
-        return Usage(0, 0, most, most, used.ru_utime + used.ru_stime)
     if descriptors is None:
         return None
+    try:
+        status = _fields(proc / "self" / "status")
+    except OSError:  # where no descriptor is free, memory is unknown
+        status = {}
     anonymous = status.get("RssAnon", 0) + status.get("RssShmem", 0)
     return Usage(status.get("VmRSS", 0), anonymous, descriptors, most, used.ru_utime + used.ru_stime)
 

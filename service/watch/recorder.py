@@ -31,10 +31,8 @@ class Recorder:
     """The histories of all models of a service. `tick` and `history` may be called from any thread.
 
     samples     the series of /metrics, all workers together
-    models      names of the models
     unknown     those of this process
     run_folder  what the workers share; None where there is one worker
-    clock       seconds since 1970; tests bring their own
     """
 
     def __init__(
@@ -109,13 +107,11 @@ class Recorder:
         return unknown_ids.most_asked(unknown_ids.summed([own, *others]), model, self._clock())
 
     def close(self) -> None:
-        """Record no more."""
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
 
     def _is_elected(self) -> bool:
-        """Whether this process is the recorder, from now on."""
         if self._folder is None or self._lock is not None:
             return True
         self._folder.mkdir(exist_ok=True)

@@ -83,13 +83,11 @@ class Totals:
 
 def totals(samples: Iterable[Sample], models: Iterable[str], at: float) -> dict[str, Totals]:
     """By model."""
-    found = _Series(samples)
+    found = Series(samples)
     return {model: _of_model(found, model, at) for model in models}
 
 
-class _Series:
-    """Samples by name and model."""
-
+class Series:
     def __init__(self, samples: Iterable[Sample]) -> None:
         self._found: dict[tuple[str, str], list[tuple[Mapping[str, str], float]]] = defaultdict(list)
         for name, labels, value in samples:
@@ -106,8 +104,13 @@ class _Series:
         found = self.all(name, model, **labels)
         return found[0][1] if found else nan
 
+    def buckets(self, name: str, model: str, **labels: str) -> dict[float, float]:
+        """Upper bound of a bucket of a histogram, ascending → how many are not above it."""
+        found = self.all(f"{name}_bucket", model, **labels)
+        return dict(sorted((inf if own["le"] == "+Inf" else float(own["le"]), value) for own, value in found))
 
-def _of_model(series: _Series, model: str, at: float) -> Totals:
+
+def _of_model(series: Series, model: str, at: float) -> Totals:
     default = series.only("espalier_model_default_version", model)
     version = "" if isnan(default) else str(int(default))
     values = {
@@ -121,12 +124,11 @@ def _of_model(series: _Series, model: str, at: float) -> Totals:
         "desired_state_wrong": series.only("espalier_desired_state_wrong", model),
         "queue_depth": series.only("espalier_queue_depth", model),
     }
-    buckets = {_bound(own["le"]): value for own, value in series.all("espalier_request_seconds_bucket", model)}
     ready = sorted({int(own["version"]) for own, value in series.all("espalier_model_info", model) if value == 1})
-    return Totals(at, values, dict(sorted(buckets.items())), tuple(ready))
+    return Totals(at, values, series.buckets("espalier_request_seconds", model), tuple(ready))
 
 
-def _requests(series: _Series, model: str) -> dict[str, float]:
+def _requests(series: Series, model: str) -> dict[str, float]:
     def answered(*statuses: str) -> float:
         """Without 503-client and 504-client: what the client alone caused."""
         name = "espalier_requests_total"
@@ -147,7 +149,7 @@ def _requests(series: _Series, model: str) -> dict[str, float]:
     }
 
 
-def _probe(series: _Series, model: str, version: str) -> dict[str, float]:
+def _probe(series: Series, model: str, version: str) -> dict[str, float]:
     recalls = {(own["version"], own["m"]): value for own, value in series.all("espalier_probe_recall", model) if value >= 0}
     expected = {(own["version"], own["m"]): value for own, value in series.all("espalier_probe_expected_recall", model) if value >= 0}
     ms = sorted({int(m) for own, m in recalls if own == version})
@@ -174,7 +176,7 @@ def _probe(series: _Series, model: str, version: str) -> dict[str, float]:
 _OUTCOMES = ("answered", "late", "failed")
 
 
-def _live(series: _Series, model: str, version: str) -> dict[str, float]:
+def _live(series: Series, model: str, version: str) -> dict[str, float]:
     return {
         "live_items": series.only("espalier_live_items", model, version=version),
         "live_tombstones": series.only("espalier_live_tombstones", model, version=version),
@@ -186,8 +188,7 @@ def _live(series: _Series, model: str, version: str) -> dict[str, float]:
     }
 
 
-def _service(series: _Series) -> dict[str, float]:
-    """What is of no single model."""
+def _service(series: Series) -> dict[str, float]:
     limit = series.only("espalier_memory_limit_bytes")
     gpu = {own["device"]: value for own, value in series.all("espalier_gpu_memory_bytes")}
     gpu_limits = {own["device"]: value for own, value in series.all("espalier_gpu_memory_limit_bytes")}
@@ -210,9 +211,5 @@ def _service(series: _Series) -> dict[str, float]:
     }
 
 
-def _extreme(choose: Callable[..., float], series: _Series, name: str, model: str) -> float:
+def _extreme(choose: Callable[..., float], series: Series, name: str, model: str) -> float:
     return choose((value for _, value in series.all(name, model) if not isnan(value)), default=nan)
-
-
-def _bound(le: str) -> float:
-    return inf if le == "+Inf" else float(le)

@@ -65,5 +65,4 @@ class Tracer:
         span.end(end)
 
     def close(self) -> None:
-        """Send what is left."""
         self._provider.shutdown()

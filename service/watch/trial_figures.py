@@ -5,13 +5,12 @@ Knows series of /metrics. Does not know who is given which version.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf, isnan, sqrt
 from typing import Any
 
 from ..watch.history import quantile
-from ..watch.totals import Sample
+from ..watch.totals import Sample, Series
 
 Z = 1.96
 """Intervals hold 95 %."""
@@ -20,43 +19,16 @@ OUTCOMES = ("answered", "refused", "late", "failed")
 
 def figures(samples: Iterable[Sample], model: str, default: int | None, candidate: int) -> dict[str, Any]:
     """`versions`: of both; `shadow`: of the requests that both answered."""
-    found = _Of(samples, model)
-    versions = [_version(found, version) for version in (default, candidate) if version is not None]
-    return {"versions": versions, "shadow": _shadow(found, candidate)}
+    series = Series(samples)
+    versions = [_version(series, model, str(version)) for version in (default, candidate) if version is not None]
+    return {"versions": versions, "shadow": _shadow(series, model, str(candidate))}
 
 
-class _Of:
-    """The series of one model with a version."""
-
-    def __init__(self, samples: Iterable[Sample], model: str) -> None:
-        self._found: dict[tuple[str, str], list[tuple[Mapping[str, str], float]]] = defaultdict(list)
-        for name, labels, value in samples:
-            if labels.get("model") == model and "version" in labels:
-                self._found[name, labels["version"]].append((labels, value))
-
-    def count(self, name: str, version: int, **labels: str) -> int:
-        own = self._found.get((name, str(version)), ())
-        return int(sum(value for found, value in own if all(found.get(key) == wanted for key, wanted in labels.items())))
-
-    def sum(self, name: str, version: int) -> float:
-        return sum(value for _, value in self._found.get((f"{name}_sum", str(version)), ()))
-
-    def buckets(self, name: str, version: int, **labels: str) -> dict[float, float]:
-        """Upper bound of a bucket, ascending → how many are not above it."""
-        own = self._found.get((f"{name}_bucket", str(version)), ())
-        found = {
-            inf if one["le"] == "+Inf" else float(one["le"]): value
-            for one, value in own
-            if all(one.get(key) == wanted for key, wanted in labels.items())
-        }
-        return dict(sorted(found.items()))
-
-
-def _version(found: _Of, version: int) -> dict[str, Any]:
-    counts = {outcome: found.count("espalier_version_requests_total", version, outcome=outcome) for outcome in OUTCOMES}
-    seconds = found.buckets("espalier_version_request_seconds", version)
+def _version(series: Series, model: str, version: str) -> dict[str, Any]:
+    counts = _counts(series, "espalier_version_requests_total", OUTCOMES, model, version)
+    seconds = series.buckets("espalier_version_request_seconds", model, version=version)
     return {
-        "version": version,
+        "version": int(version),
         **counts,
         "failed_ci": _wilson(counts["failed"], sum(counts.values())),
         "p50_ms": _ms(quantile(seconds, 0.5)),
@@ -64,15 +36,18 @@ def _version(found: _Of, version: int) -> dict[str, Any]:
     }
 
 
-def _shadow(found: _Of, candidate: int) -> dict[str, Any]:
-    counts = {
-        outcome: found.count("espalier_shadow_requests_total", candidate, outcome=outcome) for outcome in ("compared", "failed", "left_out")
-    }
-    overlap, interval = _mean(found, "espalier_shadow_overlap", candidate)
-    times = {
-        f"{of}_p50_ms": _ms(quantile(found.buckets("espalier_shadow_seconds", candidate, of=of), 0.5)) for of in ("default", "candidate")
-    }
-    return {**counts, "overlap": overlap, "overlap_ci": interval, **times}
+def _shadow(series: Series, model: str, version: str) -> dict[str, Any]:
+    counts = _counts(series, "espalier_shadow_requests_total", ("compared", "failed", "left_out"), model, version)
+    sum_of_shares = sum(value for _, value in series.all("espalier_shadow_overlap_sum", model, version=version))
+    overlap, interval = _mean(series.buckets("espalier_shadow_overlap", model, version=version), sum_of_shares)
+    times = {of: series.buckets("espalier_shadow_seconds", model, version=version, of=of) for of in ("default", "candidate")}
+    p50_ms = {f"{of}_p50_ms": _ms(quantile(buckets, 0.5)) for of, buckets in times.items()}
+    return {**counts, "overlap": overlap, "overlap_ci": interval, **p50_ms}
+
+
+def _counts(series: Series, name: str, outcomes: Sequence[str], model: str, version: str) -> dict[str, int]:
+    found = {outcome: series.all(name, model, version=version, outcome=outcome) for outcome in outcomes}
+    return {outcome: int(sum(value for _, value in own)) for outcome, own in found.items()}
 
 
 def _wilson(count: int, of: int) -> tuple[float, float] | None:
@@ -84,13 +59,12 @@ def _wilson(count: int, of: int) -> tuple[float, float] | None:
     return max((middle - half) / (1 + spread), 0.0), min((middle + half) / (1 + spread), 1.0)
 
 
-def _mean(found: _Of, name: str, version: int) -> tuple[float | None, tuple[float, float] | None]:
+def _mean(buckets: Mapping[float, float], sum_of_shares: float) -> tuple[float | None, tuple[float, float] | None]:
     """The mean of a histogram of shares, and its interval: within a bucket values are taken to be spread evenly."""
-    buckets = found.buckets(name, version)
     total = buckets.get(inf, 0.0)
     if not total:
         return None, None
-    mean, square, below, before = found.sum(name, version) / total, 0.0, 0.0, 0.0
+    mean, square, below, before = sum_of_shares / total, 0.0, 0.0, 0.0
     for bound, count in buckets.items():
         if count > before:
             width = max(min(bound, 1.0) - below, 0.0)

@@ -1,12 +1,11 @@
 """Ids that queries asked for most and that the catalogue does not have: a broken feed shows there first.
 
-Counted in little memory whatever comes: Space-Saving (Metwally, Agrawal and El Abbadi, 2005) with COUNTERS counters a model, for this half
-day and for the last one. Several workers exchange their counts in files. Knows ids and counts. Does not know requests.
+Counted in little memory whatever comes: with COUNTERS counters a model, for this half day and for the last one. Several workers exchange
+their counts in files. Knows ids and counts. Does not know requests.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 import time
 from collections import Counter
@@ -35,35 +34,21 @@ Blocks = dict[int, dict[str, Counts]]
 
 
 class MostFrequent:
-    """Space-Saving: the ids that occurred most, in at most `counters` counters.
+    """The ids that occurred most, in at most `counters` counters (Misra and Gries, 1982).
 
-    An id without a counter takes the one with the lowest count c, and has c + 1 from then on, of which c may be others'.
+    counts  how often each id occurred at least; exact as long as there were no more ids than counters
     """
 
     def __init__(self, counters: int = COUNTERS) -> None:
         self._most = counters
-        self._counts = dict[str, int]()
-        self._others = dict[str, int]()  # of a count, how much may be other ids'
-        self._lowest: list[tuple[int, str]] = []  # a heap with one entry an id, whose count is of some time ago
+        self.counts: Counts = {}
 
     def add(self, item_id: str) -> None:
-        """Count one occurrence; amortised O(log counters)."""
-        if item_id in self._counts:
-            self._counts[item_id] += 1
-            return
-        if len(self._counts) < self._most:
-            self._counts[item_id], self._others[item_id] = 1, 0
-            heapq.heappush(self._lowest, (1, item_id))
-            return
-        while (lowest := self._lowest[0])[0] != (count := self._counts[lowest[1]]):
-            heapq.heapreplace(self._lowest, (count, lowest[1]))
-        del self._counts[lowest[1]], self._others[lowest[1]]
-        self._counts[item_id], self._others[item_id] = count + 1, count
-        heapq.heapreplace(self._lowest, (count + 1, item_id))
-
-    def certain(self) -> Counts:
-        """How often each id occurred at least; exact as long as there were no more ids than counters."""
-        return {item_id: count - self._others[item_id] for item_id, count in self._counts.items()}
+        """Count one occurrence; amortised O(1): an id without a counter takes one from each of the others."""
+        if item_id in self.counts or len(self.counts) < self._most:
+            self.counts[item_id] = self.counts.get(item_id, 0) + 1
+        else:
+            self.counts = {other: count - 1 for other, count in self.counts.items() if count > 1}
 
 
 class UnknownIds:
@@ -89,7 +74,7 @@ class UnknownIds:
         """What was counted in this block of time and the last."""
         current = block_of(self._clock())
         return {
-            block: {model: found.certain() for model, found in models.items()}
+            block: {model: dict(found.counts) for model, found in models.items()}
             for block, models in self._blocks.items()
             if block >= current - 1
         }

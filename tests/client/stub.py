@@ -37,29 +37,8 @@ URL = "http://service"
 KEY = "s3cret-key"
 
 
-FACETS: Json = {
-    "column": "section",
-    "values": [{"value": "libs", "count": 3}],
-    "others": 1,
-    "missing": 0,
-    "eligible": 4,
-    "distinct": 2,
-}
-NODE: Json = {
-    "node": 2,
-    "level": 1,
-    "height": 2,
-    "trained_nodes": 7,
-    "parent": 0,
-    "path": [0, 2],
-    "children": [5, 6],
-    "children_items": [1, 2],
-    "child_count": 2,
-    "item_count": 3,
-    "items": [{"id": "b1", "title": "One", "live": False, "eligible": True}],
-    "looked_at": 3,
-    "values": {"section": [{"value": "libs", "count": 3, "share": 1.0, "lift": 1.5}]},
-}
+FACETS: Json = {"column": "section", "values": [{"value": "libs", "count": 3}]}
+NODE: Json = {"node": 2, "children": [5, 6], "items": [{"id": "b1", "title": "One"}]}
 
 
 def answer_to(request: Json) -> Json:
@@ -161,9 +140,9 @@ class Stub:
                 facts = {"changed": True, "known": False, "total": 3, "etag": '"abc"'}
                 return httpx.Response(200, json={"id": "/".join(rest), "removed": request.method == "PUT"} | facts)
             case "PUT", ["models", _, "removed"]:
-                return httpx.Response(200, json={"removed": 1, "unknown": json.loads(body)["ids"][1:]})
+                return httpx.Response(200, json={"removed": 1, "unknown": json.loads(body)["ids"][1:], "etag": '"abc"'})
             case "GET", ["models", _, "removed"]:
-                return httpx.Response(200, json={"ids": ["b1"]})
+                return httpx.Response(200, json={"ids": ["b1"], "etag": '"abc"'})
             case "GET", ["readyz"]:
                 return httpx.Response(200, json={"ready": True, "reasons": []})
         return refuse(404)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from espalier_client import Answer, AsyncClient, Certificates, Client, ConnectionFailed, Query, Request, Retry
+from espalier_client import AsyncClient, Certificates, Client, ConnectionFailed, Retry
 from tests.certificates import Authority
 from tests.service.listening import Listening, listening
 
@@ -50,15 +50,6 @@ def test_a_client_shows_its_certificate_and_knows_the_services(secured: Listenin
     for strange in (None, Certificates(ca=authority.ca), Certificates(certificate=certificate, key=key)):
         with pytest.raises(ConnectionFailed):
             ready(secured, strange)
-
-
-def test_a_stream_of_many_requests_is_answered_in_order(secured: Listening, authority: Authority) -> None:
-    certificate, key = authority.signs("shop")
-    certificates = Certificates(ca=authority.ca, certificate=certificate, key=key)
-    with Client(f"https://localhost:{secured.address[1]}", certificates=certificates) as client:
-        requests = (Request([Query(history=["item-1"] * (1 + i % 50))], m=1 + i % 4, model="books") for i in range(300))
-        answers = [answer for answer in client.retrieve_stream(requests) if isinstance(answer, Answer)]
-    assert [len(answer.results[0].items) for answer in answers] == [1 + i % 4 for i in range(300)]
 
 
 def test_new_files_hold_for_new_connections(secured: Listening, authority: Authority, tmp_path: Path) -> None:

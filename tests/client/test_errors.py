@@ -322,6 +322,7 @@ def test_any_document_is_an_answer_or_an_error_of_the_client(document: Any, path
             lambda: client.removed("a"),
             lambda: client.set_removed("a", []),
             lambda: client.complete("a", ""),
+            lambda: client.facets("a", "b"),
         ]
         for ask in asked:
             with suppress(ClientError):  # any other error ends the test

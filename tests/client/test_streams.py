@@ -144,19 +144,6 @@ def test_only_the_lines_without_an_answer_are_sent_again(driver: Driver, end: li
     assert driver.pauses_s == [0.1]
 
 
-def test_answers_are_handed_out_as_they_come(driver: Driver) -> None:
-    came: list[str] = []
-
-    def pieces() -> Iterator[bytes]:
-        for id in "abc":
-            came.append(id)
-            yield found(id)
-
-    driver.open(lambda _: httpx.Response(200, stream=Pieces(pieces())))
-    for n, _ in enumerate(driver.retrieve_stream(asking(*"abc")), 1):
-        assert len(came) == n
-
-
 def test_a_stream_that_makes_no_progress_ends_with_the_failure(driver: Driver) -> None:
     stub = Stub([streamed(found("a"), httpx.ReadError("reset")), *[streamed(httpx.ReadError("reset")) for _ in range(9)]])
     outcomes = driver.open(stub, retries=2).retrieve_stream(asking("a", "b"))
@@ -222,10 +209,6 @@ def test_a_stream_that_is_left_early_closes_its_connection(driver: Driver) -> No
 
 
 # -- items of the live catalogue through the client: what is sent, what is sent again, and bulks with back-pressure -------
-
-
-def streamed_lines(*pieces: bytes | Exception) -> httpx.Response:
-    return httpx.Response(200, stream=Pieces(pieces))
 
 
 def sent(stub: Stub) -> list[list[Json]]:
@@ -324,12 +307,12 @@ def test_a_bulk_is_sent_in_chunks_and_answered_in_order(driver: Driver) -> None:
 
 def test_a_line_says_when_a_worker_was_behind(driver: Driver) -> None:
     line = written({"id": "b1"}) | {"status": 202, "unknown": ["b9"]}
-    [outcome] = driver.open(Stub([streamed_lines(dump(line))])).bulk("books", puts("b1"))
+    [outcome] = driver.open(Stub([streamed(dump(line))])).bulk("books", puts("b1"))
     assert outcome == ItemOutcome("b1", "inserted", 1, False, ("b9",))
 
 
 def test_after_a_broken_connection_all_that_have_no_outcome_are_sent_again_in_order(driver: Driver) -> None:
-    stub = Stub([streamed_lines(done("b1"), httpx.ReadError("reset"))])
+    stub = Stub([streamed(done("b1"), httpx.ReadError("reset"))])
     operations = [*puts("b1", "b2"), Delete("b2"), *puts("b2")]
     assert said(driver.open(stub).bulk("books", operations)) == ["b1", "b2", "b2", "b2"]
     assert [[line["id"] for line in lines] for lines in sent(stub)] == [["b1", "b2", "b2", "b2"], ["b2", "b2", "b2"]]
@@ -337,7 +320,7 @@ def test_after_a_broken_connection_all_that_have_no_outcome_are_sent_again_in_or
 
 def test_a_refused_write_never_overtakes_a_later_one_of_its_item(driver: Driver) -> None:
     busy = dump({"id": "x"} | problem(503))
-    stub = Stub([streamed_lines(busy, busy, done("b1"))])
+    stub = Stub([streamed(busy, busy, done("b1"))])
     operations: list[Put | Delete] = [Put("b1"), Put("b2"), Delete("b1")]
     assert said(driver.open(stub).bulk("books", operations)) == [503, "b2", "b1"]
     assert [[line["id"] for line in lines] for lines in sent(stub)] == [["b1", "b2", "b1"], ["b2"]]

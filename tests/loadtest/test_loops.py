@@ -7,8 +7,8 @@ import math
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -167,16 +167,24 @@ def test_the_capacity_is_that_of_as_many_clients_as_it_takes(
     assert loop["requests_per_s"] == pytest.approx(100 * min(found, lanes), rel=0.02)
 
 
-def test_what_is_due_and_never_sent_counts_as_unanswered() -> None:
-    stop = threading.Event()
+@contextmanager
+def holding(*numbers: int) -> Iterator[tuple[Target, threading.Event]]:
+    """A server that holds the answers to these requests, or to all, back until the event is set."""
+    let_go = threading.Event()
 
     def answer(number: int, body: Json) -> int:
-        stop.wait(10)
+        if not numbers or number in numbers:
+            let_go.wait(30)
         return 200
 
     with answering(answer) as target:
+        yield target, let_go
+        let_go.set()
+
+
+def test_what_is_due_and_never_sent_counts_as_unanswered() -> None:
+    with holding() as (target, _):
         answered = open_loop(target.address, [REQUEST], 500, 0.1, connections=2, grace_s=0.1)
-        stop.set()
     assert len(answered) == 50
     assert {answer.status for answer in answered} == {0}
     assert sorted(answer.number for answer in answered) == list(range(50))
@@ -184,14 +192,8 @@ def test_what_is_due_and_never_sent_counts_as_unanswered() -> None:
 
 @pytest.mark.parametrize(("grace_s", "status"), [(0.05, 0), (30.0, 200)])
 def test_a_closed_loop_waits_for_its_last_answers_as_long_as_it_is_told(grace_s: float, status: int) -> None:
-    stop = threading.Event()
-
-    def answer(number: int, body: Json) -> int:
-        stop.wait(30)
-        return 200
-
-    with answering(answer) as target:
-        release = threading.Timer(0.5, stop.set)
+    with holding() as (target, let_go):
+        release = threading.Timer(0.5, let_go.set)
         release.start()
         found = closed_loop(target.address, [REQUEST], 1, 0.05, grace_s=grace_s)
         release.join()
@@ -200,16 +202,8 @@ def test_a_closed_loop_waits_for_its_last_answers_as_long_as_it_is_told(grace_s:
 
 def test_an_answer_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "STALL_S", 0.1)
-    stop = threading.Event()
-
-    def answer(number: int, body: Json) -> int:
-        if number == 0:
-            stop.wait(10)
-        return 200
-
-    with answering(answer) as target:
+    with holding(0) as (target, _):
         answered = each_once(target.address, [REQUEST] * 3, 1)
-        stop.set()
     assert sorted(answer.status for answer in answered) == [0, 200, 200]
 
 

@@ -146,8 +146,8 @@ def test_the_files_hold_every_cell_and_loop(
     for part in (hardware(), "--budget-ms 0.0001,1e6", "books version 1 on `compiled-cpu`", asked, "Date: 20"):
         assert part in written
     printed = capsys.readouterr()
-    assert f"open loop, m 3, p99 within 1e+06 ms: beam {best['beam_size']}" in printed.out
-    assert "open loop, m 20, p99 within 0.0001 ms: no beam; the smallest p99 was" in printed.out
+    assert f"| 1e+06 ms | 3 | open | **{best['beam_size']}** |" in printed.out
+    assert "| 0.0001 ms | 20 | open | none | | smallest p99" in printed.out
     assert KEY not in printed.out + printed.err + repr(parse_url("http://localhost", KEY))
     assert not [file for file in tmp_path.iterdir() if KEY.encode() in file.read_bytes()]
     assert printed.err.count("recall") == 4  # a line for each cell, where no progress bar can be shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,13 @@ from fastapi import FastAPI
 
 from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
-from espalier.errors import StoreUnavailable
 from espalier.search import Engine
 from espalier.tree import complete_tree
 from service.app import create_app
 from service.models.loading import EngineSource
-from service.models.store_state import StoreMetrics
-from service.router.metrics import RouterMetrics
 from service.settings import Settings
-from service.watch.live_metrics import BackupMetrics, LiveMetrics
-from service.watch.metrics import Metrics, ModelMetrics
+from service.watch.metric_table import COUNTERS, GAUGES, HISTOGRAMS
+from service.watch.metrics import Metrics
 from tests.service.fake_catalogue import FakeCatalogues
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import OwnTime
@@ -134,40 +131,18 @@ def settings_of(request: pytest.FixtureRequest) -> dict[str, Any]:
 def every_metric() -> str:
     """An exposition with a sample of everything that the service can expose."""
     metrics = Metrics()
-    metrics.add_model("books")
-    metrics.request("books", 200, 1e-3)
-    metrics.background_request("books", 200)
-    metrics.key_request("shop", "admitted")
-    metrics.reload("books", "loaded")
-    metrics.model_state("books", 1, "onnx-cpu", ready=True)
-    metrics.default("books", 1)
-    metrics.created("books", 1, 1.0)
-    metrics.watch_disk(Path())
-    metrics.probed("books", 1, {10: 0.5}, {10: 0.5}, 0.0)
-    metrics.probe_query("books", 1, "answered")
-    metrics.watch_gpus(lambda: {"0": (1, 2)})
-    live = LiveMetrics(metrics, "books")
-    live.holds(1, items=3, tombstones=1, limit=10)
-    live.visible(1e-3)
-    live.journal_failing(False)
-    live.probed(1, 1.0, 0.0)
-    backups = BackupMetrics(metrics)
-    backups.failed("books")
-    backups.holds("books", 1.0)
-    metrics.shard_searched("books", 1e-3)
-    metrics.shard_masks("books", 1, 0)
-    StoreMetrics(metrics).failed(StoreUnavailable("s3://models: Connection refused"))
-    router = RouterMetrics(metrics)
-    router.answered(0, 1e-3)
-    router.failed("late")
-    router.unanswered(0)
-    router.searched("books", 1e-3, 1.0)
-    router.replicas({("books", 1): [1]})
-    own = ModelMetrics(metrics, "books", 1, "onnx-cpu", lambda: 0)
-    own.retrieved((0.0, 0.0, 0.0, 0.0), 1e-3, 100)
-    own.request("answered", 1e-3)
-    own.compared(1.0, 1e-3, 1e-3)
+    for name, counter in COUNTERS.items():
+        metrics.count(name, *_some(counter.labels))
+    for name, gauge in GAUGES.items():
+        metrics.show(name, 1, *_some(gauge.labels))
+    for name, histogram in HISTOGRAMS.items():
+        metrics.observe(name, 1e-3, *_some(histogram.labels))
     return metrics.render().decode()
+
+
+def _some(labels: Sequence[str]) -> list[str]:
+    """A value for each label."""
+    return [{"model": "books", "version": "1", "status": "200"}.get(label, "0") for label in labels]
 
 
 def bearer(key: str) -> dict[str, str]:

@@ -197,20 +197,6 @@ def test_a_limit_of_file_sizes_ends_no_process(tmp_path: Path) -> None:
         tell("settle")
 
 
-def test_a_folder_that_is_gone_ends_no_process(tmp_path: Path) -> None:
-    file = CountsFile(tmp_path / "gone" / "counter_7.db")
-    file.write(key(1), 2.0)
-    assert not file.complete()
-    (tmp_path / "gone").mkdir()
-
-    def settled() -> bool:
-        file.settle()
-        return file.complete()
-
-    until(settled, "it is tried again")
-    assert numbers(file.path) == {key(1): 2.0}
-
-
 def test_a_number_that_changes_once_there_is_room_is_the_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("service.watch.counter_files.time.monotonic", lambda: now[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from espalier.masks.eligibility import bundle_alone
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
+from service.live.live_version import LiveVersion
 from service.live.recent_puts import RECENT, RecentPuts
 from service.models.live_replay import CANARY_ANSWERS, MAX_TRIES, MIN_CANARY_ANSWERS, MIN_GAINS, LiveReplay
 from service.watch.live_metrics import REFUSED, LiveMetrics
@@ -64,7 +66,7 @@ def live(bundle: Bundle) -> Live:
 
 @pytest.fixture
 def replay(bundle: Bundle, live: Live) -> LiveReplay:
-    return LiveReplay(bundle, live, HELD_OUT)
+    return LiveReplay(bundle, cast(LiveVersion, live), HELD_OUT)
 
 
 def put(sequence: int, item_id: str, *events: object, text: str | None = None, like: tuple[str, ...] = ()) -> Operation:
@@ -174,7 +176,7 @@ def test_a_query_of_another_kind_of_model_is_passed_over(bundle: Bundle, live: L
     rng = np.random.default_rng(4)
     tree = complete_tree(rng.permutation(ITEMS), 2)
     vectors = make_bundle(tmp_path / "vectors" / "1", rng, tree, kind="vector", name="vectors", beam_size=8, m=5)
-    replay = LiveReplay(vectors, live, HELD_OUT)
+    replay = LiveReplay(vectors, cast(LiveVersion, live), HELD_OUT)
     live.recent.note([put(1, "new-3", [0.5, 0.5])])  # two numbers; the model takes four
     replay.after(QueryBatch(vectors.manifest.query, np.zeros((1, 4), np.float32)), alone(vectors), np.array([1]), result(1))
     assert replay.next() is not None
@@ -201,7 +203,7 @@ def test_deleted_items_and_results_past_the_fiftieth_do_not_count(bundle: Bundle
         asked(replay, bundle, [1, 2], result(1, 2), result(1, 3))
     assert replay.displacement == 0.0
     assert asked(replay, bundle, [2], result(1, 2), result(1, 3)) == []  # nothing is left to find
-    replay = LiveReplay(bundle, live, 1)
+    replay = LiveReplay(bundle, cast(LiveVersion, live), 1)
     places = [*range(3, 53), 1]
     asked(replay, bundle, [1], result(1), result(*places))
     assert replay.displacement == -1.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 from collections import Counter
 from math import inf
 from pathlib import Path
@@ -23,7 +22,6 @@ from service.retrieval.shadow import MOST, MOST_VALUES
 from service.watch.trial_figures import figures
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import settled
-from tests.service.processes import service
 from tests.service.running import ITEMS, Json, Running, bearer, counted, problem, run, small_model
 from tests.waiting import until
 
@@ -171,24 +169,21 @@ def test_a_candidate_is_loaded_first_and_promoted_by_making_it_the_default(versi
         assert (back["version"], back["candidate"]) == (1, None)
 
 
-def test_another_default_keeps_the_trial(both: Path) -> None:
+def test_a_trial_goes_on_while_other_versions_come_and_go_and_ends_with_its_own(both: Path) -> None:
     small_model(both, 3)
     with run(both, admin_keys=ADMIN) as running:
+
+        def changed(action: str, **body: Any) -> Json:
+            document: Json = running.client.post(f"/models/books/{action}", json=body, headers=bearer(ADMIN)).json()
+            return document
+
         trial(running, version=2, share=1.0)
-        other = running.client.post("/models/books/default", json={"version": 3}, headers=bearer(ADMIN)).json()
+        assert changed("load", version=3, default=False)["candidate"]["version"] == 2
+        other = changed("default", version=3)
         assert (other["version"], other["candidate"]["version"]) == (3, 2)
-
-
-def test_a_trial_goes_on_while_others_are_loaded_and_ends_with_its_version(both: Path) -> None:
-    small_model(both, 3)
-    with run(both, admin_keys=ADMIN) as running:
-        trial(running, version=2, share=1.0)
-        beside = running.client.post("/models/books/load", json={"version": 3, "default": False}, headers=bearer(ADMIN)).json()
-        assert beside["candidate"]["version"] == 2
-        dropped = running.client.post("/models/books/unload", json={"version": 3}, headers=bearer(ADMIN)).json()
-        assert dropped["candidate"]["version"] == 2
-        dropped = running.client.post("/models/books/unload", json={"version": 2}, headers=bearer(ADMIN)).json()
-        assert dropped["candidate"] is None
+        changed("default", version=1)
+        assert changed("unload", version=3)["candidate"]["version"] == 2
+        assert changed("unload", version=2)["candidate"] is None
         assert version_for(running, "u") == 1
     assert "candidate" not in json.loads((both / "books" / "serving.json").read_text())
 
@@ -364,16 +359,6 @@ def test_nothing_is_shown_without_a_candidate(both: Path) -> None:
         assert running.client.get("/models/none/candidate", headers=bearer(ADMIN)).status_code == 404
 
 
-def test_what_a_version_counted_goes_with_it(both: Path) -> None:
-    with run(both, admin_keys=ADMIN) as running:
-        trial(running, version=2, share=1.0, shadow=0.0)
-        version_for(running, "u")
-        running.client.post("/models/books/unload", json={"version": 2}, headers=bearer(ADMIN))
-        until(lambda: not [series for series in counted(running) if 'version="2"' in series])
-        assert version_for(running, "u") == 1
-        assert counted(running)['espalier_version_requests_total{model="books",outcome="answered",version="1"}'] == 1
-
-
 def test_the_last_request_of_a_version_leaves_no_series_behind(both: Path) -> None:
     with run(both, admin_keys=ADMIN, timeout_ms=60_000) as running:
         engine, http = running.engines["books"], running.client.http
@@ -423,40 +408,3 @@ def test_an_interval_of_what_is_alike_is_not_empty() -> None:
 
 
 # -- processes ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_all_workers_give_a_user_the_same_version_and_no_request_fails(both: Path) -> None:
-    body = {"model": "books", "queries": [{"history": []}]}
-    seen: dict[str, set[int]] = {user: set() for user in USERS[:60]}
-    failed: list[Any] = []
-    with service(both, 2) as running:
-        ended = threading.Event()
-
-        def ask(users: list[str]) -> None:
-            while not ended.is_set():
-                for user in users:
-                    status, answer = running.request("POST", "/retrieve", body, **{"Espalier-User": user})
-                    if status != 200:
-                        failed.append(answer)
-                    elif tried.is_set() and not over.is_set():
-                        seen[user].add(answer["version"])
-
-        tried, over = threading.Event(), threading.Event()
-        threads = [threading.Thread(target=ask, args=([*seen][i::3],)) for i in range(3)]
-        for thread in threads:
-            thread.start()
-        assert running.request("PUT", "/models/books/candidate", {"version": 2, "share": 0.3})[0] == 200
-        tried.set()
-        until(lambda: all(seen.values()), "everybody was answered", within_s=60)
-        asked = running.request("GET", "/models/books/candidate")[1]
-        over.set()
-        assert running.request("DELETE", "/models/books/candidate")[0] == 200
-        after = {running.request("POST", "/retrieve", body, **{"Espalier-User": user})[1]["version"] for user in seen}
-        ended.set()
-        for thread in threads:
-            thread.join()
-    assert not failed
-    assert after == {1}
-    assert {user: {2 if place_of("books", 2, user.encode()) < 0.3 else 1} for user in seen} == seen
-    assert sum(version["answered"] for version in asked["versions"]) > 0

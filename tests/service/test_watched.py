@@ -71,7 +71,7 @@ def test_a_version_has_the_time_at_which_it_was_written_until_it_is_unloaded(ver
         until(lambda: created(running, 2) is not None)
         assert created(running, 2) == pytest.approx(written)
     metrics = Metrics()
-    metrics.created("books", 2, written)
+    metrics.show("espalier_model_created_timestamp_seconds", written, "books", 2)
     metrics.forget_version("books", 2)
     assert "espalier_model_created_timestamp_seconds{" not in metrics.render().decode()
 

@@ -16,7 +16,7 @@ import pytest
 from espalier.serving import Serving
 from service.errors import Conflict, NotReady
 from service.models.desired_state import DesiredState
-from service.models.loading import LoadedModel, compare_contents, compare_files, relative_paths
+from service.models.loading import compare_contents, compare_files, relative_paths
 from tests.service.models.registry import Running, add_version, damage, run
 from tests.waiting import until
 
@@ -194,27 +194,6 @@ def test_a_file_that_replaces_another_one_is_never_taken_for_it(models: Path) ->
             file.unlink()
             file.write_bytes(content[::-1] + b"longer")
             assert compare_files(loaded.files) == "elsewhere", file
-
-
-def test_comparing_what_is_touched_again_and_again_takes_a_tenth_of_the_time(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, compared = [1000.0], [0]
-
-    def two_minutes(loaded: LoadedModel) -> None:  # and somebody writes meanwhile
-        compared[0] += 1
-        now[0] += 120
-
-    monkeypatch.setattr("service.models.swapping.monotonic", lambda: now[0])
-    monkeypatch.setattr("service.models.swapping.compare_contents", two_minutes)
-    with run(models) as running:
-        swapper, loaded = running.registry._follower._swapper, running.registry.choose("books", None)
-        running.registry._follower.stop()
-        running.registry._follower._threads[0].join()
-        os.utime(models / "books" / "1" / "items.arrow", (1, 1))
-        for at, wanted in ((1000.0, 1), (1120.0, 1), (1120.0 + 9 * 120 - 1, 1), (1120.0 + 9 * 120, 2)):
-            now[0] = at
-            assert not swapper.check_files(running.books, loaded)
-            swapper._comparing.join()
-            assert compared[0] == wanted
 
 
 @pytest.mark.parametrize("how", ["deleted", "renamed", "replaced"])

@@ -246,7 +246,7 @@ def test_the_layout_of_a_version_is_the_one_that_its_engine_asks(
     monkeypatch.setattr(ShardSearch, "__init__", cut_anew)
     with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), poll_s=60.0) as shards:
         loaded = shards.app.state.service.registry.entries["books"].loaded
-        assert loaded.layout == 3
+        assert loaded.engine.tree_search.count == 3
         assert shards.retrieve(queries=[query])["coverage"]["shards"] == 3
         asyncio.run(three.drain(1.0))
 

@@ -16,7 +16,6 @@ from espalier.engines.stages import ShardResult
 from espalier.shards.messages import Pin, ShardAnswer, encode_answer
 from service.router.asking import PAUSE_S, Asking, Question
 from service.router.hedging import LEAST, SAVED, Budget, Latencies
-from service.router.metrics import RouterMetrics
 from service.router.replicas import LONGEST_REST_S, REST_S, Replica
 from service.router.transport import MasksWanted, ReplicaFailed
 from service.watch.metrics import Metrics
@@ -71,8 +70,7 @@ class Shard:
         for replica in self.replicas:
             replica.says(frozenset({PIN}), clock.now)
         self.budget, self.transport = Budget(float(hedges)), self
-        self.found = Metrics()
-        self.metrics = RouterMetrics(self.found)
+        self.metrics = Metrics()
         self.known = Latencies(HEDGE_S)
         self.sent: list[tuple[int, int, list[str]]] = []
         self.began = clock.now
@@ -93,7 +91,7 @@ class Shard:
         raise MasksWanted(what) if isinstance(what, tuple) else ReplicaFailed(what, "as the test says")
 
     def counted(self, name: str) -> float:
-        return sum(float(value) for found, _, value in self.found.samples() if found == f"espalier_router_{name}_total")
+        return sum(float(value) for found, _, value in self.metrics.samples() if found == f"espalier_router_{name}_total")
 
 
 class Asked(NamedTuple):
@@ -201,7 +199,7 @@ def test_an_answer_restores_trust_and_is_counted(clock: Clock) -> None:
     for number in range(1, LEAST + 1):
         assert ask(clock, shard, 1).outcome == "0"
         assert shard.replicas[0].trust == "trusted"
-        assert sum(value for name, _, value in shard.found.samples() if name == "espalier_router_shard_seconds_count") == number
+        assert sum(value for name, _, value in shard.metrics.samples() if name == "espalier_router_shard_seconds_count") == number
     assert shard.known.p95_s == pytest.approx(0.02)
     assert shard.budget.take()
 

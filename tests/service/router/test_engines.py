@@ -33,7 +33,6 @@ from espalier.search import NO_ITEM, SearchParams, SearchResult
 from service.router.app import ShardedEngines
 from service.router.config import RouterConfig
 from service.router.fleet import Fleet
-from service.router.metrics import RouterMetrics
 from service.watch.metrics import Metrics
 from tests.espalier.second_stages import with_stacking, with_tail
 from tests.service.router.cluster import PATIENCE_S, LocalTransport, serve_shards
@@ -51,7 +50,7 @@ def sharded(whole: Bundle, folder: Path, count: int) -> Iterator[Pipeline]:
     cut(whole, folder, count)
     registry = serve_shards(folder)
     config = RouterConfig(shards=("http://all",), poll_s=0.05)
-    fleet = Fleet(LocalTransport({"http://all": registry}), config.shards, config, RouterMetrics(Metrics()))
+    fleet = Fleet(LocalTransport({"http://all": registry}), config.shards, config, Metrics())
     fleet.start()
     try:
         assert fleet.wait_until_looked(PATIENCE_S)

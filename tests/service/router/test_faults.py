@@ -23,7 +23,6 @@ from service.models.loading import LoadedModel
 from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
 from service.router.fleet import Fleet
-from service.router.metrics import RouterMetrics
 from service.router.replicas import LINES
 from service.router.transport import ReplicaFailed
 from service.shards.search import answer_search
@@ -316,7 +315,7 @@ def test_what_a_replica_lists_besides_costs_no_series_and_few_lines(fresh: Clust
 def test_nothing_ends_the_following_of_addresses(caplog: pytest.LogCaptureFixture) -> None:
     """Not even a name that cannot be one."""
     config = RouterConfig(shards=("http://127.0.0.1:9", f"dns+http://{'x' * 70}:80"), poll_s=0.05)
-    fleet = Fleet(HttpTransport(config), config.shards, config, RouterMetrics(Metrics()))
+    fleet = Fleet(HttpTransport(config), config.shards, config, Metrics())
     fleet.start()
     assert fleet.wait_until_looked(10)
     assert [*fleet.replicas] == ["http://127.0.0.1:9"]

@@ -13,7 +13,7 @@ import pytest
 from espalier.shards.messages import Pin
 from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
-from service.router.transport import MAX_CONTAINERS, MAX_COUNTED, MAX_LISTED, MasksWanted, ReplicaFailed, answered, held_of
+from service.router.transport import MAX_COUNTED, MAX_LISTED, MasksWanted, ReplicaFailed, answered, held_of
 from service.watch.logs import LONGEST
 from tests.service.running import Json
 
@@ -210,10 +210,8 @@ def test_a_replica_may_say_more_and_hold_no_more_than_so_many_layouts() -> None:
         held_of(listed(SHARD, *many))
 
 
-@pytest.mark.parametrize(
-    "document", [b"no JSON", "\ud800", b"[]", b"{}", listed(SHARD, *[1] * MAX_LISTED), listed(1), listed(more=[[]] * MAX_CONTAINERS)]
-)
-def test_what_is_no_list_of_shards_is_garbage(document: bytes | str) -> None:
+@pytest.mark.parametrize("document", [b"no JSON", b"\xed\xa0\x80", b"[]", b"{}", listed(*[SHARD] * MAX_LISTED, SHARD), listed(1)])
+def test_what_is_no_list_of_shards_is_garbage(document: bytes) -> None:
     with pytest.raises(ReplicaFailed, match="a list of shards was expected") as failed:
         held_of(document)
     assert failed.value.reason == "garbage"
