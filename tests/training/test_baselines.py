@@ -24,12 +24,13 @@ from training.baselines import ease as ease_module
 from training.baselines import ials as ials_module
 from training.baselines import item_cf as item_cf_module
 from training.baselines import product_dnn, sasrec
-from training.baselines.content import Content, content, item_vectors
+from training.baselines.content import answering as answering_by_content
+from training.baselines.content import content, item_vectors
 from training.baselines.ease import START, answering, ease, invert, refuse_too_many, weights
 from training.baselines.fusion import Fusion, depth, fuse, fused
 from training.baselines.graph_filter import graph_filter
 from training.baselines.ials import START as IALS_START
-from training.baselines.ials import Ials, factors_of, ials, implicit_is_installed
+from training.baselines.ials import factors_of, ials, implicit_is_installed, scores_of
 from training.baselines.item_cf import fit_item_cf
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
@@ -233,8 +234,7 @@ SMALL = {**IALS_START, "factors": 6, "iterations": 8}
 def test_a_history_gets_its_vector_by_least_squares() -> None:
     matrix = user_item_matrix(grouped(1), np.arange(60))
     model = factors_of(matrix, SMALL, seed=1)
-    fitted = Ials(model, np.ones(36, np.bool_), fading(0.5, 3), np.arange(36))
-    score = fitted.scores([np.array([1, 4, 2, 4, 30])])[0]
+    score = scores_of(model, np.ones(36, np.bool_), fading(0.5, 3), [np.array([1, 4, 2, 4, 30])])[0]
 
     vectors = model.item_factors.astype(np.float64)
     confidence = np.ones(36)
@@ -310,12 +310,10 @@ def test_items_are_alike_by_the_words_and_attributes_that_they_share() -> None:
 
 def test_answers_by_content_are_those_of_the_formula() -> None:
     vectors = item_vectors(table(title=["a b", "a c", "b c", "c", "d d", "d", "e", "a"]))
-    fitted = Content(vectors, vectors.T.tocsr(), fading(0.5, 2), np.arange(8))
+    fitted = answering_by_content(vectors, vectors.T.tocsr(), np.arange(8), {"recency": 0.5})
     history = np.array([4, 0, -1, 3])
     dense = vectors.toarray()
-    expected = dense @ (dense[3] + 0.5 * dense[0])
-    score = fitted.scores([history[history >= 0]])[0]
-    assert_allclose(np.nan_to_num(score), expected, rtol=1e-6)
+    expected = dense @ (dense[3] + 0.5 * dense[0] + 0.25 * dense[4])
     order = [row for row in np.argsort(-expected, kind="stable").tolist() if expected[row] > 0]
     assert fitted.rank([history], 8, exclude_seen=False)[0].tolist() == [*order, *(row for row in range(8) if row not in order)]
     assert not set(fitted.rank([history], 8, exclude_seen=True)[0].tolist()) & {0, 3, 4}

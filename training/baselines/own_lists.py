@@ -95,7 +95,6 @@ def listed_method(option: str, file: Path) -> tuple[str, Method]:
 
 
 def is_listed(file: Path) -> bool:
-    """Whether a name is that of a file of lists."""
     return file.name.lower().endswith(ENDINGS)
 
 

@@ -116,7 +116,6 @@ class SasRec:
 
     @torch.inference_mode()
     def _scores(self, histories: Sequence[Int64]) -> Float32:
-        """float32[B, I]."""
         length = self.encoder.length
         known = [history[history >= 0][-length:] for history in histories]
         score_BI = np.empty((len(known), len(self.item_ID)), np.float32)
@@ -202,7 +201,6 @@ class Training:
 
     @property
     def is_over(self) -> bool:
-        """Whether the learning rate has fallen to 0."""
         return self.rounds_left == 0
 
     @property
@@ -273,7 +271,6 @@ class Training:
         return loss.detach()
 
     def copied(self) -> SasRec:
-        """The averaged weights as a model."""
         network = cast(Network, deepcopy(self.averaged.module)).requires_grad_(False).eval()
         return SasRec(network.encoder, network.item_ID.detach(), self.events_I)
 

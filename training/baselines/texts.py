@@ -28,6 +28,7 @@ from espalier.search import NO_ITEM
 from espalier.text.vectoriser import Vectoriser
 from espalier.text.words import words_of
 
+from ..baselines.tuned import bytes_of
 from ..data.csr import Csr, as_matrix
 from ..data.query_logs import LabelledTexts
 from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric, Question, Rank
@@ -129,7 +130,6 @@ class WordIndex:
         return bytes_of(*self.of_field)
 
     def joined(self) -> WordIndex:
-        """All fields as one."""
         whole = WordIndex([])
         whole._number, whole.of_field = self._number, [sum(self.of_field[1:], start=self.of_field[0])]
         return whole
@@ -170,10 +170,6 @@ class WordIndex:
         matrix = csr_array((np.ones(len(columns), np.float32), columns, begin), shape=(len(rows), len(self._number)))
         matrix.sum_duplicates()
         return matrix
-
-
-def bytes_of(*matrices: Csr) -> int:
-    return sum(array.nbytes for matrix in matrices for array in (matrix.data, matrix.indices, matrix.indptr))
 
 
 def fields_of(columns: Sequence[Sequence[str]], queries: LabelledTexts) -> list[list[str]]:

@@ -107,7 +107,7 @@ class Place:
     position: Callable[[int], str]
 
     def wrong(self, role: str, row: int, value: object, expected: str) -> Problem:
-        return Problem(f"{self.file}: {self.position(row)}, column {role}", value, f"{expected} in column {self._column(role)}")
+        return Problem(f"{self.file}: {self.position(row)}, column {role}", value, f"{expected} in column {self.columns[role]!r}")
 
     def without(self, batch: pa.RecordBatch, rows: Int64) -> tuple[Place, pa.RecordBatch]:
         """The place and the block without some rows."""
@@ -116,16 +116,12 @@ class Place:
         kept = np.delete(np.arange(len(batch)), rows)
         return Place(self.file, self.columns, lambda row: self.position(int(kept[row]))), batch.take(pa.array(kept))
 
-    def _column(self, role: str) -> str:
-        return repr(self.columns[role])
-
     def strings(self, role: str, values: pa.Array) -> pa.Array:
         """A column of ids or names as strings; integers (Parquet) are written out."""
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        fits = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_integer)
-        if not any(fit(values.type) for fit in fits):
-            raise InvalidData(f"{self.file}: column {role}", str(values.type), f"strings or integers in column {self._column(role)}")
+        if not (is_text_type(values.type) or pa.types.is_integer(values.type)):
+            raise InvalidData(f"{self.file}: column {role}", str(values.type), f"strings or integers in column {self.columns[role]!r}")
         return values.cast(pa.string())
 
     def categories(self, values: pa.Array) -> pa.Array:
@@ -134,7 +130,6 @@ class Place:
 
 
 def empty_rows(ids: pa.Array) -> Int64:
-    """The rows without an id."""
     return np.flatnonzero(pc.equal(pc.coalesce(ids, pa.scalar("")), "").to_numpy(zero_copy_only=False))
 
 

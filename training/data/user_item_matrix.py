@@ -52,6 +52,11 @@ def _ones(columns: NDArray[np.int32] | Int64, offset: Int64, items: int) -> spar
     return matrix
 
 
+def users_of_items(interactions: Interactions, users: Int64) -> Int64:
+    """int64[I]: how many of `users` touched each item; repeats of a user count once."""
+    return np.bincount(user_item_matrix(interactions, users).indices, minlength=interactions.item_count)
+
+
 def events_of_items(interactions: Interactions, users: Int64) -> NDArray[np.float64]:
     """float64[I]: how many events of `users` each item has."""
     count_I = np.zeros(interactions.item_count, np.int64)
