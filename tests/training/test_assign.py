@@ -345,11 +345,11 @@ def test_texts_that_look_like_numbers_are_texts(text_model: Bundle, tmp_path: Pa
 def test_a_column_that_holds_no_texts_and_a_table_that_is_ragged_far_below_are_named(
     text_model: Bundle, tmp_path: Path, query: list[Any] | None
 ) -> None:
-    file, found = tmp_path / "t.csv", "'CSV parse error: Row #500002: Expected 1 columns"
+    file, found = tmp_path / "t.csv", "line 500002: got '7,7', expected 1 fields, not 2"
     if query is None:
         file.write_text("query\n" + "007\n" * 500_000 + "7,7\n")
     else:
-        file, found = tmp_path / "t.parquet", ".*, expected a column of texts"
+        file, found = tmp_path / "t.parquet", "column text: got .*, expected strings or integers"
         pl.DataFrame({"query": query}).write_parquet(file)
-    with pytest.raises(InvalidData, match=rf"{file.name}, query: got {found}"):
+    with pytest.raises(InvalidData, match=rf"{file.name}: {found}"):
         assign(text_model, file, Assignment(per_item=1), tmp_path / "pairs.parquet")
