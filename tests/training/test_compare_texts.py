@@ -14,6 +14,7 @@ from numpy.testing import assert_array_equal
 from espalier.errors import InvalidConfig, InvalidData
 from tests.training.commands import command, written_toml
 from training.baselines.texts import METHODS, WordIndex, best_of, fields_of
+from training.compare import report as report_module
 from training.compare import texts
 from training.compare.texts import compare_texts, questions_of, task_of
 from training.linear.prepare import OF_ITEMS, OF_LOG, prepare
@@ -155,7 +156,7 @@ def test_an_interrupt_leaves_whole_methods(tmp_path: Path, monkeypatch: pytest.M
             raise KeyboardInterrupt
         return 1.0
 
-    monkeypatch.setattr(texts, "ms_per_query", stopped)
+    monkeypatch.setattr(report_module, "ms_per_query", stopped)
     report = compare_texts(flat(shop(tmp_path, test_share=0.5)), ["bm25", "recipe"], None, [2, 4], tmp_path / "F.json")
     assert report["interrupted"]
     assert [row["method"] for row in report["rows"]] == [fit["method"] for fit in report["fits"]] == ["bm25"]

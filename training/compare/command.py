@@ -168,7 +168,6 @@ def table(rows: Sequence[dict[str, Any]], fits: Sequence[dict[str, Any]], not_ju
 
 
 def show(report: Report) -> None:
-    """Print the table and the two sentences."""
     log_, seen = report["log"], "left out" if report["exclude_seen"] else "not left out"
     print(f"{report['name']}: {log_['users']:,} users, {log_['items']:,} items, {log_['events']:,} events to learn from")
     print(
@@ -179,7 +178,6 @@ def show(report: Report) -> None:
 
 
 def show_methods(report: Report) -> None:
-    """Print the rows, what is not judged and the verdict."""
     not_judged = {left["method"]: left["reason"] for left in report["not_judged"]}
     metrics = list(report["rows"][0]["figures"]) if report["rows"] else []
     print(table(report["rows"], report["fits"], not_judged, metrics))

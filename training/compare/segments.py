@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..compare.figures import standard_error
-from ..data.splits import EvaluationPair, Split
-from ..data.user_item_matrix import user_item_matrix
+from ..data.splits import EvaluationPair
 from ..retrieval.task import Metric
 
 Int64 = NDArray[np.int64]
@@ -35,12 +34,6 @@ class Segment:
     se: float
 
 
-def training_users_of(split: Split) -> Int64:
-    """int64[I]: how many of the users who are learned from touched each item."""
-    matrix = user_item_matrix(split.lists, split.train)
-    return np.bincount(matrix.indices, minlength=split.lists.item_count)
-
-
 def segments_of(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric, users_I: Int64) -> dict[str, Any]:
     """What a report says of one method's answers.
 
@@ -49,7 +42,7 @@ def segments_of(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric
         coverage      the share of the catalogue that is among somebody's first m
         popularity    training users of an item that is shown ÷ those of an item that is relevant, means over both
 
-    users_I  see `training_users_of`
+    users_I  int64[I]: how many of the users who are learned from touched each item
     """
     shown = found_BM[:, : metric.m]
     shown = shown[shown >= 0]
