@@ -294,15 +294,14 @@ def test_folds_hold_a_fifth_out_until_enough_points_are() -> None:
 def test_candidates_do_not_depend_on_blocks_of_points_and_are_those_that_are_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = fitted(folder, TRAIN, TEST, 4, tree={"branching": 4, "max_leaf": 4, "count": 2}, stacking={"model": "none"})
     for trees in (bundle.trees[:1], bundle.trees):
-        whole = candidates_of(trees, bundle.manifest.ranking, TEST.points, 5, 10)
+        rows_BC, ranks_BC = candidates_of(trees, bundle.manifest.ranking, TEST.points, 5, 10)
         with monkeypatch.context() as patched:
             patched.setattr(stacking_examples, "BLOCK", 7)
-            parts = candidates_of(trees, bundle.manifest.ranking, TEST.points, 5, 10)
-        assert_array_equal(parts.rows_BC, whole.rows_BC)
-        assert_array_equal(parts.ranks_BC, whole.ranks_BC)
+            for part, whole in zip(candidates_of(trees, bundle.manifest.ranking, TEST.points, 5, 10), (rows_BC, ranks_BC), strict=True):
+                assert_array_equal(part, whole)
     served = open_engine(bundle, "cpu").search(queries_of(bundle, TEST), SearchParams.uniform(len(TEST), 10, 5))
-    assert_array_equal(whole.rows_BC, served.item_rows_BM)  # with few items all of it
-    assert_allclose(np.exp(whole.ranks_BC), served.scores_BM, rtol=1e-4)
+    assert_array_equal(rows_BC, served.item_rows_BM)  # with few items all of it
+    assert_allclose(np.exp(ranks_BC), served.scores_BM, rtol=1e-4)
 
 
 def test_stacking_is_served_and_explained(tmp_path: Path, stacked: Bundle) -> None:

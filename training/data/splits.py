@@ -53,7 +53,6 @@ class EvaluationPair:
 
     @property
     def query(self) -> NDArray[Any]:
-        """The vector, else the history."""
         return self.history if self.vector is None else self.vector
 
 

@@ -124,7 +124,6 @@ def read_level(file: Path) -> LevelScorers:
 
 
 def _checksum(arrays: Mapping[str, NDArray[Any]]) -> int:
-    """CRC-32 of some arrays, by name."""
     found = 0
     for name in sorted(arrays):
         found = zlib.crc32(np.ascontiguousarray(arrays[name]).data.cast("B") if arrays[name].size else b"", found)

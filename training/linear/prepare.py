@@ -286,7 +286,6 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
 
 
 def _columns(frame: pl.DataFrame) -> list[list[str]]:
-    """The texts of a table, by column."""
     return [texts_of(frame, [column]) for column in frame.columns]
 
 
@@ -307,7 +306,6 @@ def _searched(queries: pl.DataFrame, columns: Sequence[Sequence[str]]) -> pl.Dat
 
 
 def _frame_of(items: ItemTable, columns: tuple[str, ...]) -> pl.DataFrame:
-    """Some columns of an item table."""
     return pl.DataFrame({name: pl.Series(name, items.column(name)) for name in dict.fromkeys(columns)})
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from espalier.bundle import Bundle
 from espalier.chunks import TreeChunks
 from espalier.errors import InvalidConfig
 from espalier.stacking import Stacking
+from espalier.tree import Tree
 
 from ..data.csr import Csr
 from ..data.xmc import LabelledPoints
-from ..linear.choosing import Choice, Shape, choose
+from ..linear.choosing import Choice, choose
 from ..linear.export import as_stored, export
 from ..linear.fit import fit_linear
 from ..linear.label_features import label_features
@@ -65,15 +67,19 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     prepared = prepare(config, None if journal is None else take_along(journal, work))
     _check_identity(work / "identity", config, prepared.fingerprint)
     threads = threads or len(os.sched_getaffinity(0))
-    shape = Shape(config.tree.branching, config.tree.leaf_of(*prepared.centroids.shape))
-    choice = _choice(config, prepared, shape, threads, work / "chosen.json")
+    branching, max_leaf = config.tree.branching, config.tree.leaf_of(*prepared.centroids.shape)
+
+    def tree_of(labels: Csr, seed: int = config.seed) -> Tree:
+        return hierarchical_kmeans(labels, branching, max_leaf, seed, threads)
+
+    choice = _choice(config, prepared, tree_of, threads, work / "chosen.json")
     log.info("C = %g, γ = %g, %.1f s after the start", choice.options.known_cost, choice.options.ranking.gamma, time.perf_counter() - begin)
 
     def grown(points: LabelledPoints, labels: Csr, centroids: Csr, kept: Path | None = None) -> list[TreeChunks]:
         trees = []
         for place in range(config.tree.count):
             seed = seed_of_tree(config.seed, place)
-            tree = hierarchical_kmeans(labels, shape.branching, shape.max_leaf, seed, threads)
+            tree = tree_of(labels, seed)
             log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
             with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
                 folder = None if kept is None else folder_of_tree(kept, place)
@@ -115,7 +121,7 @@ def folder_of_tree(work: Path, place: int) -> Path:
     return folder
 
 
-def _choice(config: LinearConfig, prepared: Prepared, shape: Shape, threads: int, file: Path) -> Choice:
+def _choice(config: LinearConfig, prepared: Prepared, tree_of: Callable[[Csr], Tree], threads: int, file: Path) -> Choice:
     """C and γ, chosen or read from the file of a run that was killed after it had chosen them."""
     if file.is_file():
         kept = json.loads(file.read_text())
@@ -125,7 +131,7 @@ def _choice(config: LinearConfig, prepared: Prepared, shape: Shape, threads: int
         return label_features(points, prepared.own, config.linear)
 
     beam = config.search.beam_size
-    choice = choose(prepared.train, features, shape, config.linear, beam, threads, config.seed)
+    choice = choose(prepared.train, features, tree_of, config.linear, beam, threads, config.seed)
     chosen = {"cost": choice.options.cost, "gamma": choice.options.gamma}
     unfinished = file.with_suffix(".part")
     unfinished.write_text(json.dumps({"options": chosen, "report": choice.report}))

@@ -81,7 +81,6 @@ def options(section: type[BaseModel], prefix: str = "", only: str = "") -> Itera
 
 
 def summary() -> str:
-    """A line for every kind."""
     lines = []
     for title, sections in FAMILIES:
         lines += [f"{title}:"] + [f"  {kind:14} {_first_line(section)}" for section in sections for kind in kinds_of(section)] + [""]
@@ -99,7 +98,6 @@ def as_text(kind: str) -> str:
 
 
 def as_markdown() -> str:
-    """docs/options.md."""
     lines = [
         "# Options",
         "",
@@ -171,7 +169,6 @@ def _tables(sections: Sequence[type[BaseModel]], shared: Variants) -> list[str]:
 
 
 def _table(keys: Variants, every: tuple[str, ...]) -> list[str]:
-    """One row a key."""
     return ["", "key | default | meaning", "---|---|---", *(_row(name, variants, every) for name, variants in keys.items())]
 
 
