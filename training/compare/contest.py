@@ -144,7 +144,9 @@ class Contest:
     def _fit(self, name: str, exclude_seen: bool, seconds: float | None) -> Entry:
         task = self.task(exclude_seen, seconds)
         if name == RECIPE:
-            return self._best_beam(task, self._trained(seconds))
+            recipe = self._trained(seconds)
+            leaves = recipe.bundle.tree.leaf_count
+            return self._entry(RECIPE, {beam: recipe.at(beam) for beam in sorted({min(beam, leaves) for beam in self.beams})}, task)
         if name in self.baselines:
             self._refuse_histories(name)
             return self._entry(name, {None: self.baselines[name](task)}, task)
@@ -170,10 +172,6 @@ class Contest:
             told = None if known is None else known.fitted
             self._recipe = fit_recipe(self.config, self.prepared, self.folder, self.device, seconds, self._costs, self.clock, told)
         return self._recipe
-
-    def _best_beam(self, task: Task, recipe: Recipe) -> Entry:
-        leaves = recipe.bundle.tree.leaf_count
-        return self._entry(RECIPE, {beam: recipe.at(beam) for beam in sorted({min(beam, leaves) for beam in self.beams})}, task)
 
     def _entry(self, name: str, by_beam: Mapping[int | None, Fitted], task: Task) -> Entry:
         pairs = task.validation_pairs(CHOOSING_QUERIES)

@@ -60,9 +60,7 @@ def find_ranker(folder: Path) -> tuple[Path, dict[str, Any]]:
     if not folder.is_dir():
         raise InvalidData(str(folder), "no folder", f"a folder with a PECOS model; {HOW}")
     if not (folder / "param.json").is_file():
-        text = (folder / "xlinear_ensemble").is_dir()
-        inside = f"one model of a Text2Text model, such as {folder / 'xlinear_ensemble' / '0'}" if text else f"an XLinearModel; {HOW}"
-        raise InvalidData(str(folder), "no param.json", inside)
+        raise InvalidData(str(folder), "no param.json", f"an XLinearModel, or one of a Text2Text model (xlinear_ensemble/0); {HOW}")
     params = found["param.json"] = _read_json(folder / "param.json")
     kind, ranker = _kind(params), folder
     if kind == "XLinearModel":
@@ -70,14 +68,8 @@ def find_ranker(folder: Path) -> tuple[Path, dict[str, Any]]:
         params = found["ranker/param.json"] = _read_json(ranker / "param.json")
         kind = _kind(params)
     if kind != "HierarchicalMLModel":
-        where = ranker / "param.json"
-        if kind == "MLModel":
-            raise InvalidData(str(where), "MLModel, one level of a model", "an XLinearModel: give the folder that holds all levels")
-        raise InvalidData(
-            str(where),
-            kind,
-            f"an XLinearModel: only linear scorers of sparse features can be imported. Train one with XLinearModel.train(), {HOW}",
-        )
+        expected = f"an XLinearModel with all its levels: only linear scorers of sparse features can be imported; {HOW}"
+        raise InvalidData(str(ranker / "param.json"), kind, expected)
     depth = params.get("depth")
     if not isinstance(depth, int) or not 1 <= depth <= MAX_LEVELS:
         raise InvalidData(str(ranker / "param.json"), depth, f"a depth of 1 to {MAX_LEVELS}")
