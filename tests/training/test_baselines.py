@@ -40,19 +40,10 @@ from training.data.splits import EvaluationPair
 from training.data.user_item_matrix import user_item_matrix
 from training.neighbours import cooccurrence
 from training.neighbours.fit import fading
-from training.neighbours.neighbour_lists import NeighbourLists
 from training.retrieval import repeats
 from training.retrieval.needs import LEAST_S, available_bytes
 from training.retrieval.task import Deadline, Fitted, Metric
 from training.retrieval.tuning import Options
-
-
-def dense(lists: NeighbourLists) -> NDArray[np.float64]:
-    """S as a matrix."""
-    matrix = np.zeros((len(lists.offset_I1) - 1,) * 2)
-    matrix[np.repeat(np.arange(len(matrix)), np.diff(lists.offset_I1)), lists.item_N] = lists.score_N
-    return matrix
-
 
 LISTS = [[0, 1, 1], [1, 2], [1, 2, 3], [3]]
 """Users of item: 0 → {0}, 1 → {0 1 2}, 2 → {1 2}, 3 → {2 3}."""
@@ -69,14 +60,6 @@ def test_popularity_leaves_out_what_was_seen_and_pads() -> None:
     assert popularity.rank(histories, 5, exclude_seen=False).tolist() == [[1, 2, 3, 0, -1]] * 2
 
 
-def test_item_cf_keeps_the_best_neighbours_and_the_lower_row_of_equals() -> None:
-    log = log_of([[0, 1, 2, 3], [0, 3]])
-    kept = fit_item_cf(log, np.arange(2), 2).neighbours
-    assert kept.item_N.tolist() == [3, 1, 2, 0, 1, 0, 0, 1]
-    assert kept.offset_I1.tolist() == [0, 2, 4, 6, 8]
-    assert_array_equal(dense(fit_item_cf(log, np.arange(2), 3).limited(2).neighbours), dense(kept))
-
-
 @given(seed=st.integers(0, 2**32 - 1), neighbours=st.integers(1, 12), block=st.integers(1, 15), exclude_seen=st.booleans())
 def test_item_cf_equals_dense_arithmetic_in_blocks_of_any_size(seed: int, neighbours: int, block: int, exclude_seen: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -84,7 +67,7 @@ def test_item_cf_equals_dense_arithmetic_in_blocks_of_any_size(seed: int, neighb
     histories = [rng.permutation(12)[: rng.integers(0, 4)] for _ in range(5)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cooccurrence, "BLOCK_VISITS", block)
-        ranked = fit_item_cf(log_of(lists, items=12), np.arange(10), neighbours).rank(histories, 6, exclude_seen)
+        ranked = item_cf_module.rank(fit_item_cf(log_of(lists, items=12), np.arange(10), neighbours), histories, 6, exclude_seen)
 
     touched = np.zeros((10, 12))
     for user, items in enumerate(lists):
@@ -462,12 +445,6 @@ def test_options_are_chosen_by_validation_queries_the_latest_and_the_best_invers
     assert len(inverted) == len(set(inverted)) < len(fitted.trials)
     assert ease(task).options == fitted.options
     assert fitted.bytes == 4 * 36**2 + 3 * 8 * 36
-
-
-def test_a_deadline_that_is_over_gives_the_start() -> None:
-    fitted = ease(task_of(grouped(3), list(range(60)), list(range(60, 80)), seconds=0.0))
-    assert [trial.options for trial in fitted.trials] == [START]
-    assert "deadline" in str(fitted.ended)
 
 
 def test_available_memory_is_the_smaller_of_the_machines_and_the_containers(tmp_path: Path) -> None:

@@ -310,9 +310,6 @@ def test_the_distribution_of_relevance() -> None:
     assert distribution(csr_array(np.zeros((2, 2), np.float32))) == {"labels": 0}
 
 
-# -- hostile files --------------------------------------------------------------------------------------------------------
-
-
 # -- matrices ---------------------------------------------------------------------------------------------------------------
 
 MATRIX = csr_array(np.array([[0, 2, 0], [1, 0, 4]], np.float32))

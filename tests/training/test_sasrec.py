@@ -153,13 +153,6 @@ def two_towers(item_vectors: list[list[float]]) -> ProductDnn:
     return ProductDnn((1,), table_IE, (layer,), np.concatenate([table_IE, np.zeros((len(table_IE), 1), np.float32)], axis=1))
 
 
-def test_ranks_by_inner_product_with_ties_by_row_and_leaves_out_what_was_seen() -> None:
-    model = two_towers([[1, 0], [2, 0], [0, 1], [2, 0]])
-    histories = [np.array([2, 0]), np.array([], np.int64), np.array([-1, 3])]
-    assert model.rank(histories, 3, exclude_seen=False).tolist() == [[1, 3, 0], [0, 1, 2], [1, 3, 0]]
-    assert model.rank(histories, 5, exclude_seen=True).tolist() == [[1, 3, -1, -1, -1], [0, 1, 2, 3, -1], [1, 0, 2, -1, -1]]
-
-
 def test_biases_start_at_the_log_of_the_training_users_popularity() -> None:
     log = log_of([[0, 0, 1], [1, 2], [2, 2]], items=4)
     assert events_of_items(log, np.array([0, 1])).tolist() == [2, 2, 1, 0]
@@ -210,7 +203,6 @@ def test_queries_and_splits_that_make_no_sense_are_refused_by_name() -> None:
     model, (_, split) = two_towers([[1.0, 0.0]]), planted_log()
     cases: list[tuple[str, Callable[[], object]]] = [
         ("m", lambda: model.rank([np.array([0])], 0, exclude_seen=False)),
-        ("histories", lambda: model.user_vectors([np.array([1])])),
         ("split.validation", lambda: fit_product_dnn(replace(split, validation=()), SMALL, seed=1)),
     ]
     with pytest.raises(FloatingPointError, match="lower learning_rate"):

@@ -119,11 +119,9 @@ class ProductDnn:
     def user_vectors(self, histories: Sequence[Int64]) -> Float32:
         """float32[B, D], the last number of each is 1, so that ⟨user, item⟩ has the bias in it.
 
-        histories  item rows, oldest first; entries below 0 (unknown items) are skipped. Raises InvalidData on rows beyond the catalogue.
+        histories  item rows, oldest first; entries below 0 (unknown items) are skipped
         """
         history_BT = pad_histories(HistoryKind(length=sum(self.windows)), histories).array
-        if history_BT.size and history_BT.max() >= len(self.input_IE):
-            raise InvalidData("histories", int(history_BT.max()), f"item rows below {len(self.input_IE)}")
         start_W = np.cumsum((0, *self.windows[:-1]))
         present_BT = history_BT >= 0
         rows_BTE = self.input_IE[history_BT]

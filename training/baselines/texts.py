@@ -35,6 +35,8 @@ from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric, Quest
 from ..retrieval.tuning import Option, Options, search
 
 K1, B = Option("k1", (0.3, 0.6, 1.2, 2.0), times=1.7, least=0.01, most=20), Option("b", (0.0, 0.3, 0.6, 0.75, 0.9, 1.0))
+METRIC = Metric("ndcg", 10)
+"""Of validation queries, by which options are chosen."""
 WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Of a column in BM25F."""
 NEIGHBOURS = Option("neighbours", (10, 30, 100, 300))
@@ -59,7 +61,6 @@ class TextTask:
     columns     the texts of all items, by column; there may be none
     whole       all that may be learned from · part: without the validation queries, where these are of the log
     validation  queries of the log, or made of words of the items
-    metric      the figure of these by which options are chosen
     vectoriser  of n-grams
     made        whether the validation queries are made of words of the items
     deadline    after which no further options are tried
@@ -69,7 +70,6 @@ class TextTask:
     whole: Learned
     part: Learned
     validation: Sequence[Question]
-    metric: Metric
     vectoriser: Vectoriser
     made: bool = False
     deadline: Deadline = NO_DEADLINE
@@ -84,7 +84,7 @@ class TextTask:
         _, made = begun(self.part)
 
         def figure(tried: Options) -> float:
-            return float(self.metric.of(best_of(made(tried))(queries, self.metric.m, False), self.validation).mean())
+            return float(METRIC.of(best_of(made(tried))(queries, METRIC.m, False), self.validation).mean())
 
         found = search(figure, [{option.name: option.values[len(option.values) // 2] for option in grid}], grid, self.deadline)
         if self.part is not self.whole:

@@ -28,7 +28,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import TextKind, encode_texts
 from espalier.search import Engine, SearchParams
 
-from ..baselines.texts import METHODS, Learned, TextTask
+from ..baselines.texts import METHODS, METRIC, Learned, TextTask
 from ..compare.contest import RECIPE, REFUSALS, Entry, named
 from ..compare.figures import Figures
 from ..compare.report import Key, Report, begun, differences, field_of, measure, save
@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 
 ONE_VERSUS_ALL = "one-versus-all"
 NAMES = (*METHODS, ONE_VERSUS_ALL, RECIPE)
-METRIC = Metric("ndcg", 10)
 METRICS = (METRIC, Metric("recall", 10), Metric("recall", 100))
 STRONG = "bm25f"
 MOST_VALIDATION, VALIDATION_SHARE, LEAST_VALIDATION = 1000, 0.1, 30
@@ -184,7 +183,7 @@ def task_of(config: LinearConfig, prepared: Prepared, deadline: Deadline = NO_DE
         validation = [Asked(place, asked.texts[row], items[place]) for place, row in enumerate(held.tolist()) if len(items[place])]
     if not validation:
         raise InvalidData("validation queries", 0, "at least one with an item; see data.train and data.own_texts")
-    return TextTask(prepared.columns, whole, part, validation, METRIC, prepared.vectoriser, made, deadline)
+    return TextTask(prepared.columns, whole, part, validation, prepared.vectoriser, made, deadline)
 
 
 def _items_of(labels: Csr) -> list[Int64]:

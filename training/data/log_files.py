@@ -28,25 +28,19 @@ from ..specification.log_format import CsvFormat, EventFormat, ListsFormat, LogF
 class LogBatch:
     """Some consecutive events: string arrays without nulls or empty ids; category null where there is none.
 
-    vectors  the users are queries: their vectors
+    vectors_RF      where users are queries: float32[R, F], finite
+    row_of_event_E  int64[E], in these vectors: the row of each event's user
     """
 
     user: pa.Array
     item: pa.Array
-    stamp: Stamps | None
-    category: pa.Array | None
-    vectors: BatchVectors | None = None
+    stamp: Stamps | None = None
+    category: pa.Array | None = None
+    vectors_RF: NDArray[np.float32] | None = None
+    row_of_event_E: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.user)
-
-
-@dataclass(frozen=True)
-class BatchVectors:
-    """vectors_RF: float32[R, F], finite; row_of_event_E: int64[E], the row of each event's user."""
-
-    vectors_RF: NDArray[np.float32]
-    row_of_event_E: NDArray[np.int64]
 
 
 def read_as(path: Path, log: LogFormat) -> LogFormat:
@@ -148,7 +142,7 @@ def _lists(path: Path, log: ListsFormat, bad_rows: BadRows, block_bytes: int) ->
         is_user = np.zeros(len(values), bool)
         is_user[np.cumsum(length) - length] = True
         users = values.filter(pa.array(is_user)).take(pa.array(np.repeat(np.arange(len(length)), length - 1)))
-        yield LogBatch(users, values.filter(pa.array(~is_user)), None, None)
+        yield LogBatch(users, values.filter(pa.array(~is_user)))
     if events == 0 and alone is not None:
         raise InvalidData(*alone)
 

@@ -198,10 +198,8 @@ def _first(interactions: Interactions, count_U: Int64, folder: Path) -> tuple[In
 
 def _by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
     """A test query is a user's whole list. Validation hides from some users' lists the share that the file hides from all."""
-    if not config.test.exists():
-        raise InvalidConfig("data.split.test", str(config.test), "a file that exists")
     with tempfile.TemporaryDirectory(dir=work, prefix=".test-") as folder:
-        held = read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), Path(folder))
+        held = _second_log(config, log_format, Path(folder))
         user_of, item_of = _rows(interactions.user_ids, held.user_ids), _rows(interactions.item_ids, held.item_ids)
         test, unknown, unfound = [], 0, 0
         for other, user in enumerate(user_of.tolist()):
@@ -220,9 +218,7 @@ def _by_file(interactions: Interactions, config: FileSplit, log_format: LogForma
 
 def _vectors_by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
     """Test queries are those of the file; some of the log's are held out whole, for validation."""
-    if not config.test.exists():
-        raise InvalidConfig("data.split.test", str(config.test), "a file that exists")
-    held = read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), work / "test")
+    held = _second_log(config, log_format, work / "test")
     widths = [0 if log.vectors_UF is None else log.vectors_UF.shape[1] for log in (interactions, held)]
     if widths[0] != widths[1]:
         raise InvalidData(f"{config.test.name}: column vector", f"{widths[1]} numbers", f"{widths[0]}, as in the log")
@@ -238,6 +234,12 @@ def _vectors_by_file(interactions: Interactions, config: FileSplit, log_format: 
     chosen = max(1, int(config.validation_share * interactions.user_count))
     validation = whole_lists(interactions, np.sort(shuffled[:chosen]))
     return Split(interactions, np.sort(shuffled[chosen:]), validation, test, config)
+
+
+def _second_log(config: FileSplit, log_format: LogFormat, work: Path) -> Interactions:
+    if not config.test.exists():
+        raise InvalidConfig("data.split.test", str(config.test), "a file that exists")
+    return read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), work)
 
 
 def _hidden(interactions: Interactions, share: float, users: float, seed: int) -> tuple[list[EvaluationPair], NDArray[np.bool_]]:

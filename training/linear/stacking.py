@@ -77,7 +77,7 @@ def learn(
         expected = f"none: {len(known)} training points have labels{others}, a network takes {LEAST_WANTED}"
         raise InvalidConfig("stacking.model", options.model, expected)
     depth = min(options.candidates, data.labels.shape[1])
-    parts = []
+    parts: list[dict[str, NDArray[Any]]] = []
     for fold, held in enumerate(folds(known, data.points.nnz, depth, seed)):
         file = work / f"stacking-{fold + 1}.npz"
         if not file.is_file():
@@ -87,9 +87,9 @@ def learn(
             np.savez(unfinished, features=part.features, targets=part.targets, rows=part.rows, points=part.points)
             unfinished.replace(file)
         with np.load(file) as stored:
-            parts.append(Examples(**stored))
-        log.info("stacking: %d points held out so far", sum(len(part.points) for part in parts))
-    examples = Examples.together(parts)
+            parts.append(dict(stored))
+        log.info("stacking: %d points held out so far", sum(len(part["points"]) for part in parts))
+    examples = Examples(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
     parts.clear()
     order = np.random.default_rng([seed, 0x57AC]).permutation(len(examples.points))
     judged, learned = np.sort(order[: len(order) // 5]), np.sort(order[len(order) // 5 :])

@@ -50,10 +50,6 @@ class Examples:
     def take(self, places: NDArray[np.int64]) -> Examples:
         return Examples(self.features[places], self.targets[places], self.rows[places], self.points[places])
 
-    @staticmethod
-    def together(parts: Sequence[Examples]) -> Examples:
-        return Examples(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "targets", "rows", "points")))
-
 
 def examples_of(
     data: LabelledPoints,
