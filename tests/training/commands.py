@@ -46,7 +46,7 @@ def trained(folder: Path, raw: dict[str, Any], model: str = "any/1", **options: 
     return Bundle.open(folder / "models" / model)
 
 
-def rows_found(bundle: Bundle, texts: list[str], beam_size: int, m: int) -> list[list[int]]:
+def answer_rows(bundle: Bundle, texts: list[str], beam_size: int, m: int) -> list[list[int]]:
     """The item rows that a model of texts answers with."""
     kind = bundle.manifest.query
     assert isinstance(kind, TextKind)

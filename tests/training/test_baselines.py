@@ -27,7 +27,7 @@ from training.baselines import product_dnn, sasrec
 from training.baselines.content import answering as answering_by_content
 from training.baselines.content import content, item_vectors
 from training.baselines.ease import START, answering, ease, invert, refuse_too_many, weights
-from training.baselines.fusion import both, depth, fuse, fused
+from training.baselines.fusion import depth, fuse, fused, rank_by_both
 from training.baselines.graph_filter import graph_filter
 from training.baselines.ials import START as IALS_START
 from training.baselines.ials import factors_of, ials, implicit_is_installed, scores_of
@@ -179,11 +179,11 @@ def test_both_are_asked_for_more_than_is_wanted() -> None:
         asked.append((len(histories), m, exclude_seen))
         return np.tile(np.arange(m), (len(histories), 1))
 
-    assert both(rank, rank, 0.5, 10, [np.array([1])] * 3, 4, exclude_seen=True).tolist() == [[0, 1, 2, 3]] * 3
+    assert rank_by_both(rank, rank, 0.5, 10, [np.array([1])] * 3, 4, exclude_seen=True).tolist() == [[0, 1, 2, 3]] * 3
     assert asked == [(3, 200, True)] * 2
     assert depth(300) == 600
     with pytest.raises(InvalidConfig, match="m: got 0"):
-        both(rank, rank, 0.5, 10, [], 0, exclude_seen=True)
+        rank_by_both(rank, rank, 0.5, 10, [], 0, exclude_seen=True)
 
 
 @pytest.mark.parametrize("better", [0, 1])

@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.search import NO_ITEM
 from tests.pictures import Pictures
+from tests.training.logs import Clock
 from training.compare import command, contest, figures, recipe
 from training.compare.command import show
 from training.compare.compare import Asked, compare
@@ -95,18 +96,6 @@ def test_test_queries_are_thinned_evenly_and_without_what_was_seen() -> None:
 def test_minutes_that_are_no_time_are_refused(minutes: float) -> None:
     with pytest.raises(InvalidConfig, match="--minutes"):
         command.run(Path("c.toml"), None, None, minutes, [50], None, None, "cpu")
-
-
-class Clock:
-    """A time that passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    perf_counter = monotonic
 
 
 def test_a_query_is_timed_alone_and_warm(monkeypatch: pytest.MonkeyPatch) -> None:

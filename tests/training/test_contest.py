@@ -13,6 +13,7 @@ import pytest
 
 from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
+from tests.training.logs import Clock
 from tests.training.planted import planted_log, settings
 from training.compare.contest import Contest, Entry, checked_names, in_order, parts_of
 from training.compare.figures import Difference
@@ -22,16 +23,6 @@ from training.deep.prepare import prepare
 from training.retrieval.needs import FULL_S, LEAST_S, SPARE, Needs, by_parts, of_steps, seconds_each
 from training.retrieval.task import Fitted, Task
 from training.specification.models import deep_config
-
-
-class Clock:
-    """A time that passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def plan(needs: dict[str, Needs], seconds: float = 100, clock: Clock | None = None, answers: float = 0.0) -> Plan:

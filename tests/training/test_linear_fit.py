@@ -31,7 +31,7 @@ from loadtest.queries import held_out
 from service.models.probe import Replay
 from tests.file_modes import assert_every_user_can_read, umask
 from tests.service.running import Json, Running, problem, run
-from tests.training.commands import command, rows_found, trained
+from tests.training.commands import answer_rows, command, trained
 from tests.training.points import as_xmc, npz_files, points_of_degrees, random_points
 from tests.training.shop import THINGS, write_shop
 from training.__main__ import fit
@@ -346,7 +346,7 @@ def share_with_all_words(bundle: Bundle) -> float:
     """Of the first three results of queries of two words that some title has."""
     titles, rng = bundle.items.column("title").to_pylist(), np.random.default_rng(6)
     searched = [" ".join(rng.permutation(sorted(set(title.split())))[:2]) for title in titles[::10]]
-    answers = zip(searched, rows_found(bundle, searched, 50, 3), strict=True)
+    answers = zip(searched, answer_rows(bundle, searched, 50, 3), strict=True)
     return float(np.mean([set(query.split()) <= set(titles[row].split()) for query, rows in answers for row in rows]))
 
 
@@ -418,14 +418,10 @@ def test_the_first_tree_is_that_of_a_model_of_one_and_the_others_are_different(f
     assert len({linear_run.seed_of_tree(seed, place) for seed in (0, 1, 2**32 - 1) for place in range(16)}) == 48
 
 
-def test_a_forest_is_inspected_evaluated_and_watched(forest: Bundle) -> None:
+def test_a_forest_is_inspected(forest: Bundle) -> None:
     report = inspect(forest)
     assert "an item's score is its mean over the 3 trees" in report
     assert f"tree 3: {forest.trees[2].tree.node_count} nodes" in report
-    evaluated = command("evaluate", "--model", forest.path, "--beam", "1,10", "--m", 10, "--engine", "reference", "--batch", 4)
-    assert "shop version 1 on reference" in evaluated.out
-    assert len(held_out(forest)) == forest.manifest.data["test_queries"]
-    assert Replay(forest).expected[10] == pytest.approx(np.mean(forest.heldout().column("recall@10").to_pylist()))
     assert forest.manifest.metrics["golden_overlap"] == 1
 
 

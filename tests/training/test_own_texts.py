@@ -22,7 +22,7 @@ from espalier.text.blocks import TextBlock
 from espalier.text.vectoriser import Vectoriser
 from espalier.text.words import words_of
 from tests.service.running import bearer, ids, run
-from tests.training.commands import rows_found, trained
+from tests.training.commands import answer_rows, trained
 from training.data.csr import as_matrix
 from training.data.query_logs import texts_of
 from training.data.xmc import LabelledPoints
@@ -115,7 +115,7 @@ def test_a_query_of_people_that_is_a_text_of_items_is_learned_from(tmp_path: Pat
     pl.DataFrame({"query": ["brand2"] * 2 + ["Brand3"], "item": ["p17", "p42", "p8"]}).write_csv(tmp_path / "log.csv")
     bundle = trained(tmp_path, own(tmp_path, "brand", "title", train=str(tmp_path / "log.csv")))
     assert bundle.manifest.data["tested"] == "made of words of the items", "it is not held out"
-    assert {*rows_found(bundle, ["brand2"], 100, 2)[0]} == {17, 42}
+    assert {*answer_rows(bundle, ["brand2"], 100, 2)[0]} == {17, 42}
 
 
 @pytest.mark.parametrize("values", [[b"\xff", b"a"], [[["a"]], [["b"]]]])
@@ -151,7 +151,7 @@ def test_a_table_of_products_is_found_by_words_without_a_log(shop: Bundle) -> No
     assert shop.manifest.metrics["test"]["raw"][0]["recall"] > 0.3
     titles, notes = (shop.items.column(name).to_pylist() for name in ("title", "notes"))
     for word in ("balan", "tuzen"):
-        first, other_form = rows_found(shop, [word, f"{word}s"], 50, 5)
+        first, other_form = answer_rows(shop, [word, f"{word}s"], 50, 5)
         assert all(word in titles[row].split() for row in first), "a word of a title says more than one of a description"
         assert all(word in f"{titles[row]} {notes[row]}" for row in other_form), "letters lead from one form to another"
 
@@ -187,7 +187,7 @@ def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: B
     fields = dict(zip(("title", "notes"), (texts[7] for texts in columns), strict=True))
     evidence = Evidence.of(bundle, ItemBody(fields=fields), bundle.items, takes_fields=True)
     assert_allclose(as_matrix(LinearPlacement(bundle)._written(evidence)).toarray()[0], rows[7], atol=1e-6)
-    assert rows_found(bundle, [columns[1][7]], 50, 1) == [[7]]
+    assert answer_rows(bundle, [columns[1][7]], 50, 1) == [[7]]
     assert bundle.manifest.data["own_weights"] == [0.1, 2.0]
     for at, wrong in enumerate(([1.0], [0.1, -2.0], None)):
         damaged = with_parts(bundle, tmp_path / f"damaged{at}" / "1", {"data": bundle.manifest.data | {"own_weights": wrong}}, {})
@@ -252,7 +252,7 @@ ASKED = {
 def test_numbers_units_and_models_are_found_in_the_ways_that_people_write_them(tmp_path: Path) -> None:
     pl.DataFrame({"id": [f"p{row:02d}" for row in range(len(PRODUCTS))], "title": PRODUCTS}).write_parquet(tmp_path / "items.parquet")
     bundle = trained(tmp_path, own(tmp_path, "title", test_share=0.0))
-    found = zip(ASKED, rows_found(bundle, list(ASKED), 100, 1), strict=True)
+    found = zip(ASKED, answer_rows(bundle, list(ASKED), 100, 1), strict=True)
     assert {query: PRODUCTS[row] for query, (row,) in found} == {query: PRODUCTS[row] for query, row in ASKED.items()}
 
 

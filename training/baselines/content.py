@@ -25,7 +25,7 @@ from scipy import sparse
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
 
-from ..baselines.tuned import bytes_of, tuned
+from ..baselines.tuned_method import bytes_of, tune
 from ..data.log_values import is_text_type
 from ..data.user_item_matrix import events_of_items, latest_items
 from ..neighbours.fit import fading
@@ -108,4 +108,4 @@ def content(task: Task) -> Fitted:
     def fitted(options: Options) -> Fitted:
         return answering(vectors, by_word, popular, options)
 
-    return tuned(task, begin, deadline, fitted, start, grid, VALIDATION_QUERIES)
+    return tune(task, begin, deadline, fitted, start, grid, VALIDATION_QUERIES)

@@ -26,7 +26,7 @@ from scipy.linalg import lapack
 
 from espalier.errors import InvalidConfig, InvalidData
 
-from ..baselines.tuned import bytes_of, tuned
+from ..baselines.tuned_method import bytes_of, tune
 from ..data.interactions import Interactions
 from ..data.user_item_matrix import damped_items, user_item_matrix
 from ..neighbours.fit import fading
@@ -147,7 +147,7 @@ def ease(task: Task, most_bytes: int | None = None) -> Fitted:
         return 0.0 if inverses.has(options) else inversion_s
 
     grid = (*cheap, *WITH_INVERSION)
-    return tuned(task, begin, deadline, fitted, START, grid, VALIDATION_QUERIES, inverses, cost_s=cost_s)
+    return tune(task, begin, deadline, fitted, START, grid, VALIDATION_QUERIES, inverses, cost_s=cost_s)
 
 
 def needs(task: Task) -> Needs:

@@ -42,7 +42,7 @@ def depth(m: int) -> int:
     return max(2 * m, DEPTH)
 
 
-def both(first: Rank, second: Rank, share: float, constant: float, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
+def rank_by_both(first: Rank, second: Rank, share: float, constant: float, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
     """int64[B, M = m]: the best of both, each asked for `depth(m)` items. share: the weight of the second."""
     empty_rows(0, m)
     rows = [rank(queries, depth(m), exclude_seen) for rank in (first, second)]
@@ -75,6 +75,6 @@ def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
     found = search(figure, [START], GRID, task.deadline())
     best = found.best.options
     seconds = first.seconds + second.seconds + time.perf_counter() - begin
-    rank = partial(both, first.rank, second.rank, best["share"], best["constant"])
+    rank = partial(rank_by_both, first.rank, second.rank, best["share"], best["constant"])
     ended = next((f"of its parts, one ended early: {part.ended}" for part in (first, second) if part.ended), found.ended)
     return Fitted(rank, best, first.bytes + second.bytes, seconds, found.trials, ended, min(first.share, second.share))

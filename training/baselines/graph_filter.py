@@ -22,7 +22,7 @@ from scipy import sparse
 
 from espalier.errors import InvalidData
 
-from ..baselines.tuned import bytes_of, tuned
+from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import damped_items
 from ..neighbours.cooccurrence import counted, lists_of
 from ..neighbours.fit import fading
@@ -85,4 +85,4 @@ def graph_filter(task: Task) -> Fitted:
         return Fitted(partial(best_then_popular, scores, popular_I), options, bytes_of(linear_II, own_IW, row_I, column_I, popular_I), 0.0)
 
     grid = GRID if lists.order == "none" else (RECENCY, *GRID)
-    return tuned(task, begin, deadline, fitted, START, grid, VALIDATION_QUERIES)
+    return tune(task, begin, deadline, fitted, START, grid, VALIDATION_QUERIES)

@@ -30,7 +30,7 @@ from scipy import sparse
 
 from espalier.errors import DeviceUnavailable, InvalidData
 
-from ..baselines.tuned import bytes_of, tuned
+from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import latest_items, user_item_matrix
 from ..neighbours.fit import fading
 from ..retrieval.needs import available_bytes
@@ -176,7 +176,7 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
         return 0.0 if models.has(options) else seconds[-1] * _work(options)
 
     start = {**START, "factors": min(START["factors"], most_factors)}
-    found = tuned(
+    found = tune(
         task,
         begin,
         deadline,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
-from ..baselines.tuned import bytes_of, tuned
+from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import events_of_items
 from ..deep.vector_start import item_means as means_of
 from ..deep.vector_start import start_of
@@ -72,4 +72,4 @@ def item_means(task: Task) -> Fitted:
 
         return Fitted(rank, options, bytes_of(centre_F, weighed_IF), 0.0)
 
-    return tuned(task, begin, deadline, fitted, START, GRID, VALIDATION_QUERIES)
+    return tune(task, begin, deadline, fitted, START, GRID, VALIDATION_QUERIES)

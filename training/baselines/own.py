@@ -61,7 +61,7 @@ def own_method(option: str, where: str) -> tuple[str, Method]:
 
         def rank(queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
             with _named(option, where):
-                return _ranked(method, task.items, queries, m, exclude_seen)
+                return _answer_rows(method, task.items, queries, m, exclude_seen)
 
         return Fitted(rank, {}, 0, time.perf_counter() - begin)
 
@@ -79,7 +79,7 @@ def _named(option: str, where: str) -> Iterator[None]:
         raise InvalidConfig(option, where, f"a method that does not raise {type(error).__name__}: {error}") from error
 
 
-def _ranked(method: Own, items: Items, queries: Sequence[Any], m: int, exclude_seen: bool) -> Int64:
+def _answer_rows(method: Own, items: Items, queries: Sequence[Any], m: int, exclude_seen: bool) -> Int64:
     """int64[B, M = m]: what a fitted method answers, in item rows."""
     known = [np.asarray(query, np.int64) for query in queries]
     known = [query[query >= 0] for query in known]

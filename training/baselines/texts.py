@@ -28,7 +28,7 @@ from espalier.search import NO_ITEM
 from espalier.text.vectoriser import Vectoriser
 from espalier.text.words import words_of
 
-from ..baselines.tuned import bytes_of
+from ..baselines.tuned_method import bytes_of
 from ..data.csr import Csr, as_matrix
 from ..data.query_logs import LabelledTexts
 from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric, Question, Rank

@@ -23,11 +23,11 @@ from ..compare.recipe import MEMORY_SHARE
 from ..compare.report import (
     Key,
     Report,
-    begun,
     continued,
     differences,
     field_of,
     measure,
+    new_report,
     queries_file,
     queries_of,
     read_figures,
@@ -200,7 +200,7 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
     if isinstance(config.data.split, FileSplit):
         with config.data.split.test.open("rb") as test:
             log_["test_sha256"] = hashlib.file_digest(test, "sha256").hexdigest()
-    return begun(config, contest.metric, len(pairs)) | {
+    return new_report(config, contest.metric, len(pairs)) | {
         "log": log_,
         "threads": torch.get_num_threads(),
         "minutes": _minutes(asked),

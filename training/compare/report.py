@@ -39,7 +39,7 @@ Key = tuple[str, int, int | None]
 """Method, seed, serving beam (None: it has none)."""
 
 
-def begun(config: DeepConfig | LinearConfig, metric: Metric, queries: int) -> Report:
+def new_report(config: DeepConfig | LinearConfig, metric: Metric, queries: int) -> Report:
     """A report without methods. The caller adds `log`, what the data are."""
     return {
         "name": config.name,

@@ -31,7 +31,7 @@ from espalier.search import Engine, SearchParams
 from ..baselines.texts import METHODS, METRIC, Learned, TextTask
 from ..compare.contest import RECIPE, REFUSALS, Entry, named
 from ..compare.figures import Figures
-from ..compare.report import Key, Report, begun, differences, field_of, measure, save
+from ..compare.report import Key, Report, differences, field_of, measure, new_report, save
 from ..compare.verdict import verdict
 from ..data.csr import Csr
 from ..data.query_logs import LabelledTexts
@@ -121,7 +121,7 @@ def compare_texts(
 
 
 def _begun(config: LinearConfig, prepared: Prepared, task: TextTask, tests: Sequence[Asked]) -> Report:
-    return begun(config, METRIC, len(tests)) | {
+    return new_report(config, METRIC, len(tests)) | {
         "log": {"sha256": prepared.fingerprint, "items": len(prepared.items), "queries": len(task.whole.queries)},
         "tested": prepared.tested,
         "chosen_by": OF_ITEMS if task.made else OF_LOG,

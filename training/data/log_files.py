@@ -80,7 +80,7 @@ def read_log(path: Path, log: EventFormat, scratch: Path, bad_rows: BadRows, *, 
         timestamps = Timestamps(log.timestamp_type, written=log.time_format)
     for place, batch in source:
         events = _events(place, batch, timestamps, bad_rows)
-        bad_rows.add_kept(len(events))
+        bad_rows.kept += len(events)
         yield events
 
 
@@ -134,7 +134,7 @@ def _lists(path: Path, log: ListsFormat, bad_rows: BadRows, block_bytes: int) ->
         wrong = np.unique(np.searchsorted(np.cumsum(_lengths(ids)), empty, side="right"))
         bad_rows.add("no id", wrong, partial(_wrong_line, path, number, lines, expected))
         number, lines, ids = np.delete(number, wrong), _without(lines, wrong), _without(ids, wrong)
-        bad_rows.add_kept(len(ids))
+        bad_rows.kept += len(ids)
         if alone is None and len(ids):
             alone = _wrong_line(path, number, lines, expected, 0)
         length, values = _lengths(ids), pc.list_flatten(ids)

@@ -36,9 +36,6 @@ FIRST_MICROSECOND = int(np.datetime64("1000-01-01", "us").astype(np.int64))
 TRIED = 100
 """First values of a block that are tried for the zone of the log's dates and times."""
 
-PATIENCE = 1 << 20
-"""Rows that may be left out before others are read: a wrong format should not take the time of the whole log."""
-
 
 class Problem(NamedTuple):
     """What InvalidData says."""
@@ -52,10 +49,10 @@ class BadRows:
     """Rows that cannot be read: the first one is refused, or all are left out and counted by reason."""
 
     def __init__(self, policy: BadRowsPolicy, section: str) -> None:
-        """section: dotted name of the one that has the key `bad_rows`."""
+        """section: dotted name of the one that has the key `bad_rows`. `kept` is how many rows are read, which the reader counts."""
         self.counts: Counter[str] = Counter()
+        self.kept = 0
         self._policy, self._key = policy, f"{section}.bad_rows"
-        self._kept = 0
 
     @property
     def most(self) -> int | None:
@@ -73,26 +70,14 @@ class BadRows:
             log.warning("left out: %s", InvalidData(*problem(int(rows[0]))))
         self.counts[reason] += len(rows)
 
-    def add_kept(self, rows: int) -> None:
-        """Rows that are read. Raises InvalidData where most of very many rows were left out."""
-        self._kept += rows
-        if self.counts.total() > self._kept + PATIENCE:
-            self._check_half()
-
     def finish(self) -> None:
         """After the last row: log how many were left out. Raises InvalidData where more were left out than read."""
-        self._check_half()
-        if self.counts:
-            log.warning("%d rows were left out: %s; %d rows were read", self.counts.total(), self._by_reason(), self._kept)
-
-    def _check_half(self) -> None:
-        left_out = self.counts.total()
-        if left_out > self._kept:
-            found = f"{left_out:,} of {left_out + self._kept:,} rows left out ({self._by_reason()})"
+        left_out, by_reason = self.counts.total(), ", ".join(f"{reason}: {count:,}" for reason, count in self.counts.items())
+        if left_out > self.kept:
+            found = f"{left_out:,} of {left_out + self.kept:,} rows left out ({by_reason})"
             raise InvalidData(self._key, found, "at most half; the other keys do not fit the file")
-
-    def _by_reason(self) -> str:
-        return ", ".join(f"{reason}: {count:,}" for reason, count in self.counts.items())
+        if left_out:
+            log.warning("%d rows were left out: %s; %d rows were read", left_out, by_reason, self.kept)
 
 
 @dataclass(frozen=True)

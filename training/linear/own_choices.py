@@ -114,16 +114,16 @@ def by_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], asked: 
         product_I = np.asarray(parts[a].multiply(parts[b]).sum(axis=1), np.float32).ravel()
         square_TI += (tried_TC[:, a] * tried_TC[:, b])[:, None] * product_I
     length_TI = np.sqrt(np.maximum(square_TI, np.finfo(np.float32).tiny))
-    return _found(asked, parts, lambda score_CI: tried_TC @ score_CI / length_TI)
+    return _figures(asked, parts, lambda score_CI: tried_TC @ score_CI / length_TI)
 
 
 def _by_queries(known: LabelledPoints, own: Csr, held: LabelledPoints, options: LinearOptions) -> Floats:
     """nDCG@10 [T, B] of held queries by rows made of the known ones, with each of QUERIES."""
     sums, counts_I = summed(known, options), np.bincount(known.labels.indices, minlength=own.shape[0])
-    return _found(held, [beside(sums, counts_I, Own(own, (), queries)) for queries in QUERIES], lambda score_TI: score_TI)
+    return _figures(held, [beside(sums, counts_I, Own(own, (), queries)) for queries in QUERIES], lambda score_TI: score_TI)
 
 
-def _found(asked: LabelledPoints, rows: Sequence[Csr], keys: Callable[[Floats], NDArray[Any]]) -> Floats:
+def _figures(asked: LabelledPoints, rows: Sequence[Csr], keys: Callable[[Floats], NDArray[Any]]) -> Floats:
     """nDCG@10 [T, B] of queries. keys: a query's products with each of the `rows` → its keys [T, I]."""
     scores = [(asked.points @ rows_IF.T).tocsr() for rows_IF in rows]
     found_BT = []

@@ -16,7 +16,7 @@ from ..retrieval.tuning import Option, Options, Remembered, search
 log = logging.getLogger(__name__)
 
 
-def tuned(
+def tune(
     task: Task,
     begin_s: float,
     deadline: Deadline,
