@@ -409,10 +409,6 @@ def test_queries_that_would_be_written_outside_are_refused() -> None:
 # -- the choice of C and γ ------------------------------------------------------------------------------------------------
 
 
-def tree_of(labels: Csr) -> Tree:
-    return hierarchical_kmeans(labels, branching=4, max_leaf=4, seed=0)
-
-
 def clusters(count: int, noise: float, seed: int = 0) -> LabelledPoints:
     """Points of 40 features around the centres of their labels, of which there are 30."""
     rng = np.random.default_rng(seed)
@@ -424,9 +420,9 @@ def clusters(count: int, noise: float, seed: int = 0) -> LabelledPoints:
     return LabelledPoints(normalised(csr_array(dense.astype(np.float32))), csr_array(labels))
 
 
-def features(points: LabelledPoints) -> tuple[Csr, Csr]:
+def tree_of(points: LabelledPoints, max_leaf: int = 4) -> tuple[Tree, Csr]:
     rows = pifa(points)
-    return rows, rows
+    return hierarchical_kmeans(rows, branching=4, max_leaf=max_leaf, seed=0), rows
 
 
 def test_a_gamma_with_which_quality_falls_is_not_taken() -> None:
@@ -447,7 +443,7 @@ def test_a_gamma_with_which_quality_falls_is_not_taken() -> None:
 def test_the_options_are_those_that_find_most() -> None:
     """And what is tried is in the report, the same at every run and with any number of threads."""
     data = clusters(600, 0.8)
-    one, two = (choose(data, features, tree_of, LinearOptions(), 2, threads) for threads in (1, 2))
+    one, two = (choose(data, tree_of, LinearOptions(), 2, threads) for threads in (1, 2))
     assert one == two
     assert one.report is not None
     trials = one.report["trials"]
@@ -469,14 +465,14 @@ def falls_by(trial: dict[str, Any]) -> float:
 
 def test_configured_numbers_are_kept_and_without_inner_nodes_there_is_no_gamma_to_try() -> None:
     data, known = clusters(600, 0.8), LinearOptions(cost=2.0, gamma=0.4)
-    assert choose(data, features, tree_of, known, 2).options is known
-    only_gamma = choose(data, features, tree_of, LinearOptions(cost=2.0), 2)
-    flat = choose(data, features, partial(hierarchical_kmeans, branching=4, max_leaf=30, seed=0), LinearOptions(), 2)
+    assert choose(data, tree_of, known, 2).options is known
+    only_gamma = choose(data, tree_of, LinearOptions(cost=2.0), 2)
+    flat = choose(data, partial(tree_of, max_leaf=30), LinearOptions(), 2)
     assert only_gamma.options.cost == 2.0
     for found, name, values in ((only_gamma, "cost", {2.0}), (flat, "gamma", {1.0})):
         assert found.report is not None
         assert {trial[name] for trial in found.report["trials"]} == values
-    assert choose(data, features, tree_of, LinearOptions(gamma=0.4), 2).options.gamma == 0.4
+    assert choose(data, tree_of, LinearOptions(gamma=0.4), 2).options.gamma == 0.4
 
 
 def test_too_few_points_that_the_tree_has_not_seen_choose_nothing() -> None:
@@ -484,10 +480,10 @@ def test_too_few_points_that_the_tree_has_not_seen_choose_nothing() -> None:
     few, many = (replace(data, seen_B=np.arange(600) >= asked) for asked in (199, 400))
     none = data.take(np.empty(0, np.int64))
     for some in (none, clusters(5, 0.8), clusters(199, 0.8), few):
-        found = choose(some, features, tree_of, LinearOptions(), 2)
+        found = choose(some, tree_of, LinearOptions(), 2)
         assert found.report is None
         assert (found.options.cost, found.options.gamma) == (1.0, 0.5)
-    enough = choose(many, features, tree_of, LinearOptions(), 2)
+    enough = choose(many, tree_of, LinearOptions(), 2)
     assert enough.report is not None
     assert enough.report["held_out"] == 400
 

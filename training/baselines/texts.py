@@ -74,8 +74,8 @@ class TextTask:
     made: bool = False
     deadline: Deadline = NO_DEADLINE
 
-    def chosen(self, grid: Sequence[Option], begun: Callable[[Learned], Made]) -> tuple[Fitted, float]:
-        """What the best of the options makes of the whole, and its figure on validation queries.
+    def chosen(self, grid: Sequence[Option], begun: Callable[[Learned], Made]) -> Fitted:
+        """What the best of the options makes of the whole; the trials' figures are those of the part.
 
         begun  what was learned from → the bytes of what answers need, and options → how it answers
         """
@@ -90,13 +90,12 @@ class TextTask:
         if self.part is not self.whole:
             del made
         size, made = begun(self.whole)
-        best = found.best
-        fitted = Fitted(best_of(made(best.options)), best.options, size, time.monotonic() - begin, found.trials, found.ended)
-        return fitted, best.figure
+        best = found.best.options
+        return Fitted(best_of(made(best)), best, size, time.monotonic() - begin, found.trials, found.ended)
 
 
 Made = tuple[int, Callable[[Options], Find]]
-TextMethod = Callable[[TextTask], tuple[Fitted, float]]
+TextMethod = Callable[[TextTask], Fitted]
 
 
 def best_of(find: Find) -> Rank:
@@ -185,7 +184,7 @@ def fields_of(columns: Sequence[Sequence[str]], queries: LabelledTexts) -> list[
     return fields
 
 
-def bm25(task: TextTask) -> tuple[Fitted, float]:
+def bm25(task: TextTask) -> Fitted:
     """Of all fields as one text; k1 and b are chosen."""
 
     def begun(learned: Learned) -> Made:
@@ -195,7 +194,7 @@ def bm25(task: TextTask) -> tuple[Fitted, float]:
     return task.chosen((K1, B), begun)
 
 
-def bm25f(task: TextTask) -> tuple[Fitted, float]:
+def bm25f(task: TextTask) -> Fitted:
     """Weights of the fields, k1 and b are chosen."""
     weights = [Option(f"weight {place + 1}", WEIGHTS) for place in range(len(task.columns) + (len(task.part.queries) > 0))]
 
@@ -211,7 +210,7 @@ def bm25f(task: TextTask) -> tuple[Fitted, float]:
     return task.chosen((*weights, K1, B), begun)
 
 
-def centroids(task: TextTask) -> tuple[Fitted, float]:
+def centroids(task: TextTask) -> Fitted:
     """The cosine of a query to each item's features, which are those that a tree is built from."""
 
     def begun(learned: Learned) -> Made:
@@ -226,7 +225,7 @@ def centroids(task: TextTask) -> tuple[Fitted, float]:
     return task.chosen((), begun)
 
 
-def query_neighbours(task: TextTask) -> tuple[Fitted, float]:
+def query_neighbours(task: TextTask) -> Fitted:
     """The nearest queries by their cosine vote for their items with it, by the weights of these; how many vote is chosen."""
     if not len(task.part.queries):
         raise InvalidConfig("--methods", "query-neighbours", "a log: queries vote, and there are none")

@@ -100,8 +100,8 @@ def compare_texts(
                     elif name == ONE_VERSUS_ALL:
                         entry = _trained(name, _flat(config, prepared), Path(folder) / name, beams, opened)
                     else:
-                        fitted, validation = METHODS[name](task)
-                        entry = Entry(name, {None: fitted}, None, {None: validation})
+                        fitted = METHODS[name](task)
+                        entry = Entry(name, {None: fitted}, None, {None: max(trial.figure for trial in fitted.trials)})
                 except REFUSALS as refusal:
                     log.warning("%s is not judged: %s", name, refusal)
                     report["not_judged"].append({"method": name, "reason": named(refusal)})
@@ -163,7 +163,7 @@ def task_of(config: LinearConfig, prepared: Prepared, deadline: Deadline = NO_DE
     """
     if prepared.asked is None or prepared.vectoriser is None:
         raise InvalidConfig("data.format", config.data.format, "log")
-    asked, whole = prepared.asked, Learned(prepared.asked, prepared.centroids)
+    asked, whole = prepared.asked, Learned(prepared.asked, label_features(prepared.train, prepared.own, config.linear)[1])
     part, made = whole, bool(prepared.columns) and len(asked) < LEAST_VALIDATION / VALIDATION_SHARE
     if made:
         ids = prepared.items.column("id").to_pylist()
@@ -192,7 +192,7 @@ def _items_of(labels: Csr) -> list[Int64]:
 
 def _why_not_flat(config: LinearConfig, prepared: Prepared) -> InvalidData | None:
     """Why there is no one-versus-all beside the recipe, where there is none."""
-    items, features = prepared.centroids.shape
+    items, features = len(prepared.items), prepared.train.points.shape[1]
     if config.tree.count == 1 and config.tree.leaf_of(items, features) >= items:
         return InvalidData("items", items, "more: the recipe's tree is one node, which is one-versus-all")
     if not len(prepared.train):

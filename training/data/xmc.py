@@ -113,7 +113,8 @@ def _stacked(parts: list[Csr]) -> Csr:
 def begins_with_weights(path: Path) -> bool:
     """Whether some line of a file begins with several label:weight pairs. Raises InvalidData."""
     with reading(path) as (_, lines):
-        return any(map(_has_weights, lines))
+        first = (line.split(b" ", 1)[0] for line in lines)
+        return any(b":" in labels and b"," in labels for labels in first)
 
 
 @contextmanager
@@ -123,7 +124,7 @@ def reading(path: Path) -> Iterator[tuple[Header, Iterator[bytes]]]:
     Raises InvalidData, the lines too: where one is too long, or where there are more or fewer than the first line says.
     """
     try:
-        with _opened(path) as stream:
+        with cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
             header = read_header(path, _next_line(path, stream, 1) or b"")
             yield header, _lines(path, stream, header)
     except READ_ERRORS as error:
@@ -190,11 +191,6 @@ def parse_points(path: Path, body: Sequence[bytes], header: Header, first: int, 
     return LabelledPoints(points, csr_array(arrays, shape=(len(body), header.labels)))
 
 
-def _has_weights(line: bytes) -> bool:
-    first = line.split(b" ", 1)[0]
-    return b":" in first and b"," in first
-
-
 def _lines(path: Path, stream: BinaryIO, header: Header) -> Iterator[bytes]:
     """The lines of the points; more than the first line says may follow if they are blank."""
     for point in range(header.points):
@@ -213,10 +209,6 @@ def _next_line(path: Path, stream: BinaryIO, number: int) -> bytes | None:
     if len(line) > LONGEST_LINE:
         raise InvalidData(f"{path}, line {number}", f"more than {LONGEST_LINE} bytes", "a shorter line")
     return line.removesuffix(b"\n") if line else None
-
-
-def _opened(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 def _labels(where: str, text: bytes, label_count: int) -> dict[int, float]:

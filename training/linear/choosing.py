@@ -61,8 +61,8 @@ FALL = 0.005
 LEAST = 1e-4
 """Figures below this count as this, so that their logarithm has a value."""
 
-LabelFeatures = Callable[[LabelledPoints], tuple[Csr, Csr]]
-"""The features of labels, those that the tree is made of and centroids, as training points give them."""
+TreeOf = Callable[[LabelledPoints], tuple[Tree, Csr]]
+"""Training points → a tree as it will be made of all points, and the centroids of labels."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,7 @@ class Trial:
 
 def choose(
     data: LabelledPoints,
-    features: LabelFeatures,
-    tree_of: Callable[[Csr], Tree],
+    tree_of: TreeOf,
     options: LinearOptions,
     beam_size: int,
     threads: int = 1,
@@ -107,8 +106,7 @@ def choose(
 ) -> Choice:
     """The options with C and γ chosen where they are "auto".
 
-    features   of labels, from the points that a trial learns from: held-out points must not shape its tree
-    tree_of    the features of labels → a tree as it will be made of those of all points
+    tree_of    of the points that a trial learns from: held-out points must not shape its tree
     beam_size  that will serve by default
     """
     if AUTO not in (options.cost, options.gamma):
@@ -124,19 +122,18 @@ def choose(
     parts = []
     for held, kept in folds:
         training = data.take(kept)
-        labels, centroids = features(training)
-        parts.append((training, centroids, tree_of(labels), data.take(held)))
+        parts.append((training, *tree_of(training), data.take(held)))
     if options.gamma != AUTO:
         gammas: Sequence[float] = (options.gamma,)
     else:
-        gammas = GAMMAS if parts[0][2].height > 1 else (1.0,)  # γ weighs parents, and here nobody has one but the root
+        gammas = GAMMAS if parts[0][1].height > 1 else (1.0,)  # γ weighs parents, and here nobody has one but the root
     beams = beam_size, WIDER * beam_size
     trials: dict[float, list[Trial]] = {}
 
     def quality(tried: Options) -> float:
         cost = tried["cost"]
         figures = np.zeros((len(gammas), 2, len(MEASURES)))
-        for training, centroids, tree, held_points in parts:
+        for training, tree, centroids, held_points in parts:
             chunks = fit_linear(training, tree, options.model_copy(update={"cost": cost}), threads, seed, centroids=centroids)
             for g, gamma in enumerate(gammas):
                 figures[g] += len(held_points) * _measured(tree, chunks, options, gamma, held_points, beams, threads)
