@@ -35,6 +35,8 @@ GRID = (
 START: Options = {"share": 0.5, "constant": 40}
 DEPTH = 200
 """Items that each method is asked for at least."""
+VALIDATION_QUERIES = 5000
+"""Queries by which options are chosen, at most: two methods answer each of them."""
 
 
 def depth(m: int) -> int:
@@ -64,7 +66,7 @@ def fused(first_BD: Int64, second_BD: Int64, m: int, share: float, constant: flo
 def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
     """Both, with share and constant chosen on validation queries. Seconds and bytes are those of both and of the fusion together."""
     begin = time.perf_counter()
-    pairs = task.validation_pairs()
+    pairs = task.validation_pairs(VALIDATION_QUERIES)
     queries = [pair.query for pair in pairs]
     rows = [fitted.rank(queries, depth(task.metric.m), task.exclude_seen) for fitted in (first, second)]
     log.info("fusion: %s", "; ".join(map(str, GRID)))

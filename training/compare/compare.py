@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, Fuse, attempted, in_order, named, parts_of
+from ..compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, attempted, in_order, named, parts_of
 from ..compare.figures import Figures, Int64
 from ..compare.plan import Plan, is_judged
 from ..compare.recipe import MEMORY_SHARE
@@ -61,7 +61,6 @@ class Asked:
 
     baselines  name → method
     estimates  name → what the baseline needs of a log
-    fuse       makes one method of two
     beams      serving beams of the recipe
     metrics    of the table; none: the usual ones
     own        methods of one's own → what they are known by: where that is another one, they are run again
@@ -74,7 +73,6 @@ class Asked:
     methods: Sequence[str]
     baselines: Mapping[str, Method]
     estimates: Mapping[str, Estimate]
-    fuse: Fuse
     beams: Sequence[int]
     seconds: float | None
     device: torch.device
@@ -96,9 +94,7 @@ def compare(asked: Asked, json_file: Path | None) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         prepared = prepare(asked.config, asked.data, work / "log")
-        contest = Contest(
-            asked.config, prepared, work, asked.beams, asked.baselines, asked.fuse, asked.device, asked.estimates, asked.clock
-        )
+        contest = Contest(asked.config, prepared, work, asked.beams, asked.baselines, asked.device, asked.estimates, asked.clock)
         pairs = queries_of(prepared.split.test, asked.config.search.exclude_seen, MOST_QUERIES)
         metrics, users_I = metrics_of(asked), users_of_items(prepared.split.lists, prepared.split.train)
         report = _begun(asked, contest, pairs)
