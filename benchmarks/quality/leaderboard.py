@@ -19,7 +19,6 @@ import torch
 from benchmarks.report_file import print_row
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.hardware import hardware
-from training.baselines.fusion import fuse
 from training.baselines.methods import METHODS
 from training.compare.contest import RECIPE, Contest, attempted, checked_names, in_order
 from training.compare.figures import Figures, figures_of
@@ -121,7 +120,7 @@ def _run_seed(
 ) -> None:
     seed, exclude_seen = config.seed, config.search.exclude_seen
     with tempfile.TemporaryDirectory() as folder:
-        contest = Contest(config, prepare(config, log, Path(folder) / "log"), Path(folder), beams, METHODS, fuse)
+        contest = Contest(config, prepare(config, log, Path(folder) / "log"), Path(folder), beams, METHODS)
         pairs = queries_of(contest.prepared.split.test, exclude_seen)
         for method in in_order(methods):
             report["left_out"] = [left for left in report["left_out"] if (left["method"], left["seed"]) != (method, seed)]

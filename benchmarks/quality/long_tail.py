@@ -110,7 +110,7 @@ def counting(config_file: Path, method: str) -> dict[str, Any]:
 def _count(interactions: Interactions, users: Int64, method: str) -> int:
     """Pairs that are kept."""
     if method == "item-cf":
-        return len(fit_item_cf(interactions, users, GRID[-1]).neighbours.item_N)
+        return len(fit_item_cf(interactions, users, GRID[-1]).item_N)
     lists = lists_of(interactions, users)
     near = partial(near_items, interactions, users, seed=1)
     return len(neighbours_of(count(lists, WITHOUT_ORDER), near, lists.events_I, WITHOUT_ORDER).lists.item_N)

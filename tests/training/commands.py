@@ -15,6 +15,9 @@ import pytest
 
 import training.__main__
 from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.queries import TextKind, encode_texts
+from espalier.search import SearchParams
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,15 @@ def trained(folder: Path, raw: dict[str, Any], model: str = "any/1", **options: 
     given = {"data": None, "test": None, "device": "cpu", "resume": False} | options
     training.__main__.fit(config=config, out=folder / "models" / model, **given)
     return Bundle.open(folder / "models" / model)
+
+
+def answer_rows(bundle: Bundle, texts: list[str], beam_size: int, m: int) -> list[list[int]]:
+    """The item rows that a model of texts answers with."""
+    kind = bundle.manifest.query
+    assert isinstance(kind, TextKind)
+    queries, params = encode_texts(kind, bundle.vectoriser, texts), SearchParams.uniform(len(texts), beam_size, m)
+    rows: list[list[int]] = open_engine(bundle, "cpu").search(queries, params).item_rows_BM.tolist()
+    return rows
 
 
 def written_toml(file: Path, raw: dict[str, Any]) -> Path:

@@ -182,17 +182,9 @@ def test_the_state_is_kept_and_read_again_and_a_wrong_one_is_refused(tmp_path: P
     assert again.done == 6
     assert_array_equal(again.point_IK, [[0, -1], [4, 1]])
     assert_array_equal(again.score_IK, best.score_IK)
-    other = BestPoints(np.array([3]), 2)
-    with pytest.raises(InvalidConfig, match=r"expected \[1, 2\] points and scores"):
-        other.read(file)
-    for done, point in ((-1, -1), (4, 4), (0, 1)):
-        np.savez(file, done=np.array(done), point=np.array([[point, -1]]), score=np.zeros((1, 2), np.float32))
-        with pytest.raises(InvalidConfig, match=f"expected points before {done}"):
-            other.read(file)
     file.write_bytes(b"damaged")
     with pytest.raises(InvalidConfig, match="expected a readable state"):
-        other.read(file)
-    assert other.done == 0
+        again.read(file)
 
 
 def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,11 +337,11 @@ def test_texts_that_look_like_numbers_are_texts(text_model: Bundle, tmp_path: Pa
 def test_a_column_that_holds_no_texts_and_a_table_that_is_ragged_far_below_are_named(
     text_model: Bundle, tmp_path: Path, query: list[Any] | None
 ) -> None:
-    file, found = tmp_path / "t.csv", "'CSV parse error: Row #500002: Expected 1 columns"
+    file, found = tmp_path / "t.csv", "line 500002: got '7,7', expected 1 fields, not 2"
     if query is None:
         file.write_text("query\n" + "007\n" * 500_000 + "7,7\n")
     else:
-        file, found = tmp_path / "t.parquet", ".*, expected a column of texts"
+        file, found = tmp_path / "t.parquet", "column text: got .*, expected strings or integers"
         pl.DataFrame({"query": query}).write_parquet(file)
-    with pytest.raises(InvalidData, match=rf"{file.name}, query: got {found}"):
+    with pytest.raises(InvalidData, match=rf"{file.name}: {found}"):
         assign(text_model, file, Assignment(per_item=1), tmp_path / "pairs.parquet")

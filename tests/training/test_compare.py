@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.search import NO_ITEM
 from tests.pictures import Pictures
+from tests.training.logs import Clock
 from training.compare import command, contest, figures, recipe
 from training.compare.command import show
 from training.compare.compare import Asked, compare
@@ -95,18 +96,6 @@ def test_test_queries_are_thinned_evenly_and_without_what_was_seen() -> None:
 def test_minutes_that_are_no_time_are_refused(minutes: float) -> None:
     with pytest.raises(InvalidConfig, match="--minutes"):
         command.run(Path("c.toml"), None, None, minutes, [50], None, None, "cpu")
-
-
-class Clock:
-    """A time that passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    perf_counter = monotonic
 
 
 def test_a_query_is_timed_alone_and_warm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +183,11 @@ def interrupted(task: Task) -> Fitted:
     raise KeyboardInterrupt
 
 
+@pytest.fixture(autouse=True)
+def fusions_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest, "fuse", fuse)
+
+
 def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
     """All of the first."""
     return Fitted(first.rank, {"weight": 1.0}, first.bytes + second.bytes, first.seconds + second.seconds)
@@ -205,7 +199,7 @@ BASELINES = {"truth": the_cluster, "popularity": the_first, "ease": refused, "ia
 def asked(log: Path, *methods: str, **other: Any) -> Asked:
     plain: dict[str, Any] = {"config": settings(log), "seconds": None, "beams": [2, 8], "device": torch.device("cpu")}
     estimates = {name: lambda task: Needs(1, 2) for name in BASELINES}
-    return Asked(data=None, methods=methods, baselines=BASELINES, estimates=estimates, fuse=fuse, **plain | other)
+    return Asked(data=None, methods=methods, baselines=BASELINES, estimates=estimates, **plain | other)
 
 
 def test_a_log_is_compared_from_end_to_end(log: Path, tmp_path: Path, pictures: Pictures, capsys: pytest.CaptureFixture[str]) -> None:
@@ -392,9 +386,7 @@ def test_a_memory_is_made_of_the_neighbours_that_are_judged(log: Path, tmp_path:
         return replace(neighbours(task), seconds=1e6)
 
     contests = [
-        contest.Contest(
-            config, prepared, tmp_path / name, [8], {"neighbours": slow}, fuse, estimates={"neighbours": lambda task: Needs(1, 2)}
-        )
+        contest.Contest(config, prepared, tmp_path / name, [8], {"neighbours": slow}, estimates={"neighbours": lambda task: Needs(1, 2)})
         for name in ("first", "alone")
     ]
     for own in contests:

@@ -13,6 +13,7 @@ import pytest
 
 from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
+from tests.training.logs import Clock
 from tests.training.planted import planted_log, settings
 from training.compare.contest import Contest, Entry, checked_names, in_order, parts_of
 from training.compare.figures import Difference
@@ -22,16 +23,6 @@ from training.deep.prepare import prepare
 from training.retrieval.needs import FULL_S, LEAST_S, SPARE, Needs, by_parts, of_steps, seconds_each
 from training.retrieval.task import Fitted, Task
 from training.specification.models import deep_config
-
-
-class Clock:
-    """A time that passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def plan(needs: dict[str, Needs], seconds: float = 100, clock: Clock | None = None, answers: float = 0.0) -> Plan:
@@ -209,7 +200,7 @@ def answering(seconds: float) -> Fitted:
 @pytest.mark.parametrize("name", ["fusion:recipe:neighbours", "fusion:neighbours:recipe"])
 @pytest.mark.parametrize(("seconds", "given"), [(None, (None, None)), (100.0, (45.0, 69.75))])
 def test_the_tree_of_a_fusion_is_fitted_last_and_gets_what_the_other_part_leaves(
-    tmp_path: Path, name: str, seconds: float | None, given: tuple[float | None, float | None]
+    tmp_path: Path, name: str, seconds: float | None, given: tuple[float | None, float | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = deep_config(settings(planted_log(tmp_path), "tdm"))
     fused: list[Task] = []
@@ -218,8 +209,9 @@ def test_the_tree_of_a_fusion_is_fitted_last_and_gets_what_the_other_part_leaves
         fused.append(task)
         return answering(0.0)
 
+    monkeypatch.setattr("training.compare.contest.fuse", fuse)
     baselines: dict[str, Any] = {"neighbours": None}
-    contest = Watched(config, prepare(config, None, tmp_path), tmp_path, [10], baselines, fuse, clock=lambda: contest.now_s)
+    contest = Watched(config, prepare(config, None, tmp_path), tmp_path, [10], baselines, clock=lambda: contest.now_s)
     contest.given, contest.now_s = [], 1000.0
     contest.entry(name, False, seconds)
     assert contest.given == [("neighbours", given[0]), ("recipe", pytest.approx(given[1]))]

@@ -26,7 +26,7 @@ from training import __main__ as commands
 from training.data import item_content as content_module
 from training.data import query_logs
 from training.data.csr import read_by_columns, read_by_rows
-from training.data.item_content import item_content
+from training.data.item_content import ItemContent, item_content
 from training.data.item_tables import item_table
 from training.data.log_values import BadRows
 from training.data.query_logs import labelled, read_log
@@ -101,6 +101,12 @@ def table(**columns: Any) -> ItemTable:
     return ItemTable.build(pa.table({"id": [f"i{row}" for row in range(count or 3)], **columns}))
 
 
+def content_of(items: ItemTable, **config: Any) -> ItemContent:
+    content = item_content(items, ContentConfig(**({"columns": "auto"} | config)))
+    assert content is not None
+    return content
+
+
 def names(items: ItemTable, **config: Any) -> list[str]:
     content = item_content(items, ContentConfig(**({"columns": "auto"} | config)))
     return [] if content is None else [column.name for column in content.info.columns]
@@ -128,8 +134,7 @@ def test_nothing_shared_is_no_content() -> None:
 
 def test_whole_numbers_that_no_float_holds_are_rounded() -> None:
     """Such as times in nanoseconds."""
-    content = item_content(table(when=[2**60 + 1, 2**60 + 2**40, 2**60 + 2**41]), ContentConfig(columns="auto"))
-    assert content is not None
+    content = content_of(table(when=[2**60 + 1, 2**60 + 2**40, 2**60 + 2**41]))
     assert content.rows.values.reshape(3, 2)[:, 1].tolist() == pytest.approx([-1.2247, 0, 1.2247], abs=1e-3)
 
 
@@ -142,9 +147,7 @@ def test_a_column_that_cannot_be_used_is_named(column: str) -> None:
 
 def test_features_have_a_limit_values_before_words() -> None:
     items = table(tags=[[f"t{i % 20}" for i in range(row, row + 9)] for row in range(60)], title=["one two three four five six"] * 60)
-    small, large = (item_content(items, ContentConfig(columns="auto", features=features)) for features in (16, 64))
-    assert small is not None
-    assert large is not None
+    small, large = (content_of(items, features=features) for features in (16, 64))
     assert (small.info.features, small.info.values, small.info.blocks) == (16, 15, ())
     assert large.info.values == 21  # twenty tags, and the title as a whole
     assert (large.rows.width, small.rows.width) == (large.info.features, 16)
@@ -152,11 +155,9 @@ def test_features_have_a_limit_values_before_words() -> None:
 
 def test_blocks_of_items_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     items = table(title=[f"w{row % 7} v{row % 3}" for row in range(50)], price=[float(row) for row in range(50)])
-    whole = item_content(items, ContentConfig(columns="auto"))
+    whole = content_of(items)
     monkeypatch.setattr(content_module, "BLOCK", 3)
-    parts = item_content(items, ContentConfig(columns="auto"))
-    assert whole is not None
-    assert parts is not None
+    parts = content_of(items)
     for name in ("indptr", "indices", "values"):
         np.testing.assert_array_equal(getattr(whole.rows, name), getattr(parts.rows, name))
 
@@ -308,9 +309,6 @@ def test_the_distribution_of_relevance() -> None:
     assert (told["labels"], told["mean"]) == (5, 3)
     assert told["quantiles"] == pytest.approx({"0": 1, "0.05": 1.2, "0.25": 2, "0.5": 3, "0.75": 4, "0.95": 4.8, "1": 5})
     assert distribution(csr_array(np.zeros((2, 2), np.float32))) == {"labels": 0}
-
-
-# -- hostile files --------------------------------------------------------------------------------------------------------
 
 
 # -- matrices ---------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 from espalier.search import NO_ITEM
 from tests.training.commands import command
-from training.baselines.own import _Ranked, own_method
+from training.baselines.own import _answer_rows, own_method
 from training.compare.compare import Asked
 
 METHOD = """
@@ -77,9 +77,9 @@ def test_answers_are_cut_to_what_the_log_has() -> None:
 
     asked: list[tuple[Sequence[Sequence[str]], int]] = []
     queries = [np.array([0, -1, 2]), np.array([], np.int64)]
-    assert _Ranked(Fixed(), items).rank(queries, m=3, exclude_seen=True).tolist() == [[3, 1, NO_ITEM], [2, 0, 3]]
+    assert _answer_rows(Fixed(), items, queries, m=3, exclude_seen=True).tolist() == [[3, 1, NO_ITEM], [2, 0, 3]]
     assert asked == [([["a", "c"], []], 5)]
-    assert _Ranked(Fixed(), items).rank(queries, m=2, exclude_seen=False).tolist() == [[2, 0], [2, 0]]
+    assert _answer_rows(Fixed(), items, queries, m=2, exclude_seen=False).tolist() == [[2, 0], [2, 0]]
 
 
 def test_a_module_that_fails_is_named(module: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -17,25 +18,27 @@ from espalier.errors import BundleCorrupt, InvalidData, InvalidQuery
 from espalier.live.operations import ItemBody
 from espalier.placement.evidence import Evidence
 from espalier.placement.linear_placement import LinearPlacement
-from espalier.queries import TextKind, encode_texts
-from espalier.search import SearchParams
 from espalier.text.blocks import TextBlock
 from espalier.text.vectoriser import Vectoriser
 from espalier.text.words import words_of
 from tests.service.running import bearer, ids, run
-from tests.training.commands import command, trained, written_toml
+from tests.training.commands import answer_rows, trained
 from training.data.csr import as_matrix
 from training.data.query_logs import texts_of
 from training.data.xmc import LabelledPoints
 from training.linear import own_texts
 from training.linear.label_features import label_features
 from training.linear.own_texts import Own, column_weights, made_queries, own_rows
-from training.linear.run import fit_and_export
-from training.specification.linear import LinearConfig, LinearOptions
+from training.specification.linear import LinearOptions
 
 TITLES = ["red lamp red", "blue lamp", "chair", "", "red chair and table"]
 NOTES = ["a lamp of red glass for any table and any chair", "", "a chair", "nothing known", "wood"]
 WORDS = (TextBlock(unit="word", n=1), TextBlock(unit="word", n=2))
+
+
+def own(folder: Path, *columns: str, **data: Any) -> dict[str, Any]:
+    """The configuration of a model of a folder's items by some of their columns."""
+    return {"data": {"format": "log", "items": str(folder / "items.parquet"), "own_texts": columns} | data}
 
 
 def test_a_document_says_less_with_a_second_occurrence_and_a_rare_word_a_little_more() -> None:
@@ -110,32 +113,24 @@ def test_a_query_of_people_that_is_a_text_of_items_is_learned_from(tmp_path: Pat
     titles = [f"thing{row} part{row % 7} kind{row % 3}" for row in range(100)]
     pl.DataFrame({"id": [f"p{row}" for row in range(100)], "brand": brands, "title": titles}).write_parquet(tmp_path / "items.parquet")
     pl.DataFrame({"query": ["brand2"] * 2 + ["Brand3"], "item": ["p17", "p42", "p8"]}).write_csv(tmp_path / "log.csv")
-    data = {"format": "log", "train": str(tmp_path / "log.csv"), "items": str(tmp_path / "items.parquet"), "own_texts": ["brand", "title"]}
-    config = written_toml(tmp_path / "own.toml", {"kind": "xr-linear", "name": "own", "data": data})
-    assert command("fit", "--config", config, "--out", tmp_path / "models" / "own" / "1").status == 0
-    bundle = Bundle.open(tmp_path / "models" / "own" / "1")
+    bundle = trained(tmp_path, own(tmp_path, "brand", "title", train=str(tmp_path / "log.csv")))
     assert bundle.manifest.data["tested"] == "made of words of the items", "it is not held out"
-    kind = bundle.manifest.query
-    assert isinstance(kind, TextKind)
-    found = open_engine(bundle, "cpu").search(encode_texts(kind, bundle.vectoriser, ["brand2"]), SearchParams.uniform(1, 100, 2))
-    assert set(bundle.items.ids_of(found.item_rows_BM[0])) == {"p17", "p42"}
+    assert {*answer_rows(bundle, ["brand2"], 100, 2)[0]} == {17, 42}
 
 
 @pytest.mark.parametrize("values", [[b"\xff", b"a"], [[["a"]], [["b"]]]])
 def test_a_column_that_holds_no_texts_is_named(tmp_path: Path, values: list[object]) -> None:
     pl.DataFrame({"id": ["a", "b"], "what": values}).write_parquet(tmp_path / "items.parquet")
-    data = {"format": "log", "items": str(tmp_path / "items.parquet"), "own_texts": ["what"]}
-    config = written_toml(tmp_path / "own.toml", {"kind": "xr-linear", "name": "own", "data": data})
-    assert "column what: got 'values of" in command("fit", "--config", config, "--out", tmp_path / "models" / "own" / "1").err
+    with pytest.raises(InvalidData, match="column what: got 'values of"):
+        trained(tmp_path, own(tmp_path, "what"))
 
 
 def test_arrays_are_texts_and_an_empty_table_is_refused(tmp_path: Path) -> None:
     arrays = pl.DataFrame({"what": [["red", "lamp"], ["blue", "chair"]]}, schema={"what": pl.Array(pl.String, 2)})
     assert texts_of(arrays, ["what"]) == ["red lamp", "blue chair"]
     (tmp_path / "items.csv").write_text("id,title\n")
-    data = {"format": "log", "items": str(tmp_path / "items.csv"), "own_texts": ["title"]}
-    config = written_toml(tmp_path / "own.toml", {"kind": "xr-linear", "name": "own", "data": data})
-    assert "no rows" in command("fit", "--config", config, "--out", tmp_path / "models" / "own" / "1").err
+    with pytest.raises(InvalidData, match="no rows"):
+        trained(tmp_path, own(tmp_path, "title", items=str(tmp_path / "items.csv")))
 
 
 @pytest.fixture(scope="module")
@@ -147,26 +142,18 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     titles = [" ".join(rng.permutation(words)[:3]) for _ in range(200)]
     notes = [" ".join(rng.permutation(words)[:15]) for _ in range(200)]
     pl.DataFrame({"id": [f"p{row}" for row in range(200)], "title": titles, "notes": notes}).write_parquet(folder / "items.parquet")
-    data = {"format": "log", "items": str(folder / "items.parquet"), "own_texts": ["title", "notes"]}
-    config = written_toml(folder / "own.toml", {"kind": "xr-linear", "name": "own", "data": data})
-    assert command("fit", "--config", config, "--out", folder / "models" / "own" / "1").status == 0
-    return Bundle.open(folder / "models" / "own" / "1")
+    return trained(folder, own(folder, "title", "notes"), "own/1")
 
 
 def test_a_table_of_products_is_found_by_words_without_a_log(shop: Bundle) -> None:
     assert shop.manifest.data["tested"] == "made of words of the items"
     assert shop.manifest.search.beam_size == 100
     assert shop.manifest.metrics["test"]["raw"][0]["recall"] > 0.3
-    kind, titles, notes = shop.manifest.query, shop.items.column("title").to_pylist(), shop.items.column("notes").to_pylist()
-    assert isinstance(kind, TextKind)
-    engine = open_engine(shop, "cpu")
+    titles, notes = (shop.items.column(name).to_pylist() for name in ("title", "notes"))
     for word in ("balan", "tuzen"):
-        queries = encode_texts(kind, shop.vectoriser, [word])
-        first = engine.search(queries, SearchParams.uniform(1, 50, 5)).item_rows_BM[0].tolist()
+        first, other_form = answer_rows(shop, [word, f"{word}s"], 50, 5)
         assert all(word in titles[row].split() for row in first), "a word of a title says more than one of a description"
-        queries = encode_texts(kind, shop.vectoriser, [f"{word}s"])
-        found = engine.search(queries, SearchParams.uniform(1, 50, 5)).item_rows_BM[0].tolist()
-        assert all(word in f"{titles[row]} {notes[row]}" for row in found), "letters lead from one form to another"
+        assert all(word in f"{titles[row]} {notes[row]}" for row in other_form), "letters lead from one form to another"
 
 
 def test_a_new_item_is_found_by_words_as_if_it_had_been_trained(shop: Bundle) -> None:
@@ -190,10 +177,7 @@ def test_a_new_item_of_several_columns_has_the_row_of_a_trained_one(shop: Bundle
 
 
 def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: Bundle, tmp_path: Path) -> None:
-    data = {"format": "log", "items": str(shop.path.parent.parent.parent / "items.parquet"), "own_texts": ["title", "notes"]}
-    config = written_toml(tmp_path / "own.toml", {"kind": "xr-linear", "name": "own", "data": data | {"own_weights": [0.1, 2.0]}})
-    assert command("fit", "--config", config, "--out", tmp_path / "models" / "own" / "1").status == 0
-    bundle = Bundle.open(tmp_path / "models" / "own" / "1")
+    bundle = trained(tmp_path, own(shop.path.parents[2], "title", "notes", own_weights=[0.1, 2.0]))
     columns = [[str(text) for text in bundle.items.column(name).to_pylist()] for name in ("title", "notes")]
     rows = own_rows(bundle.vectoriser, columns, (0.1, 2.0)).toarray()
     assert abs(rows - own_rows(bundle.vectoriser, columns, column_weights(columns)).toarray()).max() > 0.1
@@ -203,9 +187,7 @@ def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: B
     fields = dict(zip(("title", "notes"), (texts[7] for texts in columns), strict=True))
     evidence = Evidence.of(bundle, ItemBody(fields=fields), bundle.items, takes_fields=True)
     assert_allclose(as_matrix(LinearPlacement(bundle)._written(evidence)).toarray()[0], rows[7], atol=1e-6)
-    assert isinstance(bundle.manifest.query, TextKind)
-    only = encode_texts(bundle.manifest.query, bundle.vectoriser, [columns[1][7]])
-    assert open_engine(bundle, "cpu").search(only, SearchParams.uniform(1, 50, 1)).item_rows_BM[0, 0] == 7
+    assert answer_rows(bundle, [columns[1][7]], 50, 1) == [[7]]
     assert bundle.manifest.data["own_weights"] == [0.1, 2.0]
     for at, wrong in enumerate(([1.0], [0.1, -2.0], None)):
         damaged = with_parts(bundle, tmp_path / f"damaged{at}" / "1", {"data": bundle.manifest.data | {"own_weights": wrong}}, {})
@@ -269,30 +251,16 @@ ASKED = {
 
 def test_numbers_units_and_models_are_found_in_the_ways_that_people_write_them(tmp_path: Path) -> None:
     pl.DataFrame({"id": [f"p{row:02d}" for row in range(len(PRODUCTS))], "title": PRODUCTS}).write_parquet(tmp_path / "items.parquet")
-    data = {"format": "log", "items": str(tmp_path / "items.parquet"), "own_texts": ["title"], "test_share": 0.0}
-    bundle = trained(tmp_path, {"data": data})
-    kind = bundle.manifest.query
-    assert isinstance(kind, TextKind)
-    queries = encode_texts(kind, bundle.vectoriser, list(ASKED))
-    found_BM = open_engine(bundle, "cpu").search(queries, SearchParams.uniform(len(ASKED), 100, 1)).item_rows_BM
-    assert {query: PRODUCTS[row] for query, row in zip(ASKED, found_BM[:, 0].tolist(), strict=True)} == {
-        query: PRODUCTS[row] for query, row in ASKED.items()
-    }
+    bundle = trained(tmp_path, own(tmp_path, "title", test_share=0.0))
+    found = zip(ASKED, answer_rows(bundle, list(ASKED), 100, 1), strict=True)
+    assert {query: PRODUCTS[row] for query, (row,) in found} == {query: PRODUCTS[row] for query, row in ASKED.items()}
 
 
 def test_a_tail_is_made_of_items_own_words_where_nobody_asked_for_anything(tmp_path: Path) -> None:
     pl.DataFrame({"id": [f"i{row}" for row in range(len(TITLES))], "title": TITLES, "note": NOTES}).write_parquet(
         tmp_path / "items.parquet"
     )
-    data = {"format": "log", "items": tmp_path / "items.parquet", "own_texts": ["title", "note"], "test_share": 0.4}
-    raw = {
-        "kind": "xr-linear",
-        "name": "own",
-        "data": data,
-        "tree": {"count": 2, "branching": 2, "max_leaf": 2},
-        "tail": {"form": "product"},
-    }
-    (tmp_path / "work").mkdir()
-    bundle = fit_and_export(LinearConfig.model_validate(raw), tmp_path / "own" / "1", tmp_path / "work")
+    forest = {"tree": {"count": 2, "branching": 2, "max_leaf": 2}, "tail": {"form": "product"}}
+    bundle = trained(tmp_path, own(tmp_path, "title", "note", test_share=0.4) | forest)
     assert bundle.tail is not None
     assert (np.diff(bundle.tail.row_begin) > 0).sum() == 5

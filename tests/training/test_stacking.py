@@ -26,12 +26,10 @@ from tests.service.running import run
 from tests.training.points import npz_files, unit
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
-from training.linear import stacking, stacking_examples, stacking_network, stacking_tables
+from training.linear import stacking, stacking_examples, stacking_tables
 from training.linear.run import fit_and_export
-from training.linear.stacking import folds, gain_of, learn
+from training.linear.stacking import NETWORKS, fit_network, folds, gain_of, learn, logits
 from training.linear.stacking_examples import Examples, candidates_of, examples_of
-from training.linear.stacking_network import NETWORKS, logits
-from training.linear.stacking_network import fitted as fitted_network
 from training.linear.stacking_tables import Weighing, tables_of
 from training.specification.linear import LinearConfig, StackingOptions
 from training.specification.models import SPECIFICATION
@@ -187,13 +185,13 @@ def test_gain_is_measured_on_points_that_the_network_did_not_see(
 
     def fit(examples: Examples, seed: int) -> StackingNetwork:
         learned.append(examples.points)
-        return fitted_network(examples, seed)
+        return fit_network(examples, seed)
 
     def gain(network: StackingNetwork, examples: Examples, *rest: Any) -> dict[str, Any]:
         judged.append(examples.points)
         return gain_of(network, examples, *rest)
 
-    monkeypatch.setattr(stacking, "fitted", fit)
+    monkeypatch.setattr(stacking, "fit_network", fit)
     monkeypatch.setattr(stacking, "gain_of", gain)
     options = StackingOptions(model="network", candidates=5)
     made = learn(points, Weighing.of(points.labels, None), lambda _: bundle.trees, bundle.manifest.ranking, options, 10, 0, tmp_path)
@@ -265,7 +263,7 @@ def test_the_most_frequent_features_have_no_postings_and_queries_read_no_more_th
 
 @pytest.mark.parametrize(("points", "steps"), [(32, 10), (10 * 32, 10 * 10), (12 * 32, 8 * 12), (101 * 32, 101)])
 def test_a_network_takes_about_as_many_steps_as_are_wanted(monkeypatch: pytest.MonkeyPatch, points: int, steps: int) -> None:
-    monkeypatch.setattr(stacking_network, "STEPS", 100)
+    monkeypatch.setattr(stacking, "STEPS", 100)
     taken = 0
 
     def step(self: torch.optim.AdamW) -> None:
@@ -274,7 +272,7 @@ def test_a_network_takes_about_as_many_steps_as_are_wanted(monkeypatch: pytest.M
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     shape = points, 1
-    fitted_network(Examples(np.zeros((*shape, KNOWN), np.float32), np.zeros(shape, np.float32), np.zeros(shape, int), np.arange(points)), 0)
+    fit_network(Examples(np.zeros((*shape, KNOWN), np.float32), np.zeros(shape, np.float32), np.zeros(shape, int), np.arange(points)), 0)
     assert taken == NETWORKS * steps
 
 
@@ -294,15 +292,14 @@ def test_folds_hold_a_fifth_out_until_enough_points_are() -> None:
 def test_candidates_do_not_depend_on_blocks_of_points_and_are_those_that_are_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = fitted(folder, TRAIN, TEST, 4, tree={"branching": 4, "max_leaf": 4, "count": 2}, stacking={"model": "none"})
     for trees in (bundle.trees[:1], bundle.trees):
-        whole = candidates_of(trees, bundle.manifest.ranking, TEST.points, 5, 10)
+        rows_BC, ranks_BC = candidates_of(trees, bundle.manifest.ranking, TEST.points, 5, 10)
         with monkeypatch.context() as patched:
             patched.setattr(stacking_examples, "BLOCK", 7)
-            parts = candidates_of(trees, bundle.manifest.ranking, TEST.points, 5, 10)
-        assert_array_equal(parts.rows_BC, whole.rows_BC)
-        assert_array_equal(parts.ranks_BC, whole.ranks_BC)
+            for part, whole in zip(candidates_of(trees, bundle.manifest.ranking, TEST.points, 5, 10), (rows_BC, ranks_BC), strict=True):
+                assert_array_equal(part, whole)
     served = open_engine(bundle, "cpu").search(queries_of(bundle, TEST), SearchParams.uniform(len(TEST), 10, 5))
-    assert_array_equal(whole.rows_BC, served.item_rows_BM)  # with few items all of it
-    assert_allclose(np.exp(whole.ranks_BC), served.scores_BM, rtol=1e-4)
+    assert_array_equal(rows_BC, served.item_rows_BM)  # with few items all of it
+    assert_allclose(np.exp(ranks_BC), served.scores_BM, rtol=1e-4)
 
 
 def test_stacking_is_served_and_explained(tmp_path: Path, stacked: Bundle) -> None:

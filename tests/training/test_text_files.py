@@ -22,7 +22,6 @@ from espalier.text.sparse_rows import SparseRows
 from tests.training.text_logs import lists, read
 from training.data import log_values, text_files, xmc
 from training.data.csr import as_matrix
-from training.data.log_values import BadRows
 from training.data.text_files import encoding_of
 from training.data.xmc import LabelledPoints, read_xmc
 
@@ -242,22 +241,6 @@ def test_at_most_half_of_the_rows_are_left_out(tmp_path: Path, wrong: int, is_re
     else:
         with pytest.raises(InvalidData, match=r"data.format.bad_rows: got '6 of 11 rows left out \(no user: 6\)', expected at most half"):
             read(tmp_path / "log.csv", bad_rows="skip")
-
-
-@pytest.mark.parametrize(("patience", "is_read"), [(3, True), (2, False)])
-def test_a_wrong_format_does_not_take_the_time_of_the_whole_log(
-    tmp_path: Path, patience: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_values, "PATIENCE", patience)
-    bad_rows = BadRows("skip", "data")
-    bad_rows.add("no user", np.arange(5), lambda row: log_values.Problem("f", row, "x"))
-    if is_read:
-        bad_rows.add_kept(2)
-        bad_rows.add_kept(3)
-        bad_rows.finish()
-    else:
-        with pytest.raises(InvalidData, match="5 of 7 rows left out"):
-            bad_rows.add_kept(2)
 
 
 def test_few_looks_find_few_rows() -> None:

@@ -26,7 +26,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import precision_recall_f
 from espalier.queries import MAX_VECTOR_WIDTH, VectorKind, encode_vectors
 from espalier.search import SearchParams
-from tests.training.commands import command
+from tests.training.commands import command, written_toml
 from tests.training.runs import exported
 from tests.training.vector_logs import CLUSTERS, FORMAT, QUERIES, SIZE, WIDTH, settings, table, write_log
 from training.baselines.item_means import item_means as fit_item_means
@@ -141,13 +141,6 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, vectors: Any, items: Any, 
     item_type = pa.list_(pa.string()) if items == [[]] else None
     with pytest.raises(InvalidData, match=expected):
         read(written(tmp_path, vectors, pa.array(items, item_type)), tmp_path)
-
-
-def test_a_missing_column_is_named(log: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidData, match=r"column vector: got 'embedding', expected one of \['vector', 'items'\]"):
-        read(log, tmp_path, vector="embedding")
-    with pytest.raises(InvalidData, match=r"column items: got 'item', expected one of"):
-        read(log, tmp_path, items="item")
 
 
 # -- splits and batches ---------------------------------------------------------------------------------------------------
@@ -408,17 +401,10 @@ def test_item_means_have_a_limit_and_need_vectors(task: Task, monkeypatch: pytes
 
 
 def test_compare_measures_the_tree_beside_item_means_and_says_what_needs_histories(log: Path, tmp_path: Path) -> None:
-    config = tmp_path / "planted.toml"
-    config.write_text(
-        f"""kind = "otm-robust"
-name = "planted"
-data = {{ log = "{log}", format = {{ format = "vectors" }} }}
-instances = {{ targets = 20 }}
-scorer = {{ node_dim = 12, hidden = [24] }}
-optimiser = {{ steps = 20, batch = 50, validate_every = 10 }}
-search = {{ m = 10 }}
-"""
+    raw = settings(
+        log, scorer={"node_dim": 12, "hidden": [24]}, optimiser={"steps": 20, "batch": 50, "validate_every": 10}, search={"m": 10}
     )
+    config = written_toml(tmp_path / "planted.toml", raw)
     report = run_compare(config, None, "popularity,item-means,recipe,fusion:recipe:item-means,ease", None, [8, 96], None, None, "cpu")
     chosen = {row["method"]: row["figures"]["recall@10"]["mean"] for row in report["rows"] if row["chosen"]}
     assert chosen.keys() == {"popularity", "item-means", "recipe", "fusion:recipe:item-means"}

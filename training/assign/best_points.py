@@ -83,15 +83,10 @@ class BestPoints:
             unfinished.unlink(missing_ok=True)
 
     def read(self, file: Path) -> None:
-        """Go on from a state that `write` kept. Raises InvalidConfig."""
+        """Go on from a state that `write` kept for the same items. Raises InvalidConfig."""
         try:
             with np.load(file, allow_pickle=False) as kept:
                 done, point, score = int(kept["done"]), kept["point"], kept["score"]
         except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
             raise InvalidConfig("--resume", str(file), f"a readable state ({error}); leave out --resume to start anew") from error
-        shape = self.point_IK.shape
-        if (point.dtype, score.dtype) != (np.int64, np.float32) or point.shape != shape or score.shape != shape:
-            raise InvalidConfig("--resume", str(file), f"{list(shape)} points and scores; leave out --resume to start anew")
-        if not (done >= 0 and point.max() < max(done, 1)):
-            raise InvalidConfig("--resume", str(file), f"points before {done}, which is where it ends; leave out --resume to start anew")
         self.done, self.point_IK, self.score_IK = done, point, score

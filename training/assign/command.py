@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from espalier.bundle import Bundle
-from espalier.chunks import TreeChunks
 from espalier.errors import BundleNotFound, InvalidConfig
 from espalier.manifest import LinearScorer
 from espalier.masks.filters import ItemFilters
@@ -121,18 +120,14 @@ def _assign(bundle: Bundle, data: Path, asked: Assignment, out: Path, work: Path
 
 def scored_trees(bundle: Bundle, asked: Assignment, points: int) -> list[ScoredTree]:
     """A model's trees, with how many of a file's points go down to their nodes. Raises InvalidConfig and BundleNotFound."""
-    return [ScoredTree(tree, chunks, _retention(bundle, tree, asked, points)) for tree, chunks in _trees(bundle)]
+    if not isinstance(bundle.manifest.scorer, LinearScorer):
+        raise InvalidConfig("--model", f"{bundle.manifest.scorer.kind} scorers", "a model of linear scorers")
+    return [ScoredTree(tree, chunks, _retention(bundle, tree, asked, points)) for tree, chunks in bundle.trees]
 
 
 def block_limit(trees: Sequence[ScoredTree]) -> int:
     """The most points of a block, all of which may come to the node with the most children."""
     return max(1, MAX_RANKS // max(most for tree in trees for most in tree.tree.max_children))
-
-
-def _trees(bundle: Bundle) -> Sequence[TreeChunks]:
-    if not isinstance(bundle.manifest.scorer, LinearScorer):
-        raise InvalidConfig("--model", f"{bundle.manifest.scorer.kind} scorers", "a model of linear scorers")
-    return bundle.trees
 
 
 def _retention(bundle: Bundle, tree: Tree, asked: Assignment, count: int) -> Retention:

@@ -42,12 +42,10 @@ class Pairs:
     score: NDArray[np.float32]
 
     def take(self, chosen: NDArray[Any]) -> Pairs:
-        """The pairs at some positions, or where a mask is true."""
         return Pairs(self.item[chosen], self.point[chosen], self.score[chosen])
 
     @staticmethod
     def concatenated(parts: Sequence[Pairs]) -> Pairs:
-        """All pairs of the parts."""
         return Pairs(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("item", "point", "score")))
 
 
@@ -95,7 +93,6 @@ class Labelwise:
         return pairs if per_point is None else best_of_points(pairs, per_point)
 
     def _last_visits(self, t: int, points: SparseRows, pool: ThreadPoolExecutor) -> list[_Visit]:
-        """The last inner nodes with the points that come there."""
         tree = self._trees[t].tree
         visits = [_Visit(0, np.arange(len(points)), np.zeros(len(points), np.float32))]
         for level in range(tree.height - 1):

@@ -7,14 +7,12 @@ Legend: B points of a block.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv as pacsv
-import pyarrow.dataset as ds
 from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle
@@ -23,7 +21,14 @@ from espalier.queries import FeaturesKind, TextKind
 from espalier.text.sparse_rows import SparseRows
 
 from ..data.csr import as_rows, read_by_rows
+from ..data.log_values import BadRows, Place
+from ..data.parquet_logs import is_parquet, parquet_batches
+from ..data.text_files import TextTableFile, text_batches
 from ..data.xmc import begins_with_weights, in_blocks, parse_points, reading
+from ..specification.log_format import TextTable
+
+ROWS = 1 << 16
+"""Texts of a Parquet file that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,8 @@ class PointFile:
     column: str = "query"
 
     def count(self) -> int:
-        """How many points the file has."""
         if isinstance(self.bundle.manifest.query, TextKind):
-            with self._arrow_errors():
-                return int(self._table().count_rows())
+            return sum(len(texts) for texts in self._columns())
         if self.file.suffix == ".npz":
             return read_by_rows(self.file).shape[0]
         with reading(self.file) as (header, _):
@@ -65,14 +68,9 @@ class PointFile:
             yield block.normalised() if kind.unit else block
 
     def _texts(self, size: int, skip: int) -> Iterator[SparseRows]:
-        table = self._table()
-        if self.column not in table.schema.names:
-            raise InvalidData(f"{self.file}, columns", table.schema.names, f"a column {self.column!r}; --column names the texts'")
         texts: list[str] = []
         seen = 0
-        for column in self._column(table, min(size, 1 << 16)):
-            if column.null_count:
-                raise InvalidData(f"{self.file}, row {seen + column.is_null().index(True).as_py() + 1}, {self.column}", None, "a text")
+        for column in self._columns():
             texts += column.slice(min(len(column), max(0, skip - seen))).to_pylist()
             seen += len(column)
             while len(texts) >= size:
@@ -81,30 +79,19 @@ class PointFile:
         if texts:
             yield self.bundle.vectoriser.transform(texts)
 
-    def _column(self, table: ds.Dataset, size: int) -> Iterator[pa.Array]:
-        """The texts, at most so many at a time."""
-        with self._arrow_errors():
-            for batch in table.to_batches(columns=[self.column], batch_size=size, use_threads=False):
-                yield batch.column(0).cast(pa.string())
-
-    @contextmanager
-    def _arrow_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except pa.ArrowException as error:
-            raise InvalidData(f"{self.file}, {self.column}", str(error).splitlines()[0], "a column of texts") from error
-
-    def _table(self) -> ds.Dataset:
-        as_text = pacsv.ConvertOptions(column_types={self.column: pa.string()})  # otherwise 007 would be the number 7
-        csv, tsv = (ds.CsvFileFormat(pacsv.ParseOptions(delimiter=mark), convert_options=as_text) for mark in (",", "\t"))
-        formats = {".csv": csv, ".tsv": tsv, ".parquet": "parquet"}
-        suffix = Path(self.file.name.removesuffix(".gz")).suffix
-        if suffix not in formats:
-            raise InvalidConfig("--data", str(self.file), "a .csv, .tsv or .parquet file of texts")
-        try:
-            return ds.dataset(self.file, format=formats[suffix])
-        except (OSError, pa.ArrowInvalid) as error:
-            raise InvalidData(str(self.file), str(error).splitlines()[0], "a readable .csv, .tsv or Parquet file") from error
+    def _columns(self) -> Iterator[pa.Array]:
+        """The texts of a table, some at a time."""
+        role, bad_rows = {"text": self.column}, BadRows("refuse", TextTable.SECTION)
+        with tempfile.TemporaryDirectory() as scratch:
+            if is_parquet(self.file):
+                batches: Iterator[tuple[Place, pa.RecordBatch]] = parquet_batches(self.file, role, Path(scratch), ROWS)
+            else:
+                batches = text_batches(TextTableFile.of(self.file, TextTable()), role, bad_rows)
+            for place, batch in batches:
+                texts = place.strings("text", batch.column(0))
+                if texts.null_count:
+                    raise InvalidData(*place.wrong("text", texts.is_null().index(True).as_py(), None, "a text"))
+                yield texts
 
     def _matrix(self, size: int, skip: int) -> Iterator[SparseRows]:
         matrix = read_by_rows(self.file)

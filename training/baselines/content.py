@@ -11,11 +11,10 @@ Legend: B queries, I items, V words, M results.
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -26,17 +25,17 @@ from scipy import sparse
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
 
+from ..baselines.tuned_method import bytes_of, tune
+from ..data.log_values import is_text_type
 from ..data.user_item_matrix import events_of_items, latest_items
 from ..neighbours.fit import fading
 from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import Fitted, Task
-from ..retrieval.tuning import Option, Options, search
-
-log = logging.getLogger(__name__)
+from ..retrieval.tuning import Option, Options
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
+Vectors = sparse.csr_array[np.float32]
 
 GRID = (Option("recency", (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 1.0)),)
 START: Options = {"recency": 0.9}
@@ -47,33 +46,20 @@ MOST_ENTRIES = 1 << 27
 """Most words of all items together, repeats included; 8 bytes each in the end."""
 
 
-@dataclass(frozen=True)
-class Content:
-    """vectors_IV: float32[I, V] sparse, v_i · by_word_VI the same by words · weight_L and popular_I as in `ease.py`."""
+def answering(vectors_IV: Vectors, by_word_VI: Vectors, popular_I: Int64, options: Options) -> Fitted:
+    """v_i with what the options say. by_word_VI: v_i by words. An item that shares no word with the history has no score."""
+    weight_L = fading(options["recency"], LONGEST)
 
-    vectors_IV: sparse.csr_array[np.float32]
-    by_word_VI: sparse.csr_array[np.float32]
-    weight_L: Float64
-    popular_I: Int64
-
-    @property
-    def bytes(self) -> int:
-        arrays = [array for matrix in (self.vectors_IV, self.by_word_VI) for array in (matrix.data, matrix.indices, matrix.indptr)]
-        return sum(array.nbytes for array in (*arrays, self.popular_I))
-
-    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
-        """int64[B, M = m]: the items with most in common, ties by the lower row; then, where fewer share a word, popular ones."""
-        return best_then_popular(self.scores, self.popular_I, histories, m, exclude_seen)
-
-    def scores(self, histories: Sequence[Int64]) -> Float32:
-        """float32[B, I]; NaN for an item that shares no word with the history."""
-        history_BI = latest_items(histories, self.weight_L, len(self.popular_I))
-        score_BI: Float32 = (history_BI @ self.vectors_IV @ self.by_word_VI).toarray()
+    def scores(histories: Sequence[Int64]) -> Float32:
+        history_BI = latest_items(histories, weight_L, len(popular_I))
+        score_BI: Float32 = (history_BI @ vectors_IV @ by_word_VI).toarray()
         score_BI[score_BI <= 0] = np.nan
         return score_BI
 
+    return Fitted(partial(best_then_popular, scores, popular_I), options, bytes_of(vectors_IV, by_word_VI, popular_I), 0.0)
 
-def item_vectors(items: ItemTable) -> sparse.csr_array[np.float32]:
+
+def item_vectors(items: ItemTable) -> Vectors:
     """float32[I, V]: the tf-idf vector of each item; all 0 for one without words. Raises InvalidData where no two items share a word."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -94,7 +80,7 @@ def item_vectors(items: ItemTable) -> sparse.csr_array[np.float32]:
 def _is_content(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return is_text_type(kind)
 
 
 def _words(items: ItemTable, columns: Sequence[str], row: int) -> Iterator[str]:
@@ -116,14 +102,10 @@ def content(task: Task) -> Fitted:
     vectors = item_vectors(task.items)
     by_word = vectors.T.tocsr()
     popular = by_popularity(events_of_items(task.split.lists, task.split.train))
-    pairs = task.validation_pairs(VALIDATION_QUERIES)
     ordered = task.split.lists.order != "none"
     grid, start = (GRID, START) if ordered else ((), {"recency": 1.0})
-    log.info("content: %s", "; ".join(map(str, grid)))
 
-    def fitted(options: Options) -> Content:
-        return Content(vectors, by_word, fading(options["recency"], LONGEST), popular)
+    def fitted(options: Options) -> Fitted:
+        return answering(vectors, by_word, popular, options)
 
-    found = search(lambda options: task.measured(fitted(options).rank, pairs), [start], grid, deadline)
-    best = fitted(found.best.options)
-    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
+    return tune(task, begin, deadline, fitted, start, grid, VALIDATION_QUERIES)

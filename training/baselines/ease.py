@@ -15,10 +15,9 @@ Legend: B queries, I items, M results, L items of a history that count.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +26,14 @@ from scipy.linalg import lapack
 
 from espalier.errors import InvalidConfig, InvalidData
 
+from ..baselines.tuned_method import bytes_of, tune
 from ..data.interactions import Interactions
 from ..data.user_item_matrix import damped_items, user_item_matrix
 from ..neighbours.fit import fading
 from ..retrieval.needs import LEAST_S, Needs, available_bytes
 from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import Fitted, Task
-from ..retrieval.tuning import Option, Options, Remembered, search
-
-log = logging.getLogger(__name__)
+from ..retrieval.tuning import Option, Options, Remembered
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
@@ -67,41 +65,22 @@ PROBE = 2500
 """Items of the matrix whose inversion says how long one takes here."""
 
 
-@dataclass(frozen=True)
-class Ease:
-    """How it answers.
+def answering(weights_II: Float32, users_I: NDArray[np.int64], options: Options, longest: int) -> Fitted:
+    """B with what the other options say. users_I: how many training users an item has.
 
-    weights_II  float32[I, I], B · row_I, column_I float64[I] pop^−row and pop^−column; column_I is NaN where no training user has the item
-    weight_L    float64[L] of the last item of a history, the one before it, … · popular_I int64[I]: as in `scores.filled`
+    An item without training users has no score, and no item has one where no item of the history has any.
     """
+    damped_I = np.maximum(users_I, 1).astype(np.float64)
+    row_I, column_I = damped_I ** -options["row"], np.where(users_I > 0, damped_I ** -options["column"], np.nan)
+    weight_L, popular_I = fading(options["recency"], longest), by_popularity(users_I)
 
-    weights_II: Float32
-    row_I: Float64
-    column_I: Float64
-    weight_L: Float64
-    popular_I: Int64
-
-    @property
-    def bytes(self) -> int:
-        return sum(array.nbytes for array in (self.weights_II, self.row_I, self.column_I, self.popular_I))
-
-    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
-        """int64[B, M = m]: the best items with training users, ties by the lower row; an empty history gets popular ones."""
-        return best_then_popular(self.scores, self.popular_I, histories, m, exclude_seen)
-
-    def scores(self, histories: Sequence[Int64]) -> Float32:
-        """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""
-        history_BI, known_B = damped_items(histories, self.weight_L, self.row_I, np.isfinite(self.column_I))
-        score_BI: Float32 = (history_BI @ self.weights_II) * self.column_I.astype(np.float32)
+    def scores(histories: Sequence[Int64]) -> Float32:
+        history_BI, known_B = damped_items(histories, weight_L, row_I, np.isfinite(column_I))
+        score_BI: Float32 = (history_BI @ weights_II) * column_I.astype(np.float32)
         score_BI[~known_B] = np.nan
         return score_BI
 
-
-def answering(weights_II: Float32, users_I: NDArray[np.int64], options: Options, longest: int) -> Ease:
-    """B with what the other options say. users_I: how many training users an item has."""
-    damped_I = np.maximum(users_I, 1).astype(np.float64)
-    column_I = np.where(users_I > 0, damped_I ** -options["column"], np.nan)
-    return Ease(weights_II, damped_I ** -options["row"], column_I, fading(options["recency"], longest), by_popularity(users_I))
+    return Fitted(partial(best_then_popular, scores, popular_I), options, bytes_of(weights_II, row_I, column_I, popular_I), 0.0)
 
 
 def weights(matrix: sparse.csr_array[np.float64], options: Options) -> Float32:
@@ -157,19 +136,18 @@ def ease(task: Task, most_bytes: int | None = None) -> Fitted:
         )
     ordered = interactions.order != "none"
     cheap, longest = WITHOUT_INVERSION[0 if ordered else 1 :], LONGEST if ordered else LONGEST_WITHOUT_ORDER
-    log.info("ease: %s", "; ".join(map(str, (*cheap, *WITH_INVERSION))))
     matrix = user_item_matrix(interactions, task.split.train)
     users_I = np.bincount(matrix.indices, minlength=interactions.item_count)
     inverses = Remembered(lambda options: weights(matrix, options), tuple(option.name for option in WITH_INVERSION))
-    pairs = task.validation_pairs(VALIDATION_QUERIES)
 
-    def fitted(options: Options) -> Ease:
+    def fitted(options: Options) -> Fitted:
         return answering(inverses.of(options), users_I, options, longest)
 
-    figure = inverses.watched(lambda options: task.measured(fitted(options).rank, pairs))
-    found = search(figure, [START], (*cheap, *WITH_INVERSION), deadline, cost_s=lambda options: 0 if inverses.has(options) else inversion_s)
-    best = fitted(found.best.options)
-    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
+    def cost_s(options: Options) -> float:
+        return 0.0 if inverses.has(options) else inversion_s
+
+    grid = (*cheap, *WITH_INVERSION)
+    return tune(task, begin, deadline, fitted, START, grid, VALIDATION_QUERIES, inverses, cost_s=cost_s)
 
 
 def needs(task: Task) -> Needs:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,27 +35,20 @@ GRID = (
 START: Options = {"share": 0.5, "constant": 40}
 DEPTH = 200
 """Items that each method is asked for at least."""
-
-
-@dataclass(frozen=True)
-class Fusion:
-    """Two answers in one. share: the weight of the second."""
-
-    first: Rank
-    second: Rank
-    share: float
-    constant: float
-
-    def rank(self, queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> Int64:
-        """int64[B, M = m]: the best of both, each asked for `depth(m)` items; ties by the lower row."""
-        empty_rows(0, m)
-        rows = [rank(queries, depth(m), exclude_seen) for rank in (self.first, self.second)]
-        return fused(rows[0], rows[1], m, self.share, self.constant)
+VALIDATION_QUERIES = 5000
+"""Queries by which options are chosen, at most: two methods answer each of them."""
 
 
 def depth(m: int) -> int:
     """How many items each method is asked for: what the other ranks low may still come up."""
     return max(2 * m, DEPTH)
+
+
+def rank_by_both(first: Rank, second: Rank, share: float, constant: float, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
+    """int64[B, M = m]: the best of both, each asked for `depth(m)` items. share: the weight of the second."""
+    empty_rows(0, m)
+    rows = [rank(queries, depth(m), exclude_seen) for rank in (first, second)]
+    return fused(rows[0], rows[1], m, share, constant)
 
 
 def fused(first_BD: Int64, second_BD: Int64, m: int, share: float, constant: float) -> Int64:
@@ -73,7 +66,7 @@ def fused(first_BD: Int64, second_BD: Int64, m: int, share: float, constant: flo
 def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
     """Both, with share and constant chosen on validation queries. Seconds and bytes are those of both and of the fusion together."""
     begin = time.perf_counter()
-    pairs = task.validation_pairs()
+    pairs = task.validation_pairs(VALIDATION_QUERIES)
     queries = [pair.query for pair in pairs]
     rows = [fitted.rank(queries, depth(task.metric.m), task.exclude_seen) for fitted in (first, second)]
     log.info("fusion: %s", "; ".join(map(str, GRID)))
@@ -84,6 +77,6 @@ def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
     found = search(figure, [START], GRID, task.deadline())
     best = found.best.options
     seconds = first.seconds + second.seconds + time.perf_counter() - begin
-    rank = Fusion(first.rank, second.rank, best["share"], best["constant"]).rank
+    rank = partial(rank_by_both, first.rank, second.rank, best["share"], best["constant"])
     ended = next((f"of its parts, one ended early: {part.ended}" for part in (first, second) if part.ended), found.ended)
     return Fitted(rank, best, first.bytes + second.bytes, seconds, found.trials, ended, min(first.share, second.share))

@@ -12,10 +12,9 @@ Legend: B queries, I items, W width, M results, L items of a history that count.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +22,14 @@ from scipy import sparse
 
 from espalier.errors import InvalidData
 
+from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import damped_items
 from ..neighbours.cooccurrence import counted, lists_of
 from ..neighbours.fit import fading
 from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import Fitted, Task
-from ..retrieval.tuning import Option, Options, search
+from ..retrieval.tuning import Option, Options
 from ..trees.embeddings import item_embeddings
-
-log = logging.getLogger(__name__)
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
@@ -50,45 +48,11 @@ LONGEST, WINDOW = 1000, 2000
 VALIDATION_QUERIES = 2000
 
 
-@dataclass(frozen=True)
-class GraphFilter:
-    """How it answers.
-
-    linear_II  P without its diagonal · low_IW float64[I, W]: V; sums in float32 would depend on how many queries there are
-    row_I, column_I, weight_L, popular_I  as in `ease.py`; column_I is NaN where no training user has the item
-    """
-
-    linear_II: sparse.csr_array[np.float32]
-    low_IW: Float64
-    alpha: float
-    row_I: Float64
-    column_I: Float64
-    weight_L: Float64
-    popular_I: Int64
-
-    @property
-    def bytes(self) -> int:
-        linear = self.linear_II.data.nbytes + self.linear_II.indices.nbytes + self.linear_II.indptr.nbytes
-        return linear + sum(array.nbytes for array in (self.low_IW, self.row_I, self.column_I, self.popular_I))
-
-    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
-        """int64[B, M = m]: the best items with training users, ties by the lower row; an empty history gets popular ones."""
-        return best_then_popular(self.scores, self.popular_I, histories, m, exclude_seen)
-
-    def scores(self, histories: Sequence[Int64]) -> Float32:
-        """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""
-        history_BI, known_B = damped_items(histories, self.weight_L, self.row_I, np.isfinite(self.column_I))
-        low_BI = self.alpha * ((history_BI @ self.low_IW) @ self.low_IW.T)
-        low_BI += (history_BI @ self.linear_II).toarray()
-        score_BI: Float32 = (low_BI * self.column_I).astype(np.float32)
-        score_BI[~known_B] = np.nan
-        return score_BI
-
-
 def graph_filter(task: Task) -> Fitted:
     """Choose the options on validation queries, at most VALIDATION_QUERIES, and fit on all training users.
 
-    Raises InvalidData where there are fewer than two of either users or items.
+    An item without training users has no score, and no item has one where no item of the history has any. Raises InvalidData where there
+    are fewer than two of either users or items.
     """
     begin, deadline = time.perf_counter(), task.deadline()
     lists, users = task.split.lists, task.split.train
@@ -100,20 +64,25 @@ def graph_filter(task: Task) -> Fitted:
     root_I = np.sqrt(np.maximum(distinct.events_I, 1)).astype(np.float32)
     both_N = (counts.after_N + counts.before_N) / (np.repeat(root_I, np.diff(counts.offset_I1)) * root_I[counts.item_N])
     linear_II = sparse.csr_array((both_N, counts.item_N, counts.offset_I1), shape=(lists.item_count, lists.item_count))
+    # float64: sums in float32 would depend on how many queries there are
     low_IW: Float64 = item_embeddings(lists, users, widest, seed=task.seed).astype(np.float64)
     low_IW /= np.maximum(np.linalg.norm(low_IW, axis=0), 1e-12)
     damped_I = np.maximum(distinct.events_I, 1).astype(np.float64)
     popular_I = by_popularity(distinct.events_I)
-    pairs = task.validation_pairs(VALIDATION_QUERIES)
-    log.info("graph filter: %s", "; ".join(map(str, GRID)))
 
-    def fitted(options: Options) -> GraphFilter:
-        column_I = np.where(distinct.events_I > 0, damped_I ** -options["column"], np.nan)
-        weight_L = fading(options["recency"], LONGEST)
-        width = min(options["width"], widest)
-        return GraphFilter(linear_II, low_IW[:, :width], options["alpha"], damped_I ** -options["row"], column_I, weight_L, popular_I)
+    def fitted(options: Options) -> Fitted:
+        row_I, column_I = damped_I ** -options["row"], np.where(distinct.events_I > 0, damped_I ** -options["column"], np.nan)
+        weight_L, own_IW = fading(options["recency"], LONGEST), low_IW[:, : min(options["width"], widest)]
+
+        def scores(histories: Sequence[Int64]) -> Float32:
+            history_BI, known_B = damped_items(histories, weight_L, row_I, np.isfinite(column_I))
+            low_BI = options["alpha"] * ((history_BI @ own_IW) @ own_IW.T)
+            low_BI += (history_BI @ linear_II).toarray()
+            score_BI: Float32 = (low_BI * column_I).astype(np.float32)
+            score_BI[~known_B] = np.nan
+            return score_BI
+
+        return Fitted(partial(best_then_popular, scores, popular_I), options, bytes_of(linear_II, own_IW, row_I, column_I, popular_I), 0.0)
 
     grid = GRID if lists.order == "none" else (RECENCY, *GRID)
-    found = search(lambda options: task.measured(fitted(options).rank, pairs), [START], grid, deadline)
-    best = fitted(found.best.options)
-    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
+    return tune(task, begin, deadline, fitted, START, grid, VALIDATION_QUERIES)

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,22 +30,20 @@ from scipy import sparse
 
 from espalier.errors import DeviceUnavailable, InvalidData
 
-from ..data.user_item_matrix import user_item_matrix
+from ..baselines.tuned_method import bytes_of, tune
+from ..data.user_item_matrix import latest_items, user_item_matrix
 from ..neighbours.fit import fading
 from ..retrieval.needs import available_bytes
 from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Task
-from ..retrieval.tuning import Option, Options, Remembered, search
+from ..retrieval.tuning import Option, Options, Remembered
 
 if TYPE_CHECKING:
     from implicit.cpu.als import AlternatingLeastSquares
     from threadpoolctl import ThreadpoolController
 
-log = logging.getLogger(__name__)
-
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 
 GRID = (
     Option("recency", (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99, 1.0)),
@@ -67,37 +64,29 @@ EVENTS_PER_THREAD = 50_000
 """On less a thread waits for the others longer than it works."""
 
 
-@dataclass(frozen=True)
-class Ials:
-    """The item vectors float32[I, F] are the model's; weight_L and popular_I as in `ease.py`; trained_I bool[I]: has training users."""
+def answering(model: AlternatingLeastSquares, users_I: Int64, options: Options) -> Fitted:
+    """The model's item vectors with what the other options say. users_I: how many training users an item has.
 
-    model: AlternatingLeastSquares
-    trained_I: NDArray[np.bool_]
-    weight_L: Float64
-    popular_I: Int64
+    An item without training users has no score, and no item has one where no item of the history has any.
+    """
+    trained_I, popular_I = users_I > 0, by_popularity(users_I)
+    scores = partial(scores_of, model, trained_I, fading(options["recency"], LONGEST))
+    return Fitted(partial(best_then_popular, scores, popular_I), options, bytes_of(model.item_factors, trained_I, popular_I), 0.0)
 
-    @property
-    def bytes(self) -> int:
-        return int(self.model.item_factors.nbytes) + self.trained_I.nbytes + self.popular_I.nbytes
 
-    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
-        """int64[B, M = m]: the best items with training users, ties by the lower row; an empty history gets popular ones."""
-        return best_then_popular(self.scores, self.popular_I, histories, m, exclude_seen)
-
-    def scores(self, histories: Sequence[Int64]) -> Float32:
-        """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""
-        latest = [_latest(history[self.trained_I[history]], len(self.weight_L)) for history in histories]
-        offset = np.concatenate([[0], np.cumsum([len(items) for items in latest])])
-        weights = np.concatenate([np.zeros(0), *(self.weight_L[: len(items)] for items in latest)])
-        items = np.concatenate([np.zeros(0, np.int64), *latest])
-        history_BI = sparse.csr_matrix((weights.astype(np.float32), items, offset), shape=(len(latest), len(self.popular_I)))
-        self.model.num_threads = len(os.sched_getaffinity(0)) if len(latest) > FEW_QUERIES else 1
-        with _blas().limit(limits=1, user_api="blas"):
-            user_BF = self.model.recalculate_user(np.arange(len(latest)), history_BI)
-            score_BI: Float32 = user_BF @ self.model.item_factors.T
-        score_BI[:, ~self.trained_I] = np.nan
-        score_BI[np.diff(offset) == 0] = np.nan
-        return score_BI
+def scores_of(
+    model: AlternatingLeastSquares, trained_I: NDArray[np.bool_], weight_L: NDArray[np.float64], histories: Sequence[Int64]
+) -> Float32:
+    """float32[B, I]. trained_I: whether an item has training users; weight_L: of the last item of a history, the one before it, …."""
+    latest = [_latest(history[trained_I[history]], len(weight_L)) for history in histories]
+    history_BI = sparse.csr_matrix(latest_items([items[::-1] for items in latest], weight_L, len(trained_I)))
+    model.num_threads = len(os.sched_getaffinity(0)) if len(latest) > FEW_QUERIES else 1
+    with _blas().limit(limits=1, user_api="blas"):
+        user_BF = model.recalculate_user(np.arange(len(latest)), history_BI)
+        score_BI: Float32 = user_BF @ model.item_factors.T
+    score_BI[:, ~trained_I] = np.nan
+    score_BI[[len(items) == 0 for items in latest]] = np.nan
+    return score_BI
 
 
 @cache
@@ -167,7 +156,6 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
         raise InvalidData("log", f"{rows} users and items", f"{expected} and may take {most_bytes / 2**30:.1f} GiB")
     grid = [_limited(option, most_factors) if option.name == "factors" else option for option in GRID]
     grid = grid if task.split.lists.order != "none" else grid[1:]
-    log.info("ials: %s", "; ".join(map(str, grid)))
     users_I = np.bincount(matrix.indices, minlength=matrix.shape[1])
     seconds: list[float] = []
     shares: list[float] = []
@@ -180,21 +168,28 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
         return model
 
     models = Remembered(trained, TRAINED)
-    pairs = task.validation_pairs(VALIDATION_QUERIES)
 
-    def fitted(options: Options) -> Ials:
-        return Ials(models.of(options), users_I > 0, fading(options["recency"], LONGEST), by_popularity(users_I))
+    def fitted(options: Options) -> Fitted:
+        return answering(models.of(options), users_I, options)
 
     def cost_s(options: Options) -> float:
         return 0.0 if models.has(options) else seconds[-1] * _work(options)
 
     start = {**START, "factors": min(START["factors"], most_factors)}
-    figure = models.watched(lambda options: task.measured(fitted(options).rank, pairs))
-    found = search(figure, [start], grid, deadline, most_trials=MOST_TRIALS, cost_s=cost_s)
-    best = fitted(found.best.options)
+    found = tune(
+        task,
+        begin,
+        deadline,
+        fitted,
+        start,
+        grid,
+        VALIDATION_QUERIES,
+        models,
+        cost_s=cost_s,
+        most_trials=MOST_TRIALS,
+    )
     made = round(shares[0] * start["iterations"])
-    ended = found.ended if shares[0] == 1 else f"{made} of {start['iterations']} iterations"
-    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, ended, shares[0])
+    return found if shares[0] == 1 else replace(found, ended=f"{made} of {start['iterations']} iterations", share=shares[0])
 
 
 def _work(options: Options) -> float:

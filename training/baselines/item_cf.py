@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,32 +32,21 @@ GRID = (10, 20, 50, 100, 200, 500, 1000, 2000)
 """Neighbours an item that are tried."""
 
 
-@dataclass(frozen=True)
-class ItemCf:
-    """Similarities, in rows of an item's most similar ones, best first, ties by the lower row."""
+def rank(similar: NeighbourLists, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+    """int64[B, M = m]: the best items, ties by the lower row; then, where fewer than m have a score, the most popular others.
 
-    neighbours: NeighbourLists
-
-    def limited(self, most: int) -> ItemCf:
-        """The same with at most so many neighbours an item."""
-        return ItemCf(self.neighbours.limited(most))
-
-    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
-        """int64[B, M = m]: the best items, ties by the lower row; then, where fewer than m have a score, the most popular others.
-
-        A repeated history item counts once. Without `exclude_seen`, a history item comes back where another one is similar to it.
-        """
-        return self.neighbours.rank([np.unique(history) for history in histories], m, exclude_seen)
+    A repeated history item counts once. Without `exclude_seen`, a history item comes back where another one is similar to it.
+    """
+    return similar.rank([np.unique(history) for history in histories], m, exclude_seen)
 
 
-def fit_item_cf(interactions: Interactions, users: Int64, neighbours: int) -> ItemCf:
-    """From `users` only (pass training users): the best `neighbours` of each item, itself left out."""
+def fit_item_cf(interactions: Interactions, users: Int64, neighbours: int) -> NeighbourLists:
+    """From `users` only (pass training users): the most similar `neighbours` of each item, itself left out; ties by the lower row."""
     lists = lists_of(interactions, users, distinct=True)
     counts = counted(lists, np.ones(LONGEST), damping=0.5)
     score_N = np.empty(len(counts.item_N), np.float32)
     _cosines(counts, lists.events_I, score_N)
-    everything = NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(lists.events_I))
-    return ItemCf(everything.limited(neighbours))
+    return NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(lists.events_I)).limited(neighbours)
 
 
 @compiled()
@@ -77,8 +66,8 @@ def item_cf(task: Task) -> Fitted:
     for neighbours in GRID:
         if trials and deadline.is_over():
             break
-        trials.append(Trial({"neighbours": neighbours}, task.measured(largest.limited(neighbours).rank, pairs)))
+        trials.append(Trial({"neighbours": neighbours}, task.measured(partial(rank, largest.limited(neighbours)), pairs)))
     best = max(trials, key=lambda trial: trial.figure).options
     fitted = largest.limited(best["neighbours"])
     ended = f"the search ended at its deadline after {len(trials)} of {len(GRID)} trials" if len(trials) < len(GRID) else None
-    return Fitted(fitted.rank, best, fitted.neighbours.bytes, time.perf_counter() - begin, trials, ended)
+    return Fitted(partial(rank, fitted), best, fitted.bytes, time.perf_counter() - begin, trials, ended)

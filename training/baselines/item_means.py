@@ -10,10 +10,8 @@ Legend: B queries, F numbers of a vector, I items, M results.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,14 +19,13 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import events_of_items
 from ..deep.vector_start import item_means as means_of
 from ..deep.vector_start import start_of
 from ..retrieval.scores import best_of_all
 from ..retrieval.task import Fitted, Task
-from ..retrieval.tuning import Option, Options, search
-
-log = logging.getLogger(__name__)
+from ..retrieval.tuning import Option, Options
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
@@ -42,26 +39,6 @@ START: Options = {"centred": True, "power": 1.0, "damping": 1.0}
 VALIDATION_QUERIES = 2000
 MOST_BYTES = 4 << 30
 """Of the means of all items."""
-
-
-@dataclass(frozen=True)
-class ItemMeans:
-    """centre_F: float32[F], c · vectors_IF: float32[I, F], what x − c is multiplied by; all 0 for items that no query led to."""
-
-    centre_F: Float32
-    vectors_IF: Float32
-
-    @property
-    def bytes(self) -> int:
-        return self.vectors_IF.nbytes + self.centre_F.nbytes
-
-    def rank(self, vectors: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> Int64:
-        """int64[B, M = m]: the best items, ties by the lower row. Vectors have seen nothing."""
-        return best_of_all(self.scores, len(self.vectors_IF), vectors, m, exclude_seen=False)
-
-    def scores(self, vectors: Sequence[NDArray[Any]]) -> Float32:
-        """float32[B, I]."""
-        return np.asarray((np.stack(vectors) - self.centre_F) @ self.vectors_IF.T, np.float32)
 
 
 def item_means(task: Task) -> Fitted:
@@ -78,17 +55,21 @@ def item_means(task: Task) -> Fitted:
     mean_F = start_of(lists, task.split.train, 1, seed=task.seed).mean_F
     means_IF = means_of(lists, task.split.train, np.asarray, lists.vectors_UF.shape[1])
     events_I = events_of_items(lists, task.split.train)
-    pairs = task.validation_pairs(VALIDATION_QUERIES)
-    log.info("item means: %s", "; ".join(map(str, GRID)))
 
-    def fitted(options: Options) -> ItemMeans:
+    def fitted(options: Options) -> Fitted:
         centre_F = mean_F if options["centred"] else np.zeros_like(mean_F)
         vectors_IF = np.where(events_I[:, None] > 0, means_IF - centre_F, 0)
         length_I = np.linalg.norm(vectors_IF, axis=1)
         weight_I = events_I / np.maximum(events_I + options["damping"], 1e-9)
         weight_I /= np.where(length_I > 0, length_I, 1) ** options["power"]
-        return ItemMeans(centre_F, np.asarray(vectors_IF * weight_I[:, None], np.float32))
+        weighed_IF = np.asarray(vectors_IF * weight_I[:, None], np.float32)
 
-    found = search(lambda options: task.measured(fitted(options).rank, pairs), [START], GRID, deadline)
-    best = fitted(found.best.options)
-    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
+        def scores(vectors: Sequence[NDArray[Any]]) -> Float32:
+            return np.asarray((np.stack(vectors) - centre_F) @ weighed_IF.T, np.float32)
+
+        def rank(vectors: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> Int64:
+            return best_of_all(scores, len(weighed_IF), vectors, m, exclude_seen=False)  # vectors have seen nothing
+
+        return Fitted(rank, options, bytes_of(centre_F, weighed_IF), 0.0)
+
+    return tune(task, begin, deadline, fitted, START, GRID, VALIDATION_QUERIES)

@@ -23,34 +23,33 @@ def _at(module: str, function: str, **given: str) -> Callable[[Task], Any]:
 FOR_VECTORS = ("popularity", "item-means")
 """The baselines of logs whose queries are vectors; the others learn from histories."""
 
-_METHODS: dict[str, Method] = {
-    "popularity": _at("baselines.popularity", "popularity"),
-    "item-cf": _at("baselines.item_cf", "item_cf"),
-    "neighbours": _at("neighbours.fit", "neighbours"),
-    "ease": _at("baselines.ease", "ease"),
-    "graph-filter": _at("baselines.graph_filter", "graph_filter"),
-    "ials": _at("baselines.ials", "ials"),
-    "content": _at("baselines.content", "content"),
-    "item-means": _at("baselines.item_means", "item_means"),
-    "product-dnn": _at("baselines.product_dnn", "product_dnn"),
-    "sasrec": _at("baselines.sasrec", "sasrec"),
-    "sasrec-full": _at("baselines.sasrec", "sasrec", loss="full"),
-    "sasrec-sampled": _at("baselines.sasrec", "sasrec", loss="sampled"),
+Row = tuple[Method, Estimate]
+
+
+def _counted(module: str, function: str, trials: float, once: float = 1) -> Row:
+    """A method whose time follows from fits to parts of the users; see `by_parts`."""
+    method = _at(module, function)
+    return method, by_parts(method, trials, once)
+
+
+def _with_needs(module: str, function: str, **given: str) -> Row:
+    return _at(module, function, **given), _at(module, "needs", **given)
+
+
+_ROWS = {
+    "popularity": _counted("baselines.popularity", "popularity", trials=1),
+    "item-cf": _counted("baselines.item_cf", "item_cf", trials=3),
+    "neighbours": _counted("neighbours.fit", "neighbours", trials=40),
+    "ease": _with_needs("baselines.ease", "ease"),
+    "graph-filter": _counted("baselines.graph_filter", "graph_filter", trials=40),
+    "ials": _counted("baselines.ials", "ials", trials=100, once=8),  # its shortest fit is one iteration of eight
+    "content": _counted("baselines.content", "content", trials=5),
+    "item-means": _counted("baselines.item_means", "item_means", trials=10),
+    "product-dnn": _with_needs("baselines.product_dnn", "product_dnn"),
+    "sasrec": _with_needs("baselines.sasrec", "sasrec"),
+    "sasrec-full": _with_needs("baselines.sasrec", "sasrec", loss="full"),
+    "sasrec-sampled": _with_needs("baselines.sasrec", "sasrec", loss="sampled"),
 }
 
-METHODS = {name: with_seen_placed(method) for name, method in _METHODS.items()}
-
-NEEDS: dict[str, Estimate] = {
-    "popularity": by_parts(_METHODS["popularity"], trials=1),
-    "item-cf": by_parts(_METHODS["item-cf"], trials=3),
-    "neighbours": by_parts(_METHODS["neighbours"], trials=40),
-    "ease": _at("baselines.ease", "needs"),
-    "graph-filter": by_parts(_METHODS["graph-filter"], trials=40),
-    "ials": by_parts(_METHODS["ials"], once=8, trials=100),  # its shortest fit is one iteration of eight
-    "content": by_parts(_METHODS["content"], trials=5),
-    "item-means": by_parts(_METHODS["item-means"], trials=10),
-    "product-dnn": _at("baselines.product_dnn", "needs"),
-    "sasrec": _at("baselines.sasrec", "needs"),
-    "sasrec-full": _at("baselines.sasrec", "needs", loss="full"),
-    "sasrec-sampled": _at("baselines.sasrec", "needs", loss="sampled"),
-}
+METHODS: dict[str, Method] = {name: with_seen_placed(method) for name, (method, _) in _ROWS.items()}
+NEEDS: dict[str, Estimate] = {name: estimate for name, (_, estimate) in _ROWS.items()}

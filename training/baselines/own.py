@@ -58,11 +58,10 @@ def own_method(option: str, where: str) -> tuple[str, Method]:
         rows = [lists.item_of_event_E[lists.offset_U1[user] : lists.offset_U1[user + 1]] for user in task.split.train.tolist()]
         with _named(option, where):
             method.fit([task.items.ids_of(row.astype(np.int64)) for row in rows])
-        ranked = _Ranked(method, task.items)
 
         def rank(queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
             with _named(option, where):
-                return ranked.rank(queries, m, exclude_seen)
+                return _answer_rows(method, task.items, queries, m, exclude_seen)
 
         return Fitted(rank, {}, 0, time.perf_counter() - begin)
 
@@ -80,24 +79,18 @@ def _named(option: str, where: str) -> Iterator[None]:
         raise InvalidConfig(option, where, f"a method that does not raise {type(error).__name__}: {error}") from error
 
 
-class _Ranked:
-    """A fitted method of one's own, in item rows."""
-
-    def __init__(self, method: Own, items: Items) -> None:
-        self._method, self._items = method, items
-
-    def rank(self, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
-        """See `Rank`."""
-        known = [np.asarray(query, np.int64) for query in queries]
-        known = [query[query >= 0] for query in known]
-        most = m + (max((len(query) for query in known), default=0) if exclude_seen else 0)
-        answers = self._method.recommend([self._items.ids_of(query) if len(query) else [] for query in known], most)
-        if len(answers) != len(known):
-            raise InvalidConfig("recommend", f"{len(answers)} lists", f"{len(known)}, one for each history")
-        found_BM = np.full((len(known), m), NO_ITEM, np.int64)
-        for row_M, answer, query in zip(found_BM, answers, known, strict=True):
-            rows = self._items.rows_of([str(item) for item in answer]).tolist() if len(answer) else []
-            left_out = set(query.tolist()) if exclude_seen else set()
-            best = [row for row in dict.fromkeys(rows) if row >= 0 and row not in left_out][:m]
-            row_M[: len(best)] = best
-        return found_BM
+def _answer_rows(method: Own, items: Items, queries: Sequence[Any], m: int, exclude_seen: bool) -> Int64:
+    """int64[B, M = m]: what a fitted method answers, in item rows."""
+    known = [np.asarray(query, np.int64) for query in queries]
+    known = [query[query >= 0] for query in known]
+    most = m + (max((len(query) for query in known), default=0) if exclude_seen else 0)
+    answers = method.recommend([items.ids_of(query) if len(query) else [] for query in known], most)
+    if len(answers) != len(known):
+        raise InvalidConfig("recommend", f"{len(answers)} lists", f"{len(known)}, one for each history")
+    found_BM = np.full((len(known), m), NO_ITEM, np.int64)
+    for row_M, answer, query in zip(found_BM, answers, known, strict=True):
+        rows = items.rows_of([str(item) for item in answer]).tolist() if len(answer) else []
+        left_out = set(query.tolist()) if exclude_seen else set()
+        best = [row for row in dict.fromkeys(rows) if row >= 0 and row not in left_out][:m]
+        row_M[: len(best)] = best
+    return found_BM

@@ -49,7 +49,7 @@ def write_queries(split: Split, items: ItemTable, folder: Path) -> None:
     user_E = np.repeat(split.train, np.diff(lists.offset_U1)[split.train])
     learned = {"user": lists.user_ids.take(user_E), "item": names.take(lists.item_of_event_E[events])}
     pq.write_table(pa.table(learned), folder / "train.parquet")
-    pairs = [(part, pair) for part in PARTS for pair in _queries(split)[part]]
+    pairs = _asked(split)
     ends = np.cumsum([0, *(len(pair.history) for _, pair in pairs)])
     rows = np.concatenate([np.empty(0, np.int64), *(pair.history for _, pair in pairs)])
     asked = {
@@ -95,7 +95,6 @@ def listed_method(option: str, file: Path) -> tuple[str, Method]:
 
 
 def is_listed(file: Path) -> bool:
-    """Whether a name is that of a file of lists."""
     return file.name.lower().endswith(ENDINGS)
 
 
@@ -155,10 +154,6 @@ def _parts(table: pa.Table, user_E: Int64, split: Split) -> Int64:
     return part_U[user_E]
 
 
-def _queries(split: Split) -> dict[str, Sequence[EvaluationPair]]:
-    return {"validation": split.validation, "test": split.test}
-
-
 def _asked(split: Split) -> list[tuple[str, EvaluationPair]]:
     """The queries with their parts, those of the test last."""
-    return [(part, pair) for part in PARTS for pair in _queries(split)[part]]
+    return [(part, pair) for part, pairs in zip(PARTS, (split.validation, split.test), strict=True) for pair in pairs]

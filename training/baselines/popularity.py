@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.interactions import Interactions
-from ..data.user_item_matrix import user_item_matrix
+from ..data.user_item_matrix import users_of_items
 from ..retrieval.scores import by_popularity, empty_rows, filled
 from ..retrieval.task import Fitted, Task
 
@@ -30,9 +30,7 @@ class Popularity:
 
 def fit_popularity(interactions: Interactions, users: Int64) -> Popularity:
     """Counts how many of `users` (pass training users) touched each item; repeats of a user count once."""
-    matrix = user_item_matrix(interactions, users)
-    users_of_item = np.bincount(matrix.indices, minlength=interactions.item_count)
-    return Popularity(by_popularity(users_of_item))
+    return Popularity(by_popularity(users_of_items(interactions, users)))
 
 
 def popularity(task: Task) -> Fitted:

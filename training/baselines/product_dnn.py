@@ -41,7 +41,7 @@ from ..deep.scorers.encoders import WindowEncoder
 from ..deep.scorers.heads import dropped
 from ..retrieval.needs import Needs, of_steps, seconds_each
 from ..retrieval.scores import best_of_all
-from ..retrieval.task import Deadline, Fitted, Metric, Task, Trial
+from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Metric, Task, Trial
 from ..specification.deep import InstanceConfig
 from ..trees.embeddings import item_embeddings, spread_unseen
 
@@ -119,11 +119,9 @@ class ProductDnn:
     def user_vectors(self, histories: Sequence[Int64]) -> Float32:
         """float32[B, D], the last number of each is 1, so that ⟨user, item⟩ has the bias in it.
 
-        histories  item rows, oldest first; entries below 0 (unknown items) are skipped. Raises InvalidData on rows beyond the catalogue.
+        histories  item rows, oldest first; entries below 0 (unknown items) are skipped
         """
         history_BT = pad_histories(HistoryKind(length=sum(self.windows)), histories).array
-        if history_BT.size and history_BT.max() >= len(self.input_IE):
-            raise InvalidData("histories", int(history_BT.max()), f"item rows below {len(self.input_IE)}")
         start_W = np.cumsum((0, *self.windows[:-1]))
         present_BT = history_BT >= 0
         rows_BTE = self.input_IE[history_BT]
@@ -208,12 +206,12 @@ def fit_product_dnn(
     config: ProductDnnConfig,
     *,
     seed: int,
-    device: torch.device | None = None,
-    deadline: Deadline | None = None,
+    deadline: Deadline = NO_DEADLINE,
 ) -> ProductDnn:
     """Trained on `split.train`, with the weights of the round that had the best figure on (at most 2,000) queries of `split.validation`.
 
-    A deadline ends training after a round's measurement at the latest; with one the learning rate falls as fast as it comes nearer.
+    A deadline ends training after a round's measurement at the latest. The learning rate falls linearly to 0 at `max_steps`, or at the
+    deadline where that comes first.
 
     Raises InvalidData where no validation user has a query, FloatingPointError when a loss is not finite.
     """
@@ -222,9 +220,8 @@ def fit_product_dnn(
     pairs = pairs[:: max(1, -(-len(pairs) // VALIDATION_QUERIES))]
     if not pairs:
         raise InvalidData("split.validation", f"{len(split.validation)} users", "at least one with a query and something relevant")
-    device = device or torch.device("cpu")
-    deadline = deadline or Deadline(None)
-    schedule = _Schedule(config, deadline)
+    device = torch.device("cpu")
+    seconds = deadline.left_s()
     network = build_network(interactions, split.train, config, seed).to(device)
     proposal = Proposal(np.ones(interactions.item_count), device)
     source = InstanceSource(interactions, split.train, config.instances, seed)
@@ -235,8 +232,9 @@ def fit_product_dnn(
     best = network.frozen()
     with tqdm(total=config.max_steps, unit="step", desc="product-dnn", mininterval=1.0, disable=None) as bar:
         for step in range(config.max_steps):
+            time_left = 1.0 if math.isinf(seconds) else deadline.left_s() / max(seconds, 1e-9)
             for group in optimiser.param_groups:
-                group["lr"] = schedule.learning_rate(step)
+                group["lr"] = config.learning_rate * min(time_left, 1 - step / config.max_steps)
             loss = _train_step(network, source, optimiser, proposal, config, seed, step)
             bar.update()
             over = step + 1 == config.max_steps or deadline.is_over()
@@ -294,17 +292,6 @@ def _figure(model: ProductDnn, pairs: Sequence[EvaluationPair], config: ProductD
     return float(config.metric.of(found_BM, pairs).mean())
 
 
-class _Schedule:
-    """A learning rate that falls linearly to 0 at `max_steps`, or at the deadline where that comes first."""
-
-    def __init__(self, config: ProductDnnConfig, deadline: Deadline) -> None:
-        self.config, self.deadline, self.seconds = config, deadline, deadline.left_s()
-
-    def learning_rate(self, step: int) -> float:
-        left = 1.0 if math.isinf(self.seconds) else self.deadline.left_s() / max(self.seconds, 1e-9)
-        return self.config.learning_rate * min(left, 1 - step / self.config.max_steps)
-
-
 class Network(nn.Module):
     """What is trained: input_IE, dense layers, item_ID and bias_I."""
 
@@ -325,7 +312,6 @@ class Network(nn.Module):
         return hidden_B1F.squeeze(1)
 
     def frozen(self) -> ProductDnn:
-        """A copy in NumPy."""
         layers = tuple((_array(layer.weight.T), _array(layer.bias)) for layer in self.layers if isinstance(layer, nn.Linear))
         item_ID = torch.cat([self.item_ID, self.bias_I.unsqueeze(1)], 1)
         return ProductDnn(self.windows, _array(self.input_IE), layers, _array(item_ID))

@@ -21,8 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from espalier.errors import InvalidData
-
 from ..baselines.sampled_softmax import Proposal
 from ..data.user_item_matrix import events_of_items
 from ..deep.directed_start import followers
@@ -116,7 +114,6 @@ class SasRec:
 
     @torch.inference_mode()
     def _scores(self, histories: Sequence[Int64]) -> Float32:
-        """float32[B, I]."""
         length = self.encoder.length
         known = [history[history >= 0][-length:] for history in histories]
         score_BI = np.empty((len(known), len(self.item_ID)), np.float32)
@@ -130,8 +127,6 @@ class SasRec:
             history_BT = np.full((len(part), longest), -1, np.int64)
             for row_T, query in zip(history_BT, part, strict=True):
                 row_T[: len(known[query])] = known[query]
-            if history_BT.max() >= len(self.item_ID):
-                raise InvalidData("histories", int(history_BT.max()), f"item rows below {len(self.item_ID)}")
             state_BTD = self.encoder(self.item_ID[torch.from_numpy(history_BT).clamp(min=0)])
             last_B = torch.tensor([len(known[query]) - 1 for query in part])
             score_BI[part] = (state_BTD[torch.arange(len(part)), last_B] @ self.item_ID.T).numpy()
@@ -202,7 +197,6 @@ class Training:
 
     @property
     def is_over(self) -> bool:
-        """Whether the learning rate has fallen to 0."""
         return self.rounds_left == 0
 
     @property
@@ -273,7 +267,6 @@ class Training:
         return loss.detach()
 
     def copied(self) -> SasRec:
-        """The averaged weights as a model."""
         network = cast(Network, deepcopy(self.averaged.module)).requires_grad_(False).eval()
         return SasRec(network.encoder, network.item_ID.detach(), self.events_I)
 

@@ -28,12 +28,15 @@ from espalier.search import NO_ITEM
 from espalier.text.vectoriser import Vectoriser
 from espalier.text.words import words_of
 
+from ..baselines.tuned_method import bytes_of
 from ..data.csr import Csr, as_matrix
 from ..data.query_logs import LabelledTexts
 from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric, Question, Rank
 from ..retrieval.tuning import Option, Options, search
 
 K1, B = Option("k1", (0.3, 0.6, 1.2, 2.0), times=1.7, least=0.01, most=20), Option("b", (0.0, 0.3, 0.6, 0.75, 0.9, 1.0))
+METRIC = Metric("ndcg", 10)
+"""Of validation queries, by which options are chosen."""
 WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Of a column in BM25F."""
 NEIGHBOURS = Option("neighbours", (10, 30, 100, 300))
@@ -58,7 +61,6 @@ class TextTask:
     columns     the texts of all items, by column; there may be none
     whole       all that may be learned from · part: without the validation queries, where these are of the log
     validation  queries of the log, or made of words of the items
-    metric      the figure of these by which options are chosen
     vectoriser  of n-grams
     made        whether the validation queries are made of words of the items
     deadline    after which no further options are tried
@@ -68,13 +70,12 @@ class TextTask:
     whole: Learned
     part: Learned
     validation: Sequence[Question]
-    metric: Metric
     vectoriser: Vectoriser
     made: bool = False
     deadline: Deadline = NO_DEADLINE
 
-    def chosen(self, grid: Sequence[Option], begun: Callable[[Learned], Made]) -> tuple[Fitted, float]:
-        """What the best of the options makes of the whole, and its figure on validation queries.
+    def chosen(self, grid: Sequence[Option], begun: Callable[[Learned], Made]) -> Fitted:
+        """What the best of the options makes of the whole; the trials' figures are those of the part.
 
         begun  what was learned from → the bytes of what answers need, and options → how it answers
         """
@@ -83,19 +84,18 @@ class TextTask:
         _, made = begun(self.part)
 
         def figure(tried: Options) -> float:
-            return float(self.metric.of(best_of(made(tried))(queries, self.metric.m, False), self.validation).mean())
+            return float(METRIC.of(best_of(made(tried))(queries, METRIC.m, False), self.validation).mean())
 
         found = search(figure, [{option.name: option.values[len(option.values) // 2] for option in grid}], grid, self.deadline)
         if self.part is not self.whole:
             del made
         size, made = begun(self.whole)
-        best = found.best
-        fitted = Fitted(best_of(made(best.options)), best.options, size, time.monotonic() - begin, found.trials, found.ended)
-        return fitted, best.figure
+        best = found.best.options
+        return Fitted(best_of(made(best)), best, size, time.monotonic() - begin, found.trials, found.ended)
 
 
 Made = tuple[int, Callable[[Options], Find]]
-TextMethod = Callable[[TextTask], tuple[Fitted, float]]
+TextMethod = Callable[[TextTask], Fitted]
 
 
 def best_of(find: Find) -> Rank:
@@ -129,7 +129,6 @@ class WordIndex:
         return bytes_of(*self.of_field)
 
     def joined(self) -> WordIndex:
-        """All fields as one."""
         whole = WordIndex([])
         whole._number, whole.of_field = self._number, [sum(self.of_field[1:], start=self.of_field[0])]
         return whole
@@ -172,10 +171,6 @@ class WordIndex:
         return matrix
 
 
-def bytes_of(*matrices: Csr) -> int:
-    return sum(array.nbytes for matrix in matrices for array in (matrix.data, matrix.indices, matrix.indptr))
-
-
 def fields_of(columns: Sequence[Sequence[str]], queries: LabelledTexts) -> list[list[str]]:
     """The texts of each column; and what was asked for and led to an item, as one more."""
     fields = [list(column) for column in columns]
@@ -189,7 +184,7 @@ def fields_of(columns: Sequence[Sequence[str]], queries: LabelledTexts) -> list[
     return fields
 
 
-def bm25(task: TextTask) -> tuple[Fitted, float]:
+def bm25(task: TextTask) -> Fitted:
     """Of all fields as one text; k1 and b are chosen."""
 
     def begun(learned: Learned) -> Made:
@@ -199,7 +194,7 @@ def bm25(task: TextTask) -> tuple[Fitted, float]:
     return task.chosen((K1, B), begun)
 
 
-def bm25f(task: TextTask) -> tuple[Fitted, float]:
+def bm25f(task: TextTask) -> Fitted:
     """Weights of the fields, k1 and b are chosen."""
     weights = [Option(f"weight {place + 1}", WEIGHTS) for place in range(len(task.columns) + (len(task.part.queries) > 0))]
 
@@ -215,7 +210,7 @@ def bm25f(task: TextTask) -> tuple[Fitted, float]:
     return task.chosen((*weights, K1, B), begun)
 
 
-def centroids(task: TextTask) -> tuple[Fitted, float]:
+def centroids(task: TextTask) -> Fitted:
     """The cosine of a query to each item's features, which are those that a tree is built from."""
 
     def begun(learned: Learned) -> Made:
@@ -230,7 +225,7 @@ def centroids(task: TextTask) -> tuple[Fitted, float]:
     return task.chosen((), begun)
 
 
-def query_neighbours(task: TextTask) -> tuple[Fitted, float]:
+def query_neighbours(task: TextTask) -> Fitted:
     """The nearest queries by their cosine vote for their items with it, by the weights of these; how many vote is chosen."""
     if not len(task.part.queries):
         raise InvalidConfig("--methods", "query-neighbours", "a log: queries vote, and there are none")

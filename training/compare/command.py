@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from espalier.errors import InvalidConfig
 
-from ..baselines.fusion import fuse
 from ..baselines.methods import FOR_VECTORS, METHODS, NEEDS
 from ..baselines.own import own_method
 from ..baselines.own_lists import is_listed, listed_method, write_queries
@@ -99,7 +98,7 @@ def run(
     names = [*added, *(name for name in names if name not in added)]  # their own first: it is not what time may run out for
     needs = NEEDS | {name: by_parts(method, trials=1) for name, method in added.items()}
     digests = {name: _digest(where) for name, where in zip(added, own, strict=True)}
-    asked = Asked(settings, data, names, baselines, needs, fuse, beams or BEAMS, seconds, pick_device(device), judged_by, digests)
+    asked = Asked(settings, data, names, baselines, needs, beams or BEAMS, seconds, pick_device(device), judged_by, digests)
     with RunLog.opened("--log-to", log_to, settings.name) as run_log:
         report = compare(asked, json_file)
         log_report(run_log, report)
@@ -168,7 +167,6 @@ def table(rows: Sequence[dict[str, Any]], fits: Sequence[dict[str, Any]], not_ju
 
 
 def show(report: Report) -> None:
-    """Print the table and the two sentences."""
     log_, seen = report["log"], "left out" if report["exclude_seen"] else "not left out"
     print(f"{report['name']}: {log_['users']:,} users, {log_['items']:,} items, {log_['events']:,} events to learn from")
     print(
@@ -179,7 +177,6 @@ def show(report: Report) -> None:
 
 
 def show_methods(report: Report) -> None:
-    """Print the rows, what is not judged and the verdict."""
     not_judged = {left["method"]: left["reason"] for left in report["not_judged"]}
     metrics = list(report["rows"][0]["figures"]) if report["rows"] else []
     print(table(report["rows"], report["fits"], not_judged, metrics))

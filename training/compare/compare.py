@@ -11,37 +11,34 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from espalier.hardware import hardware
-
-from ..compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, Fuse, attempted, in_order, named, parts_of
-from ..compare.figures import Figures, Int64, figures_of, ms_per_query, paired
+from ..compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, attempted, in_order, named, parts_of
+from ..compare.figures import Figures, Int64
 from ..compare.plan import Plan, is_judged
 from ..compare.recipe import MEMORY_SHARE
 from ..compare.report import (
     Key,
     Report,
-    answers_at_beams,
     continued,
     differences,
-    fit_of,
+    field_of,
+    measure,
+    new_report,
     queries_file,
     queries_of,
     read_figures,
-    row_of,
     save,
     save_figures,
 )
-from ..compare.segments import segments_of, training_users_of
-from ..compare.verdict import STRONG, Contestant, Field, verdict
+from ..compare.segments import segments_of
+from ..compare.verdict import STRONG, verdict
 from ..data.splits import EvaluationPair
+from ..data.user_item_matrix import users_of_items
 from ..deep.prepare import prepare
-from ..publish import training_command
 from ..retrieval.needs import Estimate, Needs
 from ..retrieval.task import Clock, Method, Metric
 from ..specification.deep import DeepConfig
@@ -64,7 +61,6 @@ class Asked:
 
     baselines  name → method
     estimates  name → what the baseline needs of a log
-    fuse       makes one method of two
     beams      serving beams of the recipe
     metrics    of the table; none: the usual ones
     own        methods of one's own → what they are known by: where that is another one, they are run again
@@ -77,7 +73,6 @@ class Asked:
     methods: Sequence[str]
     baselines: Mapping[str, Method]
     estimates: Mapping[str, Estimate]
-    fuse: Fuse
     beams: Sequence[int]
     seconds: float | None
     device: torch.device
@@ -99,11 +94,9 @@ def compare(asked: Asked, json_file: Path | None) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         prepared = prepare(asked.config, asked.data, work / "log")
-        contest = Contest(
-            asked.config, prepared, work, asked.beams, asked.baselines, asked.fuse, asked.device, asked.estimates, asked.clock
-        )
+        contest = Contest(asked.config, prepared, work, asked.beams, asked.baselines, asked.device, asked.estimates, asked.clock)
         pairs = queries_of(prepared.split.test, asked.config.search.exclude_seen, MOST_QUERIES)
-        metrics, users_I = metrics_of(asked), training_users_of(prepared.split)
+        metrics, users_I = metrics_of(asked), users_of_items(prepared.split.lists, prepared.split.train)
         report = _begun(asked, contest, pairs)
         figures: dict[Key, Figures] = {}
         if json_file is not None:
@@ -125,7 +118,8 @@ def compare(asked: Asked, json_file: Path | None) -> Report:
             log.warning("interrupted: what was done until now is reported")
     report["rows"].sort(key=lambda row: (_place(row["method"], asked.methods), row["beam_size"] or 0))
     report["differences"] = differences(report["rows"], figures, metrics)
-    report["verdict"] = list(verdict(field_of(report, figures, contest.metric)))
+    strong = STRONG if prepared.interactions.vectors_UF is None else "item-means"
+    report["verdict"] = list(verdict(field_of(report, strong)))
     report["seconds"] = round(report["seconds"] + asked.clock() - begin, 3)
     _write(report, figures, json_file)
     return report
@@ -202,30 +196,16 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
     if isinstance(config.data.split, FileSplit):
         with config.data.split.test.open("rb") as test:
             log_["test_sha256"] = hashlib.file_digest(test, "sha256").hexdigest()
-    return {
-        "name": config.name,
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": hardware(),
-        "threads": torch.get_num_threads(),
-        "command": training_command(),
+    return new_report(config, contest.metric, len(pairs)) | {
         "log": log_,
-        "config": config.model_dump(mode="json"),
+        "threads": torch.get_num_threads(),
         "minutes": _minutes(asked),
-        "metric": str(contest.metric),
         "metrics": [str(metric) for metric in metrics_of(asked)],
         "beams": list(asked.beams),
-        "queries": len(pairs),
         "exclude_seen": config.search.exclude_seen,
         "plan": [],
         "minutes_needed": None,
         "own": {},
-        "rows": [],
-        "fits": [],
-        "not_judged": [],
-        "differences": [],
-        "verdict": [],
-        "interrupted": False,
-        "seconds": 0.0,
     }
 
 
@@ -239,7 +219,7 @@ def _run(
     report: Report,
     figures: dict[Key, Figures],
 ) -> None:
-    """Fit and measure a method; its rows, or why it is not judged, join the report. users_I: see `training_users_of`."""
+    """Fit and measure a method; its rows, or why it is not judged, join the report. users_I: as `segments_of` has it."""
     log.info("%s%s …", name, "" if seconds is None else f", at most {seconds:.0f} s")
     exclude_seen, seed = contest.config.search.exclude_seen, contest.config.seed
     entry = attempted(contest, name, exclude_seen, seconds)
@@ -248,18 +228,9 @@ def _run(
     if isinstance(entry, str):
         report["not_judged"].append({"method": name, "reason": entry})
         return
-    queries = [pair.query for pair in pairs]
-    for beam, found_BM in answers_at_beams(entry, pairs, metrics, exclude_seen).items():
-        measured = figures_of(found_BM, pairs, metrics)
-        ms = ms_per_query(entry.by_beam[beam].rank, queries, contest.metric.m, exclude_seen)
-        figures[name, seed, beam] = measured
-        row = row_of(entry, beam, seed, measured) | {"ms_per_query": ms}
-        if row["chosen"]:
-            row["segments"] = segments_of(found_BM, pairs, contest.metric, users_I)
-        report["rows"].append(row)
-        at = "" if beam is None else f", beam {beam}"
-        log.info("%s%s: %s %.4f, %.3g ms a query", name, at, contest.metric, measured.mean(contest.metric), ms)
-    report["fits"].append(fit_of(entry, seed))
+    found_BM = measure(entry, pairs, metrics, contest.metric, exclude_seen, seed, report, figures)
+    chosen = next(row for row in report["rows"] if row["method"] == name and row["chosen"])
+    chosen["segments"] = segments_of(found_BM, pairs, contest.metric, users_I)
 
 
 def _write(report: Report, figures: Mapping[Key, Figures], json_file: Path | None) -> None:
@@ -285,37 +256,3 @@ def _drop_rows_to_run_again(figures: Mapping[Key, Figures], report: Report, has_
 
 def _place(name: str, methods: Sequence[str]) -> int:
     return methods.index(name) if name in methods else len(methods)
-
-
-def field_of(report: Report, figures: Mapping[Key, Figures], metric: Metric) -> Field:
-    """The contestants of a report, each at its chosen beam."""
-    fits = {fit["method"]: fit for fit in report["fits"]}
-    contestants, key_of = {}, {}
-    for row in report["rows"]:
-        if row["chosen"]:
-            name, fit = row["method"], fits[row["method"]]
-            parts = parts_of(name) if name.split(":")[0] == FUSION else ()
-            key_of[name] = name, row["seed"], row["beam_size"]
-            contestants[name] = Contestant(
-                name,
-                row["figures"][str(metric)]["mean"],
-                row["validation"],
-                fit["seconds"],
-                fit["bytes"],
-                row["ms_per_query"],
-                fit["ended"],
-                parts,
-            )
-
-    def of(first: str, second: str) -> Any:
-        return paired([figures[key_of[first]]], [figures[key_of[second]]], metric)
-
-    return Field(
-        metric=str(metric),
-        tree=contestants.get(RECIPE),
-        others=[contestant for name, contestant in contestants.items() if name != RECIPE],
-        not_judged={left["method"]: left["reason"] for left in report["not_judged"]},
-        minutes=report["minutes_needed"],
-        paired=of,
-        strong="item-means" if report["config"]["data"]["format"]["format"] == "vectors" else STRONG,
-    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import torch
 
 from espalier.errors import EspalierError, InvalidConfig
 
+from ..baselines.fusion import VALIDATION_QUERIES, fuse
 from ..baselines.methods import FOR_VECTORS
 from ..compare.recipe import Costs, Recipe, costs_of, fit_recipe, needs_of
 from ..deep.prepare import Prepared
@@ -43,13 +44,10 @@ MOST_QUERIES = 5000
 """Test queries that are measured, evenly spread: answering takes time, too, and standard errors are small by then."""
 ANSWER_S, TIMING_S = 0.001, 1.5
 """About what an answer takes in a batch, and timing answers one by one."""
-FUSION_QUERIES = 5000
 FUSED_QUERY_S = 0.003
 """About what a fusion takes for each query by which its weights are chosen: two answers, and some forty trials."""
 REFUSALS = (EspalierError, ImportError, MemoryError, FloatingPointError)
 """What a method may raise where it cannot be fitted to a log: it is left out, and others go on."""
-
-Fuse = Callable[[Fitted, Fitted, Task], Fitted]
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,6 @@ class Contest:
     folder: Path
     beams: Sequence[int]
     baselines: Mapping[str, Method]
-    fuse: Fuse
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
     clock: Clock = time.monotonic
@@ -113,7 +110,7 @@ class Contest:
         if name in self.baselines:
             self._refuse_histories(name)
             return self.estimates[name](self.task(exclude_seen, None))
-        queries = min(FUSION_QUERIES, len(self.prepared.split.validation))
+        queries = min(VALIDATION_QUERIES, len(self.prepared.split.validation))
         return Needs(FUSED_QUERY_S * queries, FUSED_QUERY_S * queries)
 
     def answering_seconds(self, name: str) -> float:
@@ -144,7 +141,9 @@ class Contest:
     def _fit(self, name: str, exclude_seen: bool, seconds: float | None) -> Entry:
         task = self.task(exclude_seen, seconds)
         if name == RECIPE:
-            return self._best_beam(task, self._trained(seconds))
+            recipe = self._trained(seconds)
+            leaves = recipe.bundle.tree.leaf_count
+            return self._entry(RECIPE, {beam: recipe.at(beam) for beam in sorted({min(beam, leaves) for beam in self.beams})}, task)
         if name in self.baselines:
             self._refuse_histories(name)
             return self._entry(name, {None: self.baselines[name](task)}, task)
@@ -155,14 +154,9 @@ class Contest:
             own_s = 0.9 * deadline.left_s() / (1 if entries else 2)  # what is left in the end is for choosing the fusion
             entries[part] = self.entry(part, exclude_seen, None if seconds is None else own_s)
         left_s = None if seconds is None else deadline.left_s()
-        fused = self.fuse(entries[first].fitted, entries[second].fitted, self._thinned(self.task(exclude_seen, left_s)))
+        fused = fuse(entries[first].fitted, entries[second].fitted, self.task(exclude_seen, left_s))
         beams = [entries[part].beam_size for part in (first, second) if entries[part].beam_size is not None]
         return self._entry(name, {beams[0] if beams else None: fused}, task)
-
-    def _thinned(self, task: Task) -> Task:
-        """With at most so many validation queries as a fusion is chosen by: two methods answer each of them."""
-        validation = task.split.validation
-        return replace(task, split=replace(task.split, validation=validation[:: max(1, -(-len(validation) // FUSION_QUERIES))]))
 
     def _trained(self, seconds: float | None) -> Recipe:
         if self._recipe is None:
@@ -170,10 +164,6 @@ class Contest:
             told = None if known is None else known.fitted
             self._recipe = fit_recipe(self.config, self.prepared, self.folder, self.device, seconds, self._costs, self.clock, told)
         return self._recipe
-
-    def _best_beam(self, task: Task, recipe: Recipe) -> Entry:
-        leaves = recipe.bundle.tree.leaf_count
-        return self._entry(RECIPE, {beam: recipe.at(beam) for beam in sorted({min(beam, leaves) for beam in self.beams})}, task)
 
     def _entry(self, name: str, by_beam: Mapping[int | None, Fitted], task: Task) -> Entry:
         pairs = task.validation_pairs(CHOOSING_QUERIES)

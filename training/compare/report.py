@@ -1,6 +1,6 @@
 """Reports: what fitted methods are worth on test queries, in files that a killed run leaves whole and a later one continues.
 
-Knows entries, queries, figures and files. Does not know how methods are fitted.
+Knows entries, queries, figures and files, and which rows a verdict is about. Does not know how methods are fitted.
 
 The JSON is for readers and stays small. What each query was worth, by which later methods are compared with earlier ones on the same
 queries, is in a file of arrays beside it (`F.json` → `F.queries.npz`).
@@ -9,9 +9,11 @@ queries, is in a file of arrays beside it (`F.json` → `F.queries.npz`).
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -19,15 +21,71 @@ from zipfile import BadZipFile
 import numpy as np
 
 from espalier.errors import InvalidConfig, InvalidData
+from espalier.hardware import hardware
 
-from ..compare.contest import Entry
-from ..compare.figures import Figures, Int64, answered, paired
+from ..compare.contest import FUSION, RECIPE, Entry, parts_of
+from ..compare.figures import Difference, Figures, Int64, answered, figures_of, ms_per_query, paired
+from ..compare.verdict import Contestant, Field
 from ..data.splits import EvaluationPair, without_seen
-from ..retrieval.task import Metric
+from ..publish import training_command
+from ..retrieval.task import Metric, Question
+from ..specification.deep import DeepConfig
+from ..specification.linear import LinearConfig
+
+log = logging.getLogger(__name__)
 
 Report = dict[str, Any]
 Key = tuple[str, int, int | None]
 """Method, seed, serving beam (None: it has none)."""
+
+
+def new_report(config: DeepConfig | LinearConfig, metric: Metric, queries: int) -> Report:
+    """A report without methods. The caller adds `log`, what the data are."""
+    return {
+        "name": config.name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": hardware(),
+        "command": training_command(),
+        "config": config.model_dump(mode="json"),
+        "metric": str(metric),
+        "queries": queries,
+        "rows": [],
+        "fits": [],
+        "not_judged": [],
+        "differences": [],
+        "verdict": [],
+        "interrupted": False,
+        "seconds": 0.0,
+    }
+
+
+def measure(
+    entry: Entry,
+    pairs: Sequence[Question],
+    metrics: Sequence[Metric],
+    metric: Metric,
+    exclude_seen: bool,
+    seed: int,
+    report: Report,
+    figures: dict[Key, Figures],
+) -> Int64:
+    """Measure a method at its beams and return its answers at the chosen one. Its rows join the report together: an interrupt leaves whole
+    methods.
+
+    metric  the one by which everything is chosen; answers are timed at its m
+    """
+    queries, rows, measured = [pair.query for pair in pairs], [], {}
+    answers = answers_at_beams(entry, pairs, metrics, exclude_seen)
+    for beam, found_BM in answers.items():
+        found = measured[entry.name, seed, beam] = figures_of(found_BM, pairs, metrics)
+        ms = ms_per_query(entry.by_beam[beam].rank, queries, metric.m, exclude_seen)
+        rows.append(row_of(entry, beam, seed, found) | {"ms_per_query": ms})
+        at = "" if beam is None else f", beam {beam}"
+        log.info("%s%s: %s %.4f, %.3g ms a query", entry.name, at, metric, found.mean(metric), ms)
+    figures.update(measured)
+    report["rows"] += rows
+    report["fits"].append(fit_of(entry, seed))
+    return answers[entry.beam_size]
 
 
 def continued(report: Report, file: Path, same: Sequence[str], kept: Sequence[str]) -> Report:
@@ -61,7 +119,6 @@ def save(report: Report, file: Path) -> None:
 
 
 def queries_file(file: Path) -> Path:
-    """Beside the JSON."""
     return file.with_suffix(".queries.npz")
 
 
@@ -108,9 +165,7 @@ def queries_of(pairs: Sequence[EvaluationPair], exclude_seen: bool, most: int | 
     return found if most is None else found[:: max(1, -(-len(found) // most))]
 
 
-def answers_at_beams(
-    entry: Entry, pairs: Sequence[EvaluationPair], metrics: Sequence[Metric], exclude_seen: bool
-) -> dict[int | None, Int64]:
+def answers_at_beams(entry: Entry, pairs: Sequence[Question], metrics: Sequence[Metric], exclude_seen: bool) -> dict[int | None, Int64]:
     """Serving beam → int64[B, M] answers, as many as the metrics look at; one entry, None, for a method without a beam."""
     m = max(metric.m for metric in metrics)
     return {beam: answered(fitted.rank, pairs, m, exclude_seen) for beam, fitted in entry.by_beam.items()}
@@ -153,3 +208,38 @@ def differences(rows: Sequence[dict[str, Any]], figures: Mapping[Key, Figures], 
                 difference = paired([chosen[first][seed] for seed in seeds], [chosen[second][seed] for seed in seeds], metric)
                 found.append({"first": first, "second": second, "metric": str(metric)} | asdict(difference))
     return found
+
+
+def field_of(report: Report, strong: str) -> Field:
+    """The contestants of a report, each at its chosen beam. strong: as in Field."""
+    fits = {fit["method"]: fit for fit in report["fits"]}
+    contestants = {}
+    for row in report["rows"]:
+        if row["chosen"]:
+            name, fit = row["method"], fits[row["method"]]
+            contestants[name] = Contestant(
+                name,
+                row["figures"][report["metric"]]["mean"],
+                row["validation"],
+                fit["seconds"],
+                fit["bytes"],
+                row["ms_per_query"],
+                fit["ended"],
+                parts_of(name) if name.split(":")[0] == FUSION else (),
+            )
+    between = {(one["first"], one["second"]): one for one in report["differences"] if one["metric"] == report["metric"]}
+
+    def of(first: str, second: str) -> Difference:
+        one, sign = (between[first, second], 1) if (first, second) in between else (between[second, first], -1)
+        low, high = sorted((sign * one["low"], sign * one["high"]))
+        return Difference(sign * one["mean"], low, high, one["queries"])
+
+    return Field(
+        metric=report["metric"],
+        tree=contestants.get(RECIPE),
+        others=[contestant for name, contestant in contestants.items() if name != RECIPE],
+        not_judged={left["method"]: left["reason"] for left in report["not_judged"]},
+        paired=of,
+        strong=strong,
+        minutes=report.get("minutes_needed"),
+    )

@@ -9,47 +9,29 @@ Legend: B queries, M results, I items.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..compare.figures import standard_error
-from ..data.splits import EvaluationPair, Split
-from ..data.user_item_matrix import user_item_matrix
+from ..data.splits import EvaluationPair
 from ..retrieval.task import Metric
 
 Int64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Segment:
-    """of    what the queries, or the items that are relevant for them, have in common
-    queries, mean, se  how many there are, and what the metric is over them
-    """
-
-    of: str
-    queries: int
-    mean: float
-    se: float
-
-
-def training_users_of(split: Split) -> Int64:
-    """int64[I]: how many of the users who are learned from touched each item."""
-    matrix = user_item_matrix(split.lists, split.train)
-    return np.bincount(matrix.indices, minlength=split.lists.item_count)
-
-
 def segments_of(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric, users_I: Int64) -> dict[str, Any]:
     """What a report says of one method's answers.
 
-        users, items  `Segment`s: thirds of the queries by the length of their history, none where all are as long, as vectors are;
-                      and thirds of all that is relevant by how many training users touched it, of each the queries that it is relevant for
+        users, items  segments {"of", "queries", "mean", "se"}: thirds of the queries by the length of their history, none where all are as
+                      long, as vectors are; and thirds of all that is relevant by how many training users touched it, of each the queries
+                      that it is relevant for
         coverage      the share of the catalogue that is among somebody's first m
         popularity    training users of an item that is shown ÷ those of an item that is relevant, means over both
 
-    users_I  see `training_users_of`
+    users_I  int64[I]: how many of the users who are learned from touched each item
     """
     shown = found_BM[:, : metric.m]
     shown = shown[shown >= 0]
@@ -57,14 +39,14 @@ def segments_of(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric
     popular = float(users_I[relevant].mean())
     return {
         "metric": str(metric),
-        "users": [vars(segment) for segment in _by_length(found_BM, pairs, metric)],
-        "items": [vars(segment) for segment in _by_popularity(found_BM, pairs, metric, users_I)],
+        "users": _by_length(found_BM, pairs, metric),
+        "items": _by_popularity(found_BM, pairs, metric, users_I),
         "coverage": len(np.unique(shown)) / len(users_I),
         "popularity": float(users_I[shown].mean()) / popular if len(shown) and popular else None,
     }
 
 
-def _by_length(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric) -> list[Segment]:
+def _by_length(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric) -> list[dict[str, Any]]:
     length_B = np.array([len(pair.history) for pair in pairs])
     found = []
     for low, high, inside_B in _thirds(length_B):
@@ -73,7 +55,7 @@ def _by_length(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric)
     return found if len(found) > 1 else []
 
 
-def _by_popularity(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric, users_I: Int64) -> list[Segment]:
+def _by_popularity(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric, users_I: Int64) -> list[dict[str, Any]]:
     found = []
     relevant_users = np.concatenate([users_I[pair.relevant] for pair in pairs])
     for low, high, _ in _thirds(relevant_users):
@@ -92,8 +74,8 @@ def _thirds(values: NDArray[Any]) -> list[tuple[int, int, NDArray[np.bool_]]]:
     return [(int(values[part].min()), int(values[part].max()), part) for part in parts]
 
 
-def _segment(of: str, values_B: NDArray[np.float64]) -> Segment:
-    return Segment(of, len(values_B), float(values_B.mean()), standard_error(values_B))
+def _segment(of: str, values_B: NDArray[np.float64]) -> dict[str, Any]:
+    return {"of": of, "queries": len(values_B), "mean": float(values_B.mean()), "se": standard_error(values_B)}
 
 
 def _span(low: int, high: int) -> str:

@@ -13,10 +13,9 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,30 +25,27 @@ import numpy as np
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.hardware import hardware
 from espalier.queries import TextKind, encode_texts
 from espalier.search import Engine, SearchParams
 
-from ..baselines.texts import METHODS, Learned, TextTask
-from ..compare.contest import RECIPE, REFUSALS, named
-from ..compare.figures import Difference, Figures, answered, figures_of, ms_per_query
-from ..compare.report import Key, Report, differences, save
-from ..compare.verdict import Contestant, Field, verdict
+from ..baselines.texts import METHODS, METRIC, Learned, TextTask
+from ..compare.contest import RECIPE, REFUSALS, Entry, named
+from ..compare.figures import Figures
+from ..compare.report import Key, Report, differences, field_of, measure, new_report, save
+from ..compare.verdict import verdict
 from ..data.csr import Csr
 from ..data.query_logs import LabelledTexts
 from ..linear.label_features import label_features
 from ..linear.own_texts import made_queries
 from ..linear.prepare import OF_ITEMS, OF_LOG, Prepared, prepare
 from ..linear.run import fit_and_export
-from ..publish import training_command
-from ..retrieval.task import NO_DEADLINE, Deadline, Int64, Metric, Rank
+from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric
 from ..specification.linear import WEIGHTS_OF_ONE_NODE, LinearConfig, LogData, TailOptions
 
 log = logging.getLogger(__name__)
 
 ONE_VERSUS_ALL = "one-versus-all"
 NAMES = (*METHODS, ONE_VERSUS_ALL, RECIPE)
-METRIC = Metric("ndcg", 10)
 METRICS = (METRIC, Metric("recall", 10), Metric("recall", 100))
 STRONG = "bm25f"
 MOST_VALIDATION, VALIDATION_SHARE, LEAST_VALIDATION = 1000, 0.1, 30
@@ -70,20 +66,6 @@ class Asked:
     user: int
     query: str
     relevant: Int64
-
-
-@dataclass(frozen=True)
-class Fit:
-    """by_beam     serving beam → how it answers; one entry, None, where a method has no beam
-    beam_size   the one that it is served with
-    validation  its figure on validation queries; of a tree, by which nothing is chosen, 0
-    about       what the report says of it
-    """
-
-    by_beam: Mapping[int | None, Rank]
-    beam_size: int | None
-    validation: float
-    about: dict[str, Any]
 
 
 def compare_texts(
@@ -112,18 +94,19 @@ def compare_texts(
                 log.info("%s …", name)
                 try:
                     if name == RECIPE:
-                        fit = _trained(config, Path(folder) / name, beams, opened)
+                        entry = _trained(name, config, Path(folder) / name, beams, opened)
                     elif deadline.is_over():
                         raise InvalidConfig("--minutes", f"{(seconds or 0) / 60:g}", "more: no time was left")
                     elif name == ONE_VERSUS_ALL:
-                        fit = _trained(_flat(config, prepared), Path(folder) / name, beams, opened)
+                        entry = _trained(name, _flat(config, prepared), Path(folder) / name, beams, opened)
                     else:
-                        fit = _baseline(task, name)
+                        fitted = METHODS[name](task)
+                        entry = Entry(name, {None: fitted}, None, {None: max(trial.figure for trial in fitted.trials)})
                 except REFUSALS as refusal:
                     log.warning("%s is not judged: %s", name, refusal)
                     report["not_judged"].append({"method": name, "reason": named(refusal)})
                     continue
-                _measure(fit, name, tests, config.seed, report, figures)
+                measure(entry, tests, METRICS, METRIC, False, config.seed, report, figures)
                 if json_file is not None:
                     save(report, json_file)
     except KeyboardInterrupt:
@@ -138,36 +121,11 @@ def compare_texts(
 
 
 def _begun(config: LinearConfig, prepared: Prepared, task: TextTask, tests: Sequence[Asked]) -> Report:
-    return {
-        "name": config.name,
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": hardware(),
-        "command": training_command(),
+    return new_report(config, METRIC, len(tests)) | {
         "log": {"sha256": prepared.fingerprint, "items": len(prepared.items), "queries": len(task.whole.queries)},
-        "config": config.model_dump(mode="json"),
         "tested": prepared.tested,
         "chosen_by": OF_ITEMS if task.made else OF_LOG,
-        "metric": str(METRIC),
-        "queries": len(tests),
-        "rows": [],
-        "fits": [],
-        "not_judged": [],
-        "interrupted": False,
     }
-
-
-def _measure(fit: Fit, name: str, tests: Sequence[Asked], seed: int, report: Report, figures: dict[Key, Figures]) -> None:
-    """Measure a method at its beams; its rows join the report together, so that an interrupt leaves whole methods."""
-    rows, measured = [], {}
-    for beam, rank in fit.by_beam.items():
-        found = measured[name, seed, beam] = figures_of(answered(rank, tests, 100, False), tests, METRICS)
-        ms = ms_per_query(rank, [pair.query for pair in tests], 10, False)
-        row = {"method": name, "seed": seed, "beam_size": beam, "chosen": beam == fit.beam_size}
-        means = {str(metric): {"mean": found.mean(metric), "se": found.standard_error(metric)} for metric in METRICS}
-        rows.append(row | {"validation": fit.validation, "figures": means, "ms_per_query": ms})
-    figures.update(measured)
-    report["fits"].append({"method": name, "seed": seed} | fit.about)
-    report["rows"] += rows
 
 
 def _usual(config: LinearConfig, prepared: Prepared, task: TextTask) -> list[str]:
@@ -205,7 +163,7 @@ def task_of(config: LinearConfig, prepared: Prepared, deadline: Deadline = NO_DE
     """
     if prepared.asked is None or prepared.vectoriser is None:
         raise InvalidConfig("data.format", config.data.format, "log")
-    asked, whole = prepared.asked, Learned(prepared.asked, prepared.centroids)
+    asked, whole = prepared.asked, Learned(prepared.asked, label_features(prepared.train, prepared.own, config.linear)[1])
     part, made = whole, bool(prepared.columns) and len(asked) < LEAST_VALIDATION / VALIDATION_SHARE
     if made:
         ids = prepared.items.column("id").to_pylist()
@@ -225,17 +183,16 @@ def task_of(config: LinearConfig, prepared: Prepared, deadline: Deadline = NO_DE
         validation = [Asked(place, asked.texts[row], items[place]) for place, row in enumerate(held.tolist()) if len(items[place])]
     if not validation:
         raise InvalidData("validation queries", 0, "at least one with an item; see data.train and data.own_texts")
-    return TextTask(prepared.columns, whole, part, validation, METRIC, prepared.vectoriser, made, deadline)
+    return TextTask(prepared.columns, whole, part, validation, prepared.vectoriser, made, deadline)
 
 
 def _items_of(labels: Csr) -> list[Int64]:
-    """Of each query."""
     return [own.astype(np.int64) for own in np.split(labels.indices, labels.indptr[1:-1])]
 
 
 def _why_not_flat(config: LinearConfig, prepared: Prepared) -> InvalidData | None:
     """Why there is no one-versus-all beside the recipe, where there is none."""
-    items, features = prepared.centroids.shape
+    items, features = len(prepared.items), prepared.train.points.shape[1]
     if config.tree.count == 1 and config.tree.leaf_of(items, features) >= items:
         return InvalidData("items", items, "more: the recipe's tree is one node, which is one-versus-all")
     if not len(prepared.train):
@@ -255,26 +212,23 @@ def _flat(config: LinearConfig, prepared: Prepared) -> LinearConfig:
     return config.model_copy(update={"tree": tree, "tail": TailOptions()})
 
 
-def _baseline(task: TextTask, name: str) -> Fit:
-    fitted, validation = METHODS[name](task)
-    about = {"seconds": fitted.seconds, "bytes": fitted.bytes, "ended": fitted.ended, "options": fitted.options}
-    return Fit({None: fitted.rank}, None, validation, about | {"trials": [asdict(trial) for trial in fitted.trials]})
+def _trained(name: str, config: LinearConfig, folder: Path, beams: Sequence[int], opened: ExitStack) -> Entry:
+    """What `fit` makes of the configuration, at each serving beam, and at that which it would be served with.
 
-
-def _trained(config: LinearConfig, folder: Path, beams: Sequence[int], opened: ExitStack) -> Fit:
-    """What `fit` makes of the configuration, at each serving beam, and at that which it would be served with."""
+    By validation queries nothing is chosen here: their figure is 0.
+    """
     (folder / "work").mkdir(parents=True)
     begin = time.monotonic()
     bundle = fit_and_export(config, folder / config.name / "1", folder / "work")
     seconds = time.monotonic() - begin
     engine = opened.enter_context(closing(open_engine(bundle, "cpu")))
     usual = None if bundle.tree.height == 1 else min(config.search.beam_size, bundle.tree.leaf_count)
-    ranks: dict[int | None, Rank] = {
-        beam: partial(_found, bundle, engine, 1 if beam is None else beam)
+    size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
+    by_beam: dict[int | None, Fitted] = {
+        beam: Fitted(partial(_found, bundle, engine, 1 if beam is None else beam), {}, size, seconds)
         for beam in ([None] if usual is None else sorted({min(beam, bundle.tree.leaf_count) for beam in (*beams, usual)}))
     }
-    size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
-    return Fit(ranks, usual, 0.0, {"seconds": seconds, "bytes": size, "ended": None, "options": {}, "trials": []})
+    return Entry(name, by_beam, usual, dict.fromkeys(by_beam, 0.0))
 
 
 def _found(bundle: Bundle, engine: Engine, beam: int, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
@@ -287,7 +241,9 @@ def _found(bundle: Bundle, engine: Engine, beam: int, queries: Sequence[Any], /,
 
 def _verdict(config: LinearConfig, report: Report) -> list[str]:
     """Two sentences, the second as sure as the queries are that chose and that measured."""
-    field = _field(report)
+    field = field_of(report, STRONG)
+    # One-versus-all has no figure of validation queries: it would have to be trained twice.
+    field = replace(field, others=[other for other in field.others if other.name != ONE_VERSUS_ALL])
     found, pays = verdict(field)
     if report["chosen_by"] == OF_ITEMS:
         found = found.replace("on validation queries", "on queries made of items' words")
@@ -301,35 +257,6 @@ def _verdict(config: LinearConfig, report: Report) -> list[str]:
         if better:
             return [found, f"Undecided: {' and '.join(better)}, which made queries did not choose, found more than {best.name}."]
     return [found, pays]
-
-
-def _field(report: Report) -> Field:
-    """The contestants, each at its usual beam."""
-    fits = {fit["method"]: fit for fit in report["fits"]}
-    rows = {row["method"]: row for row in report["rows"] if row["chosen"]}
-    found = {
-        name: Contestant(
-            name,
-            row["figures"][report["metric"]]["mean"],
-            row["validation"],
-            fits[name]["seconds"],
-            fits[name]["bytes"],
-            row["ms_per_query"],
-            fits[name]["ended"],
-        )
-        for name, row in rows.items()
-    }
-    between = {(one["first"], one["second"]): one for one in report["differences"] if one["metric"] == report["metric"]}
-
-    def paired(first: str, second: str) -> Difference:
-        one, sign = (between[first, second], 1) if (first, second) in between else (between[second, first], -1)
-        low, high = sorted((sign * one["low"], sign * one["high"]))
-        return Difference(sign * one["mean"], low, high, one["queries"])
-
-    # One-versus-all has no figure of validation queries: it would have to be trained twice.
-    others = [contestant for name, contestant in found.items() if name not in (RECIPE, ONE_VERSUS_ALL)]
-    not_judged = {left["method"]: left["reason"] for left in report["not_judged"]}
-    return Field(report["metric"], found.get(RECIPE), others, not_judged, paired, STRONG)
 
 
 def show(report: Report) -> None:

@@ -75,7 +75,6 @@ class Field:
 
     @property
     def fusions(self) -> list[Contestant]:
-        """The tree fused with another method."""
         return [other for other in self.others if self.tree is not None and self.tree.name in other.parts]
 
 
@@ -97,7 +96,6 @@ def verdict(field: Field) -> tuple[str, str]:
 
 
 def _enough(field: Field) -> str:
-    """How much time would do, where more would."""
     return "" if field.minutes is None else f" (--minutes {field.minutes:g} would do)"
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,63 +27,40 @@ MOST_PARTS = 256
 """Files that events are dealt to, at most. Each has up to CHUNK events, or of a larger log this part, and the rest of its last user's."""
 
 
-@dataclass(frozen=True)
-class EventFiles:
-    """Files of int32 codes, and of timestamps of a type, event by event.
-
-    stamp  None: there are none
-    """
-
-    user: Path
-    item: Path
-    stamp: Path | None
-    stamp_type: Any
+USER, ITEM, STAMP = "user", "item", "stamp"
+"""Files of a folder, event by event: int32 codes, and timestamps where events have some."""
 
 
-@dataclass(frozen=True)
-class GroupedFiles:
-    """Events by user, in the log's stated order: those of user u are offset_U1[u] … offset_U1[u + 1] − 1, at least one.
+def group(folder: Path, stamp_type: Any, row_of_code: Int32, unique: bool) -> Int64:
+    """Sort a folder's files by user row, then by timestamp where there is one, else and at ties in file order.
 
-    item  int32 item codes, −1 where `unique` drops an event
-    """
-
-    offset_U1: Int64
-    item: Path
-    stamp: Path | None
-    stamp_type: Any
-
-
-def grouped(events: EventFiles, row_of_code: Int32, unique: bool, scratch: Path) -> GroupedFiles:
-    """Sort by user row, then by timestamp where there is one, else and at ties in file order. The files of `events` are used up.
-
+    stamp_type   of the timestamps; None: there are none
     row_of_code  int32[U]: the row of each user code
-    unique       an item counts once in a user's list, the first time
+    unique       an item counts once in a user's list, the first time; the other events' items become −1
+
+    Returns int64[U + 1]: the events of user u are then those from offset[u] to offset[u + 1] − 1, at least one. USER is used up.
     """
     count_U = np.zeros(len(row_of_code), np.int64)
-    for codes in _blocks(events.user, np.int32):
+    for codes in _blocks(folder / USER, np.int32):
         count_U += np.bincount(row_of_code[codes], minlength=len(count_U))
     offset_U1 = np.concatenate([[0], np.cumsum(count_U)]).astype(np.int64)
     events_of_part = max(CHUNK, -(-int(offset_U1[-1]) // MOST_PARTS))
     first_users = np.searchsorted(offset_U1[:-1], np.arange(0, offset_U1[-1], events_of_part))
-    parts = _dealt(events, row_of_code, np.unique([*first_users, len(count_U)]), scratch)
-    result = GroupedFiles(
-        offset_U1, scratch / "grouped-item", None if events.stamp is None else scratch / "grouped-stamp", events.stamp_type
-    )
-    with ExitStack() as stack:
-        item_file = stack.enter_context(result.item.open("wb"))
-        stamp_file = None if result.stamp is None else stack.enter_context(result.stamp.open("wb"))
+    record = np.dtype([(USER, np.int32), (ITEM, np.int32), *([] if stamp_type is None else [(STAMP, stamp_type)])])
+    parts = _dealt(folder, record, row_of_code, np.unique([*first_users, len(count_U)]))
+    with (folder / ITEM).open("wb") as item_file, (folder / STAMP).open("wb") as stamp_file:
         for part in parts:
-            records = np.fromfile(part, _record(events))
+            records = np.fromfile(part, record)
             part.unlink()
             # Both sorts are stable: ties keep file order.
-            by_user = np.argsort(records["user"], kind="stable") if stamp_file is None else np.lexsort((records["stamp"], records["user"]))
-            item = records["item"][by_user]
+            by_user = np.argsort(records[USER], kind="stable") if stamp_type is None else np.lexsort((records[STAMP], records[USER]))
+            item = records[ITEM][by_user]
             if unique:
-                item = np.where(_first_of_each(records["user"][by_user], item), item, np.int32(-1))
+                item = np.where(_first_of_each(records[USER][by_user], item), item, np.int32(-1))
             item.tofile(item_file)
-            if stamp_file is not None:
-                records["stamp"][by_user].tofile(stamp_file)
-    return result
+            if stamp_type is not None:
+                records[STAMP][by_user].tofile(stamp_file)
+    return offset_U1
 
 
 def user_chunks(offset_U1: Int64, most: int) -> Iterator[tuple[int, int]]:
@@ -96,32 +72,24 @@ def user_chunks(offset_U1: Int64, most: int) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _record(events: EventFiles) -> np.dtype[Any]:
-    stamp = [] if events.stamp is None else [("stamp", events.stamp_type)]
-    return np.dtype([("user", np.int32), ("item", np.int32), *stamp])
-
-
-def _dealt(events: EventFiles, row_of_code: Int32, cuts: Int64, scratch: Path) -> list[Path]:
-    """Files of records: part p has the users cuts[p] … cuts[p + 1] − 1, in file order."""
-    paths = [scratch / f"part-{p}" for p in range(len(cuts) - 1)]
-    sources = [_blocks(events.user, np.int32), _blocks(events.item, np.int32)]
-    if events.stamp is not None:
-        sources.append(_blocks(events.stamp, events.stamp_type))
+def _dealt(folder: Path, record: np.dtype[Any], row_of_code: Int32, cuts: Int64) -> list[Path]:
+    """Files of records: part p has the users cuts[p] … cuts[p + 1] − 1, in file order. The folder's files are used up."""
+    paths = [folder / f"part-{p}" for p in range(len(cuts) - 1)]
+    names = record.names or ()
     with ExitStack() as stack:
         files = [stack.enter_context(path.open("wb")) for path in paths]
-        for user, *values in zip(*sources, strict=True):
+        for user, *values in zip(*(_blocks(folder / name, record[name]) for name in names), strict=True):
             row = row_of_code[user]
             part = (np.searchsorted(cuts, row, side="right") - 1).astype(np.int16)
             by_part = np.argsort(part, kind="stable")
-            records = np.empty(len(row), _record(events))
-            for name, column in zip(records.dtype.names or (), (row, *values), strict=True):
+            records = np.empty(len(row), record)
+            for name, column in zip(names, (row, *values), strict=True):
                 records[name] = column[by_part]
             found, first = np.unique(part[by_part], return_index=True)
             for p, start, stop in zip(found.tolist(), first.tolist(), [*first[1:].tolist(), len(row)], strict=True):
                 records[start:stop].tofile(files[p])
-    for path in (events.user, events.item, events.stamp):
-        if path is not None:
-            path.unlink()
+    for name in names:
+        (folder / name).unlink()
     return paths
 
 

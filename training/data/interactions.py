@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +28,11 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidData
 
 from ..data import grouping
-from ..data.grouping import EventFiles, GroupedFiles, user_chunks
+from ..data.grouping import user_chunks
 from ..data.log_files import read_as, read_log
 from ..data.log_values import BadRows, Stamps
 from ..data.parquet_logs import files_of
-from ..data.vector_files import read_vectors, vectors_in_order, write_new
+from ..data.vector_files import read_vectors, vectors_in_order
 from ..data.vocabulary import Vocabulary
 from ..specification.log_format import LogFormat, Order, TableFormat, VectorsFormat
 
@@ -91,8 +92,6 @@ class Interactions:
 
     def of(self, user: int) -> Int64:
         """int64[…]: the item rows of one user, oldest first."""
-        if not 0 <= user < self.user_count:
-            raise InvalidData("user", user, f"a user row below {self.user_count}")
         return np.asarray(self.item_of_event_E[self.offset_U1[user] : self.offset_U1[user + 1]], np.int64)
 
 
@@ -113,9 +112,11 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
         users = codes.users.sorted_codes()
         row_of_user = np.empty(len(users), np.int32)
         row_of_user[users] = np.arange(len(users), dtype=np.int32)
-        grouped = grouping.grouped(codes.events, row_of_user, log.unique, scratch)
-        item_order, item_row = _kept_items(codes, grouped, log.min_item_events)
-        stays_U, offset_U1 = _write_kept(grouped, item_row, log.min_user_events, scratch)
+        is_float = isinstance(log, TableFormat) and log.timestamp_type == "float"
+        stamp_type: Any = None if log.timestamp is None else np.float64 if is_float else np.int64
+        grouped_U1 = grouping.group(scratch, stamp_type, row_of_user, log.unique)
+        item_order, item_row = _kept_items(codes, scratch, log.min_item_events)
+        stays_U, offset_U1 = _write_kept(grouped_U1, item_row, log.min_user_events, scratch, stamp_type)
         user_order = users[stays_U]
         # Replacing, not overwriting: an earlier result that still maps the old file stays intact.
         os.replace(scratch / EVENTS_FILE, work_dir / EVENTS_FILE)
@@ -134,7 +135,7 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
         category_names=names,
         fingerprint=_fingerprint(path),
         order=log.order,
-        time_of_event_E=None if log.timestamp is None else _stamps(work_dir / TIMES_FILE, log),
+        time_of_event_E=None if stamp_type is None else np.memmap(work_dir / TIMES_FILE, stamp_type, mode="r"),
         vectors_UF=vectors_UF,
         bad_rows=codes.bad_rows,
     )
@@ -157,7 +158,6 @@ class _Codes:
     items: Vocabulary
     categories: Vocabulary
     category_of_item: Int64
-    events: EventFiles
     bad_rows: Mapping[str, int]
 
 
@@ -166,7 +166,7 @@ def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Cod
     category_of_item = np.zeros(0, np.int64)
     bad_rows = BadRows("refuse" if isinstance(log, VectorsFormat) else log.bad_rows, "data.format")
     with ExitStack() as stack:
-        names = ("user", "item", "stamp", VECTORS_FILE)
+        names = (grouping.USER, grouping.ITEM, grouping.STAMP, VECTORS_FILE)
         user_file, item_file, stamp_file, vector_file = (stack.enter_context((scratch / name).open("wb")) for name in names)
         if isinstance(log, VectorsFormat):
             batches = read_vectors(path, log, scratch, block_bytes=block_bytes)
@@ -175,8 +175,10 @@ def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Cod
         for batch in batches:
             known, item, user = len(users), items.encode(batch.item), users.encode(batch.user)
             user.tofile(user_file)
-            if batch.vectors is not None:
-                write_new(batch.vectors, user, known, vector_file)
+            if batch.vectors_RF is not None and batch.row_of_event_E is not None:
+                _, first = np.unique(user, return_index=True)
+                new_E = first[user[first] >= known]  # the first event of each user that is new, in the order of their codes
+                batch.vectors_RF[batch.row_of_event_E[new_E]].tofile(vector_file)
             item.tofile(item_file)
             if batch.stamp is not None:
                 batch.stamp.tofile(stamp_file)
@@ -190,23 +192,13 @@ def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Cod
     bad_rows.finish()
     if len(users) == 0:
         raise InvalidData(path.name, "no events", "at least one event")
-    stamp = None if log.timestamp is None else scratch / "stamp"
-    events = EventFiles(scratch / "user", scratch / "item", stamp, _stamp_type(log))
-    return _Codes(users, items, categories, category_of_item, events, bad_rows.counts)
+    return _Codes(users, items, categories, category_of_item, bad_rows.counts)
 
 
-def _stamp_type(log: LogFormat) -> type[np.int64] | type[np.float64]:
-    return np.float64 if isinstance(log, TableFormat) and log.timestamp_type == "float" else np.int64
-
-
-def _stamps(file: Path, log: LogFormat) -> Stamps:
-    return np.memmap(file, np.float64, mode="r") if _stamp_type(log) is np.float64 else np.memmap(file, np.int64, mode="r")
-
-
-def _kept_items(codes: _Codes, grouped: GroupedFiles, minimum: int) -> tuple[Int64, Int32]:
+def _kept_items(codes: _Codes, folder: Path, minimum: int) -> tuple[Int64, Int32]:
     """The codes of the items that stay, in row order, and the row of every code (−1 if dropped); the last entry is for event code −1."""
     count = np.zeros(len(codes.items) + 1, np.int64)
-    with grouped.item.open("rb") as file:
+    with (folder / grouping.ITEM).open("rb") as file:
         while len(block := np.fromfile(file, np.int32, grouping.CHUNK)):
             count += np.bincount(block.astype(np.int64) + 1, minlength=len(count))
     order = codes.items.sorted_codes()
@@ -218,22 +210,20 @@ def _kept_items(codes: _Codes, grouped: GroupedFiles, minimum: int) -> tuple[Int
     return order, row
 
 
-def _write_kept(grouped: GroupedFiles, item_row: Int32, minimum: int, folder: Path) -> tuple[NDArray[np.bool_], Int64]:
+def _write_kept(offset_U1: Int64, item_row: Int32, minimum: int, folder: Path, stamp_type: Any) -> tuple[NDArray[np.bool_], Int64]:
     """Write the kept events of the users that stay, and their timestamps; returns bool[U], who stays, and their offsets."""
-    offset_U1 = grouped.offset_U1
     count_U = np.zeros(len(offset_U1) - 1, np.int64)
     with ExitStack() as stack:
         file, times = (stack.enter_context((folder / name).open("wb")) for name in (EVENTS_FILE, TIMES_FILE))
-        source = stack.enter_context(grouped.item.open("rb"))
-        stamps = None if grouped.stamp is None else stack.enter_context(grouped.stamp.open("rb"))
+        source, stamps = (stack.enter_context((folder / name).open("rb")) for name in (grouping.ITEM, grouping.STAMP))
         for first, last in user_chunks(offset_U1, grouping.CHUNK):
             size = int(offset_U1[last] - offset_U1[first])
             row_E = item_row[np.fromfile(source, np.int32, size)]
             count_U[first:last] = np.add.reduceat(row_E >= 0, offset_U1[first:last] - offset_U1[first], dtype=np.int64)
             kept_E = (row_E >= 0) & np.repeat(count_U[first:last] >= minimum, np.diff(offset_U1[first : last + 1]))
             row_E[kept_E].tofile(file)
-            if stamps is not None:
-                np.fromfile(stamps, grouped.stamp_type, size)[kept_E].tofile(times)
+            if stamp_type is not None:
+                np.fromfile(stamps, stamp_type, size)[kept_E].tofile(times)
     stays_U = count_U >= minimum
     if not stays_U.any():
         raise InvalidData("min_user_events", minimum, f"a filter that leaves a user; the longest list has {count_U.max()} events")

@@ -26,6 +26,7 @@ from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import SparseRows, concatenated
 from espalier.text.vectoriser import Vectoriser
 
+from ..data.log_values import is_text_type
 from ..specification.deep import ContentConfig
 
 log = logging.getLogger(__name__)
@@ -109,15 +110,11 @@ def _column(name: str, column: pa.ChunkedArray) -> ContentColumn | None:
         numbers = numbers[np.isfinite(numbers)]
         scale = float(numbers.std()) if len(numbers) else 0.0
         return ContentColumn(name=name, kind="number", mean=float(numbers.mean()), scale=scale) if 0 < scale < np.inf else None
-    if _is_string(kind):
+    if is_text_type(kind):
         return ContentColumn(name=name, kind="string")
-    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_string(kind.value_type):
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and is_text_type(kind.value_type):
         return ContentColumn(name=name, kind="list")
     return None
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _values(items: ItemTable, columns: Sequence[ContentColumn], most: int) -> dict[str, NDArray[Any]]:

@@ -66,7 +66,7 @@ def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
 def _read_text(file: Path, form: TextTable) -> pa.Table:
     bad_rows = BadRows(form.bad_rows, form.SECTION)
     table, _ = whole_table(TextTableFile.of(file, form), None, bad_rows)
-    bad_rows.add_kept(len(table))
+    bad_rows.kept += len(table)
     bad_rows.finish()
     ids = position_of(table.column_names, "id")
     columns = [column if position == ids else _typed(column, form) for position, column in enumerate(table.columns)]

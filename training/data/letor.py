@@ -14,16 +14,21 @@ import math
 import re
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
 from ..data.ranking_set import RankingSet
+
+Float32 = NDArray[np.float32]
+Pairs = Callable[[str, int, list[str], str], list[str]]
+"""A line's place, its row, its fields after the grade and its comment → its `feature:value` fields."""
 
 MAX_FEATURES = 1_000_000
 DOCID = re.compile(r"docid\s*=\s*(\S+)")
@@ -38,25 +43,27 @@ def read_letor(path: Path, *, features: int | None = None, absent: float = math.
     Item ids are those of `#docid = ID`, if every line has one. Raises InvalidData with the line where it is not in the format, among them
     a query whose lines are not together.
     """
-    lines = _Lines(path, features)
     query_ids: list[str] = []
     starts: list[int] = []
     items: list[str] = []
-    for number, fields, comment in lines.each():
+
+    def pairs(where: str, row: int, fields: list[str], comment: str) -> list[str]:
         if not fields[:1] or not fields[0].startswith("qid:") or len(fields[0]) == 4:
-            raise InvalidData(f"{path}, line {number}", " ".join(fields)[:80], "a query, qid:ID, after the grade")
+            raise InvalidData(where, " ".join(fields)[:80], "a query, qid:ID, after the grade")
         query = fields[0].removeprefix("qid:")
         if not query_ids or query_ids[-1] != query:
             query_ids.append(query)
-            starts.append(lines.rows)
-        lines.add(number, fields[1:])
+            starts.append(row)
         if (docid := DOCID.search(comment)) is not None:
             items.append(docid[1])
+        return fields[1:]
+
+    values_RF, grades_R = _read(path, features, absent, pairs)
     if len(set(query_ids)) != len(query_ids):
         repeated = next(query for place, query in enumerate(query_ids) if query in query_ids[:place])
         raise InvalidData(str(path), f"qid:{repeated} in two places", "the lines of a query together")
-    offset = np.array([*starts, lines.rows], np.int64)
-    return lines.ranking_set(offset, absent, tuple(query_ids), tuple(items) if len(items) == lines.rows else None)
+    offset, item_ids = np.array([*starts, len(grades_R)], np.int64), tuple(items) if len(items) == len(grades_R) else None
+    return RankingSet(values_RF, grades_R, offset, _names(values_RF), tuple(query_ids), item_ids)
 
 
 def read_svmlight(path: Path, sizes: Path, *, features: int | None = None, absent: float = 0.0) -> RankingSet:
@@ -64,9 +71,7 @@ def read_svmlight(path: Path, sizes: Path, *, features: int | None = None, absen
 
     Arguments and errors as `read_letor`.
     """
-    lines = _Lines(path, features)
-    for number, fields, _ in lines.each():
-        lines.add(number, fields)
+    values_RF, grades_R = _read(path, features, absent, lambda where, row, fields, comment: fields)
     counts = array("q")
     with _opened(sizes) as file:
         for number, line in enumerate(file, start=1):
@@ -75,71 +80,55 @@ def read_svmlight(path: Path, sizes: Path, *, features: int | None = None, absen
                     raise InvalidData(f"{sizes}, line {number}", line.strip()[:80], "a query's number of lines, at least 1")
                 counts.append(int(line))
     offset = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
-    if offset[-1] != lines.rows:
-        raise InvalidData(str(sizes), f"{offset[-1]} lines in all", f"{lines.rows}, as {path} has")
-    return lines.ranking_set(offset, absent, None, None)
+    if offset[-1] != len(grades_R):
+        raise InvalidData(str(sizes), f"{offset[-1]} lines in all", f"{len(grades_R)}, as {path} has")
+    return RankingSet(values_RF, grades_R, offset, _names(values_RF))
 
 
-class _Lines:
-    """The lines of a text file, one after the other, and the features of those that were added."""
+def _names(values_RF: Float32) -> tuple[str, ...]:
+    return tuple(str(name) for name in range(1, values_RF.shape[1] + 1))
 
-    def __init__(self, path: Path, features: int | None) -> None:
-        self.path, self.width = path, features
-        self.rows = 0
-        self._grade, self._row, self._column, self._value = array("f"), array("q"), array("q"), array("f")
-        self._last_grade = 0.0
 
-    def each(self) -> Iterator[tuple[int, list[str], str]]:
-        """(number, fields after the grade, comment) of each line that is not empty."""
-        with _opened(self.path) as file:
-            for number, line in enumerate(file, start=1):
-                body, _, comment = line.partition("#")
-                fields = body.split()
-                if not fields:
-                    continue
-                try:
-                    self._last_grade = float(fields[0])
-                except ValueError:
-                    self._last_grade = math.nan
-                if not 0 <= self._last_grade < math.inf:
-                    raise InvalidData(f"{self.path}, line {number}", fields[0][:80], "a grade of at least 0")
-                yield number, fields[1:], comment
+def _read(path: Path, features: int | None, absent: float, pairs: Pairs) -> tuple[Float32, Float32]:
+    """The features float32[R, F] and the grades float32[R] of the lines of a file that are not empty."""
+    limit = MAX_FEATURES if features is None else features
+    grades, rows, columns, values = array("f"), array("q"), array("q"), array("f")
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            body, _, comment = line.partition("#")
+            fields, where, row = body.split(), f"{path}, line {number}", len(grades)
+            if not fields:
+                continue
+            grade = _number(fields[0], math.nan)
+            if not 0 <= grade < math.inf:
+                raise InvalidData(where, fields[0][:80], "a grade of at least 0")
+            grades.append(grade)
+            seen = set()
+            for field in pairs(where, row, fields[1:], comment):
+                name, _, text = field.partition(":")
+                value = math.nan if text.upper() == "NULL" else _number(text, math.inf)
+                if not name.isdecimal() or math.isinf(value):
+                    raise InvalidData(where, field[:80], "feature:value, a number counted from 1 and a number or NULL")
+                column = int(name) - 1
+                if not 0 <= column < limit or column in seen:
+                    raise InvalidData(where, field[:80], f"features from 1 to {limit}, each once")
+                seen.add(column)
+                rows.append(row)
+                columns.append(column)
+                values.append(value)
+    if not grades:
+        raise InvalidData(str(path), "no lines", "at least one query")
+    values_RF = np.full((len(grades), features or max(columns, default=-1) + 1), absent, np.float32)
+    values_RF[np.array(rows), np.array(columns)] = values
+    return values_RF, np.array(grades)
 
-    def add(self, number: int, fields: list[str]) -> None:
-        """Take in a line's `feature:value` fields."""
-        seen = set()
-        for field in fields:
-            name, _, text = field.partition(":")
-            try:
-                value = math.nan if text.upper() in ("NULL", "NAN") else float(text)
-            except ValueError:
-                value = math.inf
-            if not name.isdecimal() or math.isinf(value):
-                raise InvalidData(f"{self.path}, line {number}", field[:80], "feature:value, a number counted from 1 and a number or NULL")
-            column = int(name)
-            limit = MAX_FEATURES if self.width is None else self.width
-            if not 1 <= column <= limit or column in seen:
-                raise InvalidData(f"{self.path}, line {number}", field[:80], f"features from 1 to {limit}, each once")
-            seen.add(column)
-            self._row.append(self.rows)
-            self._column.append(column - 1)
-            self._value.append(value)
-        self._grade.append(self._last_grade)
-        self.rows += 1
 
-    def ranking_set(
-        self, offset: np.ndarray, absent: float, query_ids: tuple[str, ...] | None, item_ids: tuple[str, ...] | None
-    ) -> RankingSet:
-        """All lines, as queries that begin at `offset`."""
-        if self.rows == 0:
-            raise InvalidData(str(self.path), "no lines", "at least one query")
-        column = np.frombuffer(self._column, np.int64) if self._column else np.zeros(0, np.int64)
-        width = self.width or int(column.max(initial=-1)) + 1
-        values_RF = np.full((self.rows, width), absent, np.float32)
-        if len(column):
-            values_RF[np.frombuffer(self._row, np.int64), column] = np.frombuffer(self._value, np.float32)
-        grades = np.frombuffer(self._grade, np.float32).copy()
-        return RankingSet(values_RF, grades, offset, tuple(str(name) for name in range(1, width + 1)), query_ids, item_ids)
+def _number(text: str, other: float) -> float:
+    """`other` where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return other
 
 
 @contextmanager

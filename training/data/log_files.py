@@ -28,25 +28,19 @@ from ..specification.log_format import CsvFormat, EventFormat, ListsFormat, LogF
 class LogBatch:
     """Some consecutive events: string arrays without nulls or empty ids; category null where there is none.
 
-    vectors  the users are queries: their vectors
+    vectors_RF      where users are queries: float32[R, F], finite
+    row_of_event_E  int64[E], in these vectors: the row of each event's user
     """
 
     user: pa.Array
     item: pa.Array
-    stamp: Stamps | None
-    category: pa.Array | None
-    vectors: BatchVectors | None = None
+    stamp: Stamps | None = None
+    category: pa.Array | None = None
+    vectors_RF: NDArray[np.float32] | None = None
+    row_of_event_E: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.user)
-
-
-@dataclass(frozen=True)
-class BatchVectors:
-    """vectors_RF: float32[R, F], finite; row_of_event_E: int64[E], the row of each event's user."""
-
-    vectors_RF: NDArray[np.float32]
-    row_of_event_E: NDArray[np.int64]
 
 
 def read_as(path: Path, log: LogFormat) -> LogFormat:
@@ -86,7 +80,7 @@ def read_log(path: Path, log: EventFormat, scratch: Path, bad_rows: BadRows, *, 
         timestamps = Timestamps(log.timestamp_type, written=log.time_format)
     for place, batch in source:
         events = _events(place, batch, timestamps, bad_rows)
-        bad_rows.add_kept(len(events))
+        bad_rows.kept += len(events)
         yield events
 
 
@@ -140,7 +134,7 @@ def _lists(path: Path, log: ListsFormat, bad_rows: BadRows, block_bytes: int) ->
         wrong = np.unique(np.searchsorted(np.cumsum(_lengths(ids)), empty, side="right"))
         bad_rows.add("no id", wrong, partial(_wrong_line, path, number, lines, expected))
         number, lines, ids = np.delete(number, wrong), _without(lines, wrong), _without(ids, wrong)
-        bad_rows.add_kept(len(ids))
+        bad_rows.kept += len(ids)
         if alone is None and len(ids):
             alone = _wrong_line(path, number, lines, expected, 0)
         length, values = _lengths(ids), pc.list_flatten(ids)
@@ -148,7 +142,7 @@ def _lists(path: Path, log: ListsFormat, bad_rows: BadRows, block_bytes: int) ->
         is_user = np.zeros(len(values), bool)
         is_user[np.cumsum(length) - length] = True
         users = values.filter(pa.array(is_user)).take(pa.array(np.repeat(np.arange(len(length)), length - 1)))
-        yield LogBatch(users, values.filter(pa.array(~is_user)), None, None)
+        yield LogBatch(users, values.filter(pa.array(~is_user)))
     if events == 0 and alone is not None:
         raise InvalidData(*alone)
 

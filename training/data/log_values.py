@@ -36,9 +36,6 @@ FIRST_MICROSECOND = int(np.datetime64("1000-01-01", "us").astype(np.int64))
 TRIED = 100
 """First values of a block that are tried for the zone of the log's dates and times."""
 
-PATIENCE = 1 << 20
-"""Rows that may be left out before others are read: a wrong format should not take the time of the whole log."""
-
 
 class Problem(NamedTuple):
     """What InvalidData says."""
@@ -52,10 +49,10 @@ class BadRows:
     """Rows that cannot be read: the first one is refused, or all are left out and counted by reason."""
 
     def __init__(self, policy: BadRowsPolicy, section: str) -> None:
-        """section: dotted name of the one that has the key `bad_rows`."""
+        """section: dotted name of the one that has the key `bad_rows`. `kept` is how many rows are read, which the reader counts."""
         self.counts: Counter[str] = Counter()
+        self.kept = 0
         self._policy, self._key = policy, f"{section}.bad_rows"
-        self._kept = 0
 
     @property
     def most(self) -> int | None:
@@ -73,26 +70,14 @@ class BadRows:
             log.warning("left out: %s", InvalidData(*problem(int(rows[0]))))
         self.counts[reason] += len(rows)
 
-    def add_kept(self, rows: int) -> None:
-        """Rows that are read. Raises InvalidData where most of very many rows were left out."""
-        self._kept += rows
-        if self.counts.total() > self._kept + PATIENCE:
-            self._check_half()
-
     def finish(self) -> None:
         """After the last row: log how many were left out. Raises InvalidData where more were left out than read."""
-        self._check_half()
-        if self.counts:
-            log.warning("%d rows were left out: %s; %d rows were read", self.counts.total(), self._by_reason(), self._kept)
-
-    def _check_half(self) -> None:
-        left_out = self.counts.total()
-        if left_out > self._kept:
-            found = f"{left_out:,} of {left_out + self._kept:,} rows left out ({self._by_reason()})"
+        left_out, by_reason = self.counts.total(), ", ".join(f"{reason}: {count:,}" for reason, count in self.counts.items())
+        if left_out > self.kept:
+            found = f"{left_out:,} of {left_out + self.kept:,} rows left out ({by_reason})"
             raise InvalidData(self._key, found, "at most half; the other keys do not fit the file")
-
-    def _by_reason(self) -> str:
-        return ", ".join(f"{reason}: {count:,}" for reason, count in self.counts.items())
+        if left_out:
+            log.warning("%d rows were left out: %s; %d rows were read", left_out, by_reason, self.kept)
 
 
 @dataclass(frozen=True)
@@ -107,7 +92,7 @@ class Place:
     position: Callable[[int], str]
 
     def wrong(self, role: str, row: int, value: object, expected: str) -> Problem:
-        return Problem(f"{self.file}: {self.position(row)}, column {role}", value, f"{expected} in column {self._column(role)}")
+        return Problem(f"{self.file}: {self.position(row)}, column {role}", value, f"{expected} in column {self.columns[role]!r}")
 
     def without(self, batch: pa.RecordBatch, rows: Int64) -> tuple[Place, pa.RecordBatch]:
         """The place and the block without some rows."""
@@ -116,16 +101,12 @@ class Place:
         kept = np.delete(np.arange(len(batch)), rows)
         return Place(self.file, self.columns, lambda row: self.position(int(kept[row]))), batch.take(pa.array(kept))
 
-    def _column(self, role: str) -> str:
-        return repr(self.columns[role])
-
     def strings(self, role: str, values: pa.Array) -> pa.Array:
         """A column of ids or names as strings; integers (Parquet) are written out."""
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        fits = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_integer)
-        if not any(fit(values.type) for fit in fits):
-            raise InvalidData(f"{self.file}: column {role}", str(values.type), f"strings or integers in column {self._column(role)}")
+        if not (is_text_type(values.type) or pa.types.is_integer(values.type)):
+            raise InvalidData(f"{self.file}: column {role}", str(values.type), f"strings or integers in column {self.columns[role]!r}")
         return values.cast(pa.string())
 
     def categories(self, values: pa.Array) -> pa.Array:
@@ -134,7 +115,6 @@ class Place:
 
 
 def empty_rows(ids: pa.Array) -> Int64:
-    """The rows without an id."""
     return np.flatnonzero(pc.equal(pc.coalesce(ids, pa.scalar("")), "").to_numpy(zero_copy_only=False))
 
 

@@ -167,7 +167,6 @@ def _kind(values: pa.DataType) -> str:
 
 
 def _partitions(file: Path, log: Path) -> dict[str, str | None]:
-    """The columns in the path of a folder's file."""
     if file == log:
         return {}
     pairs = (folder.partition("=") for folder in file.relative_to(log).parent.parts if "=" in folder)

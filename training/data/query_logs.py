@@ -73,7 +73,7 @@ def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], form
         if name == "clicks":
             right, expected = right & (values <= given["views"].to_numpy()), "a number from 0 to that of the views"
         check(name, right, expected)
-    bad_rows.add_kept(int(right_B.sum()))
+    bad_rows.kept += int(right_B.sum())
     bad_rows.finish()
     return given.filter(right_B)
 
@@ -98,7 +98,7 @@ def read_columns(file: Path, columns: Sequence[str], form: TextTable) -> pl.Data
     """
     bad_rows = BadRows(form.bad_rows, form.SECTION)
     frame, _ = _read(file, {column: column for column in columns}, form, bad_rows)
-    bad_rows.add_kept(len(frame))
+    bad_rows.kept += len(frame)
     bad_rows.finish()
     return frame
 

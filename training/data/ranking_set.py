@@ -64,7 +64,6 @@ class RankingSet:
         return len(self.query_offset) - 1
 
     def rows_of(self, query: int) -> slice:
-        """The rows of a query."""
         return slice(int(self.query_offset[query]), int(self.query_offset[query + 1]))
 
     def subset(self, queries: NDArray[np.int64]) -> RankingSet:

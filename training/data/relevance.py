@@ -32,7 +32,6 @@ def is_weight(weight: float) -> bool:
 
 
 def are_weights(weights: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """As `is_weight`, of each."""
     right: NDArray[np.bool_] = (weights == 0) | ((weights >= SMALLEST) & (weights <= LARGEST))
     return right
 
@@ -134,5 +133,4 @@ def distribution(relevance: Csr) -> dict[str, Any]:
 
 
 def is_graded(relevance: Csr) -> bool:
-    """Whether labels have different relevance."""
     return bool(relevance.nnz) and bool(relevance.data.min() < relevance.data.max())

@@ -53,7 +53,6 @@ class EvaluationPair:
 
     @property
     def query(self) -> NDArray[Any]:
-        """The vector, else the history."""
         return self.history if self.vector is None else self.vector
 
 
@@ -149,18 +148,13 @@ def _by_user(interactions: Interactions, config: UserSplit, seed: int) -> Split:
 def _last(interactions: Interactions, config: LastSplit, work: Path, seed: int) -> Split:
     """Lists of fewer than three events are learned from whole."""
     length_U = np.diff(interactions.offset_U1)
-    learned_U = np.where(length_U >= 3, length_U - 2, length_U)
-    able, of = np.flatnonzero(length_U >= 3), interactions.of
-    validation = [EvaluationPair(user, of(user)[:-2], of(user)[-2:-1]) for user in _drawn(able, "validation", (seed, 2)).tolist()]
-    test = [EvaluationPair(user, of(user)[:-1], of(user)[-1:]) for user in _drawn(able, "test", (seed, 3)).tolist()]
-    learned_later_U = np.where(length_U >= 3, length_U - 1, length_U)
-    lists, final = _first(interactions, learned_U, work), _first(interactions, learned_later_U, work / FINAL)
-    return Split(*lists, validation, test, config, final)
+    hidden_U = (length_U >= 3).astype(np.int64)
+    return _cut(interactions, length_U - 2 * hidden_U, length_U - hidden_U, config, work, seed)
 
 
 def _by_date(interactions: Interactions, config: DateSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
     """A query is a user with events before a date and from it on; who has none before is a new user, without a history."""
-    time_E, of = interactions.time_of_event_E, interactions.of
+    time_E = interactions.time_of_event_E
     if time_E is None:
         raise InvalidData("log", "no timestamps", "timestamps, since data.split.kind is date")
     dated = isinstance(log_format, TableFormat) and log_format.timestamp_type in DATED
@@ -171,24 +165,27 @@ def _by_date(interactions: Interactions, config: DateSplit, log_format: LogForma
             expected = f"a time before {written[1]}, from which on the last tenth of the log is tested on, or data.split.test_from too"
             raise InvalidData("data.split.validation_from", written[0], expected)
         raise InvalidData("data.split.test_from", written[1], f"a time after data.split.validation_from, {written[0]}")
-    length_U = np.diff(interactions.offset_U1)
     first_U, second_U = (events_before(interactions, time_E, moment) for moment in moments)
-    asked = np.flatnonzero((first_U > 0) & (first_U < second_U)), np.flatnonzero((second_U > 0) & (second_U < length_U))
+    config = config.model_copy(update={"validation_from": written[0], "test_from": written[1]})
+    split = _cut(interactions, first_U, second_U, config, work, seed)
     log.info(
         "validation from %s: %d queries; test from %s: %d queries; %d users have no event before it and are not asked for",
-        *(written[0], len(asked[0]), written[1], len(asked[1]), np.count_nonzero(second_U == 0)),
+        *(written[0], len(split.validation), written[1], len(split.test), np.count_nonzero(second_U == 0)),
     )
-    validation = [
-        EvaluationPair(user, of(user)[: first_U[user]], of(user)[first_U[user] : second_U[user]])
-        for user in _drawn(asked[0], "validation", (seed, 2)).tolist()
-    ]
-    test = [
-        EvaluationPair(user, of(user)[: second_U[user]], of(user)[second_U[user] :])
-        for user in _drawn(asked[1], "test", (seed, 3)).tolist()
-    ]
-    dates = {"validation_from": written[0], "test_from": written[1]}
+    return split
+
+
+def _cut(interactions: Interactions, first_U: Int64, second_U: Int64, config: SplitConfig, work: Path, seed: int) -> Split:
+    """Validation asks for the events between both cuts, the test for those after the second, of users who have some before."""
+
+    def queries(begin_U: Int64, end_U: Int64, name: str, number: int) -> list[EvaluationPair]:
+        users, of = _drawn(np.flatnonzero((begin_U > 0) & (begin_U < end_U)), name, (seed, number)), interactions.of
+        return [EvaluationPair(user, of(user)[: begin_U[user]], of(user)[begin_U[user] : end_U[user]]) for user in users.tolist()]
+
+    validation = queries(first_U, second_U, "validation", 2)
+    test = queries(second_U, np.diff(interactions.offset_U1), "test", 3)
     lists, final = _first(interactions, first_U, work), _first(interactions, second_U, work / FINAL)
-    return Split(*lists, validation, test, config.model_copy(update=dates), final)
+    return Split(*lists, validation, test, config, final)
 
 
 def _first(interactions: Interactions, count_U: Int64, folder: Path) -> tuple[Interactions, Int64]:
@@ -199,10 +196,8 @@ def _first(interactions: Interactions, count_U: Int64, folder: Path) -> tuple[In
 
 def _by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
     """A test query is a user's whole list. Validation hides from some users' lists the share that the file hides from all."""
-    if not config.test.exists():
-        raise InvalidConfig("data.split.test", str(config.test), "a file that exists")
     with tempfile.TemporaryDirectory(dir=work, prefix=".test-") as folder:
-        held = read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), Path(folder))
+        held = _second_log(config, log_format, Path(folder))
         user_of, item_of = _rows(interactions.user_ids, held.user_ids), _rows(interactions.item_ids, held.item_ids)
         test, unknown, unfound = [], 0, 0
         for other, user in enumerate(user_of.tolist()):
@@ -221,9 +216,7 @@ def _by_file(interactions: Interactions, config: FileSplit, log_format: LogForma
 
 def _vectors_by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
     """Test queries are those of the file; some of the log's are held out whole, for validation."""
-    if not config.test.exists():
-        raise InvalidConfig("data.split.test", str(config.test), "a file that exists")
-    held = read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), work / "test")
+    held = _second_log(config, log_format, work / "test")
     widths = [0 if log.vectors_UF is None else log.vectors_UF.shape[1] for log in (interactions, held)]
     if widths[0] != widths[1]:
         raise InvalidData(f"{config.test.name}: column vector", f"{widths[1]} numbers", f"{widths[0]}, as in the log")
@@ -239,6 +232,12 @@ def _vectors_by_file(interactions: Interactions, config: FileSplit, log_format: 
     chosen = max(1, int(config.validation_share * interactions.user_count))
     validation = whole_lists(interactions, np.sort(shuffled[:chosen]))
     return Split(interactions, np.sort(shuffled[chosen:]), validation, test, config)
+
+
+def _second_log(config: FileSplit, log_format: LogFormat, work: Path) -> Interactions:
+    if not config.test.exists():
+        raise InvalidConfig("data.split.test", str(config.test), "a file that exists")
+    return read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), work)
 
 
 def _hidden(interactions: Interactions, share: float, users: float, seed: int) -> tuple[list[EvaluationPair], NDArray[np.bool_]]:

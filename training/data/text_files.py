@@ -79,7 +79,6 @@ class TextTableFile:
 
 
 def separator_of(file: Path) -> str:
-    """The separator that a file's name says."""
     return "\t" if file.name.removesuffix(".gz").endswith(".tsv") else ","
 
 

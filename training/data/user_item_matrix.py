@@ -21,7 +21,10 @@ def user_item_matrix(interactions: Interactions, users: Int64) -> sparse.csr_arr
     offset = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
     within = np.arange(offset[-1]) - np.repeat(offset[:-1], length)
     items = np.asarray(interactions.item_of_event_E)[np.repeat(start, length) + within]
-    return _ones(items, offset, interactions.item_count)
+    matrix = sparse.csr_array((np.ones(len(items)), items, offset), shape=(len(users), interactions.item_count))
+    matrix.sum_duplicates()
+    matrix.data[:] = 1.0
+    return matrix
 
 
 def latest_items(histories: Sequence[Int64], weight_L: NDArray[np.float64], items: int) -> sparse.csr_array[np.float32]:
@@ -45,11 +48,9 @@ def damped_items(
     return history_BI, known_B
 
 
-def _ones(columns: NDArray[np.int32] | Int64, offset: Int64, items: int) -> sparse.csr_array[np.float64]:
-    matrix = sparse.csr_array((np.ones(len(columns)), columns, offset), shape=(len(offset) - 1, items))
-    matrix.sum_duplicates()
-    matrix.data[:] = 1.0
-    return matrix
+def users_of_items(interactions: Interactions, users: Int64) -> Int64:
+    """int64[I]: how many of `users` touched each item; repeats of a user count once."""
+    return np.bincount(user_item_matrix(interactions, users).indices, minlength=interactions.item_count)
 
 
 def events_of_items(interactions: Interactions, users: Int64) -> NDArray[np.float64]:

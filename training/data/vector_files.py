@@ -13,7 +13,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidData
 from espalier.queries import MAX_VECTOR_WIDTH
 
-from ..data.log_files import BatchVectors, LogBatch
+from ..data.log_files import LogBatch
 from ..data.log_values import Place, empty_rows
 from ..data.parquet_logs import parquet_batches
 from ..specification.log_format import VectorsFormat
@@ -61,15 +60,9 @@ def read_vectors(path: Path, log_format: VectorsFormat, scratch: Path, *, block_
         user = pa.array(digest, pa.string()).take(pa.array(row_of_event_E))
         rows += batch.num_rows
         without += batch.num_rows - len(np.unique(row_of_event_E))
-        yield LogBatch(user, item, None, None, BatchVectors(vectors_RF, row_of_event_E))
+        yield LogBatch(user, item, vectors_RF=vectors_RF, row_of_event_E=row_of_event_E)
     if without:
         log.warning("%s: %d of %d vectors have no items; they are left out", path.name, without, rows)
-
-
-def write_new(vectors: BatchVectors, user_E: NDArray[np.int32], known: int, file: IO[bytes]) -> None:
-    """Append the vectors of the users of a block that are new: their codes (int32[E]) follow the `known` ones, in the order of writing."""
-    users, event = np.unique(user_E, return_index=True)
-    vectors.vectors_RF[vectors.row_of_event_E[event[users >= known]]].tofile(file)
 
 
 def vectors_in_order(source: Path, order_U: Int64, count: int, target: Path, *, block_bytes: int = 1 << 26) -> Float32:

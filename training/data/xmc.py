@@ -70,7 +70,6 @@ class LabelledPoints:
         return self.points.shape[0]
 
     def take(self, rows: NDArray[np.int64]) -> LabelledPoints:
-        """The points at some positions (int64)."""
         marks = (None if mark_B is None else mark_B[rows] for mark_B in (self.seen_B, self.own_B))
         return LabelledPoints(self.points[rows], self.labels[rows], *marks)
 
@@ -85,11 +84,9 @@ class LabelledPoints:
         return np.arange(len(self)) if self.own_B is None else np.flatnonzero(~self.own_B)
 
     def weights_of(self, b: int) -> NDArray[np.float32]:
-        """The weights of a point's labels."""
         return self.labels.data[self.labels.indptr[b] : self.labels.indptr[b + 1]].astype(np.float32)
 
     def labels_of(self, b: int) -> NDArray[np.int64]:
-        """The labels of a point."""
         return self.labels.indices[self.labels.indptr[b] : self.labels.indptr[b + 1]].astype(np.int64)
 
 
@@ -110,14 +107,14 @@ def read_xmc(path: Path, label_weights: bool | None = None) -> LabelledPoints:
 
 
 def _stacked(parts: list[Csr]) -> Csr:
-    """The rows of all parts."""
     return parts[0] if len(parts) == 1 else csr_array(vstack(parts, format="csr"))
 
 
 def begins_with_weights(path: Path) -> bool:
     """Whether some line of a file begins with several label:weight pairs. Raises InvalidData."""
     with reading(path) as (_, lines):
-        return any(map(_has_weights, lines))
+        first = (line.split(b" ", 1)[0] for line in lines)
+        return any(b":" in labels and b"," in labels for labels in first)
 
 
 @contextmanager
@@ -127,7 +124,7 @@ def reading(path: Path) -> Iterator[tuple[Header, Iterator[bytes]]]:
     Raises InvalidData, the lines too: where one is too long, or where there are more or fewer than the first line says.
     """
     try:
-        with _opened(path) as stream:
+        with cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
             header = read_header(path, _next_line(path, stream, 1) or b"")
             yield header, _lines(path, stream, header)
     except READ_ERRORS as error:
@@ -149,7 +146,6 @@ def in_blocks(lines: Iterator[bytes], size: int, skip: int = 0) -> Iterator[tupl
 
 
 def read_header(path: Path, line: bytes) -> Header:
-    """What the first line of a file says. Raises InvalidData."""
     fields = line.split()
     if len(fields) != 3 or not all(field.isdigit() and len(field) <= LONGEST_NUMBER for field in fields):
         raise InvalidData(f"{path}, line 1", line[:80].decode(errors="replace"), "three numbers: points, features, labels")
@@ -195,12 +191,6 @@ def parse_points(path: Path, body: Sequence[bytes], header: Header, first: int, 
     return LabelledPoints(points, csr_array(arrays, shape=(len(body), header.labels)))
 
 
-def _has_weights(line: bytes) -> bool:
-    """Whether a line begins with several label:weight pairs."""
-    first = line.split(b" ", 1)[0]
-    return b":" in first and b"," in first
-
-
 def _lines(path: Path, stream: BinaryIO, header: Header) -> Iterator[bytes]:
     """The lines of the points; more than the first line says may follow if they are blank."""
     for point in range(header.points):
@@ -219,11 +209,6 @@ def _next_line(path: Path, stream: BinaryIO, number: int) -> bytes | None:
     if len(line) > LONGEST_LINE:
         raise InvalidData(f"{path}, line {number}", f"more than {LONGEST_LINE} bytes", "a shorter line")
     return line.removesuffix(b"\n") if line else None
-
-
-def _opened(path: Path) -> BinaryIO:
-    """The bytes of a file, gzipped or not."""
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 def _labels(where: str, text: bytes, label_count: int) -> dict[int, float]:

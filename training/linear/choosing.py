@@ -35,10 +35,9 @@ from espalier.tree import Tree
 from ..data.csr import Csr, as_rows
 from ..data.xmc import LabelledPoints
 from ..linear.fit import fit_linear
-from ..retrieval.task import Deadline
+from ..retrieval.task import NO_DEADLINE
 from ..retrieval.tuning import Option, Options, search
 from ..specification.linear import AUTO, LinearOptions
-from ..trees.hierarchical_kmeans import hierarchical_kmeans
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +61,8 @@ FALL = 0.005
 LEAST = 1e-4
 """Figures below this count as this, so that their logarithm has a value."""
 
-LabelFeatures = Callable[[LabelledPoints], tuple[Csr, Csr]]
-"""The features of labels, those that the tree is made of and centroids, as training points give them."""
+TreeOf = Callable[[LabelledPoints], tuple[Tree, Csr]]
+"""Training points → a tree as it will be made of all points, and the centroids of labels."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +71,6 @@ class Choice:
 
     options: LinearOptions
     report: dict[str, Any] | None
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Of the tree: see LinearTree."""
-
-    branching: int
-    max_leaf: int
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,6 @@ class Trial:
 
     @property
     def quality(self) -> float:
-        """The geometric mean that is maximised."""
         return float(np.exp(_logs(self.figures.min(axis=0)).mean()))
 
     @property
@@ -102,15 +92,13 @@ class Trial:
         return float(narrow - wide)
 
     def row(self) -> dict[str, Any]:
-        """For the manifest."""
         beams = [dict(zip(MEASURES, map(float, own.round(4)), strict=True)) for own in self.figures]
         return {"cost": self.cost, "gamma": self.gamma, "quality": round(self.quality, 5), "at_beam": beams[0], "at_wide_beam": beams[1]}
 
 
 def choose(
     data: LabelledPoints,
-    features: LabelFeatures,
-    shape: Shape,
+    tree_of: TreeOf,
     options: LinearOptions,
     beam_size: int,
     threads: int = 1,
@@ -118,7 +106,7 @@ def choose(
 ) -> Choice:
     """The options with C and γ chosen where they are "auto".
 
-    features   of labels, from the points that a trial learns from: held-out points must not shape its tree
+    tree_of    of the points that a trial learns from: held-out points must not shape its tree
     beam_size  that will serve by default
     """
     if AUTO not in (options.cost, options.gamma):
@@ -134,44 +122,33 @@ def choose(
     parts = []
     for held, kept in folds:
         training = data.take(kept)
-        labels, centroids = features(training)
-        tree = hierarchical_kmeans(labels, shape.branching, shape.max_leaf, seed, threads)
-        parts.append((training, centroids, tree, data.take(held)))
+        parts.append((training, *tree_of(training), data.take(held)))
     if options.gamma != AUTO:
         gammas: Sequence[float] = (options.gamma,)
     else:
-        gammas = GAMMAS if parts[0][2].height > 1 else (1.0,)  # γ weighs parents, and here nobody has one but the root
+        gammas = GAMMAS if parts[0][1].height > 1 else (1.0,)  # γ weighs parents, and here nobody has one but the root
     beams = beam_size, WIDER * beam_size
+    trials: dict[float, list[Trial]] = {}
 
-    def tried(cost: float) -> list[Trial]:
+    def quality(tried: Options) -> float:
+        cost = tried["cost"]
         figures = np.zeros((len(gammas), 2, len(MEASURES)))
-        for training, centroids, tree, held_points in parts:
+        for training, tree, centroids, held_points in parts:
             chunks = fit_linear(training, tree, options.model_copy(update={"cost": cost}), threads, seed, centroids=centroids)
             for g, gamma in enumerate(gammas):
                 figures[g] += len(held_points) * _measured(tree, chunks, options, gamma, held_points, beams, threads)
-        trials = [Trial(cost, gamma, own / held_out) for gamma, own in zip(gammas, figures, strict=True)]
-        best = _best(trials)
+        trials[cost] = [Trial(cost, gamma, own / held_out) for gamma, own in zip(gammas, figures, strict=True)]
+        best = _best(trials[cost])
         log.info("C = %g: γ = %g is best, quality %.4f", cost, best.gamma, best.quality)
-        return trials
+        return best.quality
 
-    trials = _climbed(tried, None if options.cost == AUTO else options.cost)
+    start, grid = (FIRST_COST, [COSTS]) if options.cost == AUTO else (options.cost, [])
+    search(quality, [{"cost": start}], grid, NO_DEADLINE)
     best = max((_best(own) for own in trials.values()), key=lambda trial: trial.quality)
     rows = [trial.row() for own in trials.values() for trial in own]
     log.info("C = %g, γ = %g, chosen by %d held-out points", best.cost, best.gamma, held_out)
     report = {"held_out": held_out, "beams": list(beams), "cost": best.cost, "gamma": best.gamma, "trials": rows}
     return Choice(options.model_copy(update={"cost": best.cost, "gamma": best.gamma}), report)
-
-
-def _climbed(tried: Callable[[float], list[Trial]], cost: float | None) -> dict[float, list[Trial]]:
-    """The trials of each C, in order: of one, or (None) of FIRST_COST, of larger ones while they are better, else of smaller ones."""
-    trials: dict[float, list[Trial]] = {}
-
-    def quality(chosen: Options) -> float:
-        trials[chosen["cost"]] = tried(chosen["cost"])
-        return _best(trials[chosen["cost"]]).quality
-
-    search(quality, [{"cost": cost or FIRST_COST}], [COSTS] if cost is None else [], Deadline(None))
-    return trials
 
 
 def _best(trials: list[Trial]) -> Trial:

@@ -118,7 +118,6 @@ class LevelExamples:
             self._kept, self._kept_begin = point[order], np.searchsorted(node[order], edges)
 
     def of(self, p: int) -> Examples:
-        """The examples of node p."""
         k = p - self._first
         own = slice(self._begin[k], self._begin[k + 1])
         positive, child, weight = self._point[own], self._node[own] - self._tree.first_child[p], self._weight[own]

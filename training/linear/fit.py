@@ -47,9 +47,10 @@ def fit_linear(
     centroids  rows [I, F] of length 1, towards which `options.prior` regularises; PIFA's by default
     progress   called with the number of inner nodes that have been trained since the last call
     work       an empty folder, or that of a killed run with the same arguments: each level is kept there once it is trained
-    Raises InvalidData where labels are not the tree's items, or a node has more children than a chunk can number.
+    Raises InvalidData where a node has more children than a chunk can number.
     """
-    _check(data, tree, centroids)
+    if max(tree.max_children) > MAX_CHILDREN:
+        raise InvalidData("tree", f"a node of {max(tree.max_children)} children", f"at most {MAX_CHILDREN}")
     if options.prior > 0:
         of_level: list[Centroids | None] = [*node_centroids(pifa(data) if centroids is None else centroids, tree)]
         is_trained_P = _has_enough_positives(data, tree, options.min_positives)
@@ -140,16 +141,6 @@ class LevelTrainer:
         nodes_BM = search.search(as_rows(points), params).leaves_BM
         point, place = np.nonzero(nodes_BM >= 0)
         return point, nodes_BM[point, place]
-
-
-def _check(data: LabelledPoints, tree: Tree, centroids: Csr | None) -> None:
-    labels, width = data.labels, data.points.shape[1]
-    if labels.shape != (len(data), tree.item_count):
-        raise InvalidData("labels", str(list(labels.shape)), f"[{len(data)}, {tree.item_count}]: a row per point, a column per item")
-    if max(tree.max_children) > MAX_CHILDREN:
-        raise InvalidData("tree", f"a node of {max(tree.max_children)} children", f"at most {MAX_CHILDREN}")
-    if centroids is not None and centroids.shape != (tree.item_count, width):
-        raise InvalidData("centroids", str(list(centroids.shape)), f"[{tree.item_count}, {width}]")
 
 
 def _has_enough_positives(data: LabelledPoints, tree: Tree, least: float) -> NDArray[np.bool_]:

@@ -36,7 +36,7 @@ from espalier.search import SearchParams
 from espalier.tree import Tree, tree_from_children
 
 from ..golden import golden_answers
-from ..linear.pecos_files import Layer, find_ranker, read_layers
+from ..linear.pecos_files import Layer, read_model
 from ..publish import GOLDEN_QUERIES, publish, unanswered
 
 log = logging.getLogger(__name__)
@@ -63,9 +63,9 @@ def import_pecos(folder: Path, out: Path, items: Path | None = None) -> Bundle:
     items   a Parquet file with a column `id` and a row per label, in the order of the labels; by default ids are the labels' numbers
     Raises InvalidData where the folder is not an XR-Linear model with a tree, InvalidConfig for the item file.
     """
-    ranker, params = find_ranker(folder)
-    layers = read_layers(ranker, params)
-    tree, chunks = as_tree(ranker, layers)
+    layers, params = read_model(folder)
+    tree, chunks = as_tree(layers)
+    log.info("%s: %d labels below %d clusters on %d levels", folder, tree.item_count, tree.leaf_offset - 1, len(layers) - 1)
     table = label_table(items, tree.item_count)
     draft = _draft(out, tree, chunks.width, layers, params)
     heldout = pa.table({"features": pa.array([], FEATURES), "relevant": pa.array([], pa.list_(pa.string()))})
@@ -76,7 +76,7 @@ def import_pecos(folder: Path, out: Path, items: Path | None = None) -> Bundle:
 # -- the bundle -----------------------------------------------------------------------------------------------------------
 
 
-def as_tree(ranker: Path, layers: Sequence[Layer]) -> tuple[Tree, Chunks]:
+def as_tree(layers: Sequence[Layer]) -> tuple[Tree, Chunks]:
     """The tree of clusters over the labels as items, and its scorers."""
     place_L = np.zeros(1, np.int64)  # of each cluster on its level of the tree
     orders, children = [], []
@@ -88,7 +88,6 @@ def as_tree(ranker: Path, layers: Sequence[Layer]) -> tuple[Tree, Chunks]:
         place_L = np.empty(len(layer.parent_L), np.int64)
         place_L[orders[-1]] = np.arange(len(place_L))
     tree = tree_from_children(children, orders[-1])
-    log.info("%s: %d labels below %d clusters on %d levels", ranker, tree.item_count, tree.leaf_offset - 1, len(layers) - 1)
     parts = [_chunks_of(layer, order, counts) for layer, order, counts in zip(layers, orders, children, strict=True)]
     rows, features, entries, numbers, weights = zip(*parts, strict=True)
     return tree, Chunks(

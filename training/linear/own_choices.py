@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,23 +114,23 @@ def by_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], asked: 
         product_I = np.asarray(parts[a].multiply(parts[b]).sum(axis=1), np.float32).ravel()
         square_TI += (tried_TC[:, a] * tried_TC[:, b])[:, None] * product_I
     length_TI = np.sqrt(np.maximum(square_TI, np.finfo(np.float32).tiny))
-    scores = [(asked.points @ part.T).tocsr() for part in parts]
-    found_TB = np.empty((len(tried_TC), len(asked)), np.float32)
-    for b in range(len(asked)):
-        key_TI = tried_TC @ np.stack([score[[b]].toarray()[0] for score in scores]) / length_TI
-        found_TB[:, b] = _ndcg(key_TI, *_right_of(asked, b))
-    return found_TB
+    return _figures(asked, parts, lambda score_CI: tried_TC @ score_CI / length_TI)
 
 
 def _by_queries(known: LabelledPoints, own: Csr, held: LabelledPoints, options: LinearOptions) -> Floats:
     """nDCG@10 [T, B] of held queries by rows made of the known ones, with each of QUERIES."""
     sums, counts_I = summed(known, options), np.bincount(known.labels.indices, minlength=own.shape[0])
-    scores = [(held.points @ beside(sums, counts_I, Own(own, (), queries)).T).tocsr() for queries in QUERIES]
-    found_TB = np.empty((len(QUERIES), len(held)), np.float32)
-    for b in range(len(held)):
-        key_TI = np.stack([score[[b]].toarray()[0] for score in scores])
-        found_TB[:, b] = _ndcg(key_TI, *_right_of(held, b))
-    return found_TB
+    return _figures(held, [beside(sums, counts_I, Own(own, (), queries)) for queries in QUERIES], lambda score_TI: score_TI)
+
+
+def _figures(asked: LabelledPoints, rows: Sequence[Csr], keys: Callable[[Floats], NDArray[Any]]) -> Floats:
+    """nDCG@10 [T, B] of queries. keys: a query's products with each of the `rows` → its keys [T, I]."""
+    scores = [(asked.points @ rows_IF.T).tocsr() for rows_IF in rows]
+    found_BT = []
+    for b in range(len(asked)):
+        key_TI = keys(np.stack([score[[b]].toarray()[0] for score in scores]))
+        found_BT.append(_ndcg(key_TI, *_right_of(asked, b)))
+    return np.stack(found_BT, axis=1)
 
 
 def _ndcg(key_TI: Floats, right: Int64, gains: Floats) -> Floats:

@@ -54,61 +54,48 @@ class Layer:
     post_processor: str
 
 
-def find_ranker(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The ranker's folder, and the content of each param.json by its path below `folder`."""
+def read_model(folder: Path) -> tuple[list[Layer], dict[str, Any]]:
+    """All levels, the top one first, and the content of each param.json by its path below `folder`, a model's or its ranker's."""
     found: dict[str, Any] = {}
+
+    def params_of(file: Path) -> dict[str, Any]:
+        params = found[str(file.relative_to(folder))] = _read_json(file)
+        if params.get("is_mmap") or (file.parent / "W.mmap_store").exists():
+            expected = f"W.npz and C.npz: give the folder that compile_mmap_model() made this from, or {HOW}"
+            raise InvalidData(str(file.parent), "a memory-mapped model", expected)
+        return params
+
     if not folder.is_dir():
         raise InvalidData(str(folder), "no folder", f"a folder with a PECOS model; {HOW}")
     if not (folder / "param.json").is_file():
-        text = (folder / "xlinear_ensemble").is_dir()
-        inside = f"one model of a Text2Text model, such as {folder / 'xlinear_ensemble' / '0'}" if text else f"an XLinearModel; {HOW}"
-        raise InvalidData(str(folder), "no param.json", inside)
-    params = found["param.json"] = _read_json(folder / "param.json")
-    kind, ranker = _kind(params), folder
-    if kind == "XLinearModel":
+        raise InvalidData(str(folder), "no param.json", f"an XLinearModel, or one of a Text2Text model (xlinear_ensemble/0); {HOW}")
+    params, ranker = params_of(folder / "param.json"), folder
+    if _kind(params) == "XLinearModel":
         ranker = folder / "ranker"
-        params = found["ranker/param.json"] = _read_json(ranker / "param.json")
-        kind = _kind(params)
-    if kind != "HierarchicalMLModel":
-        where = ranker / "param.json"
-        if kind == "MLModel":
-            raise InvalidData(str(where), "MLModel, one level of a model", "an XLinearModel: give the folder that holds all levels")
-        raise InvalidData(
-            str(where),
-            kind,
-            f"an XLinearModel: only linear scorers of sparse features can be imported. Train one with XLinearModel.train(), {HOW}",
-        )
+        params = params_of(ranker / "param.json")
+    where = str(ranker / "param.json")
+    if _kind(params) != "HierarchicalMLModel":
+        expected = f"an XLinearModel with all its levels: only linear scorers of sparse features can be imported; {HOW}"
+        raise InvalidData(where, _kind(params), expected)
     depth = params.get("depth")
     if not isinstance(depth, int) or not 1 <= depth <= MAX_LEVELS:
-        raise InvalidData(str(ranker / "param.json"), depth, f"a depth of 1 to {MAX_LEVELS}")
-    _refuse_mmap(ranker, params)
-    for d in range(depth):
-        name = (ranker / f"{d}.model" / "param.json").relative_to(folder)
-        found[str(name)] = _read_json(folder / name)
-        _refuse_mmap(ranker / f"{d}.model", found[str(name)])
-    return ranker, found
-
-
-def read_layers(ranker: Path, params: dict[str, Any]) -> list[Layer]:
-    """All levels, the top one first. `params` as `find_ranker` returns them."""
-    by_folder = {Path(name).parent.name: one for name, one in params.items()}
-    depth = sum(name.endswith(".model") for name in by_folder)
+        raise InvalidData(where, depth, f"a depth of 1 to {MAX_LEVELS}")
     layers: list[Layer] = []
     clusters = 1
     for d in range(depth):
-        layers.append(_read_layer(ranker / f"{d}.model", by_folder[f"{d}.model"], clusters, is_first=d == 0))
+        own = ranker / f"{d}.model"
+        layers.append(_read_layer(own, params_of(own / "param.json"), clusters, is_first=d == 0))
         clusters = len(layers[-1].parent_L)
         width, first = layers[-1].weights.shape[0], layers[0].weights.shape[0]
         if width != first:
-            raise InvalidData(str(ranker / f"{d}.model" / "W.npz"), f"weights of {width} features", f"{first} as on level 0")
+            raise InvalidData(str(own / "W.npz"), f"weights of {width} features", f"{first} as on level 0")
         if layers[-1].post_processor != layers[0].post_processor:
-            field, wanted = str(ranker / f"{d}.model" / "param.json"), layers[0].post_processor
-            raise InvalidData(field, f"post_processor {layers[-1].post_processor!r}", f"{wanted!r} as on level 0: the same on all levels")
-    top = next(one for one in params.values() if _kind(one) == "HierarchicalMLModel")
+            expected = f"{layers[0].post_processor!r} as on level 0: the same on all levels"
+            raise InvalidData(str(own / "param.json"), f"post_processor {layers[-1].post_processor!r}", expected)
     for name, value in (("nr_features", layers[0].weights.shape[0]), ("nr_labels", clusters)):
-        if top.get(name, value) != value:
-            raise InvalidData(str(ranker / "param.json"), f"{name} {top[name]}", f"{value} as in the matrices")
-    return layers
+        if params.get(name, value) != value:
+            raise InvalidData(where, f"{name} {params[name]}", f"{value} as in the matrices")
+    return layers, found
 
 
 def _read_layer(folder: Path, params: dict[str, Any], clusters: int, is_first: bool) -> Layer:
@@ -193,10 +180,3 @@ def _kind(params: dict[str, Any]) -> str | None:
     if named is None and isinstance(params.get("__meta__"), dict):
         named = str(params["__meta__"].get("class_fullname", "")).rpartition("###")[2] or None
     return None if named is None else str(named)
-
-
-def _refuse_mmap(folder: Path, params: dict[str, Any]) -> None:
-    if params.get("is_mmap") or (folder / "W.mmap_store").exists():
-        raise InvalidData(
-            str(folder), "a memory-mapped model", f"W.npz and C.npz: give the folder that compile_mmap_model() made this from, or {HOW}"
-        )

@@ -33,7 +33,6 @@ from ..data.relevance import LabelRelevance, Smoothing, checked, is_graded
 from ..data.xmc import LabelledPoints, read_xmc
 from ..evaluate import LabelledQueries
 from ..graded import grades_of
-from ..linear.label_features import label_features
 from ..linear.own_choices import chosen_queries, chosen_weights
 from ..linear.own_texts import Own, made_queries, own_rows
 from ..live.joined_points import (
@@ -64,8 +63,6 @@ MAX_LABELS = 1 << 26
 class Prepared:
     """What a linear model is trained and measured on.
 
-    labels     rows [I, …] of length 1: the features of labels that the tree is built from
-    centroids  rows [I, F] of length 1: the same in the features of queries
     own        what of labels' features comes from their own texts; None: nothing
     written    the test queries as clients write them: an Arrow array of texts, or of structs of `indices` and `values`
     tested     what `test` is: OF_TEST, OF_TRAINING, OF_LOG or OF_ITEMS
@@ -81,8 +78,6 @@ class Prepared:
     test: LabelledPoints
     written: pa.Array
     items: ItemTable
-    labels: Csr
-    centroids: Csr
     own: Own | None
     kind: FeaturesKind | TextKind
     vectoriser: Vectoriser | None
@@ -210,10 +205,9 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData, along: TakenAlon
     train, test = (LabelledPoints(part.points, relevance.of(part.labels)) for part in (train, test))
     _check_something_is_left(config, train.labels)
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
-    centroids, _ = label_features(train, None, config.linear)
     tested = OF_TRAINING if data.test is None else OF_TEST
     rest = _fingerprint(config), relevance
-    return Prepared(train, test, written, items, centroids, centroids, None, kind, None, tested, *rest, along=along)
+    return Prepared(train, test, written, items, None, kind, None, tested, *rest, along=along)
 
 
 def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
@@ -276,17 +270,15 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
         weights = weights or chosen_weights(vectoriser, columns, train)
         own_IF = own_rows(vectoriser, columns, weights)
         own = Own(own_IF, weights, chosen_queries(train, own_IF, config.linear))
-    rows, centroids = label_features(train, own, config.linear)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test, written = _vectorised(vectoriser, testing), pa.array(testing.texts, pa.string())
     by_people = train.asked
     known = LabelledTexts([training.texts[row] for row in by_people.tolist()], training.labels[by_people])
     rest = _fingerprint(config), relevance, smoothing, known, columns, along, bad_rows.counts
-    return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, tested, *rest)
+    return Prepared(train, test, written, items, own, kind, vectoriser, tested, *rest)
 
 
 def _columns(frame: pl.DataFrame) -> list[list[str]]:
-    """The texts of a table, by column."""
     return [texts_of(frame, [column]) for column in frame.columns]
 
 
@@ -307,7 +299,6 @@ def _searched(queries: pl.DataFrame, columns: Sequence[Sequence[str]]) -> pl.Dat
 
 
 def _frame_of(items: ItemTable, columns: tuple[str, ...]) -> pl.DataFrame:
-    """Some columns of an item table."""
     return pl.DataFrame({name: pl.Series(name, items.column(name)) for name in dict.fromkeys(columns)})
 
 

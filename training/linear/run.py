@@ -19,10 +19,11 @@ from espalier.bundle import Bundle
 from espalier.chunks import TreeChunks
 from espalier.errors import InvalidConfig
 from espalier.stacking import Stacking
+from espalier.tree import Tree
 
 from ..data.csr import Csr
 from ..data.xmc import LabelledPoints
-from ..linear.choosing import Choice, Shape, choose
+from ..linear.choosing import Choice, TreeOf, choose
 from ..linear.export import as_stored, export
 from ..linear.fit import fit_linear
 from ..linear.label_features import label_features
@@ -65,15 +66,21 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     prepared = prepare(config, None if journal is None else take_along(journal, work))
     _check_identity(work / "identity", config, prepared.fingerprint)
     threads = threads or len(os.sched_getaffinity(0))
-    shape = Shape(config.tree.branching, config.tree.leaf_of(*prepared.centroids.shape))
-    choice = _choice(config, prepared, shape, threads, work / "chosen.json")
+    branching, max_leaf = config.tree.branching, config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])
+
+    def tree_of(points: LabelledPoints) -> tuple[Tree, Csr]:
+        labels, centroids = label_features(points, prepared.own, config.linear)
+        return hierarchical_kmeans(labels, branching, max_leaf, config.seed, threads), centroids
+
+    choice = _choice(config, prepared, tree_of, threads, work / "chosen.json")
     log.info("C = %g, γ = %g, %.1f s after the start", choice.options.known_cost, choice.options.ranking.gamma, time.perf_counter() - begin)
 
-    def grown(points: LabelledPoints, labels: Csr, centroids: Csr, kept: Path | None = None) -> list[TreeChunks]:
+    def grown(points: LabelledPoints, kept: Path | None = None) -> list[TreeChunks]:
+        labels, centroids = label_features(points, prepared.own, config.linear)
         trees = []
         for place in range(config.tree.count):
             seed = seed_of_tree(config.seed, place)
-            tree = hierarchical_kmeans(labels, shape.branching, shape.max_leaf, seed, threads)
+            tree = hierarchical_kmeans(labels, branching, max_leaf, seed, threads)
             log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
             with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
                 folder = None if kept is None else folder_of_tree(kept, place)
@@ -84,14 +91,10 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
             trees.append(TreeChunks(tree, chunks))
         return trees
 
-    def of_part(part: LabelledPoints) -> list[TreeChunks]:
-        return grown(part, *label_features(part, prepared.own, config.linear))
-
-    trees = grown(prepared.train, prepared.labels, prepared.centroids, work)
-    stacking = None if config.tail.form != "none" else _stacking(config, choice, prepared, of_part, work)
-    nothing = csr_array(np.empty((0, 0), np.float32))
-    own = None if prepared.own is None else replace(prepared.own, rows=nothing)
-    prepared = replace(prepared, labels=nothing, centroids=nothing, own=own)  # gigabytes of a million texts, which no export needs
+    trees = grown(prepared.train, work)
+    stacking = None if config.tail.form != "none" else _stacking(config, choice, prepared, grown, work)
+    if prepared.own is not None:  # its rows: gigabytes of a million texts, which no export needs
+        prepared = replace(prepared, own=replace(prepared.own, rows=csr_array(np.empty((0, 0), np.float32))))
     return export(config, choice, prepared, trees, out, stacking)
 
 
@@ -115,17 +118,13 @@ def folder_of_tree(work: Path, place: int) -> Path:
     return folder
 
 
-def _choice(config: LinearConfig, prepared: Prepared, shape: Shape, threads: int, file: Path) -> Choice:
+def _choice(config: LinearConfig, prepared: Prepared, tree_of: TreeOf, threads: int, file: Path) -> Choice:
     """C and γ, chosen or read from the file of a run that was killed after it had chosen them."""
     if file.is_file():
         kept = json.loads(file.read_text())
         return Choice(config.linear.model_copy(update=kept["options"]), kept["report"])
 
-    def features(points: LabelledPoints) -> tuple[Csr, Csr]:
-        return label_features(points, prepared.own, config.linear)
-
-    beam = config.search.beam_size
-    choice = choose(prepared.train, features, shape, config.linear, beam, threads, config.seed)
+    choice = choose(prepared.train, tree_of, config.linear, config.search.beam_size, threads, config.seed)
     chosen = {"cost": choice.options.cost, "gamma": choice.options.gamma}
     unfinished = file.with_suffix(".part")
     unfinished.write_text(json.dumps({"options": chosen, "report": choice.report}))

@@ -34,12 +34,8 @@ Train = Callable[[LabelledPoints], Sequence[TreeChunks]]
 """Trees as the model has them, learned from some points."""
 
 
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """What a search found for points, best first: rows int64[B, C], −1 as padding, and ranks float32[B, C], −inf there."""
-
-    rows_BC: NDArray[np.int64]
-    ranks_BC: NDArray[np.float32]
+Candidates = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""What a search found for points, best first: rows int64[B, C], −1 as padding, and ranks float32[B, C], −inf there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +49,6 @@ class Examples:
 
     def take(self, places: NDArray[np.int64]) -> Examples:
         return Examples(self.features[places], self.targets[places], self.rows[places], self.points[places])
-
-    @staticmethod
-    def together(parts: Sequence[Examples]) -> Examples:
-        return Examples(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "targets", "rows", "points")))
 
 
 def examples_of(
@@ -73,12 +65,11 @@ def examples_of(
 ) -> Examples:
     """What trees of the kept points find for those held out."""
     part, queries = data.take(kept), data.take(held)
-    found = candidates_of(train(part), ranking, queries.points, depth, beam_size)
+    rows_BC, ranks_BC = candidates_of(train(part), ranking, queries.points, depth, beam_size)
     tables = tables_of(part, weighing, points, seed)
     log_count = np.log1p(np.expm1(tables.log_count.astype(np.float64)) * len(data) / len(part)).astype(np.float32)
-    features = features_of(tables._replace(log_count=log_count), found, queries.points)
+    features = features_of(tables._replace(log_count=log_count), rows_BC, ranks_BC, queries.points)
     targets = weighing.targets(queries.labels)
-    rows_BC = found.rows_BC
     point_BC = np.broadcast_to(np.arange(len(held))[:, None], rows_BC.shape)
     values = np.asarray(csr_array(targets)[point_BC.ravel(), np.maximum(rows_BC, 0).ravel()]).reshape(rows_BC.shape)
     return Examples(features, np.where(rows_BC >= 0, values, 0).astype(np.float32), rows_BC, held)
@@ -89,11 +80,11 @@ def candidates_of(trees: Sequence[TreeChunks], ranking: Ranking, points: Csr, de
     searches = [ChunkSearch(tree, chunks, ranking) for tree, chunks in trees]
     try:
         blocks = [points[begin : begin + BLOCK] for begin in range(0, points.shape[0], BLOCK)]
-        found = [_candidates(trees, searches, block, depth, beam_size) for block in blocks]
+        rows, ranks = zip(*(_candidates(trees, searches, block, depth, beam_size) for block in blocks), strict=True)
     finally:
         for search in searches:
             search.close()
-    return Candidates(np.concatenate([part.rows_BC for part in found]), np.concatenate([part.ranks_BC for part in found]))
+    return np.concatenate(rows), np.concatenate(ranks)
 
 
 def _candidates(trees: Sequence[TreeChunks], searches: Sequence[ChunkSearch], points: Csr, depth: int, beam_size: int) -> Candidates:
@@ -105,7 +96,7 @@ def _candidates(trees: Sequence[TreeChunks], searches: Sequence[ChunkSearch], po
         found = search.search(as_rows(points), BeamParams.uniform(count, beam_size, wanted))
         rows_BM = items_at(tree, found.leaves_BM)
         if len(trees) == 1:
-            return Candidates(rows_BM, found.ranks_BM)
+            return rows_BM, found.ranks_BM
         real = rows_BM >= 0
         indptr = np.concatenate([[0], np.cumsum(real.sum(1))])
         total = total + csr_array((np.exp(found.ranks_BM[real].astype(np.float64)), rows_BM[real], indptr), shape=(count, items))
@@ -116,17 +107,17 @@ def _candidates(trees: Sequence[TreeChunks], searches: Sequence[ChunkSearch], po
         rows_BC[b, : len(best)] = total.indices[own][best]
         with np.errstate(divide="ignore"):
             ranks_BC[b, : len(best)] = np.log(total.data[own][best] / len(trees))
-    return Candidates(rows_BC, ranks_BC)
+    return rows_BC, ranks_BC
 
 
-def features_of(tables: StackingTables, found: Candidates, points: Csr) -> NDArray[np.float32]:
+def features_of(tables: StackingTables, rows_BC: NDArray[np.int64], ranks_BC: NDArray[np.float32], points: Csr) -> NDArray[np.float32]:
     """float32[B, C, X]: as the service computes them."""
     arrays, scratch = table_arrays(tables), Scratch.of(len(tables.log_count), tables.points)
-    rows, out = as_rows(points), np.zeros((*found.rows_BC.shape, KNOWN), np.float32)
-    wide_CX = np.empty((found.rows_BC.shape[1], KNOWN))
+    rows, out = as_rows(points), np.zeros((*rows_BC.shape, KNOWN), np.float32)
+    wide_CX = np.empty((rows_BC.shape[1], KNOWN))
     for b in range(len(out)):
-        count, own = int((found.rows_BC[b] >= 0).sum()), slice(rows.indptr[b], rows.indptr[b + 1])
+        count, own = int((rows_BC[b] >= 0).sum()), slice(rows.indptr[b], rows.indptr[b + 1])
         if count:
-            candidate_features(found.rows_BC[b], found.ranks_BC[b], count, rows.indices[own], rows.values[own], arrays, scratch, wide_CX)
+            candidate_features(rows_BC[b], ranks_BC[b], count, rows.indices[own], rows.values[own], arrays, scratch, wide_CX)
             out[b, :count] = wide_CX[:count]
     return out

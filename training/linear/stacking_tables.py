@@ -56,7 +56,6 @@ class Weighing:
 
 
 def tables_of(data: LabelledPoints, weighing: Weighing, most_points: int, seed: int) -> StackingTables:
-    """The tables of training points."""
     rng = np.random.default_rng([seed, 0x7AB1E])
     points, count = data.points, len(data)
     frequency_F = np.bincount(points.indices, minlength=points.shape[1])

@@ -25,7 +25,7 @@ from ..specification.networks import (
     SequenceOptimiser,
     SequenceScorer,
 )
-from ..specification.sections import SHARE, SearchLimits, Section, auto_or, auto_or_integer, default_kind
+from ..specification.sections import SHARE, SearchLimits, Section, auto_or, auto_or_integer, default_kind, number_of
 from ..specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
 
 PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
@@ -431,17 +431,13 @@ class SequenceConfig(DeepConfig):
 
     @property
     def places(self) -> int:
-        """Of an update. Raises InvalidConfig where the log is yet to say."""
-        if self.optimiser.places == "auto":
-            raise InvalidConfig("optimiser.places", self.optimiser.places, "a number, or a log that it is read from")
-        return self.optimiser.places
+        """Of an update; see `number_of`."""
+        return number_of("optimiser.places", self.optimiser.places)
 
     @property
     def nearness(self) -> float:
-        """Of targets. Raises InvalidConfig where the log is yet to say."""
-        if self.instances.nearness == "auto":
-            raise InvalidConfig("instances.nearness", self.instances.nearness, "a number, or a log that it is read from")
-        return self.instances.nearness
+        """Of targets; see `number_of`."""
+        return number_of("instances.nearness", self.instances.nearness)
 
     @model_validator(mode="after")
     def _rows_are_shared_alike(self) -> SequenceConfig:

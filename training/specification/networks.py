@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from espalier.errors import InvalidConfig
 from espalier.queries import MAX_HISTORY
 
-from ..specification.sections import Form, Section, auto_or, auto_or_integer, default_kind
+from ..specification.sections import Form, Section, auto_or, auto_or_integer, default_kind, number_of
 
 PAPER_HIDDEN = (128, 64, 24)
 """Layers of the network of TDM, JTM and OTM."""
@@ -177,10 +176,8 @@ class SequenceScorer(NodeRows):
 
     @property
     def width(self) -> int:
-        """Of a node row. Raises InvalidConfig where the log is yet to say."""
-        if self.node_dim == "auto":
-            raise InvalidConfig("scorer.node_dim", self.node_dim, "a number, or a log that it is read from")
-        return self.node_dim
+        """Of a node row; see `number_of`."""
+        return number_of("scorer.node_dim", self.node_dim)
 
     def readers(self, ordered: bool) -> tuple[Encoder, ...]:
         """The encoders of lists with an order or without."""

@@ -25,11 +25,7 @@ PYTHON_NAMES = {"int": "integer", "float": "number", "bool": "true or false", "s
 FAMILIES = (("Models (`fit --config`)", SPECIFICATION.sections), ("Rankers (`fit-ranker --config`)", RANKER_CONFIG.sections))
 TEXTS = tuple(section for section in SPECIFICATION.sections if issubclass(section, LinearConfig))
 HISTORIES = tuple(section for section in SPECIFICATION.sections if section not in TEXTS)
-PAGE_PARTS = (
-    ("Histories and vectors", HISTORIES),
-    ("Texts and sparse features", TEXTS),
-    ("Rankers (`fit-ranker --config`)", RANKER_CONFIG.sections),
-)
+PAGE_PARTS = (("Histories and vectors", HISTORIES), ("Texts and sparse features", TEXTS), FAMILIES[1])
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,8 @@ def options(section: type[BaseModel], prefix: str = "", only: str = "") -> Itera
             continue
         if not inner:
             meaning = "which keys there are" if name == own else _description(section, name)
-            yield _option(prefix + name, meaning, only, field)
+            default = None if field.is_required() or field.default is None else _toml(field.default)
+            yield Option(prefix + name, only, _type(field), field.is_required(), default, meaning)
         elif len(inner) == 1:
             many = "[]" if "tuple" in str(field.annotation) else ""
             yield from options(inner[0], f"{prefix}{name}{many}.", only)
@@ -81,7 +78,6 @@ def options(section: type[BaseModel], prefix: str = "", only: str = "") -> Itera
 
 
 def summary() -> str:
-    """A line for every kind."""
     lines = []
     for title, sections in FAMILIES:
         lines += [f"{title}:"] + [f"  {kind:14} {_first_line(section)}" for section in sections for kind in kinds_of(section)] + [""]
@@ -99,7 +95,6 @@ def as_text(kind: str) -> str:
 
 
 def as_markdown() -> str:
-    """docs/options.md."""
     lines = [
         "# Options",
         "",
@@ -171,7 +166,6 @@ def _tables(sections: Sequence[type[BaseModel]], shared: Variants) -> list[str]:
 
 
 def _table(keys: Variants, every: tuple[str, ...]) -> list[str]:
-    """One row a key."""
     return ["", "key | default | meaning", "---|---|---", *(_row(name, variants, every) for name, variants in keys.items())]
 
 
@@ -232,11 +226,6 @@ def _description(section: type[BaseModel], name: str) -> str:
     """That of the field, or of the one that it takes the place of; on one line."""
     fields = (base.model_fields[name] for base in section.__mro__ if issubclass(base, BaseModel) and name in base.model_fields)
     return " ".join(next((field.description for field in fields if field.description), "").split())
-
-
-def _option(name: str, meaning: str, only: str, field: FieldInfo) -> Option:
-    default = None if field.is_required() or field.default is None else _toml(field.default)
-    return Option(name, only, _type(field), field.is_required(), default, meaning)
 
 
 def _type(field: FieldInfo) -> str:

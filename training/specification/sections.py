@@ -162,6 +162,13 @@ class Form(Generic[T]):
         )
 
 
+def number_of(key: str, value: T | Literal["auto"]) -> T:
+    """A number that a log says where the configuration does not. Raises InvalidConfig where the log is yet to say."""
+    if value == "auto":
+        raise InvalidConfig(key, value, "a number, or a log that it is read from")
+    return value
+
+
 def default_kind(kind: str, key: str = "kind") -> BeforeValidator:
     """Of a union over a kind: where the key is absent, the kind is this one."""
     return BeforeValidator(lambda raw: {key: kind} | raw if isinstance(raw, dict) else raw)

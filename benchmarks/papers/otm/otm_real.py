@@ -48,7 +48,6 @@ from benchmarks.papers.otm.otm_real_trees import TREES, Run, is_tree, method_con
 from benchmarks.report_file import command_line
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.hardware import hardware
-from training.baselines.fusion import fuse
 from training.baselines.methods import METHODS as BASELINES
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
 from training.compare.contest import RECIPE, Contest, Entry, attempted, checked_names
@@ -184,7 +183,7 @@ def seed_rows(
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, prepare(config, log, Path(folder)), Path(folder))
         baselines = BASELINES | {name: product_dnn(config, variant) for name, variant in PRODUCT_DNN.items()}
-        contest = Contest(config, run.prepared, run.folder, beams, baselines, fuse)
+        contest = Contest(config, run.prepared, run.folder, beams, baselines)
         for method in methods:
             if is_tree(method):
                 found: Found | str = Found(tree_rows(run, method, beams, bundles))

@@ -46,6 +46,7 @@ from espalier.queries import TextKind, encode_texts
 from espalier.search import NO_ITEM, SearchParams
 from espalier.text.blocks import TextBlock
 from training.data.csr import as_matrix
+from training.linear.label_features import label_features
 from training.linear.prepare import prepare
 from training.linear.run import fit_and_export
 from training.live.publish_fold import publish_fold
@@ -135,9 +136,11 @@ def put_in(model: Bundle, data: Texts, items: Int64, out: Path) -> Bundle:
 
 def nearest(model: Bundle, data: Texts, texts: Sequence[str]) -> Int64:
     """As `found_by`, by the cosine to centroids, of the same features as the model of the old items."""
-    prepared = prepare(config_of(model.manifest, LinearConfig))
+    config = config_of(model.manifest, LinearConfig)
+    prepared = prepare(config)
+    _, centroids = label_features(prepared.train, prepared.own, config.linear)
     own = as_matrix(model.vectoriser.transform([data.texts[row] for row in np.flatnonzero(data.hidden_I).tolist()]))
-    by_feature = csr_array(vstack([prepared.centroids, own])).T.tocsr()
+    by_feature = csr_array(vstack([centroids, own])).T.tocsr()
     number_I = np.concatenate([np.flatnonzero(~data.hidden_I), np.flatnonzero(data.hidden_I)])
     found_BM = np.full((len(texts), M), NO_ITEM, np.int64)
     for found_M, text in zip(found_BM, texts, strict=True):

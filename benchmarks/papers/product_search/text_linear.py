@@ -31,6 +31,7 @@ from training.data.query_logs import LabelledTexts
 from training.linear.choosing import Choice
 from training.linear.export import export
 from training.linear.fit import fit_linear
+from training.linear.label_features import label_features
 from training.linear.prepare import Prepared, prepare
 from training.specification.linear import LinearConfig, LinearOptions, LinearSearch, LinearTree, LogData
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
@@ -91,11 +92,10 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     )  # fmt: skip
     begin = time.process_time()
     prepared = prepare(config)
-    branching, max_leaf = (
-        (recipe.tree.branching, recipe.tree.leaf_of(*prepared.centroids.shape)) if recipe.whole_tree else (2, max(2, len(ids)))
-    )
-    tree = hierarchical_kmeans(prepared.labels, branching, max_leaf, config.seed)
-    chunks = fit_linear(prepared.train, tree, config.linear, 1, config.seed, centroids=prepared.centroids)
+    labels, centroids = label_features(prepared.train, prepared.own, config.linear)
+    branching, max_leaf = (recipe.tree.branching, recipe.tree.leaf_of(*centroids.shape)) if recipe.whole_tree else (2, max(2, len(ids)))
+    tree = hierarchical_kmeans(labels, branching, max_leaf, config.seed)
+    chunks = fit_linear(prepared.train, tree, config.linear, 1, config.seed, centroids=centroids)
     return Fitted(config, prepared, tree, chunks, time.process_time() - begin)
 
 
