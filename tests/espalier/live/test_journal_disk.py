@@ -324,8 +324,8 @@ def write_and_die(file: Path, when: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if when == "spilled":
             transaction.append(put("0" + "x" * 500))
-            transaction._connection.execute("PRAGMA cache_size = 1")
-            transaction._connection.execute("PRAGMA cache_spill = 1")
+            transaction.connection.execute("PRAGMA cache_size = 1")
+            transaction.connection.execute("PRAGMA cache_spill = 1")
             for number in range(600):
                 transaction.append(put(f"{number}" + "x" * 500, number))
             os.kill(os.getpid(), signal.SIGKILL)
