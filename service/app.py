@@ -24,7 +24,6 @@ from .http.shard_routes import SearchRoute
 from .http.single_flight import SingleFlight
 from .http.stream_route import StreamRoute
 from .lifecycle import lifespan
-from .live.catalogue_types import Catalogues
 from .models.loading import EngineSource
 from .models.registry import Registry
 from .retrieval.scans import Scans
@@ -44,14 +43,11 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 """The service has metrics of its own; the framework's cost time in every request and would read the environment."""
 
 
-def create_app(
-    settings: Settings, engines: EngineSource | None = None, catalogues: Catalogues | None = None, metrics: Metrics | None = None
-) -> FastAPI:
+def create_app(settings: Settings, engines: EngineSource | None = None, metrics: Metrics | None = None) -> FastAPI:
     """The service over a models folder. Raises BundleNotFound when the folder holds no model.
 
-    engines     None: those that search the bundles here
-    catalogues  tests bring their own
-    metrics     what it counts in; None: its own
+    engines  None: those that search the bundles here
+    metrics  what it counts in; None: its own
     """
     app = FastAPI(
         openapi_url=None,  # documentation.py has these two
@@ -70,7 +66,6 @@ def create_app(
     own = settings.retrieve_keys, settings.admin_keys, settings.write_keys, settings.internal_keys
     keys = Keys(*own, settings.keys_file, KeyLimits(folder), shared=not settings.open and not is_local(settings.private_host))
     registry, audit = Registry(settings, metrics, engines), Audit(metrics)
-    catalogues = registry.catalogues if catalogues is None else catalogues
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     timeout_s = settings.timeout_ms / 1e3
     completions, scans = Scans("completions", timeout_s), Scans("scans", timeout_s)
@@ -78,7 +73,7 @@ def create_app(
     asked = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
     recorder = Recorder(metrics.samples, lambda: [*registry.entries], asked.unknown, settings.run_folder)
     parts = settings, metrics, registry, keys, audit, completions, scans, exposition, asked, recorder
-    app.state.service = service = Service(*parts, catalogues, tracer)
+    app.state.service = service = Service(*parts, tracer)
     single, stream, item, bulk = RetrieveRoute(service), StreamRoute(service), ItemRoute(service), BulkRoute(service)
     frontier, search = FrontierRoute(service), SearchRoute(service)
     app.state.bodies = {"item": item.bodies, "bulk": bulk.bodies}

@@ -212,6 +212,10 @@ class Overlay:
         handles[is_trained] = own
         return handles
 
+    def live_leaf(self, row: int, tree: int) -> int:
+        """The entry of an item's live leaf in a tree; 0 where it has none."""
+        return int(self.trees[tree].of_handles(self.handles_of(np.array([row])))[0])
+
     @cached_property
     def standing(self) -> NodeMask | None:
         """The mask of a query without a filter; None where every node of the trained trees is eligible."""

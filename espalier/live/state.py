@@ -21,9 +21,11 @@ import numpy as np
 from espalier.bundle import Bundle
 from espalier.entry_lists import KEY, EntryLists, with_room
 from espalier.errors import InvalidData
+from espalier.live.fields import Columns
 from espalier.live.items import LiveItem, LiveItems
 from espalier.live.live_tree import LiveTree
 from espalier.live.memory_entries import MemoryEntries
+from espalier.live.operations import Operation
 from espalier.live.overlay import CHANGED, DELETED, MOVED, Overlay
 from espalier.live.rows import Placement
 from espalier.live.standing import Standing, TouchedParents
@@ -67,6 +69,15 @@ class Change:
     valid_until: float | None = None
     at: float = 0.0
     by: str = ""
+
+    @staticmethod
+    def of(operation: Operation, placements: tuple[Placement, ...], columns: Columns, now: float, by: str = "") -> Change:
+        """One whose time has passed is a delete: of the many ids of a journal that have expired none takes a handle."""
+        number, item_id, body, at = operation.sequence, operation.id, operation.body, operation.at
+        if operation.has_expired(now):
+            return Change(number, item_id, "delete", valid_until=body.valid_until, at=at)
+        fields = None if body.fields is None else columns.fitting(body.fields)
+        return Change(number, item_id, operation.kind, fields, placements, body.valid_until, at, by)
 
 
 class LiveState:

@@ -28,7 +28,8 @@ from ..http.memory_budget import Budget, Held
 from ..http.middleware import RequestInfo, problem_of
 from ..http.request_bodies import LINES_TYPES, check_type, parsed, read_lines
 from ..http.retrieve_route import read_and_write, send_body, until_hung_up
-from ..live.catalogue_types import Catalogue, Delete, Outcome, Put
+from ..live.catalogue import LiveCatalogue
+from ..live.catalogue_types import Delete, Outcome, Put
 from ..watch.audit import origin
 
 GROUP_LINES = 256
@@ -91,7 +92,7 @@ class _Bulk:
     statuses  how many lines were answered with each
     """
 
-    def __init__(self, route: BulkRoute, scope: Scope, reader: ItemReader, catalogue: Catalogue, slot: Held) -> None:
+    def __init__(self, route: BulkRoute, scope: Scope, reader: ItemReader, catalogue: LiveCatalogue, slot: Held) -> None:
         self._route, self.scope, self._reader, self._catalogue, self._slot = route, scope, reader, catalogue, slot
         self._info: RequestInfo = scope[RequestInfo.KEY]
         self._arriving, self._memory = Held(route.bodies), Held(route.bodies)

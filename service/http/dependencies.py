@@ -13,7 +13,6 @@ from ..http.api_keys import Keys
 from ..http.memory_budget import Budget
 from ..http.middleware import RequestInfo
 from ..http.single_flight import SingleFlight
-from ..live.catalogue_types import Catalogues
 from ..models.registry import Registry
 from ..models.registry_entry import Entry
 from ..retrieval.scans import Scans
@@ -44,7 +43,6 @@ class Service:
     exposition: SingleFlight[bytes]
     asked: Asked
     recorder: Recorder
-    catalogues: Catalogues | None = None
     tracer: Tracer | None = None
     typical_values: TypicalValues = field(default_factory=TypicalValues)
     feeds: Budget = field(default_factory=lambda: Budget(FEEDS, 0))
@@ -93,6 +91,5 @@ def describe(entry: Entry, service: Service) -> dict[str, Any]:
         }
     waits = service.registry.waits_for(entry.name)
     described["store"] = None if waits is None else asdict(waits)
-    if service.catalogues is not None:
-        described["live"] = asdict(service.catalogues.of(entry.name).status())
+    described["live"] = asdict(service.registry.catalogues.of(entry.name).status())
     return described

@@ -28,7 +28,8 @@ from ..http.memory_budget import Budget, Held
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body
 from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
-from ..live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Placed, StoredItem, tag_of
+from ..live.catalogue import LiveCatalogue
+from ..live.catalogue_types import Delete, Outcome, Placed, StoredItem, tag_of
 from ..problems import document_of
 from ..watch.live_metrics import REFUSED, LiveMetrics
 
@@ -44,7 +45,7 @@ class WriteRoute:
     """What both routes that write need. bodies: the memory that their requests share."""
 
     def __init__(self, service: Service) -> None:
-        self.settings, self.registry, self.keys, self.catalogues = service.settings, service.registry, service.keys, service.catalogues
+        self.settings, self.registry, self.keys = service.settings, service.registry, service.keys
         self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
         self._metrics, self._live_metrics = service.metrics, dict[str, LiveMetrics]()
 
@@ -52,10 +53,10 @@ class WriteRoute:
         """How requests of a model are read, by its default version. Raises ModelNotFound, NotReady."""
         return ItemReader(self.registry.choose(model, None).bundle.manifest.query, self.settings)
 
-    def catalogue(self, model: str) -> Catalogue:
-        """Raises ModelNotFound, IsShard, NotReady."""
+    def catalogue(self, model: str) -> LiveCatalogue:
+        """Raises ModelNotFound, IsShard."""
         self.registry.check_whole(model)
-        return catalogue_of(self.catalogues, model)
+        return self.registry.catalogues.of(model)
 
     def refused(self, model: str, status: int) -> None:
         """Count a write that was refused."""
@@ -129,7 +130,7 @@ async def changes(
     """
     service = service_of(request)
     service.registry.check_whole(name)
-    catalogue, held = catalogue_of(service.catalogues, name), Held(service.feeds)
+    catalogue, held = service.registry.catalogues.of(name), Held(service.feeds)
     if not held.take(1):
         raise QueueFull(f"{service.feeds.units} answers of a feed are being made or sent already.", 1)
     try:
@@ -139,7 +140,7 @@ async def changes(
         raise
 
 
-async def _feed(catalogue: Catalogue, after: int, limit: int) -> bytes:
+async def _feed(catalogue: LiveCatalogue, after: int, limit: int) -> bytes:
     end = await catalogue.committed()  # not what this worker has applied: it may be behind the others
     dropped = await catalogue.dropped()
     found: list[bytes] = []
@@ -173,13 +174,6 @@ class _FeedAnswer(Response):
         with self._held:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send_body(send, scope, bytes(self.body), self._timeout_s)
-
-
-def catalogue_of(catalogues: Catalogues | None, model: str) -> Catalogue:
-    """The live catalogue of a model. Raises ModelNotFound, NotReady."""
-    if catalogues is None:
-        raise NotReady("This service has no live catalogue.")
-    return catalogues.of(model)
 
 
 def status_of(outcome: Outcome) -> int:

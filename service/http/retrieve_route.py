@@ -71,7 +71,7 @@ class RetrievalRoute:
 
     def __init__(self, service: Service) -> None:
         self.settings, self.registry, self.keys, self.metrics = service.settings, service.registry, service.keys, service.metrics
-        self.catalogues, self.asked, self.audit = service.catalogues, service.asked, service.audit
+        self.asked, self.audit = service.asked, service.audit
         self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
         self.answers = Budget(ANSWERS * self.settings.max_answer_values, FREE_VALUES)
         self._shadows = Shadows(self.settings)
@@ -174,10 +174,9 @@ class RetrievalRoute:
 
     async def _reach(self, model: LoadedModel, sequence: int, deadline: float) -> None:
         """Wait until this worker answers by an operation of the live catalogue. Raises Behind, NotWritable."""
-        catalogue = None if self.catalogues is None else self.catalogues.of(model.name)
-        if catalogue is None or not await catalogue.reached(model.version, sequence, deadline):
-            has = 0 if catalogue is None else catalogue.applied(model.version)
-            committed = catalogue is not None and sequence <= await catalogue.committed()
+        catalogue = self.registry.catalogues.of(model.name)
+        if not await catalogue.reached(model.version, sequence, deadline):
+            has, committed = catalogue.applied(model.version), sequence <= await catalogue.committed()
             raise Behind(f"min_sequence: got {sequence}, and by the deadline this worker has the operations up to {has}.", committed)
 
 

@@ -17,12 +17,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
-from espalier.live.masks import eligible_rows
 from espalier.live.overlay import PARENT, LiveLeaves, Overlay
 from espalier.tree import EMPTY_LEAF, Tree
 
 from ..errors import ItemNotFound, NodeNotFound
-from ..live.views import LiveView, View
+from ..live.views import View
 from ..models.loading import LoadedModel
 from ..retrieval.scans import Check
 from ..retrieval.typical_values import TypicalValues, evenly, summed, typical
@@ -58,7 +57,7 @@ class Trees:
 
     @cached_property
     def overlay(self) -> Overlay | None:
-        return self.view.overlay if isinstance(self.view, LiveView) else None
+        return None if self.view.overlay.is_empty else self.view.overlay
 
     @cached_property
     def leaves(self) -> LiveLeaves | None:
@@ -212,7 +211,7 @@ def _listed(trees: Trees, trained: Int64, live: Int64, limit: int) -> list[dict[
     rows, items = np.concatenate([live, trained]), trees.view.items
     titles = items.values("title", rows) if "title" in items.fields else [None] * len(rows)
     first = trees.model.bundle.tree
-    eligible = ~trees.view.is_removed(rows) if trees.overlay is None else eligible_rows(first, trees.overlay, rows)
+    eligible = trees.view.is_eligible(first, rows)
     columns = zip(items.ids_of(rows), titles, eligible.tolist(), strict=True)
     return [
         {"id": item_id, "title": title[:MAX_TITLE] if isinstance(title, str) else None, "live": i < len(live), "eligible": may}

@@ -21,13 +21,13 @@ from espalier.errors import StoreUnavailable
 from espalier.search import Engine
 from espalier.tree import complete_tree
 from service.app import create_app
-from service.live.catalogue_types import Catalogues
 from service.models.loading import EngineSource
 from service.models.store_state import StoreMetrics
 from service.router.metrics import RouterMetrics
 from service.settings import Settings
 from service.watch.live_metrics import BackupMetrics, LiveMetrics
 from service.watch.metrics import Metrics, ModelMetrics
+from tests.service.fake_catalogue import FakeCatalogues
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import OwnTime
 
@@ -103,7 +103,7 @@ class Running:
 
 @contextmanager
 def run(
-    models: Path, open_model: Callable[[Bundle], Engine] | None = None, catalogues: Catalogues | None = None, **settings: Any
+    models: Path, open_model: Callable[[Bundle], Engine] | None = None, catalogues: FakeCatalogues | None = None, **settings: Any
 ) -> Iterator[Running]:
     engines: dict[str, FakeEngine] = {}
 
@@ -113,7 +113,9 @@ def run(
         return engines.setdefault(bundle.manifest.name, FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item))
 
     with BUILDING:
-        app = create_app(Settings(models=models, **{"max_inline_us": 0} | settings), EngineSource(open_fake), catalogues)
+        app = create_app(Settings(models=models, **{"max_inline_us": 0} | settings), EngineSource(open_fake))
+    if catalogues is not None:
+        app.state.service.registry.catalogues.of = catalogues.of
     with started(app) as client:
         app.state.service.registry.wait_until_loaded()
         try:

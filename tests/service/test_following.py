@@ -20,6 +20,7 @@ from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import leave_out
 from espalier.live.operations import ItemBody, Operation
 from service.live import live_version, notices
+from service.live.catalogue import LiveCatalogue
 from service.live.following import Following, copy
 from service.live.writer_feed import FeedFailed, WriterFeed, operation_of
 from tests.espalier.live.journals import appended, put
@@ -46,10 +47,10 @@ FULL = Operation(
 )
 
 
-class JournalCopies:
+class JournalCopies(LiveCatalogue):
     """A journal without versions that serve. fail: raised by the next copy."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal) -> None:  # opens nothing
         self.journal = journal
         self.fail: Exception | None = None
         self.notes: list[tuple[int | None, str | None]] = []

@@ -20,6 +20,7 @@ from espalier.errors import EspalierError, InvalidInput
 from espalier.items import Items
 from espalier.label_counts import LabelCounts
 from espalier.live.operations import ItemBody
+from espalier.placement.parents import Parents
 from espalier.placement.placer import Candidates
 from espalier.queries import HistoryKind, encode_histories
 from espalier.search import SearchParams
@@ -168,12 +169,13 @@ class ByCount(Nearest):
         found = super()._place(body, known)
         if isinstance(found, EspalierError):
             return found
-        return [[(parent, replace(row, values=row.values * np.float32(body.count or 1))) for parent, row in found[0]]]
+        row = found[0].row(0)
+        return [Parents(found[0].nodes, lambda _: replace(row, values=row.values * np.float32(body.count or 1)))]
 
 
 def test_a_count_alone_changes_the_row_and_stays(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def length(live: Live) -> float:
-        leaves = live.version().live.built().overlay().trees[0]
+        leaves = live.version().live.state.overlay().trees[0]
         assert leaves.rows_PD is not None
         return float(np.abs(leaves.rows_PD[leaves.open[-1]]).sum())
 
@@ -210,7 +212,7 @@ def test_a_count_neither_moves_trained_items_nor_is_forgotten_by_fields(models: 
         assert parent(live.put("item-4", count=7), "trained") >= 0, "its fields did not place it, nor does its count"
         live.put("new", fields={"title": "item-6"}, count=2)
         live.put("new", fields={"title": "item-7"})
-        leaves = live.version().live.built().overlay().trees[0]
+        leaves = live.version().live.state.overlay().trees[0]
         bundle = live.version().bundle
         assert leaves.rows_PD is not None
         assert_allclose(

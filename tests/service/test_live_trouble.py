@@ -57,9 +57,7 @@ def test_an_item_is_gone_when_its_time_has_passed_and_back_when_the_clock_was_wr
 def reopened(live: Live, before: LoadedModel) -> Any:
     """The state of the version that was opened anew while it served."""
     until(lambda: live.version() is not before, "it was opened anew")
-    state = live.version().live.state
-    assert state is not None
-    return state
+    return live.version().live.state
 
 
 def test_a_version_that_has_seen_many_ids_is_opened_anew_while_it_serves(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,6 @@ class Catalogue:
         rows = self.bundle.items.rows_of(ids)
         self.trained.set_removed(rows[rows >= 0])
         self.state.set_removed(ids)
-        self.filters.set_removed(ids)
         self.removed = {*ids}
 
     def expected(self, wanted: dict[str, Any], barred: dict[str, Any]) -> set[str]:
@@ -72,8 +71,7 @@ class Catalogue:
         overlay, tree = self.state.overlay(), self.bundle.tree
         mask = self.filters.mask(self.trained.parse(wanted, barred or {}), overlay)
         own = [row for row in range(tree.item_count) if mask.eligible_N[tree.leaf_of_item[row]] and row not in overlay.hidden]
-        assert mask.live_R is not None
-        live = overlay.item_R[np.flatnonzero(mask.live_R)]
+        live = overlay.item_R[np.flatnonzero(live_R(mask))]
         found = self.state.table.ids_of(np.concatenate([np.array(own, np.int64), live]))
         assert mask.items == len(found) == len({*found})
         self._check_nodes(mask)
@@ -82,12 +80,16 @@ class Catalogue:
     def _check_nodes(self, mask: NodeMask) -> None:
         """Every node above an eligible leaf is eligible, and no other."""
         tree, overlay = self.bundle.tree, self.state.overlay()
-        assert mask.live_R is not None
         leaves = overlay.trees[0]
-        live = {int(parent) for parent, handle in zip(leaves.parent_X, leaves.handle_X, strict=True) if mask.live_R[handle]}
+        live = {int(parent) for parent, handle in zip(leaves.parent_X, leaves.handle_X, strict=True) if live_R(mask)[handle]}
         for node in range(tree.leaf_offset - 1, -1, -1):
             below = mask.eligible_N[tree.first_child[node] : tree.first_child[node + 1]].any()
             assert mask.eligible_N[node] == (below or node in live)
+
+
+def live_R(mask: NodeMask) -> Any:
+    """bool[R]; empty where nothing was ever put."""
+    return np.zeros(0, np.bool_) if mask.live_R is None else mask.live_R
 
 
 def meets(value: Any, condition: Any) -> bool:
