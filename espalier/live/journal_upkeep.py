@@ -116,15 +116,13 @@ def backup(journal: Journal, to: Path) -> None:
     The copy has another identity, and goes on LEFT_OUT sequence numbers later: those given between the backup and its use are not given
     again. Raises InvalidInput where `to` is there already, its folder is not, or there is no journal, JournalFull where there is no room.
     """
+    if to.exists():
+        raise InvalidInput("to", str(to), "a file that is not there yet")
+    if not to.parent.is_dir():
+        raise InvalidInput("to", str(to), "a file in a folder that is there")
     found = open_reader(journal.file)
     if found is None:
         raise InvalidInput("journal", named(journal.file), "a journal; nothing was ever written to this model")
-    if to.exists():
-        found[0].close()
-        raise InvalidInput("to", str(to), "a file that is not there yet")
-    if not to.parent.is_dir():
-        found[0].close()
-        raise InvalidInput("to", str(to), "a file in a folder that is there")
     temporary = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         with errors_of(to):

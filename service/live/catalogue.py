@@ -224,11 +224,6 @@ class LiveCatalogue:
             raise NotReady(f"Model {self.model!r} is not ready; see /readyz and /models/{self.model}.")
         return default
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything was ever written."""
-        return self.journal.exists()
-
     # -- the journal's thread and the loader ----------------------------------------------------------------------------
 
     def join(self, version: LiveVersion) -> None:
@@ -272,7 +267,7 @@ class LiveCatalogue:
 def _checked(operation: Put | Delete, condition: Condition, default: LiveVersion) -> Write | EspalierError:
     """An operation as a write; an error where its fields are not those of the version's items."""
     try:
-        if isinstance(operation, Put) and operation.body.fields is not None:
+        if operation.body.fields is not None:
             default.columns.typed(operation.body.fields)
     except EspalierError as error:
         return error

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from espalier.live.operations import ItemBody
+from espalier.live.operations import NOTHING, ItemBody
 
 from ..entity_tags import Condition
 
@@ -43,6 +43,11 @@ class Delete(NamedTuple):
 
     id: str
     source_version: int | None = None
+
+    @property
+    def body(self) -> ItemBody:
+        """It says nothing."""
+        return NOTHING
 
 
 class Placed(NamedTuple):

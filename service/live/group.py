@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from espalier.errors import EspalierError, InvalidInput, JournalError
 from espalier.live.items import characters_of
 from espalier.live.journal import Transaction
-from espalier.live.operations import NOTHING, ItemBody, Operation
+from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
 from espalier.placement.placer import Candidates
@@ -170,10 +170,11 @@ class Group:
         """The item's leaves in a version; none where its row is the trained one, or is not known yet."""
         slots, item_id = self._slots[version.version], operation.id
         candidates = write.candidates.get(version.version)
-        if candidates is not None and operation.body.has_evidence and not _has_evidence(write):
-            raise EvidenceNeeded(operation)  # its new fields have placed it, but more is stored of it
         if candidates is not None:
-            if operation.body.count != _placed_by(write).count:
+            evidence = write.evidence or write.what.body
+            if operation.body.has_evidence and not evidence.has_evidence:
+                raise EvidenceNeeded(operation)  # its new fields have placed it, but more is stored of it
+            if operation.body.count != evidence.count:
                 raise EvidenceNeeded(operation)  # its row says how popular it is, which is stored
             return slots.place(item_id, candidates)
         if not write.candidates and stored is not None and stored.kind == "put":
@@ -218,16 +219,6 @@ class Group:
             full = f"{MAX_HANDLES} ids were put or deleted since the version was trained; fold them into a version. Deletes are taken."
             raise CatalogueFull(full)
         return bool(unseen)
-
-
-def _has_evidence(write: Write) -> bool:
-    """Whether more than fields has placed a write."""
-    return _placed_by(write).has_evidence
-
-
-def _placed_by(write: Write) -> ItemBody:
-    """What has placed a write."""
-    return write.evidence or (write.what.body if isinstance(write.what, Put) else NOTHING)
 
 
 def _is_stale(source_version: int | None, stored: Operation) -> bool:

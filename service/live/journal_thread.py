@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +24,7 @@ from espalier.live.journal_messages import read_message
 from espalier.live.operations import Operation
 
 from ..errors import BeingChanged, NotReady, NotWritable
-from ..live.catalogue_types import Delete, Outcome, Placed
+from ..live.catalogue_types import Outcome, Placed
 from ..live.compaction import Compaction
 from ..live.group import Decided, EvidenceNeeded, Group, Write
 from ..live.live_version import LiveVersion, placed_by
@@ -224,7 +224,7 @@ class JournalThread:
                 found = self._take()
             except Empty:
                 break
-            if not isinstance(found, Write) or found.what.id in ids or not ids.isdisjoint(_named_by(found)):
+            if not isinstance(found, Write) or found.what.id in ids or not ids.isdisjoint(named_by(found.what.body)):
                 self._held.appendleft(found)
                 break
             group.append(found)
@@ -417,10 +417,6 @@ class JournalThread:
 
 def _nothing() -> None:
     """An item may have expired."""
-
-
-def _named_by(write: Write) -> Collection[str]:
-    return () if isinstance(write.what, Delete) else named_by(write.what.body)
 
 
 class _Visible:

@@ -36,7 +36,6 @@ from espalier.placement.evidence import finds_by_words
 from espalier.placement.parents import Search
 from espalier.placement.placer import Candidates, Placer
 from espalier.queries import QueryBatch
-from espalier.rerank.features import LiveCandidates
 from espalier.search import Engine, SearchParams
 
 from ..errors import NotReady
@@ -95,11 +94,6 @@ class LiveVersion:
     def view(self, live: bool = True) -> View:
         """What a request sees that comes now. live: whether it sees live items."""
         return self._view if live or self.is_empty else self._frozen
-
-    @property
-    def candidates(self) -> LiveCandidates | None:
-        """What a re-ranker needs of live items; None where there are none."""
-        return self._newest.candidates
 
     def newest(self) -> View:
         """What results are read by: every item that the engine may have found has a row in it."""
@@ -280,7 +274,7 @@ class LiveVersion:
         with self._lock:
             rows = self.bundle.items.rows_of(list(ids))
             self._filters.set_removed(rows[rows >= 0])
-            self.state.set_removed(ids)
+            self.state.set_removed(ids, self._filters.standing)
             self.publish()
 
     def placed(self, item_id: str) -> Placed | None:
