@@ -19,7 +19,7 @@ from espalier.live.folded_tables import FoldedRows
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import leave_out
 from espalier.live.operations import ItemBody, Operation
-from espalier.live.rows import LiveRow, Placement
+from espalier.live.rows import LiveRow
 from espalier.live.state import Change, LiveState
 from espalier.masks.filters import ItemFilters
 from espalier.placement.parents import Parents
@@ -268,20 +268,9 @@ def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(vers
     version.apply([operation], {1: (places[3],)})
     again = Slots(state).place("new-3", where)[0]
     assert (again.parent, again.slot) == (places[3].parent, places[3].slot)
+    assert Slots(state).place("new-3", where, late=7)[0].slot == again.slot
     trained = Slots(state).place("item-9", where)[0]
     assert (trained.parent, trained.slot) == state.trained_leaf_of("item-9")
-
-
-def test_a_slot_of_an_expired_item_may_be_taken_also_in_a_replay(models: Path, version: LiveVersion, journal: Journal) -> None:
-    with journal.writing() as transaction:
-        short = transaction.append(Operation(0, "short", "put", ItemBody(like=("item-1",), valid_until=100.0), at=50.0))
-        places = version.places([short])[short.sequence]
-        transaction.store_placements(1, {short.sequence: places})
-        later = transaction.append(Operation(0, "later", "put", ItemBody(like=("item-1",)), at=200.0))
-        transaction.store_placements(1, {later.sequence: (Placement(0, places[0].parent, places[0].slot, places[0].row),)})
-    other = opened(models)
-    replay(other, journal)
-    assert other.items.rows_of(["short", "later"]).tolist() == [-1, 32]
 
 
 # -- slots of operations that are placed late, by a worker that does not know all slots that are taken ----------------------
@@ -332,12 +321,3 @@ def test_the_tail_of_an_item_is_the_one_that_it_has_in_a_fold(tmp_path: Path, fo
             assert part == pytest.approx(fold.tail.part(features, values, folded), abs=1e-9)
             differs += row < view.overlay.items and part != bundle.tail.part(features, values, row)
     assert differs > 0
-
-
-def test_an_item_that_is_there_keeps_its_slot(version: LiveVersion) -> None:
-    bundle = version.bundle
-    parent = int(bundle.tree.level(bundle.tree.height - 1)[0])
-    state = LiveState(bundle)
-    row = LiveRow(np.zeros(bundle.graph_scorer.node_dim, np.float32))
-    state.apply([Change(1, "new", "put", {}, (Placement(0, parent, 5, row),))])
-    assert Slots(state).place("new", [Parents([parent], lambda _: row)], late=7)[0].slot == 5

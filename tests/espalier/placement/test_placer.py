@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,13 +29,13 @@ from espalier.live.state import Change, LiveState
 from espalier.manifest import MemoryFormula, Ranking
 from espalier.memory import LARGEST_VALUE, Memory
 from espalier.node_rows import rounded
-from espalier.placement import graph_placement, graph_rows
+from espalier.placement import graph_rows
 from espalier.placement.graph_placement import GraphPlacement
 from espalier.placement.graph_rows import NEAREST, NO_SHIFTS, Background, NearRows, RowScale, Trial, Trials, scale_of, trial_items
 from espalier.placement.memory_rows import MOST as MOST_NAMED
 from espalier.placement.memory_rows import MemoryRows
 from espalier.placement.near_items import NO_NEIGHBOUR, NearItems
-from espalier.placement.parents import MOST, Parents, best_first, votes_of_search
+from espalier.placement.parents import MOST, best_first, votes_of_search
 from espalier.placement.placer import Candidates, Placer
 from espalier.placement.popularity import MOST_EVENTS, Popularity
 from espalier.queries import HistoryKind, VectorKind, encode_histories, pad_histories
@@ -409,17 +408,6 @@ def test_parents_are_ordered_by_what_all_events_say() -> None:
     assert best_first([(1.0, many)]).tolist() == list(range(MOST))
 
 
-def test_rows_are_made_when_they_are_asked_for() -> None:
-    asked: list[int] = []
-
-    def row(parent: int) -> LiveRow:
-        asked.append(parent)
-        return LiveRow(np.zeros(1, np.float32))
-
-    found = iter(Parents([4, 2, 3], row))
-    assert (next(found)[0], next(found)[0], asked) == (4, 2, [4, 2])
-
-
 # -- what is wrong ----------------------------------------------------------------------------------------------------------
 
 
@@ -581,28 +569,6 @@ def test_a_count_lifts_an_item_by_its_bias_and_by_the_memory() -> None:
         assert 0 < lifts[0] < lifts[1] < lifts[2]
     nobody = ItemBody(like=("libsdl2-2.0-0",), count=400)
     assert first(placed(bundle, nobody)[0])[1].memory_to == ()
-
-
-def test_threads_that_place_items_of_any_count_keep_some_shifts_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_placement, "MOST_SHIFTS", 3)
-    bundle = Bundle.open(Path(__file__).parents[3] / "models/debian-depends/1")
-    engine, placer = open_engine(bundle, "cpu"), Placer(bundle)
-    bodies = [ItemBody(events=(("libsdl2-2.0-0", "libgl1"),), count=3**power) for power in range(8)]
-
-    def rows(order: list[int]) -> list[bytes]:
-        found = {}
-        for number in order:
-            (candidates,) = placer.place([bodies[number]], bundle.items, LiveState(bundle).overlay(), engine.parents)
-            assert not isinstance(candidates, EspalierError)
-            found[number] = first(candidates)[1].to_bytes()
-        return [found[number] for number in range(8)]
-
-    with ThreadPoolExecutor(4) as pool:
-        several = list(pool.map(rows, [list(range(8)), list(range(8))[::-1]] * 2))
-    way = placer._way
-    assert isinstance(way, GraphPlacement)
-    assert way._shifts.cache_info().currsize == 3
-    assert all(one == rows(list(range(8))) for one in several)
 
 
 def test_a_row_that_is_too_far_is_drawn_in() -> None:
