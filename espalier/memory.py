@@ -18,7 +18,7 @@ Legend: I items, E entries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,12 +85,17 @@ class Memory:
         memory.check(items, sources)
         return memory
 
-    def sources(self, history_T: NDArray[Any], item: int) -> list[tuple[int, float]]:
-        """Which items of a history (item rows, −1: no item, the last item last) speak for an item, largest first, with λ · Σ w_d · S."""
+    def sources(self, history_T: NDArray[Any], item: int, value_of: Callable[[int], float] | None = None) -> list[tuple[int, float]]:
+        """Which items of a history (item rows, −1: no item, the last item last) speak for an item, largest first, with λ · Σ w_d · S.
+
+        value_of  S[source, item], where that is not `self.value_of`
+        """
         parts: dict[int, float] = {}
         known_T = history_T[history_T >= 0][::-1]
         for source, weight in zip(known_T.tolist(), self.weight.tolist(), strict=False):
-            parts[source] = parts.get(source, 0.0) + self.key_weight * weight * self.value_of(source, item)
+            parts[source] = parts.get(source, 0.0) + self.key_weight * weight * (
+                value_of(source) if value_of else self.value_of(source, item)
+            )
         return largest_first(self.with_repeat(parts, known_T, item))
 
     def leaves_out(self, history_T: NDArray[Any], item: int) -> bool:

@@ -110,9 +110,9 @@ def put_in(bundle: Bundle, hidden: HiddenItems, part: Int64, how: str, out: Path
         events = tuple(tuple(bundle.items.ids_of(event)) for event in hidden.events[k]) if "events" in how else ()
         count = hidden.counts[k] if "count" in how else None
         bodies.append(ItemBody(fields=hidden.fields[k] if "content" in how else None, events=events, count=count))
-    placer.place(bodies[:1], state.table, None, engine.parents)  # finds the scale of rows
+    placer.place(bodies[:1], state.table, state.overlay(), engine.parents)  # finds the scale of rows
     begin = time.process_time()
-    placed = placer.place(bodies, state.table, None, engine.parents)
+    placed = placer.place(bodies, state.table, state.overlay(), engine.parents)
     for found in placed:
         if isinstance(found, EspalierError):
             raise found

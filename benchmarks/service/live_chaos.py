@@ -255,7 +255,7 @@ def replay_seconds(folder: Path, operations: int) -> dict[str, float]:
     replay(loaded.live, journal)
     ended, cpu_s = time.perf_counter(), time.process_time() - used
     state = loaded.live.state
-    if state is None or state.live_items != operations or loaded.live.sequence != operations:
+    if state.live_items != operations or loaded.live.sequence != operations:
         raise RuntimeError("the replay did not apply every operation")
     size_mb = journal.file.stat().st_size / 1e6
     journal.close()

@@ -86,10 +86,12 @@ def with_placed_items(bundle: Bundle, count: int) -> LiveState:
     bodies = [ItemBody(events=(tuple(item.event),)) for item in items_of(held_out(bundle), "new-", count, 0)]
     placer = Placer(bundle)
     for begin in range(0, count, PLACED_AT_ONCE):
-        for number, found in enumerate(placer.place(bodies[begin : begin + PLACED_AT_ONCE], state.table, None, search), begin + 1):
+        for number, found in enumerate(
+            placer.place(bodies[begin : begin + PLACED_AT_ONCE], state.table, state.overlay(), search), begin + 1
+        ):
             if isinstance(found, EspalierError):
                 raise found
-            first, row = found[0][0]
+            first, row = next(iter(found[0]))
             parent = next(parent for parent in state.near(0, first) if state.has_room(0, parent))
             placement = Placement(0, parent, state.next_slot(0, parent), row)
             state.apply([Change(number, f"new-{number}", "put", placements=(placement,))])

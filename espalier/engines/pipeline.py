@@ -26,7 +26,7 @@ from espalier.engines.overflow_lists import BestLeaves, OverflowLists
 from espalier.engines.reorder import STRETCH, Stacker
 from espalier.engines.results import joined_parents
 from espalier.engines.stages import GivenQueries, Leaves, ParentsFound, ShardResult, TreeQuery, TreeSearch
-from espalier.live.eligible import eligible_with_live_items
+from espalier.live.masks import eligible_with_live_items
 from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.memory_lists import NO_LIVE_ITEMS, LiveEntries, MemoryTree

@@ -12,8 +12,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from espalier.live.fields import FieldColumn
 from espalier.live.items import NO_FIELDS, LiveItem, LiveItems
-from espalier.live.masks import live_mask
 from espalier.live.overlay import Overlay
-from espalier.live.standing import TouchedParents
+from espalier.live.standing import SnapshotMask, TouchedParents
 from espalier.masks.filters import Condition, Filter, ItemFilters, cost_of
 from espalier.search import NodeMask
 from espalier.tree import Tree
@@ -32,31 +31,15 @@ MOST_FILTERS = 64
 """Filters whose last mask is kept, if all take no more than the trained items' masks may."""
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """The last mask of a filter.
-
-    overlay  that it was made of; an old one must not stay in memory for it
-    touched  the moment of that overlay
-    bytes    that this takes
-    """
-
-    mask: NodeMask
-    overlay: weakref.ref[Overlay]
-    touched: int
-    bytes: int
-
-
 class LiveFilters:
     """The filters of one version with live items. One thread writes; any may ask for masks."""
 
     def __init__(self, trees: Sequence[Tree], trained: ItemFilters, table: LiveItems, touched: TouchedParents) -> None:
-        self._trees, self._trained, self._table, self._touched = trees, trained, table, touched
+        self.trained = trained
+        self._trees, self._table, self._touched = trees, table, touched
         self._columns = {field: FieldColumn(table.trained.column(field).type) for field in trained.fields if field != "id"}
         self._reading = threading.Lock()  # guards the columns
-        self._removed: frozenset[str] = frozenset()
-        self._removed_handles = np.empty(0, np.int64)  # those of removed ids that were ever put or deleted
-        self._kept: OrderedDict[Filter, _Kept] = OrderedDict()  # least recently used first
+        self._kept: OrderedDict[Filter, SnapshotMask] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._lock = threading.Lock()  # guards all but the columns, for moments only
         for handle in range(table.handles):
@@ -68,11 +51,8 @@ class LiveFilters:
     def touch(self, item_id: str) -> None:
         """The fields of an item were changed, or it is new."""
         entry = self._table.entry(item_id)
-        if entry is None:
-            return
-        if item_id in self._removed and entry.handle not in self._removed_handles:
-            self._removed_handles = np.append(self._removed_handles, entry.handle)
-        self._read(entry)
+        if entry is not None:
+            self._read(entry)
 
     def _read(self, entry: LiveItem) -> None:
         """Note an item's fields, those of training where it was given none."""
@@ -82,19 +62,12 @@ class LiveFilters:
             for field, column in self._columns.items():
                 column.set(entry.handle, self._table.values(field, row)[0] if is_trained else (fields or NO_FIELDS).get(field))
 
-    def set_removed(self, ids: Collection[str]) -> None:
-        """The standing list of removed items, instead of the one before."""
-        entries = [self._table.entry(item_id) for item_id in ids]
-        handles = np.array([entry.handle for entry in entries if entry is not None], np.int64)
-        with self._lock:
-            self._removed, self._removed_handles = frozenset(ids), handles
-            self._kept.clear()
-            self._bytes = 0
-
     # -- readers --------------------------------------------------------------------------------------------------------
 
     def cached(self, filter: Filter, overlay: Overlay) -> NodeMask | None:
         """The mask, if it is there. Takes microseconds."""
+        if overlay.is_empty:
+            return self.trained.cached(filter)
         with self._lock:
             kept = self._kept.get(filter)
             if kept is None or kept.overlay() is not overlay:
@@ -107,26 +80,21 @@ class LiveFilters:
 
         A copy of N bytes and O(R), and what was touched since the filter's last mask; where there is none, all live items.
         """
+        if overlay.is_empty:
+            return self.trained.mask(filter)
         with self._lock:
-            before, removed, gone = self._kept.get(filter), self._removed, self._removed_handles
-        eligible_R = self._passing(filter)
-        eligible_R[gone[gone < len(eligible_R)]] = False
-        touched = (
-            None if before is None else self._touched.since(min(before.touched, overlay.touched))
-        )  # also by what came after the overlay
-        since = None if before is None or touched is None else (before.mask, touched)
-        own = weakref.ref(overlay)
-        made = live_mask(self._trees, overlay, self._trained.mask(filter), eligible_R, since)
-        made = replace(made, at=partial(self._at, filter, own))
+            last = self._kept.get(filter)
+        passing_R = self._passing(filter)[: overlay.handles]
+        passing_R &= overlay.shown_R[: len(passing_R)]
+        made = SnapshotMask.of(self._trees, overlay, self.trained.mask(filter), passing_R, self._touched, last)
+        made = replace(made, mask=replace(made.mask, at=partial(self._at, filter, made.overlay)))
         with self._lock:
-            if removed is self._removed:
-                self._forget(filter)
-                kept = _Kept(made, own, overlay.touched, cost_of(filter, made) + overlay.handles)
-                self._kept[filter] = kept
-                self._bytes += kept.bytes
-                while len(self._kept) > MOST_FILTERS or self._bytes > self._trained.max_bytes:
-                    self._forget(next(iter(self._kept)))
-        return made
+            self._forget(filter)
+            self._kept[filter] = made
+            self._bytes += _cost_of(filter, made)
+            while len(self._kept) > MOST_FILTERS or self._bytes > self.trained.max_bytes:
+                self._forget(next(iter(self._kept)))
+        return made.mask
 
     def _at(self, filter: Filter, own: weakref.ref[Overlay], overlay: Overlay) -> NodeMask | None:
         """The mask of a filter for another snapshot than its own, None for that one: `NodeMask.at`."""
@@ -134,8 +102,8 @@ class LiveFilters:
 
     def _forget(self, filter: Filter) -> None:
         """Drop what is kept of a filter, if anything is. Holds the lock."""
-        before = self._kept.pop(filter, None)
-        self._bytes -= 0 if before is None else before.bytes
+        kept = self._kept.pop(filter, None)
+        self._bytes -= 0 if kept is None else _cost_of(filter, kept)
 
     def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[W]: whether the items at some rows pass a filter by the fields that they have now, removed or not."""
@@ -147,12 +115,8 @@ class LiveFilters:
         passing_W[handle_W >= 0] = passing_R[handle_W[handle_W >= 0]]
         trained_W = (handle_W < 0) & (rows < len(self._table.trained))
         if trained_W.any():
-            passing_W[trained_W] = self._trained.matches(filter, rows[trained_W])
+            passing_W[trained_W] = self.trained.matches(filter, rows[trained_W])
         return passing_W
-
-    def is_removed(self, ids: Sequence[str]) -> NDArray[np.bool_]:
-        """bool[W]: whether ids are on the standing list."""
-        return np.array([item_id in self._removed for item_id in ids], np.bool_)
 
     def _passing(self, filter: Filter) -> NDArray[np.bool_]:
         """bool[R]: which of the handles that there are now have items that pass; others may come meanwhile."""
@@ -173,3 +137,9 @@ class LiveFilters:
             return np.array([entry.handle for entry in entries if entry is not None and entry.handle < handles], np.int64)
         found = self._columns[field].matching(condition)
         return found[found < handles]
+
+
+def _cost_of(filter: Filter, kept: SnapshotMask) -> int:
+    """Bytes that a mask takes."""
+    live_R = kept.mask.live_R
+    return cost_of(filter, kept.mask) + (0 if live_R is None else len(live_R))

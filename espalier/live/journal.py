@@ -19,13 +19,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
-from espalier.live import journal_file, journal_tables
-from espalier.live.journal_file import LOCK_S, errors_of, locked, log_bytes, named, open_reader, open_writer
+from espalier.live import journal_file
+from espalier.live.journal_file import LOCK_S, empty_log, errors_of, locked, log_bytes, named, open_reader, open_writer
 from espalier.live.journal_messages import Message
-from espalier.live.journal_tables import COLUMNS, MAX_TREES
+from espalier.live.journal_tables import COLUMNS, MAX_TREES, JournalTables
 from espalier.live.operations import Operation
 from espalier.live.rows import Placement
 
@@ -40,32 +40,35 @@ MAX_LOG_BYTES = 256 << 20
 """Size of the write-ahead log from which nothing is committed: a process that stands still while it reads keeps it from being emptied."""
 
 
-class Transaction:
+class Transaction(JournalTables):
     """What a writer does under the lock: reads what others have committed, then appends. Everything is committed together.
 
     message  of what was appended, for other processes, once it is committed
     """
 
     def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
-        self._connection, self._file = connection, file
+        self.connection, self.file = connection, file
         self.message = Message()
         self._last: int | None = None  # sequence, once it was asked for: nobody else writes meanwhile
 
+    @contextmanager
+    def _selected(self, statement: str, values: tuple[object, ...] = ()) -> Iterator[Iterator[Any]]:
+        yield self.connection.execute(statement, values)
+
     def last_sequence(self) -> int:
+        """See `JournalTables`."""
         if self._last is None:
-            self._last = journal_tables.last_sequence(self._connection)
+            self._last = super().last_sequence()
         return self._last
 
-    def since(self, sequence: int, limit: int) -> list[Operation]:
-        return journal_tables.operations(self._connection, self._file, "seq > ? ORDER BY seq LIMIT ?", (sequence, limit))
-
-    def read(self, ids: Sequence[str]) -> dict[str, Operation]:
-        return journal_tables.read(self._connection, self._file, ids)
+    def note(self, key: str, value: object) -> None:
+        """Set a row of `meta`."""
+        self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, str(value)))
 
     def identify(self, identity: str, dropped: int = 0) -> None:
         """Give the sequence numbers another identity: they are those of the journal that this one copies. dropped: of that journal."""
-        self._connection.execute("UPDATE meta SET value = ? WHERE key = 'identity'", (identity,))
-        journal_tables.set_dropped(self._connection, dropped)
+        self.note("identity", identity)
+        self.note("dropped", dropped)
 
     def append(self, operation: Operation, places: Mapping[int, Sequence[Placement]] | None = None) -> Operation:
         """Add an operation, and where it was placed in some versions; returns it with its sequence and time.
@@ -73,7 +76,7 @@ class Transaction:
         Sequence 0 takes the next one. An operation copied from another journal brings its own, which must be above all of this journal.
         Nothing is added where it raises InvalidData.
         """
-        journal_file.show_progress(self._file)
+        journal_file.show_progress(self.file)
         body = operation.body.to_bytes()
         rows = [(version, *row) for version, own in (places or {}).items() for row in _rows_of(own)]
         given = operation.sequence
@@ -81,30 +84,28 @@ class Transaction:
             raise InvalidData("sequence", given, f"above {self.last_sequence()}, the last one")
         at = operation.at or time.time()
         values = (given or None, operation.id, operation.kind, body, operation.source_version, at)
-        sequence = self._connection.execute(f"INSERT INTO ops({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values).lastrowid
+        sequence = self.connection.execute(f"INSERT INTO ops({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values).lastrowid
         if sequence is None:
-            raise JournalCorrupt(f"{named(self._file)}: it gives no sequence numbers")
+            raise JournalCorrupt(f"{named(self.file)}: it gives no sequence numbers")
         self._last = sequence
-        self._connection.execute("INSERT OR REPLACE INTO latest(id, seq) VALUES (?, ?)", (operation.id, sequence))
+        self.connection.execute("INSERT OR REPLACE INTO latest(id, seq) VALUES (?, ?)", (operation.id, sequence))
         for version, *row in rows:
-            self._connection.execute(INSERT_PLACEMENT, (version, sequence, *row))
+            self.connection.execute(INSERT_PLACEMENT, (version, sequence, *row))
         stored = Operation(sequence, operation.id, operation.kind, operation.body, operation.source_version, at)
         self.message.add(stored, body, rows)
         return stored
 
-    def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
-        return journal_tables.placements(self._connection, self._file, version, sequences)
-
-    def store_placements(self, version: int, found: Mapping[int, Sequence[Placement]]) -> None:
-        """Store where operations were placed in a version, by sequence, unless another process did before; `placements` says what is there.
+    def store_placements(self, version: int, found: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
+        """Store where operations were placed in a version, by sequence, unless another process did before; returns those that hold.
 
         An operation of an item whose row stays as it was needs its placement stored again: the earlier operation may be compacted away.
         """
         for sequence, placements in found.items():
             rows = _rows_of(placements)
             stored = "SELECT 1 FROM placements WHERE version = ? AND seq = ?"
-            if self._connection.execute(stored, (version, sequence)).fetchone() is None:
-                self._connection.executemany(INSERT_PLACEMENT, ((version, sequence, *row) for row in rows))
+            if self.connection.execute(stored, (version, sequence)).fetchone() is None:
+                self.connection.executemany(INSERT_PLACEMENT, ((version, sequence, *row) for row in rows))
+        return self.placements(version, [*found])
 
 
 def _rows_of(placements: Sequence[Placement]) -> list[tuple[int, int, int, bytes]]:
@@ -117,7 +118,7 @@ def _rows_of(placements: Sequence[Placement]) -> list[tuple[int, int, int, bytes
     return rows
 
 
-class Journal:
+class Journal(JournalTables):
     """A journal, opened when it is first needed. All methods may be called from any thread, and raise JournalError and its kinds."""
 
     def __init__(self, file: Path, mode: Literal["read", "write"] = "write") -> None:
@@ -159,51 +160,24 @@ class Journal:
         """Whether anything was ever written."""
         return self.file.exists()
 
-    def last_sequence(self) -> int:
-        """The last sequence number that was given; 0 before the first."""
-        with self.reading() as connection:
-            return 0 if connection is None else journal_tables.last_sequence(connection)
-
-    def identity(self) -> str | None:
-        """Names the journal's sequence numbers: another one means that a backup was put in place. None before the first operation."""
-        with self.reading() as connection:
-            if connection is None:
-                return None
-            row = connection.execute("SELECT value FROM meta WHERE key = 'identity'").fetchone()
-            return None if row is None else str(row[0])
-
-    def dropped(self) -> int:
-        """The last delete that is missing because no version needed it any more; 0 where none is."""
-        with self.reading() as connection:
-            return 0 if connection is None else journal_tables.dropped(connection)
-
-    def erasures(self) -> int:
-        """How often events of a person were erased: that changes operations under their numbers."""
-        with self.reading() as connection:
-            return 0 if connection is None else journal_tables.erasures(connection)
-
-    def since(self, sequence: int, limit: int) -> list[Operation]:
-        """Operations after a sequence, ascending, at most `limit`, fewer where they are large; empty where there are none."""
-        return self._select("seq > ? ORDER BY seq LIMIT ?", (sequence, limit))
-
-    def current(self, sequence: int, limit: int) -> list[Operation]:
-        """As `since`, only the last operation of each id: all that a replay needs."""
-        where = "seq > ? AND seq = (SELECT latest.seq FROM latest WHERE latest.id = ops.id) ORDER BY seq LIMIT ?"
-        return self._select(where, (sequence, limit))
-
-    def latest(self, item_id: str) -> Operation | None:
-        """The last operation of an id."""
-        return self.read((item_id,)).get(item_id)
-
-    def read(self, ids: Sequence[str]) -> dict[str, Operation]:
-        """The last operation of each id that has one."""
-        with self.reading() as connection:
-            return {} if connection is None else journal_tables.read(connection, self.file, ids)
-
-    def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
-        """Stored placements in a version, by sequence, in order of trees; without operations that have none."""
-        with self.reading() as connection:
-            return {} if connection is None else journal_tables.placements(connection, self.file, version, sequences)
+    @contextmanager
+    def _selected(self, statement: str, values: tuple[object, ...] = ()) -> Iterator[Iterator[Any]]:
+        with self._reading:
+            self._check_file()
+            found = (self._reader, True) if self._reader is not None else open_reader(self.file)
+            if found is None:
+                yield iter(())
+                return
+            connection, keep = found
+            if keep:
+                self._reader = connection
+                self._inode = self._inode or os.stat(self.file).st_ino
+            try:
+                with errors_of(self.file):
+                    yield connection.execute(statement, values)
+            finally:
+                if not keep:
+                    connection.close()
 
     # -- writing --------------------------------------------------------------------------------------------------------
 
@@ -213,18 +187,17 @@ class Journal:
 
         Raises JournalFull, JournalReadOnly or JournalBusy, after which a later attempt may succeed.
         """
-        with self.transaction(timeout_s) as connection:
-            yield Transaction(connection, self.file)
-
-    @contextmanager
-    def transaction(self, timeout_s: float = LOCK_S) -> Iterator[sqlite3.Connection]:
-        """As `writing`, with the connection itself: for upkeep."""
         with self.exclusive(timeout_s) as connection:
             self._check_log(connection)
             connection.execute("BEGIN IMMEDIATE")
-            yield connection
+            yield Transaction(connection, self.file)
             connection.execute("COMMIT")
             self._checkpoint(connection)
+
+    def store_placements(self, version: int, found: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
+        """As `Transaction.store_placements`, in a transaction of its own."""
+        with self.writing() as transaction:
+            return transaction.store_placements(version, found)
 
     @contextmanager
     def exclusive(self, timeout_s: float = LOCK_S) -> Iterator[sqlite3.Connection]:
@@ -285,9 +258,7 @@ class Journal:
         if size < self._checkpoint_at:
             return
         try:
-            connection.execute("PRAGMA busy_timeout = 0")  # readers of a moment ago need not be waited for: the next commit tries again
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            connection.execute(f"PRAGMA busy_timeout = {journal_file.BUSY_MS}")
+            empty_log(connection)
         except sqlite3.Error as error:
             log.warning("%s: its write-ahead log of %d bytes stays: %s", named(self.file), size, error)
         self._checkpoint_at = log_bytes(self.file) + CHECKPOINT_BYTES
@@ -304,34 +275,6 @@ class Journal:
             found = None
         if found != self._inode:
             raise JournalCorrupt(f"{named(self.file)}: it was deleted or replaced while in use; restart the service")
-
-    def _select(self, where: str, values: tuple[object, ...]) -> list[Operation]:
-        with self.reading() as connection:
-            return [] if connection is None else journal_tables.operations(connection, self.file, where, values)
-
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection | None]:
-        """The connection that reads, None where there is no journal yet."""
-        with self._reading:
-            self._check_file()
-            if self._reader is not None:
-                with errors_of(self.file):
-                    yield self._reader
-                return
-            found = open_reader(self.file)
-            if found is None:
-                yield None
-                return
-            connection, keep = found
-            if keep:
-                self._reader = connection
-                self._inode = self._inode or os.stat(self.file).st_ino
-            try:
-                with errors_of(self.file):
-                    yield connection
-            finally:
-                if not keep:
-                    connection.close()
 
     def _close_reader(self) -> None:
         if self._reader is not None:

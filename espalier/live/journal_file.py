@@ -171,6 +171,14 @@ def log_bytes(file: Path, ending: str = "-wal") -> int:
         return 0
 
 
+def empty_log(connection: sqlite3.Connection) -> bool:
+    """Move the write-ahead log into the database, unless somebody reads it now; whether it is empty. The caller holds the lock."""
+    connection.execute("PRAGMA busy_timeout = 0")  # readers of a moment ago need not be waited for: it is tried again
+    (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+    return not busy
+
+
 def new_identity() -> str:
     """Names the sequence numbers of a journal: journals of one identity never give one number to two operations."""
     return secrets.token_hex(8)

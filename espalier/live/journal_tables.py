@@ -5,10 +5,12 @@ Knows rows of SQLite. Does not know files or locks.
 
 from __future__ import annotations
 
-import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from espalier.errors import InvalidData, JournalCorrupt
 from espalier.live.journal_file import named
@@ -17,72 +19,93 @@ from espalier.live.rows import LiveRow, Placement
 
 MAX_TREES = 16
 PAGE_BYTES = 16 << 20
-"""Bodies that `operations` returns; it ends with the one that exceeds this."""
+"""Bodies that `since` and `current` return; they end with the one that exceeds this."""
 IDS = 500
 """Ids or sequences of one SQL statement."""
 COLUMNS = "seq, id, kind, body, source_version, at"
 
 
-def last_sequence(connection: sqlite3.Connection) -> int:
-    """The last sequence number that was given; 0 before the first."""
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'ops'").fetchone()
-    return 0 if row is None else int(row[0])
+class JournalTables(ABC):
+    """The tables as a transaction sees them, or as they are between transactions. Raises JournalError and its kinds."""
 
+    file: Path
 
-def dropped(connection: sqlite3.Connection) -> int:
-    """The last delete that is missing because no version needed it any more; 0 where none is."""
-    row = connection.execute("SELECT value FROM meta WHERE key = 'dropped'").fetchone()
-    return 0 if row is None else int(row[0])
+    @abstractmethod
+    def _selected(self, statement: str, values: tuple[object, ...] = ()) -> AbstractContextManager[Iterator[Any]]:
+        """The rows of a SELECT; none where there is no journal yet."""
 
+    def last_sequence(self) -> int:
+        """The last sequence number that was given; 0 before the first."""
+        with self._selected("SELECT seq FROM sqlite_sequence WHERE name = 'ops'") as rows:
+            return int(next(rows, (0,))[0])
 
-def set_dropped(connection: sqlite3.Connection, sequence: int) -> None:
-    """Note that deletes up to a sequence may be missing."""
-    connection.execute("INSERT OR REPLACE INTO meta VALUES ('dropped', ?)", (str(max(sequence, dropped(connection))),))
+    def identity(self) -> str | None:
+        """Names the journal's sequence numbers: another one means that a backup was put in place. None before the first operation."""
+        return self._meta("identity")
 
+    def dropped(self) -> int:
+        """The last delete that is missing because no version needed it any more; 0 where none is."""
+        return int(self._meta("dropped") or 0)
 
-def erasures(connection: sqlite3.Connection) -> int:
-    """How often events of a person were erased."""
-    row = connection.execute("SELECT value FROM meta WHERE key = 'erasures'").fetchone()
-    return 0 if row is None else int(row[0])
+    def erasures(self) -> int:
+        """How often events of a person were erased: that changes operations under their numbers."""
+        return int(self._meta("erasures") or 0)
 
+    def since(self, sequence: int, limit: int) -> list[Operation]:
+        """Operations after a sequence, ascending, at most `limit`, fewer where they are large; empty where there are none."""
+        return self._operations("seq > ? ORDER BY seq LIMIT ?", (sequence, limit), PAGE_BYTES)
 
-def operations(connection: sqlite3.Connection, file: Path, where: str, values: tuple[object, ...], whole: bool = False) -> list[Operation]:
-    """The operations that a condition selects. whole: all of them, however large."""
-    found: list[Operation] = []
-    left = float("inf") if whole else PAGE_BYTES
-    for seq, item, kind, body, source_version, at in connection.execute(f"SELECT {COLUMNS} FROM ops WHERE {where}", values):
-        try:
-            found.append(Operation(seq, item, kind, ItemBody.from_bytes(body), source_version, at))
-        except (InvalidData, TypeError, AttributeError) as error:
-            raise JournalCorrupt(f"{named(file)}: operation {seq}: {error}") from error
-        left -= len(body)
-        if left < 0:
-            break
-    return found
+    def current(self, sequence: int, limit: int) -> list[Operation]:
+        """As `since`, only the last operation of each id: all that a replay needs."""
+        where = "seq > ? AND seq = (SELECT latest.seq FROM latest WHERE latest.id = ops.id) ORDER BY seq LIMIT ?"
+        return self._operations(where, (sequence, limit), PAGE_BYTES)
 
+    def latest(self, item_id: str) -> Operation | None:
+        """The last operation of an id."""
+        return self.read((item_id,)).get(item_id)
 
-def read(connection: sqlite3.Connection, file: Path, ids: Sequence[str]) -> dict[str, Operation]:
-    """The last operation of each id that has one."""
-    found: list[Operation] = []
-    for some in _chunks(ids):
-        where = f"seq IN (SELECT seq FROM latest WHERE id IN ({_marks(some)}))"
-        found += operations(connection, file, where, some, whole=True)
-    return {operation.id: operation for operation in found}
+    def read(self, ids: Sequence[str]) -> dict[str, Operation]:
+        """The last operation of each id that has one."""
+        found: list[Operation] = []
+        for some in _chunks(ids):
+            found += self._operations(f"seq IN (SELECT seq FROM latest WHERE id IN ({_marks(some)}))", some)
+        return {operation.id: operation for operation in found}
 
+    def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
+        """Stored placements in a version, by sequence, in order of trees; without operations that have none."""
+        found: dict[int, list[Placement]] = {}
+        for some in _chunks(sequences):
+            statement = (
+                f"SELECT seq, tree, parent, slot, row FROM placements WHERE version = ? AND seq IN ({_marks(some)}) ORDER BY seq, tree"
+            )
+            with self._selected(statement, (version, *some)) as rows:
+                for seq, tree, parent, slot, row in rows:
+                    try:
+                        if not 0 <= tree < MAX_TREES or parent < 0 or slot < 0:
+                            raise InvalidData("placement", (tree, parent, slot), "a tree, a node and a slot")
+                        found.setdefault(seq, []).append(Placement(tree, parent, slot, LiveRow.from_bytes(row)))
+                    except (InvalidData, TypeError) as error:
+                        raise JournalCorrupt(f"{named(self.file)}: placement of operation {seq} in version {version}: {error}") from error
+        return {sequence: tuple(placements) for sequence, placements in found.items()}
 
-def placements(connection: sqlite3.Connection, file: Path, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
-    """Placements in a version by sequence, in order of trees."""
-    found: dict[int, list[Placement]] = {}
-    for some in _chunks(sequences):
-        statement = f"SELECT seq, tree, parent, slot, row FROM placements WHERE version = ? AND seq IN ({_marks(some)}) ORDER BY seq, tree"
-        for seq, tree, parent, slot, row in connection.execute(statement, (version, *some)):
-            try:
-                if not 0 <= tree < MAX_TREES or parent < 0 or slot < 0:
-                    raise InvalidData("placement", (tree, parent, slot), "a tree, a node and a slot")
-                found.setdefault(seq, []).append(Placement(tree, parent, slot, LiveRow.from_bytes(row)))
-            except (InvalidData, TypeError) as error:
-                raise JournalCorrupt(f"{named(file)}: placement of operation {seq} in version {version}: {error}") from error
-    return {sequence: tuple(placements) for sequence, placements in found.items()}
+    def _operations(self, where: str, values: tuple[object, ...], most_bytes: float = float("inf")) -> list[Operation]:
+        """The operations that a condition selects, up to the one whose body exceeds `most_bytes` with those before it."""
+        found: list[Operation] = []
+        with self._selected(f"SELECT {COLUMNS} FROM ops WHERE {where}", values) as rows:
+            for seq, item, kind, body, source_version, at in rows:
+                try:
+                    found.append(Operation(seq, item, kind, ItemBody.from_bytes(body), source_version, at))
+                except (InvalidData, TypeError, AttributeError) as error:
+                    raise JournalCorrupt(f"{named(self.file)}: operation {seq}: {error}") from error
+                most_bytes -= len(body)
+                if most_bytes < 0:
+                    break
+        return found
+
+    def _meta(self, key: str) -> str | None:
+        with self._selected("SELECT value FROM meta WHERE key = ?", (key,)) as rows:
+            value: str | None = next(rows, (None,))[0]
+        return value
 
 
 def _chunks(values: Iterable[object]) -> Iterator[tuple[object, ...]]:

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from espalier.bundle import parse_manifest, versions_in
 from espalier.durable import flush
-from espalier.errors import BundleError, InvalidInput, JournalBusy, JournalError
-from espalier.live.journal import Journal
-from espalier.live.journal_file import BUSY_MS, check, errors_of, named, new_identity, open_reader, open_writer, os_error
-from espalier.live.journal_tables import erasures, set_dropped
+from espalier.errors import BundleError, InvalidInput, JournalBusy
+from espalier.live.journal import Journal, Transaction
+from espalier.live.journal_file import check, empty_log, errors_of, named, new_identity, open_reader, open_writer, os_error
 
 BLOCK = 500
 """Operations that one transaction looks at."""
@@ -61,16 +60,16 @@ def compact(journal: Journal, versions: Versions, keep_from: int | None = None) 
     after = 0
     while block := journal.since(after, BLOCK):
         first, after = after, block[-1].sequence
-        with journal.transaction() as connection:
+        with journal.writing() as transaction:
             replaced = "seq > ? AND seq <= ? AND seq < ? AND seq <> (SELECT latest.seq FROM latest WHERE latest.id = ops.id)"
-            operations += connection.execute(f"DELETE FROM ops WHERE {replaced}", (first, after, end)).rowcount
-            tombstones += _drop_tombstones(connection, first, min(after, end - 1, min(versions().values(), default=0)))
+            operations += transaction.connection.execute(f"DELETE FROM ops WHERE {replaced}", (first, after, end)).rowcount
+            tombstones += _drop_tombstones(transaction, first, min(after, end - 1, min(versions().values(), default=0)))
     while True:
-        with journal.transaction() as connection:
+        with journal.writing() as transaction:
             kept = ", ".join(str(int(version)) for version in versions())
             unused = f"version NOT IN ({kept}) OR seq NOT IN (SELECT seq FROM ops)"
             some = f"SELECT version, seq, tree FROM placements WHERE {unused} LIMIT {BLOCK}"
-            dropped = connection.execute(f"DELETE FROM placements WHERE (version, seq, tree) IN ({some})").rowcount
+            dropped = transaction.connection.execute(f"DELETE FROM placements WHERE (version, seq, tree) IN ({some})").rowcount
         placements += dropped
         if dropped < BLOCK:
             break
@@ -99,14 +98,15 @@ def _holds(manifest: Path) -> int:
     return 0 if live is None else live.through
 
 
-def _drop_tombstones(connection: sqlite3.Connection, first: int, last: int) -> int:
+def _drop_tombstones(transaction: Transaction, first: int, last: int) -> int:
     """Drop the old deletes after a sequence and up to another, and note up to which they are gone: hosts that follow may lack them."""
     tombstone = "seq > ? AND seq <= ? AND kind = 'delete' AND at < ?"
-    found = connection.execute(f"SELECT seq, id FROM ops WHERE {tombstone}", (first, last, time.time() - TOMBSTONES_S)).fetchall()
+    old = time.time() - TOMBSTONES_S
+    found = transaction.connection.execute(f"SELECT seq, id FROM ops WHERE {tombstone}", (first, last, old)).fetchall()
     if found:
-        connection.executemany("DELETE FROM ops WHERE seq = ?", ((seq,) for seq, _ in found))
-        connection.executemany("DELETE FROM latest WHERE seq = ? AND id = ?", found)
-        set_dropped(connection, max(seq for seq, _ in found))
+        transaction.connection.executemany("DELETE FROM ops WHERE seq = ?", ((seq,) for seq, _ in found))
+        transaction.connection.executemany("DELETE FROM latest WHERE seq = ? AND id = ?", found)
+        transaction.note("dropped", max(transaction.dropped(), *(seq for seq, _ in found)))
     return len(found)
 
 
@@ -116,15 +116,13 @@ def backup(journal: Journal, to: Path) -> None:
     The copy has another identity, and goes on LEFT_OUT sequence numbers later: those given between the backup and its use are not given
     again. Raises InvalidInput where `to` is there already, its folder is not, or there is no journal, JournalFull where there is no room.
     """
+    if to.exists():
+        raise InvalidInput("to", str(to), "a file that is not there yet")
+    if not to.parent.is_dir():
+        raise InvalidInput("to", str(to), "a file in a folder that is there")
     found = open_reader(journal.file)
     if found is None:
         raise InvalidInput("journal", named(journal.file), "a journal; nothing was ever written to this model")
-    if to.exists():
-        found[0].close()
-        raise InvalidInput("to", str(to), "a file that is not there yet")
-    if not to.parent.is_dir():
-        found[0].close()
-        raise InvalidInput("to", str(to), "a file in a folder that is there")
     temporary = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         with errors_of(to):
@@ -181,16 +179,16 @@ def erase_user(journal: Journal, user: str) -> list[str]:
         found = [operation for operation in block if user in operation.body.users]
         if not found:
             continue
-        with journal.transaction() as connection:
+        with journal.writing() as transaction:
             for operation in found:
                 body = operation.body.without(user).to_bytes()
-                connection.execute("UPDATE ops SET body = ? WHERE seq = ?", (body, operation.sequence))
+                transaction.connection.execute("UPDATE ops SET body = ? WHERE seq = ?", (body, operation.sequence))
                 changed[operation.id] = None
-            connection.execute("INSERT OR REPLACE INTO meta VALUES ('erasures', ?)", (str(erasures(connection) + 1),))
+            transaction.note("erasures", transaction.erasures() + 1)
     until = time.monotonic() + READERS_S
     while journal.exists():
         with journal.exclusive() as connection:
-            if _empties_log(connection, journal.file):
+            if empty_log(connection):
                 break
         if time.monotonic() >= until:
             raise JournalBusy(f"{named(journal.file)}: readers kept its write-ahead log in use; try again")
@@ -216,14 +214,3 @@ def _give_back(journal: Journal) -> None:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         if not 0 < left < free:
             return
-
-
-def _empties_log(connection: sqlite3.Connection, file: Path) -> bool:
-    """Empty the write-ahead log, unless somebody reads it now. Holds the lock."""
-    try:
-        connection.execute("PRAGMA busy_timeout = 0")
-        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-    except sqlite3.Error as error:
-        raise JournalError(f"{named(file)}: its write-ahead log cannot be emptied: {error}") from error
-    return not busy

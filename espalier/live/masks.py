@@ -3,7 +3,7 @@
 A node is eligible if an eligible item lies below it, live ones included: so a parent whose own leaves are all gone stays open for the live
 leaf under it, and its ancestors too. Knows trees and overlays. Does not know filters.
 
-Legend: N nodes, R handles, P parents (nodes of the level above the leaves), C trained leaves, K keys.
+Legend: B queries, N nodes, R handles, P parents (nodes of the level above the leaves), C trained leaves, K keys.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.live.overlay import HANDLE, PARENT, LiveLeaves, Overlay
-from espalier.masks.eligibility import every_item
-from espalier.search import NodeMask
+from espalier.masks.eligibility import NO_NODE, EligibleNodes, LiveExclusions, every_item, excluded_nodes, masks_of
+from espalier.search import NodeMask, SearchParams
 from espalier.tree import Tree
 
 Int64 = NDArray[np.int64]
@@ -124,3 +124,23 @@ def eligible_rows(tree: Tree, overlay: Overlay, rows: Int64) -> Bool:
     standing = overlay.standing
     eligible[~is_live] = ~np.isin(own, overlay.hidden) & (standing is None or standing.eligible_N[tree.leaf_of_item[own]])
     return eligible
+
+
+def eligible_with_live_items(
+    tree: Tree, params: SearchParams, unrestricted: NodeMask | None, place: int, overlay: Overlay
+) -> EligibleNodes:
+    """What the queries of a search may visit of a tree and of its live leaves; arguments and errors as `eligible_nodes` has them."""
+    every = unrestricted if overlay.standing is None else overlay.standing.of_tree(place)
+    items_B, mask_B = masks_of(tree, params, every, place, overlay.eligible)
+    masks: Sequence[NodeMask | None] = params.mask_B or (None,) * len(params.m_B)
+    live_BR = [overlay.shown_R if mask is None else mask.live_R for mask in masks]
+    if params.exclude_BE is None or not params.exclude_BE.size:
+        return EligibleNodes(items_B, mask_B, None, tuple(live_BR))
+    live = LiveExclusions(overlay.items, overlay.handle_I, overlay.trees[place].entries)
+    excluded = excluded_nodes(tree, params.exclude_BE, mask_B, live, live_BR)
+    for b in np.flatnonzero(excluded.handles_BX[:, 0] != NO_NODE).tolist():
+        live_R, handles = live_BR[b], excluded.handles_BX[b]
+        if live_R is not None:
+            live_BR[b] = live_R = live_R.copy()
+            live_R[handles[handles != NO_NODE]] = False
+    return EligibleNodes(items_B - excluded.count_B, mask_B, excluded, tuple(live_BR))

@@ -1,6 +1,6 @@
-"""The mask of queries without a filter, brought forward from one snapshot to another: O(what has changed), and a copy of N bytes.
+"""Masks that are brought forward from one snapshot to another: O(what has changed), and a copy of N bytes.
 
-Made when the first query needs it, not when an item is put.
+Made when the first query needs them, not when an item is put.
 
 Legend: N nodes, P parents.
 """
@@ -8,8 +8,10 @@ Legend: N nodes, P parents.
 from __future__ import annotations
 
 import threading
+import weakref
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,23 +61,50 @@ class TouchedParents:
         return [touched[touched % self._trees == tree] // self._trees for tree in range(self._trees)]
 
 
+@dataclass(frozen=True, eq=False)
+class SnapshotMask:
+    """The mask of one snapshot for one filter, from which that of a later one is made.
+
+    overlay  weak: an old one must not stay in memory for its masks
+    """
+
+    mask: NodeMask
+    overlay: weakref.ref[Overlay]
+    removed: NodeMask | None
+    shown_R: Bool
+    touched: int
+
+    @staticmethod
+    def of(
+        trees: Sequence[Tree],
+        overlay: Overlay,
+        trained: NodeMask | None,
+        passing_R: Bool,
+        touched: TouchedParents,
+        last: SnapshotMask | None,
+    ) -> SnapshotMask:
+        """See `live_mask`. The last mask is brought forward, unless it was made by another list of removed items."""
+        since = None
+        if last is not None and last.removed is overlay.removed and last.shown_R is overlay.shown_R:
+            parents = touched.since(min(last.touched, overlay.touched))  # also by what came after the overlay
+            since = None if parents is None else (last.mask, parents)
+        mask = live_mask(trees, overlay, trained, passing_R, since)
+        return SnapshotMask(mask, weakref.ref(overlay), overlay.removed, overlay.shown_R, overlay.touched)
+
+
 class Standing:
-    """The masks of one version's snapshots. Any thread may ask for one."""
+    """The masks of queries without a filter, of one version's snapshots. Any thread may ask for one.
+
+    Snapshots refer to it, so it does not refer to what makes them.
+    """
 
     def __init__(self, trees: Sequence[Tree], touched: TouchedParents) -> None:
         self._trees, self._touched = tuple(trees), touched
-        self._last: tuple[NodeMask, NodeMask | None, Bool, int] | None = None  # and `removed`, `shown_R`, `touched` of its snapshot
+        self._last: SnapshotMask | None = None
         self._lock = threading.Lock()
 
     def mask(self, overlay: Overlay) -> NodeMask:
-        """The mask of a query without a filter: the last one brought forward, unless it was made by another list of removed items."""
+        """The mask of a query without a filter."""
         with self._lock:
-            since = None
-            if self._last is not None:
-                mask, removed, shown_R, moment = self._last
-                touched = self._touched.since(min(moment, overlay.touched))
-                if touched is not None and removed is overlay.removed and shown_R is overlay.shown_R:
-                    since = mask, touched
-            made = live_mask(self._trees, overlay, overlay.removed, overlay.shown_R, since)
-            self._last = made, overlay.removed, overlay.shown_R, overlay.touched
-            return made
+            self._last = SnapshotMask.of(self._trees, overlay, overlay.removed, overlay.shown_R, self._touched, self._last)
+            return self._last.mask

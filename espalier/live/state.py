@@ -21,14 +21,16 @@ import numpy as np
 from espalier.bundle import Bundle
 from espalier.entry_lists import KEY, EntryLists, with_room
 from espalier.errors import InvalidData
+from espalier.live.fields import Columns
 from espalier.live.items import LiveItem, LiveItems
 from espalier.live.live_tree import LiveTree
 from espalier.live.memory_entries import MemoryEntries
+from espalier.live.operations import Operation
 from espalier.live.overlay import CHANGED, DELETED, MOVED, Overlay
 from espalier.live.rows import Placement
 from espalier.live.standing import Standing, TouchedParents
 from espalier.manifest import LinearScorer
-from espalier.masks.eligibility import forest_mask, unrestricted_mask
+from espalier.masks.eligibility import unrestricted_mask
 from espalier.read_only import read_only
 from espalier.search import NodeMask
 
@@ -67,6 +69,15 @@ class Change:
     valid_until: float | None = None
     at: float = 0.0
     by: str = ""
+
+    @staticmethod
+    def of(operation: Operation, placements: tuple[Placement, ...], columns: Columns, now: float, by: str = "") -> Change:
+        """One whose time has passed is a delete: of the many ids of a journal that have expired none takes a handle."""
+        number, item_id, body, at = operation.sequence, operation.id, operation.body, operation.at
+        if operation.has_expired(now):
+            return Change(number, item_id, "delete", valid_until=body.valid_until, at=at)
+        fields = None if body.fields is None else columns.fitting(body.fields)
+        return Change(number, item_id, operation.kind, fields, placements, body.valid_until, at, by)
 
 
 class LiveState:
@@ -148,8 +159,8 @@ class LiveState:
         if sequence > self.sequence:
             self.sequence, self._overlay = sequence, None
 
-    def set_removed(self, ids: Sequence[str]) -> None:
-        """The ids of the standing list of removed items, instead of those before."""
+    def set_removed(self, ids: Sequence[str], mask: NodeMask | None) -> None:
+        """The ids of the standing list of removed items, instead of those before. mask: of the trained items without them, None for all."""
         rows = self.bundle.items.rows_of(list(ids))
         rows_before, self._removed_rows = self._removed_rows, frozenset(rows[rows >= 0].tolist())
         ids_before, self._removed = self._removed, frozenset(ids)
@@ -164,9 +175,7 @@ class LiveState:
             entry = self.table.entry(item_id)
             if entry is not None:
                 self._tally(entry.handle, 1)
-        kept_I = np.ones(self._items, np.bool_)
-        kept_I[list(self._removed_rows)] = False
-        self._removed_mask = forest_mask([tree.tree for tree in self._trees], kept_I) if self._removed_rows else None
+        self._removed_mask = mask
         for row in rows_before ^ self._removed_rows:
             self._note_gone(row)
         self._overlay = None

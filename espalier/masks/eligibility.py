@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
+from espalier.entry_lists import BORN, DIED, KEY, NEXT, OTHER_KEY, EntryArrays, entry_of
 from espalier.errors import InvalidQuery
 from espalier.read_only import read_only
 from espalier.search import NO_ITEM, NodeMask, SearchParams
@@ -87,15 +88,17 @@ class ExcludedNodes:
     leaves_BX  int64[B, X]   excluded leaves
     inner_BX   int64[B, X]   inner nodes below which every eligible item is excluded (another X)
     count_B    int64[B]      distinct excluded items that were eligible, live ones included
+    handles_BX int64[B, X]   handles of excluded live items (another X)
     """
 
     leaves_BX: NDArray[np.int64]
     inner_BX: NDArray[np.int64]
     count_B: NDArray[np.int64]
+    handles_BX: NDArray[np.int64]
 
     def take(self, queries: NDArray[np.int64]) -> ExcludedNodes:
         """Those of some queries (int64 positions)."""
-        return ExcludedNodes(self.leaves_BX[queries], self.inner_BX[queries], self.count_B[queries])
+        return ExcludedNodes(self.leaves_BX[queries], self.inner_BX[queries], self.count_B[queries], self.handles_BX[queries])
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,91 +176,156 @@ def widened_beam(beam_size: int, eligible: int, items: int, most: float) -> int:
     return min(round(beam_size * min(max(most, 1.0), math.sqrt(items / eligible))), eligible)
 
 
-def excluded_nodes(tree: Tree, exclude_BE: NDArray[np.int64], mask_B: Sequence[NodeMask | None] | None = None) -> ExcludedNodes:
+class LiveExclusions(NamedTuple):
+    """What of a tree is live, for lists of item rows that may name live items.
+
+    items     I; the rows of live items are I + handle
+    handle_I  int32[I]: the handle of a trained item that was put or deleted, −1 of another
+    entries   the live leaves: by parent, and by handle as their second key
+    """
+
+    items: int
+    handle_I: NDArray[np.int32]
+    entries: EntryArrays
+
+
+def excluded_nodes(
+    tree: Tree,
+    exclude_BE: NDArray[np.int64],
+    mask_B: Sequence[NodeMask | None] | None = None,
+    live: LiveExclusions | None = None,
+    live_BR: Sequence[NDArray[np.bool_] | None] = (),
+) -> ExcludedNodes:
     """The nodes that lists of item rows (int64[B, E], NO_ITEM as padding, repeats allowed) exclude under the queries' masks.
 
-    An inner node is excluded when all of its eligible children are. O(E · levels with excluded nodes).
+    An inner node is excluded when all of its eligible children and live leaves are. O(E · levels with excluded nodes).
+    live_BR: as `EligibleNodes` has it.
     """
-    if not len(exclude_BE):
+    batch = len(exclude_BE)
+    if not batch:
         none = np.full((0, 1), NO_NODE, np.int64)
-        return ExcludedNodes(none, none, np.zeros(0, np.int64))
-    if mask_B is None or len(set(map(id, mask_B))) == 1:
-        return _excluded_under(tree, exclude_BE, None if mask_B is None else mask_B[0])
-    groups = {id(mask): np.flatnonzero([other is mask for other in mask_B]) for mask in mask_B}
-    parts = [(own, _excluded_under(tree, exclude_BE[own], mask_B[own[0]])) for own in groups.values()]
-    leaves_BX, inner_BX = (
-        np.full((len(exclude_BE), max(getattr(part, name).shape[1] for _, part in parts)), NO_NODE, np.int64)
-        for name in ("leaves_BX", "inner_BX")
+        return ExcludedNodes(none, none, np.zeros(0, np.int64), none)
+    seen: list[tuple[NodeMask | None, NDArray[np.bool_] | None]] = [
+        *zip(mask_B or (None,) * batch, live_BR or (None,) * batch, strict=True)
+    ]
+    keys = [(id(mask), id(live_R)) for mask, live_R in seen]
+    if len(set(keys)) == 1:
+        return _excluded_under(tree, exclude_BE, seen[0], live)
+    groups = {key: np.flatnonzero([other == key for other in keys]) for key in keys}
+    parts = [(own, _excluded_under(tree, exclude_BE[own], seen[own[0]], live)) for own in groups.values()]
+    leaves_BX, inner_BX, handles_BX = (
+        np.full((batch, max(getattr(part, name).shape[1] for _, part in parts)), NO_NODE, np.int64)
+        for name in ("leaves_BX", "inner_BX", "handles_BX")
     )
-    count_B = np.empty(len(exclude_BE), np.int64)
+    count_B = np.empty(batch, np.int64)
     for own, part in parts:
         leaves_BX[own, : part.leaves_BX.shape[1]], inner_BX[own, : part.inner_BX.shape[1]] = part.leaves_BX, part.inner_BX
-        count_B[own] = part.count_B
-    return ExcludedNodes(leaves_BX, inner_BX, count_B)
+        handles_BX[own, : part.handles_BX.shape[1]], count_B[own] = part.handles_BX, part.count_B
+    return ExcludedNodes(leaves_BX, inner_BX, count_B, handles_BX)
 
 
-def _excluded_under(tree: Tree, exclude_BE: NDArray[np.int64], mask: NodeMask | None) -> ExcludedNodes:
-    """Of queries with the same mask."""
+def _excluded_under(
+    tree: Tree, exclude_BE: NDArray[np.int64], seen: tuple[NodeMask | None, NDArray[np.bool_] | None], live: LiveExclusions | None
+) -> ExcludedNodes:
+    """Of queries with the same mask, which see the same live items."""
+    mask, live_R = seen
     eligible_N = NO_MASK if mask is None else mask.eligible_N
     arrays = read_only(tree.leaf_of_item, tree.parent, tree.first_child, tree.items_below)
-    return ExcludedNodes(*_excluded(*read_only(exclude_BE), arrays, *read_only(eligible_N), tree.height))
+    of_live = None
+    if live is not None:
+        of_live = live.items, *read_only(live.handle_I), live.entries, *read_only(NO_MASK if live_R is None else live_R)
+    return ExcludedNodes(*_excluded(*read_only(exclude_BE), arrays, *read_only(eligible_N), of_live, tree.height))
 
 
 @compiled()
-def _excluded(exclude_BE: Any, tree: Any, eligible_N: Any, height: int) -> Any:
-    """The arrays of ExcludedNodes. tree: leaf_of_item, parent, first_child, items_below; without a mask, eligible_N is empty."""
+def _excluded(exclude_BE: Any, tree: Any, eligible_N: Any, live: Any, height: int) -> Any:
+    """The arrays of ExcludedNodes. tree: leaf_of_item, parent, first_child, items_below; without a mask, eligible_N is empty.
+
+    live: those of LiveExclusions, and the live items that the queries see (bool[R], empty for none); None where nothing is live.
+    """
     batch, width = exclude_BE.shape
-    leaf_BE, count_B = np.full((batch, max(width, 1)), NO_NODE), np.zeros(batch, np.int64)
-    inner_X, inner_B = np.empty(width * height, np.int64), np.zeros(batch, np.int64)
+    leaf_BE, handle_BE = np.full((batch, max(width, 1)), NO_NODE), np.full((batch, 1 if live is None else max(width, 1)), NO_NODE)
+    leaves_B, handles_B, inner_B = np.zeros(batch, np.int64), np.zeros(batch, np.int64), np.zeros(batch, np.int64)
+    inner_X = np.empty(2 * width * height, np.int64)
     for b in range(batch):
-        count_B[b] = _leaves(exclude_BE[b], tree, eligible_N, leaf_BE[b])
-        inner_B[b] = _close(leaf_BE[b, : count_B[b]].copy(), tree, eligible_N, inner_X)
+        leaves_B[b] = _leaves(exclude_BE[b], tree, eligible_N, leaf_BE[b])
+        handles_B[b] = _handles(exclude_BE[b], live, handle_BE[b])
+        inner_B[b] = _close(leaf_BE[b, : leaves_B[b]], handle_BE[b, : handles_B[b]], tree, eligible_N, live, inner_X)
     inner_BX = np.full((batch, max(1, inner_B.max())), NO_NODE)
     for b in range(batch):
         if inner_B[b]:
-            _close(leaf_BE[b, : count_B[b]].copy(), tree, eligible_N, inner_X)
+            _close(leaf_BE[b, : leaves_B[b]], handle_BE[b, : handles_B[b]], tree, eligible_N, live, inner_X)
             inner_BX[b, : inner_B[b]] = inner_X[: inner_B[b]]
-    return leaf_BE[:, : max(1, count_B.max())].copy(), inner_BX, count_B
+    leaves_BX, handles_BX = leaf_BE[:, : max(1, leaves_B.max())].copy(), handle_BE[:, : max(1, handles_B.max())].copy()
+    return leaves_BX, inner_BX, leaves_B + handles_B, handles_BX
 
 
 @compiled()
-def _leaves(exclude_E: Any, tree: Any, eligible_N: Any, leaf_E: Any) -> int:
+def _leaves(exclude_E: Any, tree: Any, eligible_N: Any, leaf_E: Any) -> Any:
     """Fills in the eligible leaves of some items, ascending and each once; returns how many."""
     leaf_of_item, _, _, items_below = tree
     found = 0
     for row in exclude_E:
-        if row != NO_ITEM and _is_eligible(leaf_of_item[row], items_below, eligible_N):
+        if row != NO_ITEM and row < len(leaf_of_item) and _is_eligible(leaf_of_item[row], items_below, eligible_N):
             leaf_E[found] = leaf_of_item[row]
             found += 1
-    leaf_E[:found].sort()
+    return _distinct(leaf_E, found)
+
+
+@compiled()
+def _handles(exclude_E: Any, live: Any, handle_E: Any) -> Any:
+    """Fills in the handles of those items that have an eligible live leaf, ascending and each once; returns how many."""
+    if live is None:
+        return 0
+    items, handle_I, entries, live_R = live
+    found = 0
+    for row in exclude_E:
+        handle = row - items if row >= items else np.int64(handle_I[row]) if 0 <= row < len(handle_I) else np.int64(NO_NODE)
+        if 0 <= handle < len(live_R) and live_R[handle] and entry_of(handle, entries) > 0:
+            handle_E[found] = handle
+            found += 1
+    return _distinct(handle_E, found)
+
+
+@compiled()
+def _distinct(value_E: Any, count: int) -> int:
+    """Sorts the first values and keeps each once, NO_NODE behind them; returns how many."""
+    value_E[:count].sort()
     kept = 0
-    for e in range(found):
-        if e == 0 or leaf_E[e] != leaf_E[kept - 1]:
-            leaf_E[kept] = leaf_E[e]
+    for e in range(count):
+        if e == 0 or value_E[e] != value_E[kept - 1]:
+            value_E[kept] = value_E[e]
             kept += 1
-    leaf_E[kept:found] = NO_NODE
+    value_E[kept:count] = NO_NODE
     return kept
 
 
 @compiled()
-def _close(below: Any, tree: Any, eligible_N: Any, inner_X: Any) -> int:
-    """Fills in the inner nodes, ascending, all of whose eligible children are among `below` (ascending) or filled in; returns how many.
+def _close(leaves: Any, handles: Any, tree: Any, eligible_N: Any, live: Any, inner_X: Any) -> int:
+    """Fills in the inner nodes, ascending, all of whose eligible children and live leaves are excluded; returns how many.
 
     The root is never scored, so it is not among them.
     """
     _, parent, first_child, items_below = tree
-    closed, count = 0, len(below)
-    while count:
+    up, closed = np.empty(len(leaves) + len(handles), np.int64), 0
+    for e in range(len(leaves)):
+        up[e] = parent[leaves[e]]
+    if live is not None:
+        for e in range(len(handles)):
+            up[len(leaves) + e] = live[2].rows[entry_of(handles[e], live[2]), KEY]
+    up.sort()
+    count = len(up)
+    while count:  # `up` has a node once for each excluded child or live leaf
         above, first = 0, 0
         while first < count:
-            up, last = parent[below[first]], first
-            while last < count and parent[below[last]] == up:
+            node, last = up[first], first
+            while last < count and up[last] == node:
                 last += 1
-            eligible = 0
-            for child in range(first_child[up], first_child[up + 1]):
+            eligible = _live_under(node, live)
+            for child in range(first_child[node], first_child[node + 1]):
                 eligible += _is_eligible(child, items_below, eligible_N)
-            if eligible == last - first and up > 0:
-                below[above], inner_X[closed] = up, up
+            if eligible == last - first and node > 0:
+                up[above], inner_X[closed] = parent[node], node
                 above, closed = above + 1, closed + 1
             first = last
         count = above
@@ -266,65 +334,21 @@ def _close(below: Any, tree: Any, eligible_N: Any, inner_X: Any) -> int:
 
 
 @compiled()
-def _is_eligible(node: int, items_below: Any, eligible_N: Any) -> bool:
-    return bool(eligible_N[node]) if len(eligible_N) else items_below[node] > 0
-
-
-def eligible_leaves(tree: Tree, query: NDArray[np.int64], rows: NDArray[np.int64], mask_B: Sequence[NodeMask | None]) -> NDArray[np.int64]:
-    """int64, ascending, each once: query · N + leaf of the pairs of a query and an item row whose leaf is eligible."""
-    key = np.unique(query * tree.node_count + tree.leaf_of_item[rows])
-    eligible: NDArray[np.int64] = key[_eligible(tree, mask_B, *np.divmod(key, tree.node_count))]
+def _live_under(node: int, live: Any) -> int:
+    """How many eligible live leaves a node has."""
+    if live is None:
+        return 0
+    _, _, entries, live_R = live
+    eligible = 0
+    entry = entries.first[node] if node < len(entries.first) else np.int64(0)
+    while entry > 0:
+        handle = entries.rows[entry, OTHER_KEY]
+        if entries.rows[entry, BORN] <= entries.moment < entries.rows[entry, DIED] and handle < len(live_R) and live_R[handle]:
+            eligible += 1
+        entry = entries.rows[entry, NEXT]
     return eligible
 
 
-def parents_of(tree: Tree, key: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The parents of nodes (query · N + node, ascending), ascending, each once; and how many of the nodes each has."""
-    query, node = np.divmod(key, tree.node_count)
-    up = query * tree.node_count + tree.parent[node]  # sorted as `key` is, since children are contiguous
-    first = np.flatnonzero(np.append(True, up[1:] != up[:-1])) if len(up) else np.empty(0, np.int64)
-    return up[first], np.diff(np.append(first, len(up)))
-
-
-def closed_nodes(
-    tree: Tree,
-    mask_B: Sequence[NodeMask | None],
-    up: NDArray[np.int64],
-    excluded: NDArray[np.int64],
-    more: NDArray[np.int64] | int = 0,
-) -> NDArray[np.int64]:
-    """int64, ascending: the inner nodes (query · N + node) below which nothing eligible is left, the root aside.
-
-    up, excluded  nodes above leaves, and how many of their eligible leaves are excluded; more: how many they have besides children
-    """
-    closed = [np.empty(0, np.int64)]
-    while len(up):
-        query, node = np.divmod(up, tree.node_count)
-        children_C, of_C = tree.children(node)
-        eligible = np.bincount(of_C[_eligible(tree, mask_B, query[of_C], children_C)], minlength=len(up))
-        key = up[(excluded == eligible + more) & (node > 0)]  # the root is never scored
-        closed.append(key)
-        up, excluded = parents_of(tree, key)
-        more = 0
-    return np.sort(np.concatenate(closed))
-
-
-def _eligible(tree: Tree, mask_B: Sequence[NodeMask | None], query: NDArray[np.int64], node: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each (query, node) pair is eligible before exclusions."""
-    masks = list(dict.fromkeys(mask_B))
-    is_eligible: NDArray[np.bool_] = tree.items_below[node] > 0 if masks[0] is None else masks[0].eligible_N[node]
-    if len(masks) > 1:
-        of_mask = np.array([masks.index(mask) for mask in mask_B])[query]
-        for f, mask in enumerate(masks[1:], start=1):
-            mine = of_mask == f
-            is_eligible[mine] = tree.items_below[node[mine]] > 0 if mask is None else mask.eligible_N[node[mine]]
-    return is_eligible
-
-
-def padded_nodes(batch: int, nodes: int, key: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[B, X] from sorted (query, node) keys; X ≥ 1."""
-    query = key // nodes
-    count = np.bincount(query, minlength=batch)
-    padded = np.full((batch, max(1, int(count.max(initial=0)))), NO_NODE, np.int64)
-    slot = np.arange(len(key)) - np.repeat(np.cumsum(count) - count, count)
-    padded[query, slot] = key % nodes
-    return padded
+@compiled()
+def _is_eligible(node: int, items_below: Any, eligible_N: Any) -> bool:
+    return bool(eligible_N[node]) if len(eligible_N) else items_below[node] > 0

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.content.rows import ContentRows
-from espalier.engines.results import joined_frontiers
 from espalier.engines.stages import ParentsFound
 from espalier.errors import InvalidData
 from espalier.items import Items
@@ -64,8 +63,6 @@ BEAM = 32
 """Beam of the events' searches: the best parents are among the first, and a wider beam costs time."""
 NEAREST = 10
 """Leaves whose rows are averaged where scores are no inner products."""
-AT_ONCE = 256
-"""Queries of one search."""
 BACKGROUND = 1024
 """Held-out queries that the scale of rows is taken from."""
 TRIALS, TRIAL_EVENTS = 128, (0, 1, 2, 5, 12, 28, 64)
@@ -78,14 +75,14 @@ KEPT_SHIFTS = 1024
 
 
 class Led(NamedTuple):
-    """Where an event led to. b: which query of the call it is."""
+    """Where the events of an item led to. queries: those of the search that were its events, one at least."""
 
     found: ParentsFound
-    b: int
+    queries: range
 
-    def items_M(self, trained: int) -> Int64:
-        """Rows of the trained items that it found, best first."""
-        rows: Int64 = self.found.result.item_rows_BM[self.b][: self.found.result.count_B[self.b]]
+    def items_M(self, b: int, trained: int) -> Int64:
+        """Rows of the trained items that an event found, best first."""
+        rows: Int64 = self.found.result.item_rows_BM[b][: self.found.result.count_B[b]]
         return rows[rows < trained]
 
 
@@ -110,7 +107,7 @@ class GraphPlacement:
         self._known_near: NearRows | None = None
         self._background: Background | None = None
         self._known_trials: dict[int, Trials] = {}
-        self._known_shifts: dict[tuple[int, float], Shifts] = {}
+        self._shifts = lru_cache(MOST_SHIFTS)(self._new_shifts)
         self._shift = lru_cache(KEPT_SHIFTS)(self._new_shift)
 
     @cached_property
@@ -126,44 +123,39 @@ class GraphPlacement:
     def _popularity(self) -> Popularity:
         return Popularity(self.bundle.label_counts())
 
-    def place(self, items: Sequence[Evidence], known: Items, overlay: Overlay | None, search: Search) -> list[tuple[Parents, ...]]:
+    def place(self, items: Sequence[Evidence], known: Items, overlay: Overlay, search: Search) -> list[tuple[Parents, ...]]:
         """For each item the parents that it may go to, of the one tree."""
         if not items:
             return []
         scale = self._scale(search)
-        m = min(1 if self._is_product else NEAREST, self.bundle.manifest.search.max_m)
-        found = self._searched([item.events for item in items], search, m)
+        led = self._led([item.events for item in items], search)
         with_fields = [i for i, item in enumerate(items) if self.takes_fields and item.fields]
         content = dict(zip(with_fields, self._content.of([items[i].fields or {} for i in with_fields]), strict=True)) if with_fields else {}
-        return [(self._parents(item, found[i], content.get(i), scale, known, overlay),) for i, item in enumerate(items)]
+        return [(self._parents(item, led[i], content.get(i), scale, known, overlay),) for i, item in enumerate(items)]
 
     def _parents(
-        self,
-        item: Evidence,
-        found: list[Led],
-        content_D: NDArray[np.float32] | None,
-        scale: RowScale,
-        known: Items,
-        overlay: Overlay | None,
+        self, item: Evidence, led: Led | None, content_D: NDArray[np.float32] | None, scale: RowScale, known: Items, overlay: Overlay
     ) -> Parents:
-        if content_D is not None and not found and not len(item.like):
+        if content_D is not None and led is None and not len(item.like):
             alone = self._by_fields(content_D, scale)
             count = self._popularity.count(0, item.count)
             row_D = scale.shifted(alone.row_D, self._shift(0, count))
             fields_row = LiveRow(self._as_stored(row_D), memory_from=self._named(alone.memory, known), count=count)
-            return Parents(best_first([(1.0, alone.votes)]), lambda _: fields_row)
+            return Parents(best_first([(1.0, alone.votes)]).tolist(), lambda _: fields_row)
+        events = len(item.events)
         like = [self._leaf(int(row), overlay) for row in item.like]
-        parts: list[tuple[float, Votes]] = [(1.0, votes_of_search(one.found.frontiers[0], [one.b])) for one in found]
+        parts: list[tuple[float, Votes]] = [] if led is None else [(1.0, votes_of_search(led.found.frontiers[0], [b])) for b in led.queries]
         parts += [(1.0, (np.array([parent]), np.ones(1))) for parent, _ in like]
         if content_D is not None:
             parts.append((PRIOR, self._nearest(content_D.astype(np.float64), scale)))
-        count = self._popularity.count(len(found) or len(like), item.count)
+        count = self._popularity.count(events or len(like), item.count)
         memory = self._memory_of(item, count, known)
-        events_D = self._row_of_events(found, scale)
-        sum_D = sum((row_D for _, row_D in like), np.zeros(len(scale.row_S))) + len(found) * events_D
-        shift = self._shift(len(found), count) if found else 0.0
-        row = partial(self._row, sum_D, len(found) + len(like), shift, content_D, scale, memory, count)
-        return Parents(best_first(parts), row)
+        sum_D = sum((row_D for _, row_D in like), np.zeros(len(scale.row_S)))
+        if led is not None:
+            sum_D = sum_D + events * self._row_of_events(led, scale)
+        shift = self._shift(events, count) if events else 0.0
+        row = partial(self._row, sum_D, events + len(like), shift, content_D, scale, memory, count)
+        return Parents(best_first(parts).tolist(), row)
 
     def _row(
         self,
@@ -190,14 +182,12 @@ class GraphPlacement:
             raise InvalidData("row", "a number that is too large", f"numbers that {dtype} holds") from None
         return found_D
 
-    def _row_of_events(self, found: list[Led], scale: RowScale) -> Floats:
-        """e of the module; zeros without events."""
-        if not found:
-            return np.zeros(len(scale.row_S))
+    def _row_of_events(self, led: Led, scale: RowScale) -> Floats:
+        """e of the module."""
         if self._is_product:
-            states_BS = [_states(one.found)[one.b] for one in found]
-            return scale.row_of_events(states_BS[0].astype(np.float64) if len(found) == 1 else np.mean(states_BS, axis=0, dtype=np.float64))
-        items = [one.items_M(self._tree.item_count) for one in found]
+            states_BS = _states(led.found)[led.queries.start : led.queries.stop]
+            return scale.row_of_events(states_BS[0].astype(np.float64) if len(states_BS) == 1 else states_BS.mean(0, dtype=np.float64))
+        items = [led.items_M(b, self._tree.item_count) for b in led.queries]
         rows = [self._rows(self._tree.leaf_of_item[items_M]).mean(0) for items_M in items if len(items_M)]
         if not rows:
             return scale.row_S
@@ -216,14 +206,11 @@ class GraphPlacement:
         mean_D: Floats = self._rows(held if len(held) else np.arange(first, after)).mean(0)
         return mean_D
 
-    def _leaf(self, row: int, overlay: Overlay | None) -> tuple[int, Floats]:
+    def _leaf(self, row: int, overlay: Overlay) -> tuple[int, Floats]:
         """The parent and the row of an item's leaf."""
-        handle = -1 if overlay is None else int(overlay.handles_of(np.array([row]))[0])
-        if overlay is not None and handle >= 0:
-            leaves = overlay.trees[0]
-            entry = int(leaves.of_handles(np.array([handle]))[0])
-            if entry and leaves.rows_PD is not None:
-                return int(leaves.entries.rows[entry, PARENT]), leaves.rows_PD[entry].astype(np.float64)
+        entry, leaves = overlay.live_leaf(row, 0), overlay.trees[0]
+        if entry and leaves.rows_PD is not None:
+            return int(leaves.entries.rows[entry, PARENT]), leaves.rows_PD[entry].astype(np.float64)
         leaf = self._tree.leaf_of_item[np.array([row])]
         return int(self._tree.parent[leaf[0]]), self._rows(leaf)[0]
 
@@ -276,54 +263,44 @@ class GraphPlacement:
         if not self._is_product:
             return scale_of(self._tree, rows_ND, None)
         held, defaults = read_heldout(self.bundle, BACKGROUND), self.bundle.manifest.search
-        batch = len(held.queries)
-        if not batch:
+        if not len(held.queries):
             return scale_of(self._tree, rows_ND, None)
-        found = self._in_blocks(held.queries, search, defaults.beam_size, defaults.m)
-        states_BS = np.concatenate([_states(block) for block in found])
+        found = self._searched(held.queries, search, defaults.beam_size, defaults.m)
+        states_BS = _states(found)
         scale = scale_of(self._tree, rows_ND, states_BS)
         if scale.is_free_S.all() or not scale.is_free_S.any():  # no biases, or nothing but biases, which no query tells apart
             return scale
         histories = np.asarray(held.queries.array, np.int64) if isinstance(held.queries.kind, HistoryKind) else None
-        background = Background(
+        self._background = Background(
             histories,
-            joined_frontiers([block.frontiers for block in found])[0],
+            found.frontiers[0],
             states_BS,
-            np.concatenate([block.result.item_rows_BM for block in found]),
-            np.concatenate([np.where(block.result.count_B == defaults.m, block.result.keys_BM[:, -1], -np.inf) for block in found]),
+            found.result.item_rows_BM,
+            np.where(found.result.count_B == defaults.m, found.result.keys_BM[:, -1], -np.inf),
             held.relevant,
             self.bundle.memory,
         )
-        self._background = background
         return scale
 
     def _new_shift(self, events: int, count: float) -> float:
         """That of an item with some events at hand, 0: with fields alone, that has had so many: between those of counts near it."""
         share, power = self._popularity.share(count), math.log2(max(count, 1.0))
         first, part = int(power), power - int(power)
+        at_hand = next(most for most in TRIAL_EVENTS if events <= most or most == TRIAL_EVENTS[-1])
+        counts = [2.0**exponent if at_hand else 0.0 for exponent in (first, first + 1)]  # of fields alone what lifts depends on no count
         with self._lock:
-            if self._known_scale is None:
-                raise ValueError("shifts are those of a scale")
-            below, above = (self._shifts(self._known_scale, events, 2.0**exponent).of(share) for exponent in (first, first + 1))
+            below, above = (self._shifts(at_hand, count).of(share) for count in counts)
         return below + part * (above - below)
 
-    def _shifts(self, scale: RowScale, events: int, count: float) -> Shifts:
+    def _new_shifts(self, events: int, count: float) -> Shifts:
         """Those of items with about so many events at hand. Found out when they are needed first. Holds the lock."""
-        if self._background is None:
+        background, scale, ranking = self._background, self._known_scale, self.bundle.manifest.ranking
+        if background is None or scale is None:
             return NO_SHIFTS
-        events = next(most for most in TRIAL_EVENTS if events <= most or most == TRIAL_EVENTS[-1])
         if events not in self._known_trials:
-            made = self._trials(self._background, scale, events) if events else self._trials_by_fields(self._background, scale)
-            self._known_trials[events] = Trials.of(self._background, made, self.bundle.manifest.ranking)
-        key = events, count if events else 0.0  # what lifts an item by its fields does not depend on its count
-        found = self._known_shifts.pop(key, None)
-        if found is None:
-            parts = self._background, self._tree.item_count, self.bundle.manifest.ranking, count
-            found = self._known_trials[events].shifts(*parts)
-        self._known_shifts[key] = found
-        if len(self._known_shifts) > MOST_SHIFTS:
-            self._known_shifts.pop(next(iter(self._known_shifts)))
-        return found
+            made = self._trials(background, scale, events) if events else self._trials_by_fields(background, scale)
+            self._known_trials[events] = Trials.of(background, made, ranking)
+        return self._known_trials[events].shifts(background, self._tree.item_count, ranking, count)
 
     def _trials(self, background: Background, scale: RowScale, events: int) -> list[Trial]:
         trials = []
@@ -359,31 +336,24 @@ class GraphPlacement:
         """Of queries that see the bundle alone: the same evidence says the same, whatever else is live."""
         return bundle_alone([self._tree])
 
-    def _in_blocks(self, queries: QueryBatch, search: Search, beam_size: int, m: int) -> list[ParentsFound]:
-        """Searches of blocks of AT_ONCE queries. Live items count for those alone that name some."""
-        found = []
-        for begin in range(0, len(queries), AT_ONCE):
-            whole = len(queries) <= AT_ONCE
-            part = queries if whole else queries.take(np.arange(begin, min(begin + AT_ONCE, len(queries))))
-            params = SearchParams.uniform(len(part), beam_size, m, mask=self._trained)
-            if isinstance(part.kind, HistoryKind) and part.array.max(initial=-1) >= self._tree.item_count:
-                highest_B = part.array.max(axis=1).tolist()
-                params = replace(params, mask_B=tuple(self._trained if row < self._tree.item_count else None for row in highest_B))
-            found.append(search(part, params))
-        return found
+    def _searched(self, queries: QueryBatch, search: Search, beam_size: int, m: int) -> ParentsFound:
+        """Live items count for those queries alone that name some."""
+        params = SearchParams.uniform(len(queries), beam_size, m, mask=self._trained)
+        if isinstance(queries.kind, HistoryKind) and queries.array.max(initial=-1) >= self._tree.item_count:
+            highest_B = queries.array.max(axis=1).tolist()
+            params = replace(params, mask_B=tuple(self._trained if row < self._tree.item_count else None for row in highest_B))
+        return search(queries, params)
 
-    def _searched(self, events: Sequence[QueryBatch], search: Search, m: int) -> list[list[Led]]:
-        """For each item where its events led to."""
-        begin = [0, *accumulate(map(len, events))]
-        if not begin[-1]:
-            return [[] for _ in events]
-        beam_size = min(BEAM, self.bundle.manifest.search.max_beam_size)
-        blocks = self._in_blocks(events[0] if len(events) == 1 else QueryBatch.joined(events), search, beam_size, m)
-        led = []
-        for place in range(begin[-1]):
-            found, b = blocks[place // AT_ONCE], place % AT_ONCE
-            led.append(Led(found, b))
-        return [led[first:last] for first, last in pairwise(begin)]
+    def _led(self, events: Sequence[QueryBatch], search: Search) -> list[Led | None]:
+        """For each item where its events led to; None where it has none."""
+        ends = [*accumulate(map(len, events))]
+        if not ends[-1]:
+            return [None] * len(events)
+        limits = self.bundle.manifest.search
+        m = min(1 if self._is_product else NEAREST, limits.max_m)
+        queries = events[0] if len(events) == 1 else QueryBatch.joined(events)
+        found = self._searched(queries, search, min(BEAM, limits.max_beam_size), m)
+        return [Led(found, range(first, last)) if first < last else None for first, last in pairwise([0, *ends])]
 
 
 def _whatever_its_count(memory: tuple[Int64, Floats], _: float) -> tuple[Int64, Floats]:

@@ -35,8 +35,6 @@ Int64 = NDArray[np.int64]
 
 BEAM = 24
 """Clusters that are candidates for an item: their leaves are scored too, which is most of the time that an item takes."""
-AT_ONCE = 256
-"""Queries of one search."""
 BLOCK = 4096
 """Items whose texts are read at a time."""
 
@@ -90,7 +88,7 @@ class LinearPlacement:
             parts.append(self.bundle.vectoriser.transform([joined_text(fields) for fields in zip(*values, strict=True)]))
         return NearItems(concatenated(parts))
 
-    def place(self, items: Sequence[Evidence], known: Items, overlay: Overlay | None, search: Search) -> list[tuple[Parents, ...]]:
+    def place(self, items: Sequence[Evidence], known: Items, overlay: Overlay, search: Search) -> list[tuple[Parents, ...]]:
         """For each item and tree the parents that it may go to."""
         if not items:
             return []
@@ -98,14 +96,14 @@ class LinearPlacement:
             leaves, index, _ = self._rows, self._near, self._column_weights
         own = concatenated([own_features(item) for item in items]).normalised()
         written = concatenated([self._written(item) for item in items]).normalised()
-        told = np.flatnonzero(np.diff(own.indptr) > 0)
-        parents = self._searched(own.take(told), search)
+        with_features = np.flatnonzero(np.diff(own.indptr) > 0)
+        parents = self._searched(own.take(with_features), search)
         near: dict[int, tuple[Sequence[int], Sequence[float]]] = {}
         if index is not None:
-            asked = [i for i in told.tolist() if not len(items[i].like)]
+            asked = [i for i in with_features.tolist() if not len(items[i].like)]
             item_nK, cosine_nK = index.nearest(own.take(np.array(asked, np.int64)), NEIGHBOURS)
             near = {i: (item_nK[k].tolist(), cosine_nK[k].tolist()) for k, i in enumerate(asked)}
-        place_of = {int(i): k for k, i in enumerate(told)}
+        place_of = {int(i): k for k, i in enumerate(with_features)}
         found = []
         for i, item in enumerate(items):
             entries = slice(int(written.indptr[i]), int(written.indptr[i + 1]))
@@ -114,21 +112,20 @@ class LinearPlacement:
             for tree in range(len(leaves)):
                 nodes = parents[tree][place_of[i]] if i in place_of else self._parents_of(item.like, tree, overlay)
                 row = self._row(leaves[tree], tree, x, item.like, near.get(i, ((), ())), overlay)
-                trees.append(Parents(nodes, _same(row)))
+                trees.append(Parents(nodes.tolist(), row))
             found.append(tuple(trees))
         return found
 
     def _searched(self, own: SparseRows, search: Search) -> list[list[Int64]]:
         """For each tree and query the parents that the search finds, best first."""
-        parents: list[list[Int64]] = [[] for _ in self.bundle.trees]
-        for begin in range(0, len(own), AT_ONCE):
-            part = QueryBatch(self.bundle.manifest.query, own.take(np.arange(begin, min(begin + AT_ONCE, len(own)))))
-            params = SearchParams.uniform(len(part), min(BEAM, self.bundle.manifest.search.max_beam_size), 1)
-            found = search(part, replace(params, mask_B=(self._trained,) * len(part)))
-            for tree, frontier in enumerate(found.frontiers):
-                order = np.argsort(-frontier.ranks_BK, axis=1, kind="stable")[:, :BEAM]
-                best_BK = np.take_along_axis(frontier.nodes_BK, order, 1)
-                parents[tree] += [nodes[nodes >= 0] for nodes in best_BK]
+        if not len(own):
+            return [[] for _ in self.bundle.trees]
+        params = SearchParams.uniform(len(own), min(BEAM, self.bundle.manifest.search.max_beam_size), 1, mask=self._trained)
+        parents = []
+        for frontier in search(QueryBatch(self.bundle.manifest.query, own), params).frontiers:
+            order = np.argsort(-frontier.ranks_BK, axis=1, kind="stable")[:, :BEAM]
+            best_BK = np.take_along_axis(frontier.nodes_BK, order, 1)
+            parents.append([nodes[nodes >= 0] for nodes in best_BK])
         return parents
 
     def _row(
@@ -138,11 +135,12 @@ class LinearPlacement:
         x: Weights,
         like: Int64,
         near: tuple[Sequence[int], Sequence[float]],
-        overlay: Overlay | None,
-    ) -> Callable[[], LiveRow]:
+        overlay: Overlay,
+    ) -> Callable[[int], LiveRow]:
+        """Makes the row, which is the same under every parent."""
         made: list[LiveRow] = []
 
-        def row() -> LiveRow:
+        def row(_: int) -> LiveRow:
             if not made:
                 liked = [self._weights(leaves, tree, int(item), overlay) for item in like]
                 of_like = added([(feature, weight / np.float32(len(liked))) for feature, weight in liked]) if liked else None
@@ -151,24 +149,21 @@ class LinearPlacement:
 
         return row
 
-    def _weights(self, leaves: LinearRows, tree: int, item: int, overlay: Overlay | None) -> Weights:
+    def _weights(self, leaves: LinearRows, tree: int, item: int, overlay: Overlay) -> Weights:
         """The weights of an item's leaf."""
-        entry = _live_entry(item, tree, overlay)
-        pool = None if entry is None or overlay is None else overlay.trees[tree].sparse
-        if pool is None:
+        entry, pool = overlay.live_leaf(item, tree), overlay.trees[tree].sparse
+        if not entry or pool is None:
             return leaves.weights_of(item)
         own = slice(int(pool.begin_P[entry]), int(pool.end_P[entry]))
         return pool.feature[own], pool.weight[own]
 
-    def _parents_of(self, like: Int64, tree: int, overlay: Overlay | None) -> Int64:
+    def _parents_of(self, like: Int64, tree: int, overlay: Overlay) -> Int64:
         """The parents of some items, those of most of them first."""
         parents = []
         for item in like.tolist():
-            entry, trained = _live_entry(item, tree, overlay), self.bundle.trees[tree].tree
-            if entry is None or overlay is None:
-                parents.append(int(trained.parent[trained.leaf_of_item[item]]))
-            else:
-                parents.append(int(overlay.trees[tree].entries.rows[entry, PARENT]))
+            entry, trained = overlay.live_leaf(item, tree), self.bundle.trees[tree].tree
+            parent = overlay.trees[tree].entries.rows[entry, PARENT] if entry else trained.parent[trained.leaf_of_item[item]]
+            parents.append(int(parent))
         nodes, count = summed([np.array(parents, np.int64)], [np.ones(len(parents))])
         return nodes[np.argsort(-count, kind="stable")[:MOST]]
 
@@ -191,16 +186,3 @@ def text_columns(bundle: Bundle) -> tuple[str, ...]:
     """The columns of the item table that hold an item's own text, by the model's configuration, else all that hold strings."""
     strings = (name for name in bundle.items.fields if name != "id" and str(bundle.items.column(name).type).endswith("string"))
     return own_columns(bundle) or tuple(strings)
-
-
-def _live_entry(item: int, tree: int, overlay: Overlay | None) -> int | None:
-    """The entry of an item's live leaf in a tree; None where it has none."""
-    if overlay is None:
-        return None
-    entry = int(overlay.trees[tree].of_handles(overlay.handles_of(np.array([item])))[0])
-    return entry or None
-
-
-def _same(row: Callable[[], LiveRow]) -> Callable[[int], LiveRow]:
-    """The row of every parent."""
-    return lambda _: row()

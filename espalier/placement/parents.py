@@ -6,7 +6,7 @@ Legend: B queries, K parents.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import overload
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,33 +26,15 @@ MOST = 64
 """Parents that are candidates for an item: with room for 16 leaves each, 1,024 items of one kind find a place."""
 
 
-class Parents(Sequence[tuple[int, LiveRow]]):
-    """Nodes best first; a row is made when it is asked for."""
+@dataclass(frozen=True, eq=False)
+class Parents:
+    """Nodes, best first, and what makes the row that the item has under one of them: only when it is asked for."""
 
-    def __init__(self, nodes_K: Int64, row: Callable[[int], LiveRow]) -> None:
-        self.nodes: list[int] = nodes_K.tolist()
-        self._row = row
-
-    def __len__(self) -> int:
-        return len(self.nodes)
-
-    @overload
-    def __getitem__(self, place: int) -> tuple[int, LiveRow]: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[tuple[int, LiveRow]]: ...
-    def __getitem__(self, place: int | slice) -> tuple[int, LiveRow] | list[tuple[int, LiveRow]]:
-        if isinstance(place, slice):
-            return [(node, self._row(node)) for node in self.nodes[place]]
-        return self.nodes[place], self._row(self.nodes[place])
+    nodes: Sequence[int]
+    row: Callable[[int], LiveRow]
 
     def __iter__(self) -> Iterator[tuple[int, LiveRow]]:
-        for node in self.nodes:
-            yield node, self._row(node)
-
-
-def nodes_of(parents: Sequence[tuple[int, LiveRow]]) -> Sequence[int]:
-    """The nodes of candidates, best first, without making their rows."""
-    return parents.nodes if isinstance(parents, Parents) else [node for node, _ in parents]
+        return ((node, self.row(node)) for node in self.nodes)
 
 
 def votes_of_search(frontier: Frontier, queries: Sequence[int]) -> Votes:

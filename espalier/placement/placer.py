@@ -18,15 +18,14 @@ from espalier.errors import EspalierError
 from espalier.items import Items
 from espalier.live.operations import ItemBody
 from espalier.live.overlay import Overlay
-from espalier.live.rows import LiveRow
 from espalier.manifest import LinearScorer
 from espalier.placement.evidence import Evidence
 from espalier.placement.graph_placement import GraphPlacement
 from espalier.placement.linear_placement import LinearPlacement
-from espalier.placement.parents import Search
+from espalier.placement.parents import Parents, Search
 
-Candidates = Sequence[Sequence[tuple[int, LiveRow]]]
-"""For each tree, where an item may go, best first: a parent, and the row that the item has there."""
+Candidates = Sequence[Parents]
+"""For each tree, where an item may go."""
 
 
 class Placer:
@@ -38,7 +37,7 @@ class Placer:
         is_linear = isinstance(bundle.manifest.scorer, LinearScorer)
         self._way = LinearPlacement(bundle, text_columns) if is_linear else GraphPlacement(bundle)
 
-    def place(self, items: Sequence[ItemBody], known: Items, overlay: Overlay | None, search: Search) -> list[Candidates | EspalierError]:
+    def place(self, items: Sequence[ItemBody], known: Items, overlay: Overlay, search: Search) -> list[Candidates | EspalierError]:
         """For each item where it may go, or why nobody can say.
 
         known    the catalogue that their evidence speaks of; overlay: what of it is live

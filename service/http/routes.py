@@ -237,8 +237,7 @@ async def complete_items(
     """Items whose id or title starts with `prefix`, in catalogue order."""
     service = service_of(request)
     model = service.registry.choose(name, None)
-    live = None if model.live.state is None else model.live.state.table
-    found = await service.completions.run(lambda check: completions(model.bundle.items, live, prefix, limit, check))
+    found = await service.completions.run(lambda check: completions(model.bundle.items, model.live.state.table, prefix, limit, check))
     return as_json({"items": found})
 
 

@@ -43,7 +43,12 @@ READ_S = 2.0
 
 
 class LiveCatalogue:
-    """See the module, and `catalogue_types.Catalogue`.
+    """See the module. Used from the event loop of one worker.
+
+    Writes raise InvalidInput (422: evidence is missing, a column is unknown, a value has a wrong type), PreconditionFailed (412), QueueFull
+    (429: too many operations wait), CatalogueFull (507: no room; deletes are still taken), Follows (409: another host writes this
+    catalogue), NotWritable (503: the disk is full, the folder is read-only, or it takes too long) and NotReady (503).
+    An operation that has begun is finished even if the caller is cancelled.
 
     capacity  most live items
     follows   where the writes go when this host follows another one; None: here
@@ -68,9 +73,14 @@ class LiveCatalogue:
         return await self._one(put, condition)
 
     async def delete(self, delete: Delete, condition: Condition = ALWAYS) -> Outcome:
+        """Raises ItemNotFound (404) for an id that never was; one that is deleted already is `unchanged`."""
         return await self._one(delete, condition)
 
     async def bulk(self, operations: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
+        """The outcomes in the order of the operations; an operation that fails has its error in its place.
+
+        Waits for room instead of raising QueueFull, so that a bulk is read no faster than it is committed.
+        """
         return await self._write(operations, ALWAYS, BULK_S)
 
     async def _one(self, what: Put | Delete, condition: Condition) -> Outcome:
@@ -130,6 +140,7 @@ class LiveCatalogue:
     # -- reads ----------------------------------------------------------------------------------------------------------
 
     async def get(self, item_id: str) -> StoredItem:
+        """Raises ItemNotFound for an id that is unknown or deleted."""
         default = self._check_ready()
         stored = await self._read(self.journal.latest, item_id)
         if stored is not None and (stored.kind == "delete" or stored.has_expired(time.time())):
@@ -145,14 +156,18 @@ class LiveCatalogue:
         return StoredItem(item_id, stored.sequence, body, True, placed, stored.source_version, stored.at)
 
     async def changes(self, after: int, limit: int) -> Sequence[Operation]:
+        """Operations after a sequence, ascending, at most `limit`: of each id the last one at least, and it holds all that is known of the
+        item. Raises ChangesGone (410) where a follower that has everything up to `after` cannot go on from what is kept."""
         if after > await self.committed():
             raise ChangesGone(f"after: there is no operation {after} yet; was a backup put in place?")
         return await self._read(self.journal.since, after, limit)
 
     async def committed(self) -> int:
+        """The last operation that this host has committed, whichever worker did. Raises NotWritable where it cannot be read."""
         return await self._read(self.journal.last_sequence)
 
     async def dropped(self) -> int:
+        """See `Journal.dropped`. A follower that copied an item before that delete, and not the delete, must begin anew."""
         try:
             return await asyncio.to_thread(self.journal.dropped)
         except JournalError as error:
@@ -172,19 +187,21 @@ class LiveCatalogue:
             raise NotWritable(f"The journal could not be read within {READ_S:g} s.") from error
 
     def status(self) -> CatalogueStatus:
+        """Cheap: /models asks for it."""
         default, thread = self._default(), self.thread
         reason = thread.reason or (None if default is None else default.refused)
         if self._follows is not None:
             reason = f"follows {self._follows}" + ("" if self._not_following is None else f", but: {self._not_following}")
-        state = None if default is None else default.state
-        items, tombstones = (0, 0) if state is None else (state.live_items, state.tombstones)
+        items, tombstones = (0, 0) if default is None else (default.state.live_items, default.state.tombstones)
         return CatalogueStatus(thread.applied, 0 if default is None else default.sequence, items, tombstones, self.capacity, reason)
 
     def applied(self, version: int) -> int:
+        """The operation up to which answers of this worker's `version` hold everything. Cheap: every retrieval asks for it."""
         found = self.thread.versions.get(version)
         return NOWHERE if found is None else found.sequence
 
     async def reached(self, version: int, sequence: int, deadline: float) -> bool:
+        """Wait until `applied(version)` is at least `sequence`; False where that is not so by `deadline` (of time.perf_counter())."""
         event = asyncio.Event()
         self._waiters[event] = asyncio.get_running_loop()
         try:
@@ -206,11 +223,6 @@ class LiveCatalogue:
         if default is None:
             raise NotReady(f"Model {self.model!r} is not ready; see /readyz and /models/{self.model}.")
         return default
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything was ever written."""
-        return self.journal.exists()
 
     # -- the journal's thread and the loader ----------------------------------------------------------------------------
 
@@ -242,8 +254,8 @@ class LiveCatalogue:
             with suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(event.set)
         for version in self.thread.versions.values():
-            if (state := version.state) is not None:
-                self._metrics.holds(version.version, state.live_items, state.tombstones, self.capacity)
+            if not version.is_empty:
+                self._metrics.holds(version.version, version.state.live_items, version.state.tombstones, self.capacity)
         self._metrics.journal_failing(self.thread.reason is not None)
 
     def stop(self) -> None:
@@ -255,7 +267,7 @@ class LiveCatalogue:
 def _checked(operation: Put | Delete, condition: Condition, default: LiveVersion) -> Write | EspalierError:
     """An operation as a write; an error where its fields are not those of the version's items."""
     try:
-        if isinstance(operation, Put) and operation.body.fields is not None:
+        if operation.body.fields is not None:
             default.columns.typed(operation.body.fields)
     except EspalierError as error:
         return error

@@ -1,17 +1,14 @@
-"""What the routes of a live catalogue and the catalogue say to each other: operations in, outcomes out, and the two protocols.
+"""What the routes of a live catalogue and the catalogue say to each other: operations in, outcomes out.
 
-The routes parse requests into `Put` and `Delete`, within limits. The catalogue decides, stores, applies and answers. Neither knows more of
-the other. Errors are those of service/errors.py; each has its status.
+The routes parse requests into `Put` and `Delete`, within limits. The catalogue decides, stores, applies and answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
-from espalier.errors import EspalierError
-from espalier.live.operations import ItemBody, Operation
+from espalier.live.operations import NOTHING, ItemBody
 
 from ..entity_tags import Condition
 
@@ -46,6 +43,11 @@ class Delete(NamedTuple):
 
     id: str
     source_version: int | None = None
+
+    @property
+    def body(self) -> ItemBody:
+        """It says nothing."""
+        return NOTHING
 
 
 class Placed(NamedTuple):
@@ -101,7 +103,7 @@ class StoredItem:
 class CatalogueStatus:
     """How a live catalogue stands.
 
-    sequence    the last operation that all versions of this worker hold; others may have committed more: see `Catalogue.committed`
+    sequence    the last operation that all versions of this worker hold; others may have committed more: see `LiveCatalogue.committed`
     applied     the operation up to which this worker's default version answers
     items       live items: put since training, and not deleted
     tombstones  trained items that were deleted
@@ -115,68 +117,3 @@ class CatalogueStatus:
     tombstones: int = 0
     capacity: int = 0
     reason: str | None = None
-
-
-class Catalogue(Protocol):
-    """The live catalogue of one model. Used from the event loop of one worker.
-
-    Writes raise InvalidInput (422: evidence is missing, a column is unknown, a value has a wrong type), PreconditionFailed (412), QueueFull
-    (429: too many operations wait), CatalogueFull (507: no room; deletes are still taken), Follows (409: another host writes this
-    catalogue), NotWritable (503: the disk is full, the folder is read-only, or it takes too long) and NotReady (503).
-    An operation that has begun is finished even if the caller is cancelled.
-    """
-
-    async def put(self, put: Put, condition: Condition = ALWAYS) -> Outcome: ...
-
-    async def delete(self, delete: Delete, condition: Condition = ALWAYS) -> Outcome:
-        """Raises ItemNotFound (404) for an id that never was; one that is deleted already is `unchanged`."""
-        ...
-
-    async def bulk(self, operations: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
-        """The outcomes in the order of the operations; an operation that fails has its error in its place.
-
-        Waits for room instead of raising QueueFull, so that a bulk is read no faster than it is committed.
-        """
-        ...
-
-    async def get(self, item_id: str) -> StoredItem:
-        """Raises ItemNotFound for an id that is unknown or deleted."""
-        ...
-
-    async def changes(self, after: int, limit: int) -> Sequence[Operation]:
-        """Operations after a sequence, ascending, at most `limit`: of each id the last one at least, and it holds all that is known of the
-        item. Raises ChangesGone (410) where a follower that has everything up to `after` cannot go on from what is kept."""
-        ...
-
-    async def identity(self) -> str | None:
-        """Names the sequence numbers: under another identity they may mean other operations. None where nothing was ever written."""
-        ...
-
-    async def dropped(self) -> int:
-        """The last delete that is not kept any more, because it was old and every version holds it; 0 where there is none. A follower that
-        copied an item before, and not its delete, must begin anew."""
-        ...
-
-    async def committed(self) -> int:
-        """The last operation that this host has committed, whichever worker did. Raises NotWritable where it cannot be read."""
-        ...
-
-    def status(self) -> CatalogueStatus:
-        """Cheap: /models asks for it."""
-        ...
-
-    def applied(self, version: int) -> int:
-        """The operation up to which answers of this worker's `version` hold everything. Cheap: every retrieval asks for it."""
-        ...
-
-    async def reached(self, version: int, sequence: int, deadline: float) -> bool:
-        """Wait until `applied(version)` is at least `sequence`; False where that is not so by `deadline` (of time.perf_counter())."""
-        ...
-
-
-class Catalogues(Protocol):
-    """The live catalogues of a models folder."""
-
-    def of(self, model: str) -> Catalogue:
-        """Cheap: every retrieval asks for it. Raises ModelNotFound."""
-        ...

@@ -21,7 +21,7 @@ from ..watch.metrics import Metrics
 
 
 class LiveCatalogues:
-    """See `catalogue_types.Catalogues`. A catalogue is made with its model, and opens nothing before it is used."""
+    """Of a models folder. A catalogue is made with its model, and opens nothing before it is used."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
@@ -42,7 +42,7 @@ class LiveCatalogues:
         return made
 
     def of(self, model: str) -> LiveCatalogue:
-        """Raises ModelNotFound."""
+        """Cheap: every retrieval asks for it. Raises ModelNotFound."""
         try:
             return self._catalogues[model]
         except KeyError:

@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol
+from typing import IO, NamedTuple
 
 from espalier.errors import EspalierError
 from espalier.live.journal import Journal
 from espalier.live.operations import Operation
 
+from ..live.catalogue import LiveCatalogue
 from ..live.writer_feed import FeedFailed, WriterFeed
 
 log = logging.getLogger(__name__)
@@ -33,20 +34,6 @@ TOO_LATE = "Delete live.db here: all of it is copied again, without what was del
 BEHIND = "Nothing is copied until it has more. Does a host answer there that itself follows, or was an older copy of its file put in place?"
 
 
-class Copies(Protocol):
-    """A live catalogue of this host, which takes copied operations."""
-
-    journal: Journal
-
-    def copied(self) -> None:
-        """Operations were committed to the journal: have all workers apply them."""
-        ...
-
-    def note(self, behind: int | None, failure: str | None = None) -> None:
-        """behind: operations of the writer that are not here, when last known; failure: why they are not copied."""
-        ...
-
-
 class Following:
     """See the module.
 
@@ -55,7 +42,7 @@ class Following:
     copies   by model: what takes its operations; the models that this host has
     """
 
-    def __init__(self, feed: WriterFeed, folder: Path, copies: Callable[[], Mapping[str, Copies]]) -> None:
+    def __init__(self, feed: WriterFeed, folder: Path, copies: Callable[[], Mapping[str, LiveCatalogue]]) -> None:
         self._feed, self._folder, self._copies = feed, folder, copies
         self._locks: dict[str, IO[bytes]] = {}
         self._failed: dict[str, _Failure] = {}
@@ -81,7 +68,7 @@ class Following:
                 if failure is None or time.monotonic() >= failure.until:
                     self._look(model, copies)
 
-    def _look(self, model: str, copies: Copies) -> None:
+    def _look(self, model: str, copies: LiveCatalogue) -> None:
         """Copy what is new of a model."""
         try:
             if self._holds(model):
@@ -102,7 +89,7 @@ class Following:
             if self._failed.pop(model, None) is not None:
                 log.info("%s: operations are copied again", model)
 
-    def _copied(self, model: str, copies: Copies) -> bool:
+    def _copied(self, model: str, copies: LiveCatalogue) -> bool:
         """Copy one page; whether there may be more."""
         after, own = copies.journal.last_sequence(), copies.journal.identity()
         page = self._feed.changes(model, after)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from espalier.errors import EspalierError, InvalidInput, JournalError
 from espalier.live.items import characters_of
 from espalier.live.journal import Transaction
-from espalier.live.operations import NOTHING, ItemBody, Operation
+from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
 from espalier.placement.placer import Candidates
@@ -86,7 +86,7 @@ class Group:
         self, transaction: Transaction, versions: Mapping[int, LiveVersion], default: LiveVersion | None, most: int, now: float
     ) -> None:
         self._transaction, self._versions, self._default, self._most, self._now = transaction, versions, default, most, now
-        self._slots = {number: Slots(version.built()) for number, version in versions.items()}
+        self._slots = {number: Slots(version.state) for number, version in versions.items()}
         self._characters = self._numbers = 0  # that fields and rows of the group's items may add
         self._new = 0  # live leaves that the default version has more since the group began
         # the first operation of a new journal beside a version that holds operations of an earlier one
@@ -150,7 +150,7 @@ class Group:
             return Decided(write, "unchanged", stored.sequence)
         kept = stored.source_version if stored is not None and delete.source_version is None else delete.source_version
         decided = self._append(write, Operation(0, delete.id, "delete", source_version=kept, at=self._now), "deleted", {})
-        if self._default is not None and self._default.built().live_leaf_of(delete.id) is not None:
+        if self._default is not None and self._default.state.live_leaf_of(delete.id) is not None:
             self._new -= 1
         return decided
 
@@ -170,10 +170,11 @@ class Group:
         """The item's leaves in a version; none where its row is the trained one, or is not known yet."""
         slots, item_id = self._slots[version.version], operation.id
         candidates = write.candidates.get(version.version)
-        if candidates is not None and operation.body.has_evidence and not _has_evidence(write):
-            raise EvidenceNeeded(operation)  # its new fields have placed it, but more is stored of it
         if candidates is not None:
-            if operation.body.count != _placed_by(write).count:
+            evidence = write.evidence or write.what.body
+            if operation.body.has_evidence and not evidence.has_evidence:
+                raise EvidenceNeeded(operation)  # its new fields have placed it, but more is stored of it
+            if operation.body.count != evidence.count:
                 raise EvidenceNeeded(operation)  # its row says how popular it is, which is stored
             return slots.place(item_id, candidates)
         if not write.candidates and stored is not None and stored.kind == "put":
@@ -193,7 +194,7 @@ class Group:
         """The characters, numbers and live leaves that are added to the default version. Raises CatalogueFull where it has no room."""
         if self._default is None:
             return 0, 0, 0
-        state, characters = self._default.built(), characters_of(operation.body.fields)
+        state, characters = self._default.state, characters_of(operation.body.fields)
         if characters and state.table.characters + self._characters + characters > MAX_CHARACTERS:
             full = f"The fields of live items have {MAX_CHARACTERS} characters together; fold them into a version. Deletes are taken."
             raise CatalogueFull(full)
@@ -213,21 +214,11 @@ class Group:
 
     def _checked_handle(self, item_id: str) -> bool:
         """Whether an id is new to a version of this process. Raises CatalogueFull where one has seen too many for another."""
-        unseen = [table for version in self._versions.values() if (table := version.built().table).entry(item_id) is None]
+        unseen = [table for version in self._versions.values() if (table := version.state.table).entry(item_id) is None]
         if any(table.handles + len(self._unseen) >= MAX_HANDLES for table in unseen):
             full = f"{MAX_HANDLES} ids were put or deleted since the version was trained; fold them into a version. Deletes are taken."
             raise CatalogueFull(full)
         return bool(unseen)
-
-
-def _has_evidence(write: Write) -> bool:
-    """Whether more than fields has placed a write."""
-    return _placed_by(write).has_evidence
-
-
-def _placed_by(write: Write) -> ItemBody:
-    """What has placed a write."""
-    return write.evidence or (write.what.body if isinstance(write.what, Put) else NOTHING)
 
 
 def _is_stale(source_version: int | None, stored: Operation) -> bool:

@@ -11,28 +11,27 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from espalier.errors import EspalierError, InvalidData, JournalBusy, JournalError
-from espalier.live.journal import Journal
+from espalier.live.journal import Journal, Transaction
 from espalier.live.journal_messages import read_message
 from espalier.live.operations import Operation
 
 from ..errors import BeingChanged, NotReady, NotWritable
-from ..live.catalogue_types import Delete, Outcome, Placed
+from ..live.catalogue_types import Outcome, Placed
 from ..live.compaction import Compaction
 from ..live.group import Decided, EvidenceNeeded, Group, Write
 from ..live.live_version import LiveVersion, placed_by
 from ..live.notices import UNSEEN, Notices
 from ..live.placing import named_by, placed
 from ..live.progress_pages import UNKNOWN
-from ..live.replay import Store, Stored, apply_all, replay, store_by, store_in
+from ..live.replay import Store, Stored, apply_all, replay
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ class JournalThread:
 
     def store(self, version: int, places: Stored) -> Stored:
         """A `Store` for a loader: this thread locks the journal, because a loader's low priority could hold up every writer."""
-        return self.call(lambda: store_in(self.journal, version, places))
+        return self.call(lambda: self.journal.store_placements(version, places))
 
     def join(self, version: LiveVersion) -> None:
         """Apply what is committed to a version from now on. It has been brought almost up to date."""
@@ -225,7 +224,7 @@ class JournalThread:
                 found = self._take()
             except Empty:
                 break
-            if not isinstance(found, Write) or found.what.id in ids or not ids.isdisjoint(_named_by(found)):
+            if not isinstance(found, Write) or found.what.id in ids or not ids.isdisjoint(named_by(found.what.body)):
                 self._held.appendleft(found)
                 break
             group.append(found)
@@ -256,7 +255,7 @@ class JournalThread:
             if self._looks:  # others have committed: what they did is applied before the journal is locked, most of it
                 self._catch_up()
             with self.journal.writing() as transaction:
-                self._follow(transaction.last_sequence(), transaction.since, transaction.placements, partial(store_by, transaction))
+                self._follow(transaction.last_sequence(), transaction)
                 now = time.time()
                 for version in self._joined:
                     version.expire(now)
@@ -303,7 +302,7 @@ class JournalThread:
         """Apply what this process has committed."""
         operations = [found.operation for found in decided if found.operation is not None]
         stored = {number: {found.sequence: own for found in decided if (own := found.placements.get(number))} for number in self.versions}
-        self._apply(operations, stored, partial(store_in, self.journal))
+        self._apply(operations, stored, self.journal.store_placements)
 
     def _outcome(self, found: Decided, default: LiveVersion | None) -> Outcome:
         where: Placed | None = None
@@ -324,13 +323,12 @@ class JournalThread:
     def _catch_up(self) -> None:
         """Apply what other processes have committed."""
         self._looks = False
-        store = partial(store_in, self.journal)
         try:
-            if not self._follow_told(store):
+            if not self._follow_told():
                 end = self.journal.last_sequence()
                 self._on_lag(max(end - self.applied, 0))
                 self._replay()
-                self._follow(end, self.journal.since, self.journal.placements, store)
+                self._follow(end, self.journal)
         except JournalError as error:
             self._remark(str(error))
             self._unreadable = True
@@ -338,7 +336,7 @@ class JournalThread:
         if self._unreadable:
             self._remark(None)
 
-    def _follow_told(self, store: Store) -> bool:
+    def _follow_told(self) -> bool:
         """Apply what other workers have said that they committed. False where the journal must be read: they did not say all."""
         told = self._notices.told(self.model)
         if not all(told):
@@ -352,7 +350,7 @@ class JournalThread:
         if found:
             self._replay()
             stored = {number: {one.sequence: places[number] for one, places in found if number in places} for number in self.versions}
-            self._apply([operation for operation, _ in found], stored, store)
+            self._apply([operation for operation, _ in found], stored, self.journal.store_placements)
         return bool(found)  # what was known already says nothing of what came after it
 
     def _replay(self) -> None:
@@ -360,17 +358,12 @@ class JournalThread:
         for version in self._joined:
             replay(version, self.journal, self.applied)
 
-    def _follow(
-        self,
-        end: int,
-        since: Callable[[int, int], list[Operation]],
-        placements: Callable[[int, Sequence[int]], Stored],
-        store: Store,
-    ) -> None:
+    def _follow(self, end: int, journal: Journal | Transaction) -> None:
         """Apply what was committed up to an operation."""
-        while self.applied < end and (operations := since(self.applied, PAGE)):
+        while self.applied < end and (operations := journal.since(self.applied, PAGE)):
             sequences = [operation.sequence for operation in operations]
-            self._apply(operations, {number: placements(number, sequences) for number in self.versions}, store)
+            stored = {number: journal.placements(number, sequences) for number in self.versions}
+            self._apply(operations, stored, journal.store_placements)
 
     def _apply(self, operations: Sequence[Operation], stored: Mapping[int, Stored], store: Store) -> None:
         """Apply operations, in their order, to all versions, and show them. stored: their places by version."""
@@ -424,10 +417,6 @@ class JournalThread:
 
 def _nothing() -> None:
     """An item may have expired."""
-
-
-def _named_by(write: Write) -> Collection[str]:
-    return () if isinstance(write.what, Delete) else named_by(write.what.body)
 
 
 class _Visible:

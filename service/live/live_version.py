@@ -10,7 +10,6 @@ Legend: W rows.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from espalier.items import Items
 from espalier.label_counts import LabelCounts
 from espalier.live.fields import Columns
 from espalier.live.filtered import LiveFilters
-from espalier.live.masks import eligible_rows
+from espalier.live.items import LiveItems
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES, Change, LiveState
@@ -37,14 +36,13 @@ from espalier.placement.evidence import finds_by_words
 from espalier.placement.parents import Search
 from espalier.placement.placer import Candidates, Placer
 from espalier.queries import QueryBatch
-from espalier.rerank.features import LiveCandidates
 from espalier.search import Engine, SearchParams
 
 from ..errors import NotReady
 from ..live.catalogue_types import Placed
 from ..live.recent_puts import RecentPuts
 from ..live.slots import Slots
-from ..live.views import LiveView, TrainedView, View
+from ..live.views import View
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +58,9 @@ FIELDS = "fields"
 
 
 class LiveVersion:
-    """See the module. Nothing is built until an operation is applied.
+    """See the module.
 
+    state    what was applied; requests do not see it before `publish`
     through  operations up to this one are in the bundle
     refused  why the version takes no live items; None where it does
     columns  what fields an item may have
@@ -80,25 +79,21 @@ class LiveVersion:
         self._filters = filters
         self._lock = threading.RLock()  # held while something is applied
         self._dropped = False  # its engine searches no more
-        self._state: LiveState | None = None
-        self._live_filters: LiveFilters | None = None
-        self._removed: Sequence[str] = ()
-        self._trained = TrainedView(bundle.items, filters)
-        self._frozen = TrainedView(bundle.items, filters, is_frozen=True)
-        self._view: View = self._trained
-        self._newest: View = self._trained  # a moment before the engine has it: results are read by it, queries by `_view`
+        self.state = LiveState(bundle)
+        trees, nothing = [alone.tree for alone in bundle.alone], LiveItems(bundle.items)
+        self._live_filters = LiveFilters(trees, filters, self.state.table, self.state.touched)
+        self._trained = View(nothing, self.state.overlay(), LiveFilters(trees, filters, nothing, self.state.touched))
+        self._frozen = replace(self._trained, is_frozen=True)
+        self._view = self._trained
+        self._newest = self._trained  # a moment before the engine has it: results are read by it, queries by `_view`
+        self.state.skip_to(self.through)
         self.recent = RecentPuts(bundle.manifest.query.kind)
 
     # -- readers, on any thread -----------------------------------------------------------------------------------------
 
     def view(self, live: bool = True) -> View:
         """What a request sees that comes now. live: whether it sees live items."""
-        return self._view if live or self._state is None else self._frozen
-
-    @property
-    def candidates(self) -> LiveCandidates | None:
-        """What a re-ranker needs of live items; None where there are none."""
-        return self._newest.candidates if isinstance(self._newest, LiveView) else None
+        return self._view if live or self.is_empty else self._frozen
 
     def newest(self) -> View:
         """What results are read by: every item that the engine may have found has a row in it."""
@@ -121,29 +116,21 @@ class LiveVersion:
     @property
     def applied(self) -> int:
         """The last operation that was applied, shown or not."""
-        return self.through if self._state is None else self._state.sequence
-
-    @property
-    def state(self) -> LiveState | None:
-        """What was applied; None before anything was."""
-        return self._state
+        return self.state.sequence
 
     @property
     def why_reopen(self) -> str:
         """Why it must be opened anew; empty: it need not. Many ids that it has seen live are gone, or items went before their time."""
-        state, view = self._state, self._view
-        if state is None or not isinstance(view, LiveView):
-            return ""
+        state = self.state
         if time.time() < state.expired_until - CLOCK_S:
             return "the clock went back, and items had been taken out before their time"
-        there: int = state.live_items + state.tombstones + view.overlay.changed.shape[1]
+        there: int = state.live_items + state.tombstones + self._view.overlay.changed.shape[1]
         has_seen_many = state.table.handles >= REOPENED_AT and state.table.handles - there >= REOPENED_AT // 4
         return "it has seen many items come and go" if has_seen_many else ""
 
     def eligible(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[W]: which item rows a request without a filter may get."""
-        view = self._view
-        return eligible_rows(self.bundle.tree, view.overlay, rows) if isinstance(view, LiveView) else ~view.is_removed(rows)
+        return self._view.is_eligible(self.bundle.tree, rows)
 
     # -- the one writer -------------------------------------------------------------------------------------------------
 
@@ -159,8 +146,11 @@ class LiveVersion:
             self.skip_to(operations[-1].sequence)
             return
         with self._lock:
-            state, now = self.built(), time.time()
-            changes = [self._change(operation, placements.get(operation.sequence, ()), now) for operation in operations]
+            state, now = self.state, time.time()
+            changes = []
+            for operation in operations:
+                own = placements.get(operation.sequence, ())
+                changes.append(Change.of(operation, own, self.columns, now, placed_by(operation) if own else TRAINED))
             left_out: list[str] = []
             while changes:
                 try:
@@ -173,14 +163,14 @@ class LiveVersion:
             if left_out:
                 log.warning("%s version %d: %d operations are left out; first %s", self._name, self.version, len(left_out), left_out[0])
             for operation in operations:
-                self._touch(operation.id)
+                self._live_filters.touch(operation.id)
             self.recent.note(operations)
 
     def skip_to(self, sequence: int) -> None:
         """Count operations up to a sequence as applied."""
         if self.refused is None and sequence > self.applied:
             with self._lock:
-                self.built().skip_to(sequence)
+                self.state.skip_to(sequence)
 
     def lacks_places(self, operation: Operation) -> bool:
         """Whether an operation without places needs some.
@@ -203,8 +193,7 @@ class LiveVersion:
         operations  at least one; none names the item of another
         """
         try:
-            if self._state is not None:
-                self.publish()  # they may have been placed by items that came just before them
+            self.publish()  # they may have been placed by items that came just before them
             found = self.where([(operation.id, operation.body) for operation in operations])
         except NotReady:  # its engine searches no more; where the version is loaded again, it catches up
             self._dropped = True
@@ -215,7 +204,7 @@ class LiveVersion:
             if len(operations) > 1:  # so that it fails nobody else's
                 return {sequence: own for operation in operations for sequence, own in self.places([operation]).items()}
             found = [error]
-        slots, placements = Slots(self.built()), dict[int, Placements]()
+        slots, placements = Slots(self.state), dict[int, Placements]()
         for operation, candidates in zip(operations, found, strict=True):
             try:
                 if isinstance(candidates, EspalierError):
@@ -231,13 +220,12 @@ class LiveVersion:
             if self._placer is None:
                 self._placer = Placer(self.bundle)
             view = self._view
-            overlay = view.overlay if isinstance(view, LiveView) else None
             known = [self._known(item_id, body) for item_id, body in items]
-            return self._placer.place(known, view.items, overlay, self.parents)
+            return self._placer.place(known, view.items, view.overlay, self.parents)
 
     def _known(self, item_id: str, body: ItemBody) -> ItemBody:
         """A body with the fields that the item has now, and how many events training saw of it, where it gives none."""
-        entry = None if self._state is None else self._state.table.entry(item_id)
+        entry = self.state.table.entry(item_id)
         if body.fields is None and entry is not None and not entry.is_deleted:
             body = replace(body, fields=entry.fields)
         count = body.count if body.count is not None else self._trained_count(item_id)
@@ -253,7 +241,7 @@ class LiveVersion:
 
     def warm_up(self) -> None:
         """Let the placer find out what it needs to know of the bundle. Before anything is applied."""
-        if self._engine is None or self._state is not None:
+        if self._engine is None or not self.is_empty:
             return
         first = self.bundle.items.ids_of(np.zeros(1, np.int64))[0]
         (where,) = self.where([(first, ItemBody(like=(first,)))])
@@ -263,47 +251,31 @@ class LiveVersion:
     def publish(self) -> None:
         """Show what was applied to the engine's next call and to later requests."""
         with self._lock:
-            if self._state is None or self._live_filters is None or self._engine is None:
+            if self._engine is None or (self.is_empty and self.applied == self.through):
                 return
-            overlay = self._state.overlay()
-            self._newest = LiveView(self._state.table, overlay, self._live_filters)
+            overlay = self.state.overlay()
+            self._newest = View(self.state.table, overlay, self._live_filters)
             self._engine.set_overlay(overlay)
             self._view = self._newest
 
     def expire(self, now: float) -> None:
         """Take out and show the items whose time has passed. now: seconds since 1970."""
         with self._lock:
-            if self._state is not None and self._state.expire(now):
+            if self.state.expire(now):
                 self.publish()
 
     def next_expiry(self) -> float:
         """When an item may expire, seconds since 1970; infinite where none will."""
         with self._lock:
-            return math.inf if self._state is None else self._state.next_expiry()
+            return self.state.next_expiry()
 
     def set_removed(self, ids: Sequence[str]) -> None:
         """The standing list of removed items, instead of the one before. From any thread."""
         with self._lock:
-            self._removed = tuple(ids)
             rows = self.bundle.items.rows_of(list(ids))
             self._filters.set_removed(rows[rows >= 0])
-            if self._state is not None and self._live_filters is not None:
-                self._state.set_removed(self._removed)
-                self._live_filters.set_removed(self._removed)
-                self.publish()
-
-    def built(self) -> LiveState:
-        """What was applied, made where nothing was. Requests do not see it before `publish`."""
-        with self._lock:
-            if self._state is None:
-                state = LiveState(self.bundle)
-                state.skip_to(self.through)
-                state.set_removed(self._removed)
-                trees = [alone.tree for alone in self.bundle.alone]
-                self._live_filters = LiveFilters(trees, self._filters, state.table, state.touched)
-                self._live_filters.set_removed(self._removed)
-                self._state = state
-            return self._state
+            self.state.set_removed(ids, self._filters.standing)
+            self.publish()
 
     def placed(self, item_id: str) -> Placed | None:
         """Where an item's leaf hangs in the last snapshot, of a forest in its first tree; None where it has none, or was deleted.
@@ -331,19 +303,6 @@ class LiveVersion:
     def is_trained(self, item_id: str) -> bool:
         """Whether the bundle has an item."""
         return self.bundle.items.row_of(item_id) >= 0
-
-    def _touch(self, item_id: str) -> None:
-        if self._live_filters is not None:
-            self._live_filters.touch(item_id)
-
-    def _change(self, operation: Operation, placements: tuple[Placement, ...], now: float) -> Change:
-        """One whose time has passed is a delete: of the many ids of a journal that have expired none takes a handle."""
-        body = operation.body
-        if operation.has_expired(now):
-            return Change(operation.sequence, operation.id, "delete", valid_until=body.valid_until, at=operation.at)
-        fields = None if body.fields is None else self.columns.fitting(body.fields)
-        by = placed_by(operation) if placements else TRAINED
-        return Change(operation.sequence, operation.id, operation.kind, fields, placements, body.valid_until, operation.at, by)
 
 
 def _no_parents(queries: QueryBatch, params: SearchParams) -> ParentsFound:

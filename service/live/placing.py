@@ -86,12 +86,8 @@ def _where(version: LiveVersion, items: Mapping[int, tuple[str, ItemBody]], is_d
 
 def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
     """What an item is placed by; None where nothing new says where it belongs."""
-    if write.evidence is not None:
-        return write.evidence
-    if isinstance(write.what, Delete):
-        return None
-    body = write.what.body
-    if body.has_evidence:
+    body = write.evidence or write.what.body
+    if write.evidence is not None or body.has_evidence:
         return body
     if not default.takes_fields or not body.fields:
         return None
@@ -101,14 +97,12 @@ def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
 
 def _says_a_count_alone(write: Write) -> bool:
     """Whether a write comes again to be placed by what is stored, and names how popular its item is and neither evidence nor fields."""
-    if write.evidence is None or isinstance(write.what, Delete):
-        return False
     body = write.what.body
-    return body.count is not None and not body.has_evidence and body.fields is None
+    return write.evidence is not None and body.count is not None and not body.has_evidence and body.fields is None
 
 
 def _unknown(what: Put | Delete, default: LiveVersion) -> tuple[str, ...]:
-    ids = [] if isinstance(what, Delete) else list(named_by(what.body))
+    ids = list(named_by(what.body))
     if not ids:
         return ()
     return tuple(item_id for item_id, row in zip(ids, default.items.rows_of(ids).tolist(), strict=True) if row < 0)

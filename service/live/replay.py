@@ -11,10 +11,9 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 from espalier.errors import InvalidData, JournalBusy, JournalError
-from espalier.live.journal import Journal, Transaction
+from espalier.live.journal import Journal
 from espalier.live.operations import Operation
 from espalier.live.rows import Placement
 
@@ -47,7 +46,7 @@ def replay(version: LiveVersion, journal: Journal, until: int | None = None, sto
         while version.applied < end:
             operations = [operation for operation in journal.current(version.applied, PAGE) if operation.sequence <= end]
             stored = journal.placements(version.version, [operation.sequence for operation in operations])
-            apply_all(version, operations, stored, store or partial(store_in, journal))
+            apply_all(version, operations, stored, store or journal.store_placements)
             if not operations:
                 version.skip_to(end)  # what is left was replaced by later operations
     version.publish()
@@ -63,18 +62,6 @@ def _without_collections() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-def store_in(journal: Journal, version: int, places: Stored) -> Stored:
-    """A `Store`, in a transaction of its own."""
-    with journal.writing() as transaction:
-        return store_by(transaction, version, places)
-
-
-def store_by(transaction: Transaction, version: int, places: Stored) -> Stored:
-    """A `Store`, in a transaction that is open."""
-    transaction.store_placements(version, places)
-    return transaction.placements(version, [*places])
 
 
 def apply_all(version: LiveVersion, operations: Sequence[Operation], stored: Stored, store: Store) -> None:

@@ -6,12 +6,13 @@ Knows candidates and which slots are taken. Does not know how candidates are fou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 
 from espalier.live.live_tree import late_slot
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import LiveState
-from espalier.placement.parents import nodes_of
+from espalier.placement.parents import Parents
 from espalier.placement.placer import Candidates
 
 from ..errors import CatalogueFull
@@ -40,27 +41,31 @@ class Slots:
 
     def keep(self, item_id: str, placements: Sequence[Placement]) -> tuple[Placement, ...]:
         """The leaves of an item whose row stays. If it has expired, others may have its slots: then new ones, under the same parents."""
-        return self.place(item_id, [[(placement.parent, placement.row)] for placement in placements])
+        return self.place(item_id, [Parents([kept.parent], partial(_row_of, kept)) for kept in placements])
 
     def give_back(self, placements: Sequence[Placement]) -> None:
         """Promise an item's leaves no more: its operation is not stored."""
         for placement in placements:
             self._promised[placement.tree, placement.parent].discard(placement.slot)
 
-    def _choose(self, item_id: str, tree: int, parents: Sequence[tuple[int, LiveRow]], late: int | None) -> Placement:
-        trained = self._state.trained_leaf_of(item_id, tree)
-        if trained is not None and parents:
-            return Placement(tree, *trained, parents[0][1])
-        own = self._state.live_leaf_of(item_id, tree)
-        if not parents:
+    def _choose(self, item_id: str, tree: int, parents: Parents, late: int | None) -> Placement:
+        if not parents.nodes:
             raise CatalogueFull(f"A search with the evidence of {item_id!r} finds no node of the tree.")
-        nodes = nodes_of(parents)
-        for place, parent in enumerate(chain(nodes, self._state.near(tree, nodes[0]))):
-            of_row = place if place < len(nodes) else 0
+        best = parents.nodes[0]
+        trained = self._state.trained_leaf_of(item_id, tree)
+        if trained is not None:
+            return Placement(tree, *trained, parents.row(best))
+        own = self._state.live_leaf_of(item_id, tree)
+        candidates, near = ((node, node) for node in parents.nodes), ((node, best) for node in self._state.near(tree, best))
+        for parent, of_row in chain(candidates, near):
             if own is not None and own[0] == parent:
-                return Placement(tree, *own, parents[of_row][1])
+                return Placement(tree, *own, parents.row(of_row))
             promised = self._promised.get((tree, parent), set())
             if self._state.has_room(tree, parent, promised):
                 slot = self._state.next_slot(tree, parent, promised) if late is None else late_slot(late)
-                return Placement(tree, parent, slot, parents[of_row][1])
+                return Placement(tree, parent, slot, parents.row(of_row))
         raise CatalogueFull(f"No node of the tree has room for {item_id!r}; fold the live catalogue.")
+
+
+def _row_of(kept: Placement, _: int) -> LiveRow:
+    return kept.row

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from espalier.items import Items
 from espalier.live.filtered import LiveFilters
 from espalier.live.items import LiveItem, LiveItems
+from espalier.live.masks import eligible_rows
 from espalier.live.overlay import PARENT, Overlay
-from espalier.masks.filters import Filter, ItemFilters
-from espalier.memory import Memory, largest_first
+from espalier.masks.filters import Filter
+from espalier.memory import Memory
 from espalier.rerank.features import LiveCandidates
 from espalier.search import NodeMask
 from espalier.tail import Tail
@@ -29,97 +30,32 @@ from espalier.tree import Tree
 
 
 @dataclass(frozen=True, eq=False)
-class TrainedView:
-    """A catalogue without live items: where nothing was ever put, and for requests with `live: false`."""
+class View:
+    """A catalogue at a moment. Where nothing was ever put its overlay is empty, and it is that of the trained items.
 
-    items: Items
-    filters: ItemFilters
-    is_frozen: bool = False
-    """Whether others see live items, so that a search must be told to see none."""
-    sequence: int | None = None
+    With live items it stands for its own items, see `Items`: those that came later have no row.
 
-    @property
-    def count(self) -> int:
-        """Items, whether eligible or not."""
-        return len(self.items)
-
-    @property
-    def standing(self) -> NodeMask | None:
-        """The mask of a query without a filter; None where every item is eligible, or where the engine has it."""
-        if self.is_frozen:
-            return self.filters.standing or self.filters.every_item
-        return self.filters.standing
-
-    def eligible(self, mask: NodeMask | None) -> int | None:
-        """How many items a query may get; None: all."""
-        return None if mask is None else mask.items
-
-    def cached(self, filter: Filter) -> NodeMask | None:
-        """The mask of a filter, if it is there. Takes microseconds."""
-        return self.filters.cached(filter)
-
-    def mask(self, filter: Filter) -> NodeMask:
-        """The mask of the items that pass a filter and are not removed."""
-        return self.filters.mask(filter)
-
-    def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """bool[W]: whether items pass a filter, removed or not. As slow as building a mask."""
-        return self.filters.matches(filter, rows)
-
-    def is_removed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """bool[W]: whether items are standing exclusions."""
-        return self.filters.is_removed(rows)
-
-    def entry(self, item_id: str) -> LiveItem | None:
-        """What was put or deleted under an id."""
-        return None
-
-    def leaves_of(self, tree: Tree, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[W]: the nodes of items as a trace has them."""
-        leaves: NDArray[np.int64] = tree.leaf_of_item[rows]
-        return leaves
-
-    def path_of(self, tree: Tree, place: int, row: int) -> NDArray[np.int64]:
-        """int64[H + 1]: an item's leaf, and the nodes above it, in a tree of a forest (counted from 0)."""
-        path: NDArray[np.int64] = tree.ancestors(tree.leaf_of_item[row : row + 1])[0]
-        return path
-
-    def weights_of(self, place: int, handle: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
-        """float32[F]: the weights of some features in a live leaf."""
-        raise LookupError(f"no live leaf {handle}")
-
-    def tail_part(self, tail: Tail, row: int, features: NDArray[np.int32], values: NDArray[np.float32]) -> float:
-        """What a tail adds to an item's rank for a query of some features."""
-        return tail.part(features, values, row)
-
-    def sources(self, memory: Memory, history_T: NDArray[Any], row: int) -> list[tuple[int, float]]:
-        """Which items of a history speak for an item, see `Memory.sources`."""
-        return memory.sources(history_T, row)
-
-
-@dataclass(frozen=True, eq=False)
-class LiveView:
-    """A catalogue with live items. It stands for its own items, see `Items`: those that came later have no row."""
+    is_frozen  whether others see live items, so that a search must be told to see none
+    """
 
     table: LiveItems
     overlay: Overlay
     filters: LiveFilters
-
-    is_frozen = False
+    is_frozen: bool = False
 
     @property
     def items(self) -> Items:
-        return self
+        return self.table.trained if self.overlay.is_empty else self
 
     @cached_property
-    def candidates(self) -> LiveCandidates:
-        """What a re-ranker needs of live items."""
-        return LiveCandidates(self.table, self.overlay)
+    def candidates(self) -> LiveCandidates | None:
+        """What a re-ranker needs of live items; None where there are none."""
+        return None if self.overlay.is_empty else LiveCandidates(self.table, self.overlay)
 
     @property
     def sequence(self) -> int | None:
-        """The last operation that every answer to the request holds."""
-        return self.overlay.sequence
+        """The last operation that every answer to the request holds; None where there was none."""
+        return self.overlay.sequence or None
 
     @property
     def count(self) -> int:
@@ -127,9 +63,12 @@ class LiveView:
         return self.overlay.items + len(self.overlay.trees[0]) - self.overlay.moved
 
     @property
-    def standing(self) -> None:
-        """None: the engine has it."""
-        return None
+    def standing(self) -> NodeMask | None:
+        """The mask of a query without a filter; None where every item is eligible, or where the engine has it."""
+        if not self.overlay.is_empty:
+            return None
+        trained = self.filters.trained
+        return trained.standing or (trained.every_item if self.is_frozen else None)
 
     def eligible(self, mask: NodeMask | None) -> int | None:
         """How many items a query may get; None: all."""
@@ -151,7 +90,13 @@ class LiveView:
 
     def is_removed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[W]: whether items are standing exclusions."""
-        return self.filters.is_removed(self.table.ids_of(rows))
+        removed, is_live = self.filters.trained.is_removed(rows), rows >= self.overlay.items
+        removed[is_live] = ~self.overlay.shown_R[rows[is_live] - self.overlay.items]
+        return removed
+
+    def is_eligible(self, tree: Tree, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """bool[W]: which items a request without a filter may get. tree: the version's first."""
+        return eligible_rows(tree, self.overlay, rows) & ~self.is_removed(rows)
 
     def entry(self, item_id: str) -> LiveItem | None:
         """What was put or deleted under an id."""
@@ -196,15 +141,15 @@ class LiveView:
 
     def sources(self, memory: Memory, history_T: NDArray[Any], row: int) -> list[tuple[int, float]]:
         """Which items of a history speak for an item, see `Memory.sources`."""
-        base, parts = self.overlay.items, dict[int, float]()
-        known_T = history_T[history_T >= 0][::-1]
-        for source, weight in zip(known_T.tolist(), memory.weight.tolist(), strict=False):
-            value = memory.value_of(source, row) if max(source, row) < base else 0.0
-            if self.overlay.memory is not None:
-                targets, values = self.overlay.memory.of(source)
-                value = max(value, float(values[targets == row].max(initial=0)))
-            parts[source] = parts.get(source, 0.0) + memory.key_weight * weight * value
-        return largest_first(memory.with_repeat(parts, known_T, row))
+
+        def value_of(source: int) -> float:
+            value = memory.value_of(source, row) if max(source, row) < self.overlay.items else 0.0
+            if self.overlay.memory is None:
+                return value
+            targets, values = self.overlay.memory.of(source)
+            return max(value, float(values[targets == row].max(initial=0)))
+
+        return memory.sources(history_T, row, value_of)
 
     # -- the catalogue as `Items` ---------------------------------------------------------------------------------------
 
@@ -225,6 +170,3 @@ class LiveView:
 
     def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
         return self.table.values(field, rows)
-
-
-View = TrainedView | LiveView

@@ -292,7 +292,7 @@ class Swapper:
         """Bring the live items of a version up to date, before it serves."""
         loaded.live.parents = partial(loaded.batcher.parents_now, loaded.live.parents)
         loaded.live.set_removed(entry.removed)  # before operations are applied
-        if self._settings.write_keys or self._settings.follow or entry.catalogue.has_begun:
+        if self._settings.write_keys or self._settings.follow or entry.catalogue.journal.exists():
             loaded.live.warm_up()
         entry.catalogue.join(loaded.live)
 

@@ -178,7 +178,8 @@ class _Reranking:
         score_M = final.reranked.score_BM[b]
         scored = int(np.count_nonzero(~np.isnan(score_M)))
         candidates = result.item_rows_BM[b, :scored], result.ranks_BM[b, :scored], result.scores_BM[b, :scored]
-        features_NF = reranker.features.of(encoded.queries, b, *candidates, encoded.caller_features[b], checked.model.live.candidates)
+        live = checked.model.live.newest().candidates
+        features_NF = reranker.features.of(encoded.queries, b, *candidates, encoded.caller_features[b], live)
         return _Reranking(reranker.features.names, final.reranked.place_BM[b], score_M, features_NF)
 
     def place_of(self, retrieved: int) -> int:

@@ -21,7 +21,7 @@ from espalier.errors import InvalidQuery
 from espalier.masks.filters import Filter, ItemFilters
 from espalier.tree import Tree
 
-from ..live.views import LiveView, View
+from ..live.views import View
 from ..models.loading import LoadedModel
 from ..retrieval.scans import Check
 from ..retrieval.value_counts import Tally, count_values, first_of_each, is_list, is_number, present_values
@@ -55,17 +55,14 @@ def eligible_items(view: View, tree: Tree, filters: ItemFilters, filter: Filter,
 
     tree, filters  of the version; of a forest the first tree
     """
-    live = view if isinstance(view, LiveView) else None
-    standing = view.standing if live is None else live.overlay.standing
+    standing = view.standing or view.overlay.standing
     items = len(tree.leaf_of_item)
     standing_I = np.ones(items, np.bool_) if standing is None else standing.eligible_N[tree.leaf_of_item]
     trained_I = standing_I.copy()
     if filter:
         trained_I &= filters.matches(filter, np.arange(items))
     check()
-    if live is None:
-        return EligibleItems(trained_I, np.empty(0, np.int64))
-    overlay = live.overlay
+    overlay = view.overlay
     changed = overlay.changed[1]
     trained_I[changed] = False
     later_W = np.concatenate([overlay.item_R[overlay.eligible_R], changed[standing_I[changed]]])
@@ -73,7 +70,7 @@ def eligible_items(view: View, tree: Tree, filters: ItemFilters, filter: Filter,
         passing = [np.empty(0, np.int64)]
         for begin in range(0, len(later_W), LIVE_ROWS):
             rows = later_W[begin : begin + LIVE_ROWS]
-            passing.append(rows[live.matches(filter, rows)])
+            passing.append(rows[view.matches(filter, rows)])
             check()
         later_W = np.concatenate(passing)
     return EligibleItems(trained_I, later_W)

@@ -55,7 +55,8 @@ def second_stage(
         count_B = np.minimum(count_B, np.count_nonzero(result.scores_BM >= min_score, axis=1))
     if reranker is None or not checked.depth:
         return Candidates(result.item_rows_BM, result.scores_BM, count_B, count_B, result.complete_B)
-    reranked = reranker.rerank(queries, replace(result, count_B=count_B), checked.depth, caller_features, checked.model.live.candidates)
+    live = checked.model.live.newest().candidates
+    reranked = reranker.rerank(queries, replace(result, count_B=count_B), checked.depth, caller_features, live)
     return Candidates(
         reranked.of(result.item_rows_BM),
         reranked.of(result.scores_BM),

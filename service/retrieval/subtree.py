@@ -15,12 +15,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
-from espalier.live.masks import eligible_rows
 from espalier.live.overlay import PARENT
 from espalier.tree import EMPTY_LEAF
 
 from ..errors import ItemNotFound, NodeNotFound
-from ..live.views import LiveView
 from ..models.loading import LoadedModel
 from ..retrieval.scans import Check
 from ..retrieval.typical_values import TypicalValues, evenly, summed, typical
@@ -47,7 +45,7 @@ class Trees:
         if place >= len(trees):
             raise InvalidQuery("tree", place, f"at most {len(trees) - 1}: the model has {len(trees)} trees")
         self.model, self.place, self.tree, self.view = model, place, trees[place].tree, model.live.view()
-        self.overlay = self.view.overlay if isinstance(self.view, LiveView) else None
+        self.overlay = None if self.view.overlay.is_empty else self.view.overlay
         self.leaves = None if self.overlay is None else self.overlay.trees[place]
         self.hidden: Int64 = np.sort(self.tree.leaf_of_item[[] if self.overlay is None else self.overlay.hidden])
 
@@ -194,7 +192,7 @@ def _listed(trees: Trees, trained: Int64, live: Int64, limit: int) -> list[dict[
     rows, items = np.concatenate([live, trained]), trees.view.items
     titles = items.values("title", rows) if "title" in items.fields else [None] * len(rows)
     first = trees.model.bundle.tree
-    eligible = ~trees.view.is_removed(rows) if trees.overlay is None else eligible_rows(first, trees.overlay, rows)
+    eligible = trees.view.is_eligible(first, rows)
     columns = zip(items.ids_of(rows), titles, eligible.tolist(), strict=True)
     return [
         {"id": item_id, "title": title[:MAX_TITLE] if isinstance(title, str) else None, "live": i < len(live), "eligible": may}

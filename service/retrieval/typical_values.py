@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from espalier.live.overlay import Overlay
 
-from ..live.views import LiveView, View
+from ..live.views import View
 from ..models.loading import LoadedModel
 from ..retrieval.scans import Check
 from ..retrieval.value_counts import Tally, ValueCounts, count_values
@@ -64,7 +64,7 @@ class TypicalValues:
                 check()
                 bases[name] = _base(model.bundle.items.column(name))
         found = {name: base for name in names if (base := bases[name]) is not None}
-        if not isinstance(view, LiveView):
+        if view.overlay.is_empty:
             return found
         live = self._live.setdefault(view.overlay, {})
         for name, base in found.items():
@@ -118,7 +118,7 @@ def _base(column: pa.ChunkedArray) -> Base | None:
     return Base(counts.values, np.asarray(counts.items_V * (len(column) / len(rows)), np.float64))
 
 
-def _with_live(base: Base, name: str, column: pa.ChunkedArray, view: LiveView) -> Base:
+def _with_live(base: Base, name: str, column: pa.ChunkedArray, view: View) -> Base:
     """The counts of a column with live items in the place of the trained ones that they replace."""
     overlay = view.overlay
     changed = overlay.changed[1]

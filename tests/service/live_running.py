@@ -17,7 +17,7 @@ from espalier.items import Items
 from espalier.live.operations import ItemBody
 from espalier.live.overlay import Overlay
 from espalier.live.rows import LiveRow
-from espalier.placement.parents import Search
+from espalier.placement.parents import Parents, Search
 from espalier.placement.placer import Candidates
 from espalier.search import Engine
 from service.entity_tags import Condition
@@ -43,7 +43,7 @@ class Nearest:
         self,
         items: Sequence[ItemBody],
         known: Items,
-        overlay: Overlay | None,
+        overlay: Overlay,
         search: Search,
     ) -> Sequence[Candidates | EspalierError]:
         return [self._place(body, known) for body in items]
@@ -57,7 +57,7 @@ class Nearest:
         tree = self.bundle.tree
         leaves = tree.leaf_of_item[rows]
         row = LiveRow(np.asarray(self.bundle.node_rows_ND[leaves[0]], np.float32))
-        return [[(int(parent), row) for parent in dict.fromkeys(tree.parent[leaves].tolist())]]
+        return [Parents([*dict.fromkeys(tree.parent[leaves].tolist())], lambda _: row)]
 
 
 class ByTitle(Nearest):

@@ -20,10 +20,11 @@ from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import leave_out
 from espalier.live.operations import ItemBody, Operation
 from service.live import live_version, notices
+from service.live.catalogue import LiveCatalogue
 from service.live.following import Following, copy
 from service.live.writer_feed import FeedFailed, WriterFeed, operation_of
 from tests.espalier.live.journals import appended, put
-from tests.service.live_running import ByTitle, Live, live_service, models
+from tests.service.live_running import ADMIN, ByTitle, Live, live_service, models
 from tests.service.writers import RealWriter, Writer, change_of, serving
 from tests.waiting import until
 
@@ -46,10 +47,10 @@ FULL = Operation(
 )
 
 
-class JournalCopies:
+class JournalCopies(LiveCatalogue):
     """A journal without versions that serve. fail: raised by the next copy."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal) -> None:  # opens nothing
         self.journal = journal
         self.fail: Exception | None = None
         self.notes: list[tuple[int | None, str | None]] = []
@@ -284,7 +285,7 @@ def test_a_writer_that_answers_for_ever_holds_up_no_shutdown(tmp_path: Path, cop
 # -- two hosts: one takes writes, the other follows it, finds the same, refuses writes, and takes over when the first is lost
 
 
-ADMIN, WRITE = "a-key-of-an-administrator", "a-key-for-writing"
+WRITE = "a-key-for-writing"
 
 
 @pytest.fixture
@@ -295,7 +296,7 @@ def other(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def writing(models: Path, monkeypatch: pytest.MonkeyPatch, port: int = 0) -> Iterator[tuple[Live, str]]:
-    with live_service(models, monkeypatch, admin_keys=(ADMIN,)) as live, serving(RealWriter(live.running), port) as url:
+    with live_service(models, monkeypatch) as live, serving(RealWriter(live.running), port) as url:
         yield live, url
 
 
@@ -414,7 +415,7 @@ def test_a_host_that_takes_over_gives_no_sequence_again(
 def test_an_item_that_its_fields_have_placed_moves_on_both_hosts(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_version.LiveVersion, "takes_fields", True)
     with (
-        live_service(models, monkeypatch, ByTitle, admin_keys=(ADMIN,)) as first,
+        live_service(models, monkeypatch, ByTitle) as first,
         serving(RealWriter(first.running)) as url,
         follower(other, monkeypatch, url, placer=ByTitle) as second,
     ):

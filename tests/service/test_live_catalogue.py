@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import time
@@ -15,14 +14,12 @@ import pytest
 from numpy.testing import assert_allclose
 
 from espalier.bundle import Bundle
-from espalier.engines.stages import ShardResult
 from espalier.errors import EspalierError, InvalidInput
 from espalier.items import Items
 from espalier.label_counts import LabelCounts
 from espalier.live.operations import ItemBody
+from espalier.placement.parents import Parents
 from espalier.placement.placer import Candidates
-from espalier.queries import HistoryKind, encode_histories
-from espalier.search import SearchParams
 from service.entity_tags import Condition
 from service.errors import CatalogueFull, Conflict, ItemNotFound, NotReady, PreconditionFailed
 from service.live import live_version
@@ -83,25 +80,6 @@ def touched(live: Live) -> set[str]:
     """The items with operations of their own."""
     changes = live.admin("GET", "changes")["changes"]
     return {change["id"] for change in changes}
-
-
-@pytest.mark.settings(max_batch=2)
-def test_queries_of_a_request_that_share_engine_calls_with_others_are_all_answered(live: Live) -> None:
-    """Parts of a request are searched alone or together with those of others; either way they bring no more than was asked for."""
-    live.put("new", like=("item-1",))
-    loaded = live.version()
-    kind = loaded.bundle.manifest.query
-    assert isinstance(kind, HistoryKind)
-    queries, _ = encode_histories(kind, loaded.live.items, [[f"item-{i}"] for i in range(3)])
-    params = SearchParams.uniform(3, 8, 20)
-
-    async def at_once() -> Any:
-        return await asyncio.gather(*(loaded.batcher.search(queries, params) for _ in range(5)))
-
-    alone = [loaded.engine.search(queries.take(np.array([b])), params.take(np.array([b]))).item_rows_BM[0].tolist() for b in range(3)]
-    for answer in live.running.client.runner.run(at_once()):
-        assert answer.result.item_rows_BM.tolist() == alone
-        assert not isinstance(answer.result, ShardResult)
 
 
 def test_an_item_that_comes_back_needs_evidence_unless_training_knows_where_it_belongs(live: Live) -> None:
@@ -168,12 +146,13 @@ class ByCount(Nearest):
         found = super()._place(body, known)
         if isinstance(found, EspalierError):
             return found
-        return [[(parent, replace(row, values=row.values * np.float32(body.count or 1))) for parent, row in found[0]]]
+        row = found[0].row(0)
+        return [Parents(found[0].nodes, lambda _: replace(row, values=row.values * np.float32(body.count or 1)))]
 
 
 def test_a_count_alone_changes_the_row_and_stays(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def length(live: Live) -> float:
-        leaves = live.version().live.built().overlay().trees[0]
+        leaves = live.version().live.state.overlay().trees[0]
         assert leaves.rows_PD is not None
         return float(np.abs(leaves.rows_PD[leaves.open[-1]]).sum())
 
@@ -210,7 +189,7 @@ def test_a_count_neither_moves_trained_items_nor_is_forgotten_by_fields(models: 
         assert parent(live.put("item-4", count=7), "trained") >= 0, "its fields did not place it, nor does its count"
         live.put("new", fields={"title": "item-6"}, count=2)
         live.put("new", fields={"title": "item-7"})
-        leaves = live.version().live.built().overlay().trees[0]
+        leaves = live.version().live.state.overlay().trees[0]
         bundle = live.version().bundle
         assert leaves.rows_PD is not None
         assert_allclose(

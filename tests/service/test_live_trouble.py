@@ -18,7 +18,7 @@ from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody
 from service.errors import CatalogueFull, ItemNotFound, NotReady, NotWritable
 from service.live import compaction, group, live_version
-from service.live.catalogue_types import Outcome, Put
+from service.live.catalogue_types import Put
 from service.models.loading import LoadedModel
 from tests.service.live_running import ALL, Live, Nearest, add_version, live_service, models
 from tests.service.running import ITEMS, counted
@@ -57,9 +57,7 @@ def test_an_item_is_gone_when_its_time_has_passed_and_back_when_the_clock_was_wr
 def reopened(live: Live, before: LoadedModel) -> Any:
     """The state of the version that was opened anew while it served."""
     until(lambda: live.version() is not before, "it was opened anew")
-    state = live.version().live.state
-    assert state is not None
-    return state
+    return live.version().live.state
 
 
 def test_a_version_that_has_seen_many_ids_is_opened_anew_while_it_serves(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,30 +120,6 @@ def test_a_journal_that_cannot_be_written_refuses_writes_until_it_can_and_retrie
     assert {"new", "newer"} < {*live.found("item-1")}
 
 
-def test_writes_are_refused_while_a_reader_pins_a_log_that_has_reached_its_bound(
-    live: Live, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "CHECKPOINT_BYTES", 1 << 16)
-    monkeypatch.setattr(journal, "MAX_LOG_BYTES", 1 << 18, raising=False)
-
-    def change(times: int) -> None:
-        for number in range(times):
-            live.put("new", fields={"title": str(number)})
-
-    live.put("new", like=("item-1",))
-    (file,) = models.rglob("live.db")
-    with closing(sqlite3.connect(file, isolation_level=None)) as reader:
-        reader.execute("BEGIN")
-        reader.execute("SELECT * FROM ops").fetchall()
-        with pytest.raises(NotWritable, match=r"write-ahead log has .* Retrieval goes on"):
-            change(200)
-        assert "write-ahead log" in str(live.catalogue.status().reason)
-        assert "new" in live.found("item-1")
-    live.put("newer", like=("item-1",))
-    assert live.catalogue.status().reason is None
-    assert {"new", "newer"} <= {*live.found("item-1")}
-
-
 def test_a_journal_that_is_damaged_leaves_the_version_as_it_was_trained(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with live_service(models, monkeypatch) as live:
         trained = live.found("item-1")
@@ -190,23 +164,6 @@ def test_a_version_that_is_being_dropped_refuses_no_write(live: Live, models: Pa
         live.put("new", like=("item-1",))
     live.admin("POST", "default", {"version": 2})
     assert live.put("new", like=("item-1",)).sequence == 1
-
-
-def test_a_write_that_a_dropped_default_could_not_place_is_placed_by_the_next(
-    live: Live, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_version(models, 2, seed=1)
-    live.admin("POST", "load", {"version": 2, "default": False})
-    entry = live.running.app.state.service.registry.entries["books"]
-
-    def dropped(items: object) -> None:
-        entry.loaded = entry.ready[2]
-        drained(items)
-
-    monkeypatch.setattr(live.catalogue.thread.versions[1], "where", dropped)
-    outcomes = live.bulk(*(Put(f"new-{i}", ItemBody(like=("item-1",))) for i in range(3)))
-    placed = [outcome.placed for outcome in outcomes if isinstance(outcome, Outcome)]
-    assert [found and found.version for found in placed] == [2, 2, 2]
 
 
 def test_defaults_that_are_dropped_and_places_that_are_gone_are_followed_by_what_there_is(
@@ -277,18 +234,17 @@ def _put(live: Live, item_id: str, characters: int) -> None:
     live.put(item_id, like=("item-1",), fields={"title": characters * "x"})
 
 
-def test_the_fields_of_all_live_items_have_a_limit_and_a_delete_gives_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fields_of_all_live_items_have_a_limit_and_a_delete_gives_room(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "MAX_CHARACTERS", 3 * (100 + len("title")))
-    with live_service(models, monkeypatch) as live:
-        for item_id in ("one", "two", "three"):
-            _put(live, item_id, 100)
-        with pytest.raises(CatalogueFull, match="fields of live items have 315 characters"):
-            _put(live, "four", 1)
-        with pytest.raises(CatalogueFull, match="characters"):  # a trained item's changed fields are held too
-            _put(live, "item-5", 1)
-        live.put("bare", like=("item-1",))
-        live.delete("two")
-        _put(live, "four", 100)
+    for item_id in ("one", "two", "three"):
+        _put(live, item_id, 100)
+    with pytest.raises(CatalogueFull, match="fields of live items have 315 characters"):
+        _put(live, "four", 1)
+    with pytest.raises(CatalogueFull, match="characters"):  # a trained item's changed fields are held too
+        _put(live, "item-5", 1)
+    live.put("bare", like=("item-1",))
+    live.delete("two")
+    _put(live, "four", 100)
 
 
 def test_the_rows_of_all_live_items_have_a_limit_and_a_delete_gives_room(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

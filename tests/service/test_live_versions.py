@@ -19,15 +19,16 @@ from espalier.live.folded_tables import FoldedRows
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import leave_out
 from espalier.live.operations import ItemBody, Operation
-from espalier.live.rows import LiveRow, Placement
+from espalier.live.rows import LiveRow
 from espalier.live.state import Change, LiveState
 from espalier.masks.filters import ItemFilters
+from espalier.placement.parents import Parents
 from service.errors import CatalogueFull, NotReady
 from service.live import live_version
 from service.live.live_version import LiveVersion
 from service.live.replay import replay
 from service.live.slots import Slots
-from service.live.views import LiveView
+from service.live.views import View
 from tests.espalier.second_stages import with_tail
 from tests.service.live_running import Nearest, models, open_reference
 
@@ -86,10 +87,10 @@ def test_operations_without_places_are_placed_and_the_places_are_stored_for_othe
 def test_other_evidence_moves_an_item_and_the_same_does_not(version: LiveVersion, journal: Journal) -> None:
     written(journal, ("new", ItemBody(like=("item-1",))))
     replay(version, journal)
-    before = version.built().live_leaf_of("new")
+    before = version.state.live_leaf_of("new")
     written(journal, ("new", ItemBody(like=("item-1",), fields={"colour": "red"})))
     replay(version, journal)
-    assert version.built().live_leaf_of("new") == before
+    assert version.state.live_leaf_of("new") == before
     written(journal, ("new", ItemBody(like=("item-9",), fields={"colour": "red"})))
     replay(version, journal)
     assert parent_of(version, "new") == parent_of(version, "item-9") != parent_of(version, "item-1")
@@ -106,7 +107,7 @@ def test_who_follows_and_who_begins_with_the_last_operations_have_the_same_place
     other = opened(models)
     for one in (version, other) if follower_first else (other, version):
         replay(one, journal)
-    assert version.built().live_leaf_of("new") == other.built().live_leaf_of("new")
+    assert version.state.live_leaf_of("new") == other.state.live_leaf_of("new")
 
 
 def test_what_says_nothing_of_its_place_is_left_out_and_the_rest_is_applied(version: LiveVersion, journal: Journal) -> None:
@@ -181,7 +182,7 @@ def test_of_two_workers_that_place_an_operation_at_once_the_first_to_store_it_de
     monkeypatch.setattr(Nearest, "place", placed)
     replay(version, journal)
     for item in ("new", "newer"):
-        assert version.built().live_leaf_of(item) == other.built().live_leaf_of(item)
+        assert version.state.live_leaf_of(item) == other.state.live_leaf_of(item)
     assert parent_of(version, "new") == parent_of(version, "item-1")
 
 
@@ -210,7 +211,7 @@ def test_items_are_placed_late_after_any_number_of_take_overs(models: Path, vers
     assert (version.items.rows_of([f"new-{i}" for i in range(20)]) >= 0).all()
     other = opened(models)
     replay(other, journal)
-    assert {other.built().live_leaf_of(f"new-{i}") for i in range(20)} == {version.built().live_leaf_of(f"new-{i}") for i in range(20)}
+    assert {other.state.live_leaf_of(f"new-{i}") for i in range(20)} == {version.state.live_leaf_of(f"new-{i}") for i in range(20)}
 
 
 def test_a_replay_up_to_an_operation_counts_it_though_later_ones_have_replaced_it(version: LiveVersion, journal: Journal) -> None:
@@ -237,28 +238,28 @@ def test_a_trained_item_that_comes_back_is_as_it_was_trained(version: LiveVersio
     written(journal, ("item-4", ItemBody(fields={"colour": "green"}, like=("item-9",))))
     replay(version, journal)
     assert version.fields_of("item-4") == {"colour": "green"}
-    assert version.built().live_leaf_of("item-4") is not None
+    assert version.state.live_leaf_of("item-4") is not None
     written(journal, ("item-4", None))
     replay(version, journal)
     assert version.placed("item-4") is None
     written(journal, ("item-4", ItemBody()))
     replay(version, journal)
     assert version.fields_of("item-4") == {"title": "Title 4", "colour": "red", "price": 4.0}
-    assert version.built().live_leaf_of("item-4") is None
+    assert version.state.live_leaf_of("item-4") is None
 
 
 def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(version: LiveVersion) -> None:
-    state, nearest = version.built(), Nearest(version.bundle)
-    (where,) = nearest.place([ItemBody(like=("item-1", "item-9"))], version.items, None, version.parents)
+    state, nearest = version.state, Nearest(version.bundle)
+    (where,) = nearest.place([ItemBody(like=("item-1", "item-9"))], version.items, version.state.overlay(), version.parents)
     assert not isinstance(where, Exception)
     slots = Slots(state)
     places = [slots.place(f"new-{i}", where)[0] for i in range(32)]
     assert len({(place.parent, place.slot) for place in places}) == 32
-    assert [place.parent for place in places] == [where[0][0][0]] * 16 + [where[0][1][0]] * 16
+    assert [place.parent for place in places] == [where[0].nodes[0]] * 16 + [where[0].nodes[1]] * 16
     parents = version.bundle.tree.level(version.bundle.tree.height - 1)
-    near = [next(iter(state.near(0, where[0][0][0]))), slots.place("one-more", where)[0].parent]
-    assert near[0] == where[0][0][0]
-    assert near[1] not in (where[0][0][0], where[0][1][0])
+    near = [next(iter(state.near(0, where[0].nodes[0]))), slots.place("one-more", where)[0].parent]
+    assert near[0] == where[0].nodes[0]
+    assert near[1] not in (where[0].nodes[0], where[0].nodes[1])
     places += [slots.place(f"more-{i}", where)[0] for i in range(16 * (len(parents) - 2) - 1)]
     assert len({(place.parent, place.slot) for place in places}) == 16 * len(parents) - 1
     with pytest.raises(CatalogueFull):
@@ -267,20 +268,9 @@ def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(vers
     version.apply([operation], {1: (places[3],)})
     again = Slots(state).place("new-3", where)[0]
     assert (again.parent, again.slot) == (places[3].parent, places[3].slot)
+    assert Slots(state).place("new-3", where, late=7)[0].slot == again.slot
     trained = Slots(state).place("item-9", where)[0]
     assert (trained.parent, trained.slot) == state.trained_leaf_of("item-9")
-
-
-def test_a_slot_of_an_expired_item_may_be_taken_also_in_a_replay(models: Path, version: LiveVersion, journal: Journal) -> None:
-    with journal.writing() as transaction:
-        short = transaction.append(Operation(0, "short", "put", ItemBody(like=("item-1",), valid_until=100.0), at=50.0))
-        places = version.places([short])[short.sequence]
-        transaction.store_placements(1, {short.sequence: places})
-        later = transaction.append(Operation(0, "later", "put", ItemBody(like=("item-1",)), at=200.0))
-        transaction.store_placements(1, {later.sequence: (Placement(0, places[0].parent, places[0].slot, places[0].row),)})
-    other = opened(models)
-    replay(other, journal)
-    assert other.items.rows_of(["short", "later"]).tolist() == [-1, 32]
 
 
 # -- slots of operations that are placed late, by a worker that does not know all slots that are taken ----------------------
@@ -291,7 +281,7 @@ def test_what_is_placed_late_has_no_slot_that_a_worker_ahead_has_given_away(vers
     parent = int(bundle.tree.level(bundle.tree.height - 1)[0])
     row = LiveRow(np.zeros(bundle.graph_scorer.node_dim, np.float32))
     ahead, behind = LiveState(bundle), LiveState(bundle)
-    candidates = [[(parent, row)]]
+    candidates = [Parents([parent], lambda _: row)]
     taken = Slots(ahead).place("known", candidates)
     ahead.apply([Change(1, "known", "put", {}, taken)])
     # the last operation of "known" is a later one, so a replay does not know it yet
@@ -313,7 +303,7 @@ def test_the_tail_of_an_item_is_the_one_that_it_has_in_a_fold(tmp_path: Path, fo
     bundle, _ = with_tail(tmp_path, 3, form)
     state = random_state(rng, bundle, integer=False)
     trees = [alone.tree for alone in bundle.alone]
-    view = LiveView(state.table, state.overlay(), LiveFilters(trees, ItemFilters(trees, bundle.items, 1 << 20), state.table, state.touched))
+    view = View(state.table, state.overlay(), LiveFilters(trees, ItemFilters(trees, bundle.items, 1 << 20), state.table, state.touched))
     fold, rows = write_fold(tmp_path / "folded" / "2", bundle, view.overlay, state.table), FoldedRows.of(view.overlay)
     features = np.array([0, 3, 4, 9], np.int32)
     values = np.array([0.5, 1, 0.25, 2], np.float32)
@@ -331,12 +321,3 @@ def test_the_tail_of_an_item_is_the_one_that_it_has_in_a_fold(tmp_path: Path, fo
             assert part == pytest.approx(fold.tail.part(features, values, folded), abs=1e-9)
             differs += row < view.overlay.items and part != bundle.tail.part(features, values, row)
     assert differs > 0
-
-
-def test_an_item_that_is_there_keeps_its_slot(version: LiveVersion) -> None:
-    bundle = version.bundle
-    parent = int(bundle.tree.level(bundle.tree.height - 1)[0])
-    state = LiveState(bundle)
-    row = LiveRow(np.zeros(bundle.graph_scorer.node_dim, np.float32))
-    state.apply([Change(1, "new", "put", {}, (Placement(0, parent, 5, row),))])
-    assert Slots(state).place("new", [[(parent, row)]], late=7)[0].slot == 5

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,45 +93,6 @@ def test_of_writers_that_race_for_an_id_one_wins_and_no_sequence_is_given_twice(
         assert sorted(item for item, _ in won) == sorted(f"new-{i}" for i in range(10))
         assert sorted(sequence for _, sequence in won) == [*range(1, 11)]
         assert {status for _, status, _ in answers} == {201, 412}
-
-
-def test_versions_come_and_go_while_items_do_and_nothing_is_lost(models: Path) -> None:
-    small_model(models, 2, seed=1, kind="product")
-    (models / "books" / "serving.json").write_text('{"generation": 1, "versions": [1], "default": 1}')
-    stop = threading.Event()
-    written: list[str] = []
-    with service(models, 2, ESPALIER_WRITE_KEYS=WRITE_KEY) as running:
-
-        def goes_on(count: int) -> bool:
-            return len(written) > count + 2 or writing.done()
-
-        def write() -> None:
-            while not stop.wait(0.02):  # the model has room for 256 items, and loading takes seconds
-                put(running, f"new-{len(written)}")
-                written.append(f"new-{len(written)}")
-
-        with ThreadPoolExecutor(1) as writer:
-            writing = writer.submit(write)
-            try:
-                for route, body in (
-                    ("load", {"version": 2, "default": False}),
-                    ("default", {"version": 2}),
-                    ("unload", {"version": 1}),
-                    ("default", {"version": 1}),
-                ):
-                    count = len(written)
-                    status, answer = running.request("POST", f"/models/books/{route}", body)
-                    assert status == 200, answer
-                    until(partial(goes_on, count), "it goes on")
-            finally:
-                stop.set()
-            writing.result()
-        newest = written[-20:]
-        for version in (1, 2):
-            for item in newest:
-                query = {"queries": [{"history": ["item-1"]}], "filter": {"id": [item]}, "m": 2, "beam_size": 64, "version": version}
-                _, answer = running.request("POST", "/retrieve", query)
-                assert [found["id"] for found in answer["results"][0]["items"]] == [item]
 
 
 def test_a_stopped_worker_makes_writes_202_and_is_waited_for_again_when_it_goes_on(models: Path) -> None:

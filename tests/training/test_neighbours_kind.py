@@ -147,7 +147,7 @@ def test_a_live_item_ranks_among_trained_ones_and_is_found_by_its_own_histories(
     history = prepared.split.test[0].history
     state, engine = LiveState(bundle), open_engine(bundle, "cpu")
     body = ItemBody(events=tuple([list(bundle.items.ids_of(history[-3:]))] * events))
-    (found,) = Placer(bundle).place([body], state.table, None, engine.parents)
+    (found,) = Placer(bundle).place([body], state.table, state.overlay(), engine.parents)
     assert not isinstance(found, EspalierError)
     parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
     assert 0 <= row.values[-1] <= 1

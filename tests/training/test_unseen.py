@@ -89,9 +89,9 @@ def test_unseen_items_are_found_by_their_content(folder: Path, bundle: Bundle) -
 def test_an_item_put_in_by_its_fields_alone_is_found_by_users_of_its_kind(bundle: Bundle) -> None:
     known, state, engine = bundle.items, LiveState(bundle), open_engine(bundle, "cpu")
     body = ItemBody(fields={"title": "Kind2 number 3", "tags": ["k2"], "weight": 0.0})
-    (found,) = Placer(bundle).place([body], state.table, None, engine.parents)
+    (found,) = Placer(bundle).place([body], state.table, state.overlay(), engine.parents)
     assert not isinstance(found, EspalierError)
-    parent, row = found[0][0]
+    parent, row = next(iter(found[0]))
     state.apply([Change(1, "new", "put", body.fields, (Placement(0, parent, state.next_slot(0, parent), row),))])
     engine.set_overlay(state.overlay())
     histories = [known.rows_of([f"item-{item * KINDS + kind}" for item in range(8)]) for kind in range(KINDS)]

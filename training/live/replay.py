@@ -70,17 +70,9 @@ class _Replay:
             self._opened[0].close()
 
     def apply(self, operation: Operation, stored: tuple[Placement, ...], now: float) -> bool:
-        """Apply an operation at the places that are stored, or at new ones; whether its item has a place.
-
-        One whose time has passed is a delete: of the many ids of a journal that have expired none takes a handle.
-        """
-        body = operation.body
-        if operation.has_expired(now):
-            self.state.apply([Change(operation.sequence, operation.id, "delete", at=operation.at)])
-            return True
-        fields = None if body.fields is None else self._columns.fitting(body.fields)
-        change = Change(operation.sequence, operation.id, operation.kind, fields, stored, body.valid_until, operation.at)
-        if stored or operation.kind == "delete":
+        """Apply an operation at the places that are stored, or at new ones; whether its item has a place."""
+        change = Change.of(operation, stored, self._columns, now)
+        if stored or change.kind == "delete":
             try:
                 self.state.apply([change])
                 return True
@@ -88,7 +80,7 @@ class _Replay:
                 log.info("operation %d is placed anew: %s", operation.sequence, error)
         is_trained = bool(self.bundle.items.rows_of([operation.id])[0] >= 0)
         placements: tuple[Placement, ...] = ()
-        if not is_trained or (self.bundle.manifest.live is not None and body.has_evidence):  # else training knew it better
+        if not is_trained or (self.bundle.manifest.live is not None and operation.body.has_evidence):  # else training knew it better
             placements = self._placed(operation, is_trained)
         if not placements and not is_trained:
             self.state.skip_to(operation.sequence)
@@ -101,10 +93,10 @@ class _Replay:
         found = []
         try:
             for tree, parents in enumerate(self._candidates(operation)):
-                if not parents:
+                if not parents.nodes:
                     return ()
-                best, row_there = parents[0]
-                where = chain(parents, ((near, row_there) for near in self.state.near(tree, best)))
+                row_there = parents.row(parents.nodes[0])
+                where = chain(parents, ((near, row_there) for near in self.state.near(tree, parents.nodes[0])))
                 parent, row = next(((node, row) for node, row in where if is_trained or self.state.has_room(tree, node)), (-1, row_there))
                 if parent < 0:
                     return ()

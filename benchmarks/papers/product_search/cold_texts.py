@@ -128,7 +128,7 @@ def put_in(model: Bundle, data: Texts, items: Int64, out: Path) -> Bundle:
     """The model with some items put into it, each by its text."""
     state, engine = LiveState(model), open_engine(model, "cpu")
     bodies = [ItemBody(fields={"text": data.texts[row]}, text=data.texts[row]) for row in items.tolist()]
-    placed = Placer(model, ("text",)).place(bodies, state.table, None, engine.parents)
+    placed = Placer(model, ("text",)).place(bodies, state.table, state.overlay(), engine.parents)
     engine.close()
     put_placed(state, [str(row) for row in items.tolist()], placed)
     return publish_fold(model, state, out)

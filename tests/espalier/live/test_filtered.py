@@ -17,7 +17,6 @@ from espalier.engines import open_engine
 from espalier.live import masks
 from espalier.live.fields import FieldColumn
 from espalier.live.filtered import LiveFilters
-from espalier.live.items import LiveItems
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
@@ -50,8 +49,7 @@ class Catalogue:
     def remove(self, ids: list[str]) -> None:
         rows = self.bundle.items.rows_of(ids)
         self.trained.set_removed(rows[rows >= 0])
-        self.state.set_removed(ids)
-        self.filters.set_removed(ids)
+        self.state.set_removed(ids, self.trained.standing)
         self.removed = {*ids}
 
     def expected(self, wanted: dict[str, Any], barred: dict[str, Any]) -> set[str]:
@@ -72,8 +70,7 @@ class Catalogue:
         overlay, tree = self.state.overlay(), self.bundle.tree
         mask = self.filters.mask(self.trained.parse(wanted, barred or {}), overlay)
         own = [row for row in range(tree.item_count) if mask.eligible_N[tree.leaf_of_item[row]] and row not in overlay.hidden]
-        assert mask.live_R is not None
-        live = overlay.item_R[np.flatnonzero(mask.live_R)]
+        live = overlay.item_R[np.flatnonzero(live_R(mask))]
         found = self.state.table.ids_of(np.concatenate([np.array(own, np.int64), live]))
         assert mask.items == len(found) == len({*found})
         self._check_nodes(mask)
@@ -82,12 +79,16 @@ class Catalogue:
     def _check_nodes(self, mask: NodeMask) -> None:
         """Every node above an eligible leaf is eligible, and no other."""
         tree, overlay = self.bundle.tree, self.state.overlay()
-        assert mask.live_R is not None
         leaves = overlay.trees[0]
-        live = {int(parent) for parent, handle in zip(leaves.parent_X, leaves.handle_X, strict=True) if mask.live_R[handle]}
+        live = {int(parent) for parent, handle in zip(leaves.parent_X, leaves.handle_X, strict=True) if live_R(mask)[handle]}
         for node in range(tree.leaf_offset - 1, -1, -1):
             below = mask.eligible_N[tree.first_child[node] : tree.first_child[node + 1]].any()
             assert mask.eligible_N[node] == (below or node in live)
+
+
+def live_R(mask: NodeMask) -> Any:
+    """bool[R]; empty where nothing was ever put."""
+    return np.zeros(0, np.bool_) if mask.live_R is None else mask.live_R
 
 
 def meets(value: Any, condition: Any) -> bool:
@@ -272,23 +273,3 @@ def test_masks_take_no_more_than_those_of_trained_items_may_and_keep_no_old_over
     catalogue.trained.max_bytes = one // 2
     assert "newer" in catalogue.passing({"colour": ["red"]})  # built again each time
     assert catalogue.filters._bytes == 0
-
-
-def test_another_filter_on_a_column_looks_at_no_item_again(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[int] = []
-    values = LiveItems.values
-
-    def counted(self: LiveItems, field: str, rows: Any) -> list[Any]:
-        looked.append(len(rows))
-        return values(self, field, rows)
-
-    for i in range(8):
-        catalogue.put(f"new-{i}", {"colour": "red", "price": float(i)})
-    overlay = catalogue.state.overlay()
-    catalogue.filters.mask(catalogue.trained.parse({"colour": ["red"], "price": {"min": 2}}, {}), overlay)
-    monkeypatch.setattr(LiveItems, "values", counted)
-    for i in range(5):
-        catalogue.filters.mask(catalogue.trained.parse({"colour": ["blue", "red"], "price": {"max": i}}, {"price": [3]}), overlay)
-    assert sum(looked) == 0
-    catalogue.put("new-1", {"colour": "blue"})
-    assert sum(looked) <= 2  # of the one item that was put, a value a column

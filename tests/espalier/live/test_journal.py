@@ -406,26 +406,6 @@ def test_a_journal_without_operations_has_nothing_to_compact(journal: Journal) -
     assert (found.operations, found.placements, journal.exists()) == (0, 0, False)
 
 
-def test_writers_and_readers_go_on_while_a_journal_is_compacted(journal: Journal) -> None:
-    other = Journal(journal.file)
-    given: list[int] = []
-
-    def write() -> None:
-        for number in range(60):
-            given.extend(appended(other, [put(f"{number % 7}", number)], version=1))
-            assert numbers(other.current(given[-1] - 1, 9)) == [number]
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    while writer.is_alive():
-        compact(journal, on_disk(1))
-    writer.join()
-    compact(journal, on_disk(1))
-    assert given == [*range(1, 61)]
-    assert sorted(map(int, map(str, numbers(journal.since(0, 99))))) == [*range(53, 60)]
-    check(journal.file)
-
-
 # -- backups ----------------------------------------------------------------------------------------------------------------
 
 
@@ -487,16 +467,6 @@ def test_events_of_a_person_go_from_all_operations_and_from_the_bytes_of_the_fil
     assert b"secret-of-u2" in found
     assert b"secret-of-u1" not in found
     assert [*journal.placements(1, range(9))] == [2, 3, 4, 5]  # items stay where they are
-
-
-def test_erasure_beside_a_service_empties_the_log(journal: Journal) -> None:
-    service = Journal(journal.file)
-    appended(service, [events("a", "u1")])
-    assert service.last_sequence() == 1
-    erase_user(journal, "u1")
-    found = b"".join(file.read_bytes() for file in journal.file.parent.iterdir())
-    assert b"secret" not in found
-    assert service.since(0, 9)[0].body == ItemBody({"n": 1})
 
 
 def test_while_an_erasure_waits_for_readers_writes_go_on(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -164,17 +164,16 @@ def test_a_journal_that_nobody_finished_making_is_made(tmp_path: Path) -> None:
 # -- no room, no right to write ---------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def disk(folder: Path, size: str = "1m") -> Iterator[Path]:
-    """A file system of that size, of this test's own."""
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a mebibyte, of the test's own."""
+    folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"full disks and read-only folders are NOT tested: nothing may be mounted here ({mounted.stderr.strip()})")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def read_only(folder: Path, on: bool = True) -> None:
@@ -193,93 +192,87 @@ def fill(folder: Path) -> Path:
     return file
 
 
-def test_a_full_disk_refuses_operations_whole_and_takes_them_again_when_there_is_room(tmp_path: Path) -> None:
-    with disk(tmp_path / "m") as folder:
-        journal = Journal.open(folder / "live.db")
-        sequences = appended(journal, [put("first")], version=1)
-        filler = fill(folder)
-        refused = []
-        for number in range(200):  # the log has room for some
-            try:
-                sequences += appended(journal, [put(f"i{number}-{part}") for part in range(3)], version=1)
-            except JournalFull as error:
-                refused.append(str(error))
-        assert len(refused) > 100
-        assert all("no room" in text for text in refused)
-        assert journal.last_sequence() == sequences[-1]
-        for reader in (journal, Journal.open(journal.file), Journal.open(journal.file, "read")):
-            assert [operation.sequence for operation in reader.since(0, 1000)] == sequences
-            assert len(reader.placements(1, sequences)) == len(sequences)
-        filler.unlink()
-        assert appended(journal, [put("last")]) == [sequences[-1] + 1]
-        journal_file.check(journal.file)
+def test_a_full_disk_refuses_operations_whole_and_takes_them_again_when_there_is_room(disk: Path) -> None:
+    journal = Journal.open(disk / "live.db")
+    sequences = appended(journal, [put("first")], version=1)
+    filler = fill(disk)
+    refused = []
+    for number in range(200):  # the log has room for some
+        try:
+            sequences += appended(journal, [put(f"i{number}-{part}") for part in range(3)], version=1)
+        except JournalFull as error:
+            refused.append(str(error))
+    assert len(refused) > 100
+    assert all("no room" in text for text in refused)
+    assert journal.last_sequence() == sequences[-1]
+    for reader in (journal, Journal.open(journal.file), Journal.open(journal.file, "read")):
+        assert [operation.sequence for operation in reader.since(0, 1000)] == sequences
+        assert len(reader.placements(1, sequences)) == len(sequences)
+    filler.unlink()
+    assert appended(journal, [put("last")]) == [sequences[-1] + 1]
+    journal_file.check(journal.file)
 
 
-def test_a_first_operation_on_a_full_disk_leaves_a_journal_that_is_made_later(tmp_path: Path) -> None:
-    with disk(tmp_path / "m") as folder:
-        filler = fill(folder)
-        journal = Journal.open(folder / "live.db")
-        for _ in range(2):
-            with pytest.raises(JournalFull):
-                appended(journal, [put("a")])
-            assert (journal.last_sequence(), journal.since(0, 9)) == (0, [])
-        filler.unlink()
-        assert appended(journal, [put("a")]) == [1]
+def test_a_first_operation_on_a_full_disk_leaves_a_journal_that_is_made_later(disk: Path) -> None:
+    filler = fill(disk)
+    journal = Journal.open(disk / "live.db")
+    for _ in range(2):
+        with pytest.raises(JournalFull):
+            appended(journal, [put("a")])
+        assert (journal.last_sequence(), journal.since(0, 9)) == (0, [])
+    filler.unlink()
+    assert appended(journal, [put("a")]) == [1]
 
 
-def test_a_journal_that_was_closed_is_read_on_a_full_disk(tmp_path: Path) -> None:
-    with disk(tmp_path / "m") as folder:
-        journal = Journal(folder / "live.db")
-        appended(journal, [put("a")])
-        journal.close()
-        filler = fill(folder)
-        reader = Journal.open(journal.file)
+def test_a_journal_that_was_closed_is_read_on_a_full_disk(disk: Path) -> None:
+    journal = Journal(disk / "live.db")
+    appended(journal, [put("a")])
+    journal.close()
+    filler = fill(disk)
+    reader = Journal.open(journal.file)
+    assert [operation.id for operation in reader.since(0, 9)] == ["a"]
+    filler.unlink()
+    appended(journal, [put("b")])
+    assert [operation.id for operation in reader.since(0, 9)] == ["a", "b"]
+
+
+def test_a_read_only_folder_is_read_and_refuses_operations_until_it_is_writable(disk: Path) -> None:
+    journal = Journal.open(disk / "live.db")
+    appended(journal, [put("a")])
+    journal.close()
+    read_only(disk)
+    for reader in (journal, Journal.open(journal.file), Journal.open(journal.file, "read")):
         assert [operation.id for operation in reader.since(0, 9)] == ["a"]
-        filler.unlink()
+        assert reader.last_sequence() == 1
+    with pytest.raises(JournalReadOnly, match="cannot be written"):
         appended(journal, [put("b")])
-        assert [operation.id for operation in reader.since(0, 9)] == ["a", "b"]
+    read_only(disk, False)
+    assert appended(journal, [put("b")]) == [2]
 
 
-def test_a_read_only_folder_is_read_and_refuses_operations_until_it_is_writable(tmp_path: Path) -> None:
-    with disk(tmp_path / "m") as folder:
-        journal = Journal.open(folder / "live.db")
-        appended(journal, [put("a")])
-        journal.close()
-        read_only(folder)
-        for reader in (journal, Journal.open(journal.file), Journal.open(journal.file, "read")):
-            assert [operation.id for operation in reader.since(0, 9)] == ["a"]
-            assert reader.last_sequence() == 1
-        with pytest.raises(JournalReadOnly, match="cannot be written"):
-            appended(journal, [put("b")])
-        read_only(folder, False)
-        assert appended(journal, [put("b")]) == [2]
+def test_what_a_killed_writer_has_committed_is_read_in_a_read_only_folder(disk: Path) -> None:
+    killed(disk / "live.db", "committed")
+    assert journal_file.log_bytes(disk / "live.db") > 0
+    read_only(disk)
+    journal = Journal.open(disk / "live.db")
+    assert [operation.id for operation in journal.since(0, 9)] == ["a"]
+    with pytest.raises(JournalReadOnly):
+        appended(journal, [put("b")])
+    assert [operation.id for operation in journal.since(0, 9)] == ["a"]
+    read_only(disk, False)
+    assert appended(journal, [put("b")]) == [2]
+    assert journal.last_sequence() == 2
 
 
-def test_what_a_killed_writer_has_committed_is_read_in_a_read_only_folder(tmp_path: Path) -> None:
-    with disk(tmp_path / "m") as folder:
-        killed(folder / "live.db", "committed")
-        assert journal_file.log_bytes(folder / "live.db") > 0
-        read_only(folder)
-        journal = Journal.open(folder / "live.db")
-        assert [operation.id for operation in journal.since(0, 9)] == ["a"]
-        with pytest.raises(JournalReadOnly):
-            appended(journal, [put("b")])
-        assert [operation.id for operation in journal.since(0, 9)] == ["a"]
-        read_only(folder, False)
-        assert appended(journal, [put("b")]) == [2]
-        assert journal.last_sequence() == 2
-
-
-def test_a_journal_of_which_a_part_cannot_be_read_is_not_read_at_all(tmp_path: Path) -> None:
+def test_a_journal_of_which_a_part_cannot_be_read_is_not_read_at_all(disk: Path) -> None:
     """Without its shared memory, the log of a killed writer cannot be read where nothing can be written."""
-    with disk(tmp_path / "m") as folder:
-        killed(folder / "live.db", "committed")
-        (folder / "live.db-shm").unlink()
-        read_only(folder)
-        with pytest.raises(JournalReadOnly):
-            Journal(folder / "live.db").since(0, 9)
-        read_only(folder, False)
-        assert [operation.id for operation in Journal(folder / "live.db").since(0, 9)] == ["a"]
+    killed(disk / "live.db", "committed")
+    (disk / "live.db-shm").unlink()
+    read_only(disk)
+    with pytest.raises(JournalReadOnly):
+        Journal(disk / "live.db").since(0, 9)
+    read_only(disk, False)
+    assert [operation.id for operation in Journal(disk / "live.db").since(0, 9)] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -324,8 +317,8 @@ def write_and_die(file: Path, when: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if when == "spilled":
             transaction.append(put("0" + "x" * 500))
-            transaction._connection.execute("PRAGMA cache_size = 1")
-            transaction._connection.execute("PRAGMA cache_spill = 1")
+            transaction.connection.execute("PRAGMA cache_size = 1")
+            transaction.connection.execute("PRAGMA cache_spill = 1")
             for number in range(600):
                 transaction.append(put(f"{number}" + "x" * 500, number))
             os.kill(os.getpid(), signal.SIGKILL)

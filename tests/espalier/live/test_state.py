@@ -41,7 +41,8 @@ LINEAR = Ranking(own="log_activation", gamma=1)
 
 def graphs(folder: Path, tree: Tree | None = None) -> Bundle:
     rng = np.random.default_rng(0)
-    return make_bundle(folder, rng, random_tree(rng, 3, 3) if tree is None else tree, "product")
+    tree = random_tree(rng, 3, 3) if tree is None else tree
+    return make_bundle(folder, rng, tree, "product", 0.5, memory=random_memory(rng, tree.item_count, 5))
 
 
 def forest(folder: Path) -> Bundle:
@@ -155,7 +156,8 @@ def operate(rng: np.random.Generator, state: LiveState, catalogue: Catalogue) ->
         assert state.expire(now) == catalogue.expire(now)
     else:
         catalogue.removed = {f"item-{rng.integers(len(catalogue.trained))}", f"new-{rng.integers(8)}"} if rng.random() < 0.7 else set()
-        state.set_removed([*catalogue.removed])
+        kept_I = np.array([item_id not in catalogue.removed for item_id in catalogue.trained])
+        state.set_removed([*catalogue.removed], None if kept_I.all() else forest_mask([alone.tree for alone in state.bundle.alone], kept_I))
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -445,58 +447,28 @@ class Remembered:
         return {(int(source), int(target)): float(value) for source, target, value in zip(*columns, strict=True)}
 
 
-def test_an_entry_of_an_id_that_comes_later_waits_for_it() -> None:
-    catalogue = Remembered()
-    catalogue.put("x", to=(("y", 2.0), ("a", 1.0)), of=(("y", 3.0),))
-    assert catalogue.found == {(10, 0): 1.0}
-    catalogue.put("y")
-    assert catalogue.found == {(10, 0): 1.0, (10, 11): 2.0, (11, 10): 3.0}
+entries = st.lists(st.tuples(st.sampled_from(["a", "b", "x", "y"]), st.sampled_from([0.0, -0.0, 1.0, 2.0, 3.0])), max_size=3)
 
 
-def test_an_entry_that_waits_goes_with_its_item() -> None:
-    catalogue = Remembered()
-    catalogue.put("x", to=(("y", 2.0),))
-    catalogue.put("x", to=(("b", 1.0),))
-    catalogue.put("y")
-    assert catalogue.found == {(10, 1): 1.0}
-    catalogue.drop("x")
-    assert catalogue.found == {}
-
-
-def test_of_entries_that_are_given_twice_the_larger_one_counts() -> None:
-    catalogue = Remembered()
-    catalogue.put("x", to=(("a", 1.0), ("a", 3.0), ("a", 2.0)))
-    catalogue.put("y", to=(("x", 5.0),))
-    catalogue.put("x", to=(("a", 1.0), ("a", 3.0)), of=(("y", 4.0),))
-    assert catalogue.found == {(10, 0): 3.0, (11, 10): 5.0}
-    catalogue.drop("y")
-    assert catalogue.found == {(10, 0): 3.0, (11, 10): 4.0}
-    catalogue.drop("x")
-    assert catalogue.found == {}
-
-
-entries = st.lists(st.tuples(st.sampled_from(["a", "b", "x", "y"]), st.integers(0, 3).map(float)), max_size=3)
-puts = st.tuples(st.sampled_from(["x", "y"]), entries, entries)
-
-
-@given(st.lists(puts, max_size=6))
-def test_the_last_operation_of_each_item_is_enough(operations: list[Any]) -> None:
-    whole, last = Remembered(), Remembered()
-    for operation in operations:
-        whole.put(*operation)
-        whole.found  # noqa: B018  # snapshots in between change nothing
-    current = {operation[0]: operation for operation in operations}
-    for operation in [operation for operation in operations if current[operation[0]] is operation]:
-        last.put(*operation)
-    assert whole.found == last.found
-
-
-@pytest.mark.parametrize("value", [0.0, -0.0])
-def test_nothing_is_no_entry(value: float) -> None:
-    catalogue = Remembered()
-    catalogue.put("x", to=(("a", value),))
-    assert catalogue.found == {}
-    assert catalogue.snapshot().entries.first.max() == 0
+@given(st.lists(st.tuples(st.sampled_from(["x", "y"]), st.none() | st.tuples(entries, entries)), max_size=8))
+def test_entries_are_those_of_the_last_puts_between_ids_that_ever_were_there(operations: list[Any]) -> None:
+    """The largest of a pair; one that names an id which comes later waits for it. No entries: a delete."""
+    catalogue, last = Remembered(), dict[str, Any]()
+    for item, named in operations:
+        last.pop(item, None)
+        if named is None:
+            catalogue.drop(item)
+        else:
+            catalogue.put(item, *named)
+            last[item] = named
+        expected: dict[tuple[int, int], float] = {}
+        for owner, (to, of) in last.items():
+            pairs = [(owner, other, value) for other, value in to] + [(other, owner, value) for other, value in of]
+            for source, target, value in pairs:
+                if value and {source, target} <= catalogue.there:
+                    pair = ROWS[source], ROWS[target]
+                    expected[pair] = max(value, expected.get(pair, 0.0))
+        assert catalogue.found == expected
 
 
 def test_entries_that_nothing_refers_to_are_dropped_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,17 +493,6 @@ def test_entries_are_found_by_their_source() -> None:
 READERS, WRITES = 3, 400
 
 
-def history_bundle(folder: Path) -> Bundle:
-    rng = np.random.default_rng(0)
-    tree = random_tree(rng, 3, 3)
-    return make_bundle(folder, rng, tree, "product", 0.5, memory=random_memory(rng, tree.item_count, 5))
-
-
-def linear_bundle(folder: Path) -> Bundle:
-    rng = np.random.default_rng(1)
-    return make_linear_bundle(folder, rng, random_tree(rng, 3, 3), Ranking(own="log_activation", gamma=1))
-
-
 def write(rng: np.random.Generator, live: LiveState) -> None:
     """Put or delete a trained item, or one of those that come and go."""
     sequence = live.sequence + 1
@@ -551,7 +512,7 @@ def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_arrays")
-@pytest.mark.parametrize("make", [history_bundle, linear_bundle])
+@pytest.mark.parametrize("make", [graphs, forest])
 def test_searches_beside_a_writer_find_what_their_snapshot_shows(tmp_path: Path, make: Callable[[Path], Bundle]) -> None:
     """Every search is repeated when nothing is written any more, in the snapshot that it had."""
     rng, bundle = np.random.default_rng(3), make(tmp_path)
@@ -587,31 +548,24 @@ def test_searches_beside_a_writer_find_what_their_snapshot_shows(tmp_path: Path,
 
 def shown(overlay: Overlay, bundle: Bundle) -> list[list[object]]:
     """All that a snapshot says."""
-    (leaves,) = overlay.trees
-    rows: list[np.ndarray] = [
-        leaves.entry_X,
-        leaves.parent_X,
-        leaves.slot_X,
-        leaves.handle_X,
-        overlay.item_R,
-        overlay.hidden,
-        overlay.row_W,
-        overlay.leaf_R,
-    ]
-    if leaves.rows_PD is not None:
-        rows.append(leaves.rows_PD[leaves.entry_X])
-    if leaves.sparse is not None:
-        rows += [leaves.sparse.bias_P[leaves.entry_X], leaves.sparse.end_P[leaves.entry_X] - leaves.sparse.begin_P[leaves.entry_X]]
+    every = np.arange(overlay.items + overlay.handles)
+    rows: list[np.ndarray] = [overlay.item_R, overlay.hidden, overlay.row_W, overlay.leaf_R, overlay.handles_of(every)]
+    for leaves in overlay.trees:
+        rows += [leaves.entry_X, leaves.parent_X, leaves.slot_X, leaves.handle_X]
+        rows += [leaves.of_handles(np.arange(overlay.handles)), *leaves.under(np.unique(leaves.parent_X))]
+        if leaves.rows_PD is not None:
+            rows.append(leaves.rows_PD[leaves.entry_X])
+        if leaves.sparse is not None:
+            rows += [leaves.sparse.bias_P[leaves.entry_X], leaves.sparse.end_P[leaves.entry_X] - leaves.sparse.begin_P[leaves.entry_X]]
     if overlay.memory is not None:
         rows += [*overlay.memory.all]
-    every = np.arange(overlay.items + overlay.handles)
-    rows += [overlay.handles_of(every), leaves.of_handles(np.arange(overlay.handles)), *leaves.under(np.unique(leaves.parent_X))]
-    rows.append(live_mask([bundle.tree], overlay, None, overlay.shown_R).eligible_N)
+    mask = live_mask([alone.tree for alone in bundle.alone], overlay, None, overlay.shown_R)
+    rows += [mask.of_tree(tree).eligible_N for tree in range(len(overlay.trees))]
     return [array.tolist() for array in rows]
 
 
 @pytest.mark.usefixtures("small_arrays")
-@pytest.mark.parametrize("make", [history_bundle, linear_bundle])
+@pytest.mark.parametrize("make", [graphs, forest])
 def test_a_snapshot_says_the_same_after_any_writes(tmp_path: Path, make: Callable[[Path], Bundle]) -> None:
     rng, bundle = np.random.default_rng(2), make(tmp_path)
     live = random_state(rng, bundle)
@@ -620,10 +574,9 @@ def test_a_snapshot_says_the_same_after_any_writes(tmp_path: Path, make: Callabl
         overlay = live.overlay()
         if number % 3 == 0:  # the others are first asked at the end
             kept.append((overlay, shown(overlay, bundle)))
-            for name in ("open", "entry_X", "parent_X", "slot_X", "handle_X"):  # what it has worked out is worked out again
-                vars(overlay.trees[0]).pop(name, None)
-            for name in ("leaf_R", "eligible_R", "hidden", "changed"):
-                vars(overlay).pop(name, None)
+            for worked_out in (overlay, *overlay.trees):  # what it has worked out is worked out again
+                for name in ("open", "entry_X", "parent_X", "slot_X", "handle_X", "leaf_R", "eligible_R", "hidden", "changed"):
+                    vars(worked_out).pop(name, None)
         write(rng, live)
     for overlay, before in kept:
         assert shown(overlay, bundle) == before

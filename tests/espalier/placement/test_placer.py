@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,13 +29,13 @@ from espalier.live.state import Change, LiveState
 from espalier.manifest import MemoryFormula, Ranking
 from espalier.memory import LARGEST_VALUE, Memory
 from espalier.node_rows import rounded
-from espalier.placement import graph_placement, graph_rows
+from espalier.placement import graph_rows
 from espalier.placement.graph_placement import GraphPlacement
 from espalier.placement.graph_rows import NEAREST, NO_SHIFTS, Background, NearRows, RowScale, Trial, Trials, scale_of, trial_items
 from espalier.placement.memory_rows import MOST as MOST_NAMED
 from espalier.placement.memory_rows import MemoryRows
 from espalier.placement.near_items import NO_NEIGHBOUR, NearItems
-from espalier.placement.parents import MOST, Parents, best_first, votes_of_search
+from espalier.placement.parents import MOST, best_first, votes_of_search
 from espalier.placement.placer import Candidates, Placer
 from espalier.placement.popularity import MOST_EVENTS, Popularity
 from espalier.queries import HistoryKind, VectorKind, encode_histories, pad_histories
@@ -73,11 +72,11 @@ def placed(bundle: Bundle, *bodies: ItemBody, state: LiveState | None = None) ->
 
 
 def first(candidates: Candidates, tree: int = 0) -> tuple[int, LiveRow]:
-    return candidates[tree][0]
+    return next(iter(candidates[tree]))
 
 
 def error_of(bundle: Bundle, body: ItemBody) -> EspalierError:
-    (found,) = Placer(bundle).place([body], bundle.items, None, open_engine(bundle, "cpu").parents)
+    (found,) = Placer(bundle).place([body], bundle.items, LiveState(bundle).overlay(), open_engine(bundle, "cpu").parents)
     assert isinstance(found, EspalierError)
     return found
 
@@ -371,7 +370,7 @@ def test_a_linear_item_goes_where_a_search_with_its_events_goes(tmp_path: Path) 
     query[0, [1, 3, 5]] = np.array([1, 2, 1]) / np.sqrt(6)
     own = sparse_rows(query.astype(np.float32))
     for place, parents in enumerate(found):
-        parent, row = parents[0]
+        parent, row = next(iter(parents))
         assert row.feature.tolist() == [1, 3, 5]
         assert row.values[1] == pytest.approx(2 * row.values[0])
         search = ChunkSearch(*bundle.trees[place], bundle.manifest.ranking, last=2)
@@ -407,18 +406,6 @@ def test_parents_are_ordered_by_what_all_events_say() -> None:
     assert best_first([(1.0, votes_of_search(root, [0]))]).tolist() == [0]
     many = np.arange(100), np.ones(100)
     assert best_first([(1.0, many)]).tolist() == list(range(MOST))
-
-
-def test_rows_are_made_when_they_are_asked_for() -> None:
-    asked: list[int] = []
-
-    def row(parent: int) -> LiveRow:
-        asked.append(parent)
-        return LiveRow(np.zeros(1, np.float32))
-
-    parents = Parents(np.array([4, 2, 3]), row)
-    assert (len(parents), parents[1][0], asked) == (3, 2, [2])
-    assert [node for node, _ in parents[1:]] == [2, 3]
 
 
 # -- what is wrong ----------------------------------------------------------------------------------------------------------
@@ -478,7 +465,7 @@ def test_numbers_whose_sum_overflows_are_the_error_of_their_item_alone(tmp_path:
     bundle = make_linear_bundle(tmp_path, rng, complete_tree(rng.permutation(64), 4), Ranking(own="log_activation", gamma=1))
     good, wide = ({"indices": [1, 2], "values": values} for values in ([1.0, 2.0], [3e38, 1.0]))
     items = [ItemBody(events=(good,)), ItemBody(events=(wide,) * 2), ItemBody(events=(good,))]
-    found = Placer(bundle).place(items, bundle.items, None, open_engine(bundle, "cpu").parents)
+    found = Placer(bundle).place(items, bundle.items, LiveState(bundle).overlay(), open_engine(bundle, "cpu").parents)
     assert isinstance(found[1], InvalidQuery)
     assert found[1].field == "events"
     assert not isinstance(found[0], EspalierError)
@@ -495,7 +482,10 @@ def test_linear_items_are_placed_together_as_each_alone(tmp_path: Path) -> None:
     alone = [placed(bundle, body)[0] for body in bodies]
     search = open_engine(bundle, "cpu").parents
     wrong = ItemBody(events=(features(20),))
-    for together in (placed(bundle, *bodies), Placer(bundle).place([*bodies, wrong], bundle.items, None, search)[:-1]):
+    for together in (
+        placed(bundle, *bodies),
+        Placer(bundle).place([*bodies, wrong], bundle.items, LiveState(bundle).overlay(), search)[:-1],
+    ):
         for one, other in zip(together, alone, strict=True):
             assert not isinstance(one, EspalierError)
             assert [(node, row.to_bytes()) for node, row in one[0]] == [(node, row.to_bytes()) for node, row in other[0]]
@@ -570,37 +560,15 @@ def test_a_count_lifts_an_item_by_its_bias_and_by_the_memory() -> None:
     assert rows[0].values[bias] < rows[1].values[bias] < rows[2].values[bias]
     way = Placer(bundle)._way
     assert isinstance(way, GraphPlacement)
-    scale = way._scale(open_engine(bundle, "cpu").parents)
+    way._scale(open_engine(bundle, "cpu").parents)
     assert abs(way._shift(40, 400) - way._shift(2, 400)) > 0.05, "it depends on what is at hand"
-    few, many = (way._shifts(scale, 2, count).gap_G for count in (2.0, 2048.0))
+    few, many = (way._shifts(2, count).gap_G for count in (2.0, 2048.0))
     assert many[0] < few[0] - 1, "what the memory of a popular item does needs no shift"
     for entries in ("memory_from", "memory_to"):
         lifts = [sum(value for _, value in getattr(row, entries)) for row in rows[:3]]
         assert 0 < lifts[0] < lifts[1] < lifts[2]
     nobody = ItemBody(like=("libsdl2-2.0-0",), count=400)
     assert first(placed(bundle, nobody)[0])[1].memory_to == ()
-
-
-def test_threads_that_place_items_of_any_count_keep_some_shifts_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_placement, "MOST_SHIFTS", 3)
-    bundle = Bundle.open(Path(__file__).parents[3] / "models/debian-depends/1")
-    engine, placer = open_engine(bundle, "cpu"), Placer(bundle)
-    bodies = [ItemBody(events=(("libsdl2-2.0-0", "libgl1"),), count=3**power) for power in range(8)]
-
-    def rows(order: list[int]) -> list[bytes]:
-        found = {}
-        for number in order:
-            (candidates,) = placer.place([bodies[number]], bundle.items, None, engine.parents)
-            assert not isinstance(candidates, EspalierError)
-            found[number] = first(candidates)[1].to_bytes()
-        return [found[number] for number in range(8)]
-
-    with ThreadPoolExecutor(4) as pool:
-        several = list(pool.map(rows, [list(range(8)), list(range(8))[::-1]] * 2))
-    way = placer._way
-    assert isinstance(way, GraphPlacement)
-    assert len(way._known_shifts) == 3
-    assert all(one == rows(list(range(8))) for one in several)
 
 
 def test_a_row_that_is_too_far_is_drawn_in() -> None:

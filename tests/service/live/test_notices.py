@@ -6,8 +6,6 @@ import fcntl
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -16,13 +14,10 @@ from typing import Any
 
 import pytest
 
-from espalier.live.journal import Journal
 from service.live import notices as module
 from service.live import progress_pages
 from service.live.notices import Notices
-from service.models.worker_progress import Workers
 from service.run_folder import forget
-from tests.espalier.live.journals import appended, put
 
 
 class Service:
@@ -63,28 +58,20 @@ def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_poll")
-def test_a_commit_is_told_to_all_other_workers(service: Service) -> None:
+def test_all_other_workers_are_told_of_a_commit_and_what_it_says(service: Service) -> None:
     one, *others = (service.worker(pid) for pid in (11, 12, 13))
-    seen = [threading.Event() for _ in others]
-    for other, event in zip(others, seen, strict=True):
-        other.subscribe("books", event.set)
-        other.subscribe("films", lambda: pytest.fail("another model"))
-    one.subscribe("books", lambda: pytest.fail("its own commit"))
-    one.committed("books")
-    assert all(event.wait(10) for event in seen)
-
-
-@pytest.mark.usefixtures("no_poll")
-def test_what_a_commit_says_is_told_with_it(service: Service) -> None:
-    one, two = service.worker(11), service.worker(12)
     seen = threading.Semaphore(0)
-    two.subscribe("books", seen.release)
+    one.subscribe("books", lambda: pytest.fail("its own commit"))
+    for other in others:
+        other.subscribe("books", seen.release)
+        other.subscribe("films", lambda: pytest.fail("another model"))
     for written in (b"1 one\n\x00", b"", b"x" * 60_000):
         one.committed("books", written)
-        assert seen.acquire(timeout=10)
-    assert two.told("films") == []
-    assert two.told("books") == [b"1 one\n\x00", b"", b"x" * 60_000]
-    assert two.told("books") == []
+        assert all(seen.acquire(timeout=10) for _ in others)
+    for other in others:
+        assert other.told("films") == []
+        assert other.told("books") == [b"1 one\n\x00", b"", b"x" * 60_000]
+        assert other.told("books") == []
 
 
 def test_who_waits_in_vain_says_again_what_a_full_queue_has_lost(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,54 +256,6 @@ def test_a_full_queue_holds_up_nobody(service: Service, tmp_path: Path) -> None:
         other.bind(str(tmp_path / "12.sock"))  # it never reads
         for _ in range(2000):
             one.committed("books")
-
-
-OTHER = """
-import sys, time
-from pathlib import Path
-from espalier.live.journal import Journal
-from service.live import notices as module
-from service.live.notices import Notices
-from service.models.worker_progress import Workers
-module.POLL_S = module.RECHECK_S = 60.0
-workers = Workers(Path(sys.argv[1]))
-workers.join()
-journal = Journal(Path(sys.argv[2]))
-notices = Notices(workers.folder)
-notices.subscribe("books", lambda: notices.applied("books", journal.last_sequence()))
-notices.start()
-notices.applied("books", 0)
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_poll")
-def test_another_process_answers_by_a_commit_that_it_was_told_and_its_death_holds_up_nobody(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    workers, journal = Workers(run), Journal(tmp_path / "live.db")
-    workers.join()
-    own = Notices(run)
-    own.start()
-    with subprocess.Popen([sys.executable, "-c", OTHER, run, journal.file], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        try:
-            assert other.stdout is not None
-            assert other.stdout.readline() == b"ready\n"
-            for number in range(20):
-                (sequence,) = appended(journal, [put(f"{number}")])
-                own.applied("books", sequence)
-                own.committed("books")
-                assert not own.wait_applied("books", sequence, 20)
-        finally:
-            other.kill()
-            other.wait()
-    (sequence,) = appended(journal, [put("last")])
-    own.applied("books", sequence)
-    assert not own.wait_applied("books", sequence, 0)
-    own.stop()
-    workers.leave()
 
 
 def test_a_later_worker_with_the_same_pid_is_another_one(tmp_path: Path) -> None:

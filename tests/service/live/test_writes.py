@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,74 +34,70 @@ from tests.waiting import until
 
 __all__ = ["models"]
 
-KEY = "an-admin-key-of-a-test"
 LIMIT_S = 20.0
 """How long a step that is held up waits at most, so that a test fails and does not hang."""
 
 
-def load(live: Live, version: int) -> None:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    answer = live.running.client.post("/models/books/load", json={"version": version, "default": False}, headers=headers)
-    assert answer.status_code == 200, answer.text
-
-
-def test_a_version_that_could_not_read_the_journal_has_all_items_once_it_can(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_could_not_read_the_journal_has_all_items_once_it_can(
+    live: Live, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What comes later does not hide what it lacks: the write is refused, or the version has the earlier ones first."""
-    with live_service(models, monkeypatch, admin_keys=KEY) as live:
-        live.put("one", like=("item-1",))
-        live.put("two", like=("item-1",))
-        add_version(models, 2, seed=1)
-        with monkeypatch.context() as broken:
+    live.put("one", like=("item-1",))
+    live.put("two", like=("item-1",))
+    add_version(models, 2, seed=1)
+    with monkeypatch.context() as broken:
 
-            def fail(*_: object) -> list[Operation]:
-                raise JournalError("books/live.db: disk I/O error")
+        def fail(*_: object) -> list[Operation]:
+            raise JournalError("books/live.db: disk I/O error")
 
-            broken.setattr(Journal, "current", fail)
-            load(live, 2)
-            with suppress(NotWritable):
-                live.put("three", like=("item-1",))
-            assert "one" in live.found("item-1", version=1)
-        live.put("three", like=("item-1",))
-        for version in (1, 2):
-            assert {"one", "two", "three"} < {*live.found("item-1", version=version)}
+        broken.setattr(Journal, "current", fail)
+        live.admin("POST", "load", {"version": 2, "default": False})
+        with suppress(NotWritable):
+            live.put("three", like=("item-1",))
+        assert "one" in live.found("item-1", version=1)
+    live.put("three", like=("item-1",))
+    for version in (1, 2):
+        assert {"one", "two", "three"} < {*live.found("item-1", version=version)}
 
 
-def test_of_two_writes_of_an_item_the_later_wins_though_the_first_was_put_back(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_writes_of_an_item_the_later_wins_though_the_first_was_put_back(
+    live: Live, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The default version is dropped while a group is placed, so that the next one must place it; another write has come meanwhile."""
     placing, came = threading.Event(), threading.Event()
-    with live_service(models, monkeypatch, admin_keys=KEY) as live:
-        add_version(models, 2, seed=1)
-        load(live, 2)
-        entry = live.running.app.state.service.registry.entries["books"]
+    add_version(models, 2, seed=1)
+    live.admin("POST", "load", {"version": 2, "default": False})
+    entry = live.running.app.state.service.registry.entries["books"]
 
-        def dropped(items: object) -> None:
-            placing.set()
-            came.wait(LIMIT_S)
-            entry.loaded = entry.ready[2]
-            raise NotReady("The service is shutting down.")
+    def dropped(items: object) -> None:
+        placing.set()
+        came.wait(LIMIT_S)
+        entry.loaded = entry.ready[2]
+        raise NotReady("The service is shutting down.")
 
-        monkeypatch.setattr(live.catalogue.thread.versions[1], "where", dropped)
+    monkeypatch.setattr(live.catalogue.thread.versions[1], "where", dropped)
 
-        def put(item: str, price: float) -> Put:
-            return Put(item, ItemBody(like=("item-1",), fields={"price": price}))
+    def put(item: str, price: float) -> Put:
+        return Put(item, ItemBody(like=("item-1",), fields={"price": price}))
 
-        async def write() -> None:
-            first = asyncio.create_task(live.catalogue.bulk([put("other", 1), put("new", 2)]))
-            await asyncio.to_thread(placing.wait, LIMIT_S)
-            second = asyncio.create_task(live.catalogue.put(put("new", 3)))
-            await asyncio.sleep(0)  # it is handed over in its first step
-            came.set()
-            await asyncio.gather(first, second)
+    async def write() -> None:
+        first = asyncio.create_task(live.catalogue.bulk([put("other", 1), put("new", 2)]))
+        await asyncio.to_thread(placing.wait, LIMIT_S)
+        second = asyncio.create_task(live.catalogue.put(put("new", 3)))
+        await asyncio.sleep(0)  # it is handed over in its first step
+        came.set()
+        outcomes, _ = await asyncio.gather(first, second)
+        assert [one.placed and one.placed.version for one in outcomes if isinstance(one, Outcome)] == [2, 2]
 
-        live.running.client.runner.run(write())
-        assert live.get("new").body.fields == {"price": 3}
-        (found,) = live.running.retrieve(queries=[{"history": ["item-1"]}], filter={"id": ["new"]}, m=2, beam_size=64, fields=["price"])[
-            "results"
-        ][0]["items"]
-        assert found["fields"] == {"price": 3.0}
+    live.running.client.runner.run(write())
+    assert live.get("new").body.fields == {"price": 3}
+    (found,) = live.running.retrieve(queries=[{"history": ["item-1"]}], filter={"id": ["new"]}, m=2, beam_size=64, fields=["price"])[
+        "results"
+    ][0]["items"]
+    assert found["fields"] == {"price": 3.0}
 
 
-def test_an_item_is_read_while_others_are_applied(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_item_is_read_while_others_are_applied(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     applying, read = threading.Event(), threading.Event()
     in_time: list[bool] = []
     apply = LiveState.apply
@@ -111,48 +107,45 @@ def test_an_item_is_read_while_others_are_applied(models: Path, monkeypatch: pyt
         in_time.append(read.wait(LIMIT_S))
         apply(self, *rest)
 
-    with live_service(models, monkeypatch) as live:
-        live.put("before", like=("item-1",))
-        monkeypatch.setattr(LiveState, "apply", held_up)
+    live.put("before", like=("item-1",))
+    monkeypatch.setattr(LiveState, "apply", held_up)
 
-        async def write_and_read() -> None:
-            writing = asyncio.create_task(live.catalogue.put(Put("new", ItemBody(like=("item-1",)))))
-            await asyncio.to_thread(applying.wait, LIMIT_S)
-            for item in ("item-1", "before"):
-                assert (await live.catalogue.get(item)).placed is not None
-            read.set()
-            await writing
+    async def write_and_read() -> None:
+        writing = asyncio.create_task(live.catalogue.put(Put("new", ItemBody(like=("item-1",)))))
+        await asyncio.to_thread(applying.wait, LIMIT_S)
+        for item in ("item-1", "before"):
+            assert (await live.catalogue.get(item)).placed is not None
+        read.set()
+        await writing
 
-        live.running.client.runner.run(write_and_read())
+    live.running.client.runner.run(write_and_read())
     assert in_time == [True]
 
 
-def test_where_a_read_item_hangs_is_what_its_write_said(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch) as live:
-        trained = live.get("item-3").placed
-        assert trained is not None
-        assert (trained.by, trained.version) == ("trained", 1)
-        assert live.put("new", like=("item-9",)).placed == live.get("new").placed
-        moved = live.put("item-3", like=("item-9",)).placed
-        assert moved is not None
-        assert (moved.by, moved.parent) == ("like", trained.parent)
-        assert live.get("item-3").placed == moved
-        live.delete("item-3")
-        back = live.put("item-3").placed
-        assert back is not None
-        assert back.parent == trained.parent
+def test_where_a_read_item_hangs_is_what_its_write_said(live: Live) -> None:
+    trained = live.get("item-3").placed
+    assert trained is not None
+    assert (trained.by, trained.version) == ("trained", 1)
+    assert live.put("new", like=("item-9",)).placed == live.get("new").placed
+    moved = live.put("item-3", like=("item-9",)).placed
+    assert moved is not None
+    assert (moved.by, moved.parent) == ("like", trained.parent)
+    assert live.get("item-3").placed == moved
+    live.delete("item-3")
+    back = live.put("item-3").placed
+    assert back is not None
+    assert back.parent == trained.parent
 
 
-def test_a_write_says_where_its_item_hangs_in_the_default_version(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch) as live:
-        add_version(models, 2, seed=1)
-        live.admin("POST", "load", {"version": 2, "default": False})
-        for default in (1, 2):
-            live.admin("POST", "default", {"version": default})
-            said = live.put(f"new-{default}", like=("item-1",)).placed
-            places = {number: version.placed(f"new-{default}") for number, version in live.catalogue.thread.versions.items()}
-            assert said == places[default]
-            assert len({place.parent for place in places.values() if place is not None}) == 2, "each version has a tree of its own"
+def test_a_write_says_where_its_item_hangs_in_the_default_version(live: Live, models: Path) -> None:
+    add_version(models, 2, seed=1)
+    live.admin("POST", "load", {"version": 2, "default": False})
+    for default in (1, 2):
+        live.admin("POST", "default", {"version": default})
+        said = live.put(f"new-{default}", like=("item-1",)).placed
+        places = {number: version.placed(f"new-{default}") for number, version in live.catalogue.thread.versions.items()}
+        assert said == places[default]
+        assert len({place.parent for place in places.values() if place is not None}) == 2, "each version has a tree of its own"
 
 
 def test_workers_that_have_seen_different_ids_agree_when_handles_run_out(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,20 +165,19 @@ def test_workers_that_have_seen_different_ids_agree_when_handles_run_out(models:
             until(lambda: {*first.found("item-1")} == {*second.found("item-1")} == expected, "each has what the other one has")
 
 
-def test_a_write_whose_place_cannot_be_stored_leaves_nothing_behind(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch) as live:
-        live.put("new", like=("item-1",))
-        with monkeypatch.context() as small:
-            small.setattr(journal_module, "MAX_ROW_BYTES", 1)
-            with pytest.raises(InvalidData, match="row"):
-                live.put("large", like=("item-1",))
-            outcomes = live.bulk(Put("large", ItemBody(like=("item-1",))), Put("item-2", ItemBody(fields={"price": 1})))
-            assert [type(outcome) for outcome in outcomes] == [InvalidData, Outcome]
-        with Journal(models / "books" / "live.db").writing() as transaction:
-            assert transaction.last_sequence() == 2
-        assert live.put("last", like=("item-1",)).sequence == 3
-        assert {"new", "last"} < {*live.found("item-1")}
-        assert "large" not in live.found("item-1")
+def test_a_write_whose_place_cannot_be_stored_leaves_nothing_behind(live: Live, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.put("new", like=("item-1",))
+    with monkeypatch.context() as small:
+        small.setattr(journal_module, "MAX_ROW_BYTES", 1)
+        with pytest.raises(InvalidData, match="row"):
+            live.put("large", like=("item-1",))
+        outcomes = live.bulk(Put("large", ItemBody(like=("item-1",))), Put("item-2", ItemBody(fields={"price": 1})))
+        assert [type(outcome) for outcome in outcomes] == [InvalidData, Outcome]
+    with Journal(models / "books" / "live.db").writing() as transaction:
+        assert transaction.last_sequence() == 2
+    assert live.put("last", like=("item-1",)).sequence == 3
+    assert {"new", "last"} < {*live.found("item-1")}
+    assert "large" not in live.found("item-1")
 
 
 def test_a_write_that_is_refused_takes_no_room_from_those_after_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,96 +291,88 @@ def test_of_many_commits_that_nobody_took_the_journal_is_read(follows: tuple[Jou
 # -- a process that holds the journal's lock and does nothing, or a disk that does not answer, holds up no request for ever
 
 
-"""How long a step that is held up waits at most, so that a test fails and does not hang."""
-
-
-def test_while_another_process_holds_the_lock_all_writes_that_wait_are_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_another_process_holds_the_lock_all_writes_that_wait_are_refused(live: Live, models: Path) -> None:
     """Each write of an item is a group of its own, and no group waits for the lock in its turn."""
-    with live_service(models, monkeypatch) as live:
-        live.put("new", like=("item-1",))
-        lines = [Put(f"new-{i % 2}", ItemBody(like=("item-1",), fields={"price": i})) for i in range(200)]
+    live.put("new", like=("item-1",))
+    lines = [Put(f"new-{i % 2}", ItemBody(like=("item-1",), fields={"price": i})) for i in range(200)]
 
-        async def write() -> Sequence[Outcome | EspalierError]:
-            deadline = asyncio.timeout(LIMIT_S)
-            async with deadline:
-                return [*await live.catalogue.bulk(lines), *await live.catalogue.bulk([Delete("new")])]
+    async def write() -> Sequence[Outcome | EspalierError]:
+        deadline = asyncio.timeout(LIMIT_S)
+        async with deadline:
+            return [*await live.catalogue.bulk(lines), *await live.catalogue.bulk([Delete("new")])]
 
-        with locked(models / "books" / "live.db"):
-            outcomes = live.running.client.runner.run(write())
-            assert {type(outcome) for outcome in outcomes} == {NotWritable}
-            assert "another process holds its lock" in str(outcomes[0])
-            assert live.get("new").sequence == 1
-            assert "new" in live.found("item-1")
-        assert live.put("newer", like=("item-1",)).sequence == 2
+    with locked(models / "books" / "live.db"):
+        outcomes = live.running.client.runner.run(write())
+        assert {type(outcome) for outcome in outcomes} == {NotWritable}
+        assert "another process holds its lock" in str(outcomes[0])
+        assert live.get("new").sequence == 1
+        assert "new" in live.found("item-1")
+    assert live.put("newer", like=("item-1",)).sequence == 2
 
 
-def test_a_write_that_has_not_begun_in_time_is_not_done(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WRITE_S", 0.2, raising=False)
-    monkeypatch.setattr(module, "BULK_S", 0.2, raising=False)
-    placing, go_on = threading.Event(), threading.Event()
-    place = Nearest.place
+class HeldUp:
+    """From now on a placement waits until it may go on, and then fails where there is an error."""
 
-    def held_up(self: Nearest, *rest: Any) -> Any:
-        placing.set()
-        go_on.wait(LIMIT_S)
-        return place(self, *rest)
+    def __init__(self, patch: pytest.MonkeyPatch, error: EspalierError | None = None) -> None:
+        self.go_on, self._placing = threading.Event(), threading.Event()
+        place = Nearest.place
 
-    with live_service(models, monkeypatch) as live:
-        monkeypatch.setattr(Nearest, "place", held_up)
-        monkeypatch.setattr(Compaction, "look", lambda _: time.sleep(0.5))  # what was begun is seen before the thread takes the next
+        def held_up(nearest: Nearest, *rest: Any) -> Any:
+            self._placing.set()
+            self.go_on.wait(3 * LIMIT_S)
+            if error is not None:
+                raise error
+            return place(nearest, *rest)
 
-        async def write() -> list[Any]:
-            first = asyncio.create_task(live.catalogue.put(Put("begun", ItemBody(like=("item-1",)))))
-            await asyncio.to_thread(placing.wait, LIMIT_S)
-            others = (
-                live.catalogue.put(Put("waits", ItemBody(like=("item-1",)))),
-                live.catalogue.bulk([Put("line", ItemBody(like=("item-1",)))]),
-            )
-            found = await asyncio.gather(first, *others, return_exceptions=True)
-            go_on.set()
-            return list(found)
+        patch.setattr(Nearest, "place", held_up)
 
-        begun, waits, line = live.running.client.runner.run(write())
-        assert isinstance(begun, NotWritable)
-        assert "not known" in str(begun)
-        assert isinstance(waits, NotWritable)
-        assert "Nothing was written" in str(waits)
-        assert isinstance(line[0], NotWritable)
-        until(lambda: "begun" in live.found("item-1"), "what was begun is done")
-        monkeypatch.setattr(module, "WRITE_S", LIMIT_S)
-        live.put("begun", fields={"price": 1.0})
-        assert not {"waits", "line"} & {*live.found("item-1")}
+    async def write(self, live: Live, *others: Coroutine[Any, Any, Any]) -> list[Any]:
+        """What becomes of a write that is held up, and of others that come after it, none of which wait for long."""
+        with pytest.MonkeyPatch.context() as short:
+            for wait in ("WRITE_S", "BULK_S"):
+                short.setattr(module, wait, 0.2)
+            first = asyncio.create_task(live.catalogue.put(liked("begun")))
+            await asyncio.to_thread(self._placing.wait, LIMIT_S)
+            return await asyncio.gather(first, *others, return_exceptions=True)
+
+
+def liked(item: str) -> Put:
+    return Put(item, ItemBody(like=("item-1",)))
+
+
+def test_a_write_that_has_not_begun_in_time_is_not_done(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = HeldUp(monkeypatch)
+    monkeypatch.setattr(Compaction, "look", lambda _: time.sleep(0.5))  # what was begun is seen before the thread takes the next
+    begun, waits, line = live.running.client.runner.run(
+        held.write(live, live.catalogue.put(liked("waits")), live.catalogue.bulk([liked("line")]))
+    )
+    held.go_on.set()
+    assert {type(outcome) for outcome in (begun, waits, line[0])} == {NotWritable}
+    assert "not known" in str(begun)
+    assert "Nothing was written" in str(waits)
+    until(lambda: "begun" in live.found("item-1"), "what was begun is done")
+    live.put("begun", fields={"price": 1.0})
+    assert not {"waits", "line"} & {*live.found("item-1")}
 
 
 def test_after_a_write_that_was_refused_late_the_next_one_is_taken(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes when the journal's thread has refused the first one, and has not taken the second."""
-    monkeypatch.setattr(module, "WRITE_S", 0.2)
-    placing, go_on, refused = threading.Event(), threading.Event(), threading.Event()
-    place = Nearest.place
-
-    def fails(*_: Any) -> Any:
-        placing.set()
-        go_on.wait(LIMIT_S)
-        raise InvalidData("like", "item-1", "another item")
+    refused = threading.Event()
 
     def expire(*_: Any) -> None:
         refused.set()
         time.sleep(0.5)
 
-    with live_service(models, monkeypatch) as live:
-        monkeypatch.setattr(Nearest, "place", fails)
+    with live_service(models, monkeypatch) as live, monkeypatch.context() as failing:
+        held = HeldUp(failing, InvalidData("like", "item-1", "another item"))
 
         async def write() -> list[Any]:
-            first = asyncio.create_task(live.catalogue.put(Put("first", ItemBody(like=("item-1",)))))
-            await asyncio.to_thread(placing.wait, LIMIT_S)
-            second = live.catalogue.put(Put("second", ItemBody(like=("item-1",))))
-            late = await asyncio.gather(first, second, return_exceptions=True)
+            late = await held.write(live, live.catalogue.put(liked("second")))
             monkeypatch.setattr(LiveVersion, "expire", expire)
-            go_on.set()
+            held.go_on.set()
             await asyncio.to_thread(refused.wait, LIMIT_S)
-            monkeypatch.setattr(Nearest, "place", place)
-            monkeypatch.setattr(module, "WRITE_S", LIMIT_S)
-            return [*late, await live.catalogue.put(Put("third", ItemBody(like=("item-1",))))]
+            failing.undo()
+            return [*late, await live.catalogue.put(liked("third"))]
 
         first, second, third = live.running.client.runner.run(write())
         assert isinstance(first, NotWritable)
@@ -396,39 +380,25 @@ def test_after_a_write_that_was_refused_late_the_next_one_is_taken(models: Path,
         assert third.sequence == 1
 
 
-def test_behind_a_write_that_does_not_end_no_others_gather(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_a_write_that_does_not_end_no_others_gather(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their clients have long been answered, so nothing else would bound them."""
-    placing, go_on = threading.Event(), threading.Event()
-    place = Nearest.place
+    held = HeldUp(monkeypatch)
 
-    def held_up(self: Nearest, *rest: Any) -> Any:
-        placing.set()
-        go_on.wait(3 * LIMIT_S)
-        return place(self, *rest)
+    async def write() -> list[Any]:
+        found = await held.write(live, live.catalogue.put(liked("waits")))
+        async with asyncio.timeout(LIMIT_S / 2):
+            later = live.catalogue.put(liked("later")), live.catalogue.bulk([Delete("item-1")])
+            return [*found, *await asyncio.gather(*later, return_exceptions=True)]
 
-    with live_service(models, monkeypatch) as live:
-
-        async def write() -> list[Any]:
-            monkeypatch.setattr(module, "WRITE_S", 0.2)
-            first = asyncio.create_task(live.catalogue.put(Put("begun", ItemBody(like=("item-1",)))))
-            await asyncio.to_thread(placing.wait, LIMIT_S)
-            found = await asyncio.gather(first, live.catalogue.put(Put("waits", ItemBody(like=("item-1",)))), return_exceptions=True)
-            monkeypatch.setattr(module, "WRITE_S", LIMIT_S)
-            monkeypatch.setattr(module, "BULK_S", LIMIT_S)
-            refused = live.catalogue.put(Put("later", ItemBody(like=("item-1",)))), live.catalogue.bulk([Delete("item-1")])
-            async with asyncio.timeout(LIMIT_S / 2):
-                return [*found, *await asyncio.gather(*refused, return_exceptions=True)]
-
-        monkeypatch.setattr(Nearest, "place", held_up)
-        try:
-            outcomes = live.running.client.runner.run(write())
-        finally:
-            go_on.set()
-        assert {type(outcome) for outcome in outcomes} == {NotWritable}
-        assert "do not end" in str(outcomes[-1])
-        until(lambda: "begun" in live.found("item-1"), "what was begun is done")
-        until(lambda: _is_written(live), "writes are taken again")
-        assert live.get("newer").sequence == 2
+    try:
+        outcomes = live.running.client.runner.run(write())
+    finally:
+        held.go_on.set()
+    assert {type(outcome) for outcome in outcomes} == {NotWritable}
+    assert "do not end" in str(outcomes[-1])
+    until(lambda: "begun" in live.found("item-1"), "what was begun is done")
+    until(lambda: _is_written(live), "writes are taken again")
+    assert live.get("newer").sequence == 2
 
 
 def _is_written(live: Any) -> bool:
@@ -438,7 +408,7 @@ def _is_written(live: Any) -> bool:
         return False
 
 
-def test_a_journal_that_does_not_answer_holds_up_no_get_for_ever(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_that_does_not_answer_holds_up_no_get_for_ever(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READ_S", 0.2, raising=False)
     answers = threading.Event()
     latest, asked = Journal.latest, []
@@ -448,15 +418,14 @@ def test_a_journal_that_does_not_answer_holds_up_no_get_for_ever(models: Path, m
         answers.wait(LIMIT_S)
         return latest(self, item)
 
-    with live_service(models, monkeypatch) as live:
-        live.put("new", like=("item-1",))
-        monkeypatch.setattr(Journal, "latest", held_up)
-        for _ in range(3):
-            with pytest.raises(NotWritable, match="could not be read"):
-                live.get("new")
-        assert asked == ["new"]  # those that nobody waits for any more are not read
-        answers.set()
-        until(lambda: _is_read(live), "it is read again")
+    live.put("new", like=("item-1",))
+    monkeypatch.setattr(Journal, "latest", held_up)
+    for _ in range(3):
+        with pytest.raises(NotWritable, match="could not be read"):
+            live.get("new")
+    assert asked == ["new"]  # those that nobody waits for any more are not read
+    answers.set()
+    until(lambda: _is_read(live), "it is read again")
 
 
 def _is_read(live: Any) -> bool:
