@@ -41,7 +41,10 @@ def differences(got: SearchResult, expected: SearchResult) -> list[str]:
 
 
 def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: SearchParams, rounding: float | None = None) -> list[str]:
-    """Where the engine's beams, traced, are not among the best by the reference's scores. rounding: instead of the engine's own."""
+    """Where the engine's beams, traced, are not among the best by the reference's scores. rounding: instead of the engine's own.
+
+    A traced query is searched alone: that the same queries in one call find the same items is compared, too.
+    """
     rounding = engine.rounding if rounding is None else rounding
     reference = ReferenceEngine(bundle)
     result = engine.search(queries, replace(params, trace=True))
