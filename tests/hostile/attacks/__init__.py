@@ -61,8 +61,6 @@ ATTACKS = {
     for attack in (
         Attack(nothing),
         Attack(heads.endless_header),
-        Attack(heads.endless_url),
-        Attack(heads.many_headers),
         Attack(heads.endless_chunk_extension),
         Attack(heads.endless_trailers),
         Attack(heads.dripping_heads),
