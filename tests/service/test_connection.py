@@ -81,34 +81,6 @@ def test_a_request_may_arrive_in_any_pieces(service: Listening, size: int, bare:
         assert wire.reply().document == {"alive": True}
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-        b"GET\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost : x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nA: \x00\r\n\r\n",
-        b"POST /retrieve HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-        b"POST /retrieve HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-        b"POST /retrieve HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-        b"POST /retrieve HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /retrieve HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
-        b"POST /retrieve HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nz\r\n",
-        b"POST /retrieve HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b"e" * 2 * MAX_LINE,
-        b"GET /a HTTP/0.9\r\nGET /b\n" * 100 + b"\r\n",
-    ],
-)
-def test_what_is_no_http_is_answered_400_and_ends_the_connection(service: Listening, request_: bytes) -> None:
-    before = service.refused("malformed")
-    with service.connected() as wire:
-        reply = wire.ask(request_)
-        assert reply.problem["status"] == 400
-        assert wire.ended()
-    assert service.refused("malformed") == before + 1
-
-
 # -- bodies -------------------------------------------------------------------------------------------------------------
 
 

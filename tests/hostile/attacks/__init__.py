@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.hostile.attacks import answers, bodies, connections, framing, heads, live, pipelining, requests
+from tests.hostile.attacks import answers, bodies, connections, heads, live, pipelining, requests
 from tests.hostile.attacks.target import Limits, Seen, Target
 
 __all__ = ["ATTACKS", "Attack", "Limits", "Seen", "Target"]
@@ -61,12 +61,9 @@ ATTACKS = {
     for attack in (
         Attack(nothing),
         Attack(heads.endless_header),
-        Attack(heads.endless_url),
-        Attack(heads.many_headers),
         Attack(heads.endless_chunk_extension),
         Attack(heads.endless_trailers),
         Attack(heads.dripping_heads),
-        Attack(framing.wrong_framing),
         Attack(pipelining.pipelined_posts),
         Attack(pipelining.pipelined_and_read),
         Attack(answers.too_large_answers),

@@ -1,4 +1,4 @@
-"""Heads without end: lines, addresses, headers, chunk extensions, trailers, and heads that drip."""
+"""Heads without end: headers, chunk extensions, trailers, and heads that drip."""
 
 from __future__ import annotations
 
@@ -32,15 +32,6 @@ def _endless(target: Target, start: bytes, block: bytes, most: int, statuses: se
 
 def endless_header(target: Target) -> Seen:
     return _endless(target, GET + b"X-Long: ", BLOCK, MOST, {"431"})
-
-
-def endless_url(target: Target) -> Seen:
-    return _endless(target, b"GET /livez?", BLOCK, 60 << 20, {"414", "431"})
-
-
-def many_headers(target: Target) -> Seen:
-    block = b"".join(b"X-%05d: y\r\n" % i for i in range(100_000))
-    return _endless(target, GET, block, len(block), {"431"})
 
 
 def endless_chunk_extension(target: Target) -> Seen:
