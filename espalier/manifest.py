@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 
+from espalier.bundle_files import sha256_of
 from espalier.content_info import ContentInfo
 from espalier.queries import FeaturesKind, HistoryKind, QueryKind, TextKind
 from espalier.rank_features import HISTORY, check_names, needs_node_rows
@@ -337,6 +339,11 @@ class ShardInfo(_Strict):
 class FileInfo(_Strict):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0)
+
+    @staticmethod
+    def of(file: Path) -> FileInfo:
+        """That of a file."""
+        return FileInfo(sha256=sha256_of(file), size=file.stat().st_size)
 
 
 class ManifestDraft(_Strict):

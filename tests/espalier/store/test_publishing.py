@@ -445,7 +445,7 @@ def test_a_damaged_blob_is_refused_and_removed(folder_store: Objects, large: Pat
     content = bytearray(blob.read_bytes())
     content[len(content) // 2] ^= 1
     blob.write_bytes(content)
-    with pytest.raises(StoreDamaged, match=rf"{blob.name}: damaged: its SHA-256 is not its name"):
+    with pytest.raises(StoreDamaged, match=rf"{blob.name}: damaged: its SHA-256 is not the one"):
         fetch(folder_store, "large", 1, cache)
     assert not (cache / "large" / ".fetch-1" / "nodes.safetensors").exists()
     assert find_versions(cache) == {}
