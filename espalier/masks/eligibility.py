@@ -4,7 +4,7 @@ Turns eligible items into a mask over the nodes, and the item rows that a query 
 nodes below which nothing eligible is left. Masking those inside the search (instead of dropping items afterwards) is what makes
 min(m, eligible) results come back. Knows no filters: see `filters.py`.
 
-Legend: B queries, E excluded items, X excluded nodes, N nodes, I items, C children, R handles of live items.
+Legend: B queries, E excluded items, X excluded nodes, N nodes, I items, R handles of live items.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
+from espalier.entry_lists import BORN, DIED, KEY, NEXT, NO_ENTRIES, OTHER_KEY, EntryArrays, entry_of
 from espalier.errors import InvalidQuery
 from espalier.read_only import read_only
-from espalier.search import NO_ITEM, NodeMask, SearchParams
+from espalier.search import NodeMask, SearchParams
 from espalier.tree import Tree
 
 NO_NODE = -1
 (NO_MASK,) = read_only(np.empty(0, np.bool_))
+NO_LIVE_LEAVES = NO_ENTRIES, np.empty(0, np.int32)
 
 
 def node_mask(tree: Tree, eligible_I: NDArray[np.bool_]) -> NodeMask:
@@ -87,15 +89,18 @@ class ExcludedNodes:
     leaves_BX  int64[B, X]   excluded leaves
     inner_BX   int64[B, X]   inner nodes below which every eligible item is excluded (another X)
     count_B    int64[B]      distinct excluded items that were eligible, live ones included
+    handle_B   int64 each    the handles of the live ones, ascending
     """
 
     leaves_BX: NDArray[np.int64]
     inner_BX: NDArray[np.int64]
     count_B: NDArray[np.int64]
+    handle_B: tuple[NDArray[np.int64], ...]
 
     def take(self, queries: NDArray[np.int64]) -> ExcludedNodes:
         """Those of some queries (int64 positions)."""
-        return ExcludedNodes(self.leaves_BX[queries], self.inner_BX[queries], self.count_B[queries])
+        handle_B = tuple(self.handle_B[b] for b in queries.tolist())
+        return ExcludedNodes(self.leaves_BX[queries], self.inner_BX[queries], self.count_B[queries], handle_B)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,96 +178,101 @@ def widened_beam(beam_size: int, eligible: int, items: int, most: float) -> int:
     return min(round(beam_size * min(max(most, 1.0), math.sqrt(items / eligible))), eligible)
 
 
-def excluded_nodes(tree: Tree, exclude_BE: NDArray[np.int64], mask_B: Sequence[NodeMask | None] | None = None) -> ExcludedNodes:
+def excluded_nodes(
+    tree: Tree,
+    exclude_BE: NDArray[np.int64],
+    mask_B: Sequence[NodeMask | None] | None = None,
+    live: tuple[EntryArrays, NDArray[np.int32]] = NO_LIVE_LEAVES,
+    live_BR: Sequence[NDArray[np.bool_] | None] = (),
+) -> ExcludedNodes:
     """The nodes that lists of item rows (int64[B, E], NO_ITEM as padding, repeats allowed) exclude under the queries' masks.
 
-    An inner node is excluded when all of its eligible children are. O(E · levels with excluded nodes).
+    An inner node is excluded when all of its eligible children are, and above leaves its eligible live leaves too. O(E · levels with
+    excluded nodes).
+
+    live     the entries of live leaves, and int32[I]: the handle of each trained item that was put or deleted, −1 of others
+    live_BR  as `EligibleNodes` has them
     """
-    if not len(exclude_BE):
-        none = np.full((0, 1), NO_NODE, np.int64)
-        return ExcludedNodes(none, none, np.zeros(0, np.int64))
-    if mask_B is None or len(set(map(id, mask_B))) == 1:
-        return _excluded_under(tree, exclude_BE, None if mask_B is None else mask_B[0])
-    groups = {id(mask): np.flatnonzero([other is mask for other in mask_B]) for mask in mask_B}
-    parts = [(own, _excluded_under(tree, exclude_BE[own], mask_B[own[0]])) for own in groups.values()]
-    leaves_BX, inner_BX = (
-        np.full((len(exclude_BE), max(getattr(part, name).shape[1] for _, part in parts)), NO_NODE, np.int64)
-        for name in ("leaves_BX", "inner_BX")
-    )
-    count_B = np.empty(len(exclude_BE), np.int64)
-    for own, part in parts:
-        leaves_BX[own, : part.leaves_BX.shape[1]], inner_BX[own, : part.inner_BX.shape[1]] = part.leaves_BX, part.inner_BX
-        count_B[own] = part.count_B
-    return ExcludedNodes(leaves_BX, inner_BX, count_B)
-
-
-def _excluded_under(tree: Tree, exclude_BE: NDArray[np.int64], mask: NodeMask | None) -> ExcludedNodes:
-    """Of queries with the same mask."""
-    eligible_N = NO_MASK if mask is None else mask.eligible_N
+    batch = len(exclude_BE)
     arrays = read_only(tree.leaf_of_item, tree.parent, tree.first_child, tree.items_below)
-    return ExcludedNodes(*_excluded(*read_only(exclude_BE), arrays, *read_only(eligible_N), tree.height))
+    (handle_I,) = read_only(live[1])
+    parts = []
+    for rows_E, mask, live_R in zip(exclude_BE, mask_B or (None,) * batch, live_BR or (None,) * batch, strict=True):
+        given = read_only(rows_E, NO_MASK if mask is None else mask.eligible_N, NO_MASK if live_R is None else live_R)
+        parts.append(_excluded(given[0], arrays, given[1], tree.height, (live[0], given[2], handle_I)))
+    leaf_B, inner_B, handle_B = zip(*parts, strict=True) if parts else ((), (), ())
+    count_B = np.array([len(leaf_X) + len(handle_X) for leaf_X, handle_X in zip(leaf_B, handle_B, strict=True)], np.int64)
+    return ExcludedNodes(padded_lists(leaf_B), padded_lists(inner_B), count_B, handle_B)
+
+
+def padded_lists(lists: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """int64[B, X], X ≥ 1: lists of nodes or item rows, −1 behind them."""
+    if len(lists) == 1 and len(lists[0]):
+        return lists[0][None]
+    padded = np.full((len(lists), max([1, *map(len, lists)])), NO_NODE, np.int64)
+    for row, numbers in zip(padded, lists, strict=True):
+        row[: len(numbers)] = numbers
+    return padded
 
 
 @compiled()
-def _excluded(exclude_BE: Any, tree: Any, eligible_N: Any, height: int) -> Any:
-    """The arrays of ExcludedNodes. tree: leaf_of_item, parent, first_child, items_below; without a mask, eligible_N is empty."""
-    batch, width = exclude_BE.shape
-    leaf_BE, count_B = np.full((batch, max(width, 1)), NO_NODE), np.zeros(batch, np.int64)
-    inner_X, inner_B = np.empty(width * height, np.int64), np.zeros(batch, np.int64)
-    for b in range(batch):
-        count_B[b] = _leaves(exclude_BE[b], tree, eligible_N, leaf_BE[b])
-        inner_B[b] = _close(leaf_BE[b, : count_B[b]].copy(), tree, eligible_N, inner_X)
-    inner_BX = np.full((batch, max(1, inner_B.max())), NO_NODE)
-    for b in range(batch):
-        if inner_B[b]:
-            _close(leaf_BE[b, : count_B[b]].copy(), tree, eligible_N, inner_X)
-            inner_BX[b, : inner_B[b]] = inner_X[: inner_B[b]]
-    return leaf_BE[:, : max(1, count_B.max())].copy(), inner_BX, count_B
+def _excluded(exclude_E: Any, tree: Any, eligible_N: Any, height: int, live: Any) -> Any:
+    """What item rows exclude, each int64 and ascending: leaves that are eligible, inner nodes, and handles of eligible live leaves.
 
-
-@compiled()
-def _leaves(exclude_E: Any, tree: Any, eligible_N: Any, leaf_E: Any) -> int:
-    """Fills in the eligible leaves of some items, ascending and each once; returns how many."""
+    tree        leaf_of_item, parent, first_child, items_below
+    eligible_N  empty without a mask
+    live        entries of live leaves; bool: eligible handles, later ones are not; the handle of each trained item
+    """
     leaf_of_item, _, _, items_below = tree
-    found = 0
+    entries, live_R, handle_I = live
+    leaf_E, handle_E, parent_E = np.empty_like(exclude_E), np.empty_like(exclude_E), np.empty_like(exclude_E)
+    leaves, handles, items = 0, 0, len(leaf_of_item)
     for row in exclude_E:
-        if row != NO_ITEM and _is_eligible(leaf_of_item[row], items_below, eligible_N):
-            leaf_E[found] = leaf_of_item[row]
-            found += 1
-    leaf_E[:found].sort()
-    kept = 0
-    for e in range(found):
-        if e == 0 or leaf_E[e] != leaf_E[kept - 1]:
-            leaf_E[kept] = leaf_E[e]
-            kept += 1
-    leaf_E[kept:found] = NO_NODE
-    return kept
+        if 0 <= row < items and _is_eligible(leaf_of_item[row], items_below, eligible_N):
+            leaf_E[leaves] = leaf_of_item[row]
+            leaves += 1
+        handle = row - items
+        if row < items:
+            handle = np.int64(handle_I[row]) if 0 <= row < len(handle_I) else np.int64(-1)
+        if 0 <= handle < len(live_R) and live_R[handle]:
+            entry = entry_of(handle, entries)
+            if entry > 0:
+                handle_E[handles], parent_E[handles] = handle, entries.rows[entry, KEY]
+                handles += 1
+    leaf_X, handle_X, parent_X = np.unique(leaf_E[:leaves]), np.unique(handle_E[:handles]), np.unique(parent_E[:handles])
+    return leaf_X, _closed(leaf_X, parent_X, handle_X, tree, eligible_N, height, live), handle_X
 
 
 @compiled()
-def _close(below: Any, tree: Any, eligible_N: Any, inner_X: Any) -> int:
-    """Fills in the inner nodes, ascending, all of whose eligible children are among `below` (ascending) or filled in; returns how many.
+def _closed(leaf_X: Any, parent_X: Any, handle_X: Any, tree: Any, eligible_N: Any, height: int, live: Any) -> Any:
+    """int64, ascending: the inner nodes below which nothing eligible is left but excluded leaves and live leaves of excluded handles.
 
+    parent_X  the parents of those live leaves
     The root is never scored, so it is not among them.
     """
     _, parent, first_child, items_below = tree
-    closed, count = 0, len(below)
-    while count:
-        above, first = 0, 0
-        while first < count:
-            up, last = parent[below[first]], first
+    most = len(leaf_X) + len(parent_X)
+    inner_X, closed = np.empty(most * height, np.int64), 0
+    below, count, beside = leaf_X, len(leaf_X), 0
+    while count > 0 or beside < len(parent_X):
+        above, kept, first = np.empty(most, np.int64), 0, 0
+        while first < count or beside < len(parent_X):
+            up, last = parent[below[first]] if first < count else parent_X[beside], first
+            if beside < len(parent_X) and parent_X[beside] <= up:
+                up = parent_X[beside]
+                beside += 1
             while last < count and parent[below[last]] == up:
                 last += 1
             eligible = 0
             for child in range(first_child[up], first_child[up + 1]):
                 eligible += _is_eligible(child, items_below, eligible_N)
-            if eligible == last - first and up > 0:
-                below[above], inner_X[closed] = up, up
-                above, closed = above + 1, closed + 1
+            if up > 0 and eligible == last - first and not _has_live_leaf(up, handle_X, live):
+                above[kept], inner_X[closed] = up, up
+                kept, closed = kept + 1, closed + 1
             first = last
-        count = above
+        below, count = above, kept
     inner_X[:closed].sort()
-    return closed
+    return inner_X[:closed]
 
 
 @compiled()
@@ -270,61 +280,16 @@ def _is_eligible(node: int, items_below: Any, eligible_N: Any) -> bool:
     return bool(eligible_N[node]) if len(eligible_N) else items_below[node] > 0
 
 
-def eligible_leaves(tree: Tree, query: NDArray[np.int64], rows: NDArray[np.int64], mask_B: Sequence[NodeMask | None]) -> NDArray[np.int64]:
-    """int64, ascending, each once: query · N + leaf of the pairs of a query and an item row whose leaf is eligible."""
-    key = np.unique(query * tree.node_count + tree.leaf_of_item[rows])
-    eligible: NDArray[np.int64] = key[_eligible(tree, mask_B, *np.divmod(key, tree.node_count))]
-    return eligible
-
-
-def parents_of(tree: Tree, key: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The parents of nodes (query · N + node, ascending), ascending, each once; and how many of the nodes each has."""
-    query, node = np.divmod(key, tree.node_count)
-    up = query * tree.node_count + tree.parent[node]  # sorted as `key` is, since children are contiguous
-    first = np.flatnonzero(np.append(True, up[1:] != up[:-1])) if len(up) else np.empty(0, np.int64)
-    return up[first], np.diff(np.append(first, len(up)))
-
-
-def closed_nodes(
-    tree: Tree,
-    mask_B: Sequence[NodeMask | None],
-    up: NDArray[np.int64],
-    excluded: NDArray[np.int64],
-    more: NDArray[np.int64] | int = 0,
-) -> NDArray[np.int64]:
-    """int64, ascending: the inner nodes (query · N + node) below which nothing eligible is left, the root aside.
-
-    up, excluded  nodes above leaves, and how many of their eligible leaves are excluded; more: how many they have besides children
-    """
-    closed = [np.empty(0, np.int64)]
-    while len(up):
-        query, node = np.divmod(up, tree.node_count)
-        children_C, of_C = tree.children(node)
-        eligible = np.bincount(of_C[_eligible(tree, mask_B, query[of_C], children_C)], minlength=len(up))
-        key = up[(excluded == eligible + more) & (node > 0)]  # the root is never scored
-        closed.append(key)
-        up, excluded = parents_of(tree, key)
-        more = 0
-    return np.sort(np.concatenate(closed))
-
-
-def _eligible(tree: Tree, mask_B: Sequence[NodeMask | None], query: NDArray[np.int64], node: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each (query, node) pair is eligible before exclusions."""
-    masks = list(dict.fromkeys(mask_B))
-    is_eligible: NDArray[np.bool_] = tree.items_below[node] > 0 if masks[0] is None else masks[0].eligible_N[node]
-    if len(masks) > 1:
-        of_mask = np.array([masks.index(mask) for mask in mask_B])[query]
-        for f, mask in enumerate(masks[1:], start=1):
-            mine = of_mask == f
-            is_eligible[mine] = tree.items_below[node[mine]] > 0 if mask is None else mask.eligible_N[node[mine]]
-    return is_eligible
-
-
-def padded_nodes(batch: int, nodes: int, key: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[B, X] from sorted (query, node) keys; X ≥ 1."""
-    query = key // nodes
-    count = np.bincount(query, minlength=batch)
-    padded = np.full((batch, max(1, int(count.max(initial=0)))), NO_NODE, np.int64)
-    slot = np.arange(len(key)) - np.repeat(np.cumsum(count) - count, count)
-    padded[query, slot] = key % nodes
-    return padded
+@compiled()
+def _has_live_leaf(node: int, handle_X: Any, live: Any) -> bool:
+    """Whether an eligible live leaf hangs under a node, of another handle than some."""
+    entries, live_R, _ = live
+    entry = entries.first[node] if node < len(entries.first) else np.int64(0)
+    while entry > 0:
+        handle = entries.rows[entry, OTHER_KEY]
+        if entries.rows[entry, BORN] <= entries.moment < entries.rows[entry, DIED] and handle < len(live_R) and live_R[handle]:
+            at = np.searchsorted(handle_X, handle)
+            if at == len(handle_X) or handle_X[at] != handle:
+                return True
+        entry = entries.rows[entry, NEXT]
+    return False

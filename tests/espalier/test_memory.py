@@ -31,7 +31,7 @@ from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
-from espalier.memory_sums import add_up, of_live_leaves
+from espalier.memory_sums import add_up, of_leaves
 from espalier.queries import PADDING, HistoryKind, QueryBatch
 from espalier.read_only import read_only
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
@@ -203,8 +203,10 @@ def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
 def test_live_leaves_have_the_same_sums(more_sources: int) -> None:
     """Those of a shard, too: its memory has the entries of all items of the whole, of which the shard holds some."""
     trained = *read_only(np.pad(TRAINED[0], (0, more_sources), mode="edge")), *TRAINED[1:]
-    arrays, sum_R = read_only(HISTORY[None], np.array([0, 4]), np.array(list(EXPECTED))), np.zeros(1)
-    assert of_live_leaves(*arrays, LIVE_ROW, trained, LIVE, sum_R).tolist() == list(EXPECTED.values())
+    *arrays, leaf_of_item = read_only(HISTORY[None], np.array([0, 4]), np.array(list(EXPECTED)), np.arange(3))
+    sum_L, sum_R = np.zeros(3), np.zeros(1)
+    assert of_leaves(*arrays, trained, LIVE, leaf_of_item, 0, sum_L, sum_R).tolist() == list(EXPECTED.values())
+    assert not sum_L.any()
     assert not sum_R.any()
 
 
