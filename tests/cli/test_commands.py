@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import espalier
+from espalier.file_lock import file_lock
 from espalier.model import Model
 from espalier.queries import HistoryKind
 from espalier_cli import predict as module
@@ -293,7 +294,8 @@ def test_a_killed_run_goes_on_with_its_parts(queries: Path, tmp_path: Path, monk
 
 def test_two_runs_do_not_write_one_file(queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1]
-    with module._only_run(tmp_path / ".top.parquet.parts", tmp_path / "top.parquet"):
+    (tmp_path / ".top.parquet.parts").mkdir()
+    with file_lock(tmp_path / ".top.parquet.parts"):
         assert run(*asked) == 1
     assert "expected a file that no other run is writing now" in capsys.readouterr().err
     assert not (tmp_path / "top.parquet").exists()
