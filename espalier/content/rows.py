@@ -30,7 +30,7 @@ class ContentRows:
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        from espalier.engines.runtime import ort, session_options  # here, because it loads slowly
+        from espalier.engines.runtime import open_session  # here, because it loads slowly
 
         info = bundle.manifest.content
         if info is None:
@@ -39,10 +39,7 @@ class ContentRows:
         self.width = bundle.graph_scorer.node_dim
         graph = read_graph(CONTENT, bundle.graph(CONTENT)).SerializeToString()
         self._where, self._block = bundle.path / CONTENT, max(1, BLOCK // info.entries)
-        try:
-            self._session = ort.InferenceSession(graph, session_options(1), providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime's own classes have no common base
-            raise BundleCorrupt(f"{self._where}: ONNX Runtime cannot open it ({error})") from error
+        self._session = open_session(self._where, graph)
         ends = np.minimum(np.arange(0, info.features + info.entries, info.entries), info.features)
         every = SparseRows(ends, np.arange(info.features, dtype=np.int32), np.ones(info.features, np.float32), info.features)
         for start in range(0, len(every), self._block):
@@ -58,7 +55,7 @@ class ContentRows:
         features_IX, values_IX = padded(features, self.features.info.entries)
         try:
             rows: Float32 = self._session.run(None, {"features": features_IX, "values": values_IX})[0]
-        except Exception as error:  # as above
+        except Exception as error:  # ONNX Runtime's own classes have no common base
             raise BundleCorrupt(f"{self._where}: it cannot be run ({error})") from error
         if rows.shape != (len(features_IX), self.width) or rows.dtype != np.float32 or not np.isfinite(rows).all():
             expected = f"finite float32[{len(features_IX)}, {self.width}]"

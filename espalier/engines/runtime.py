@@ -10,8 +10,10 @@ Graphs are given to it as bytes, and it is told of no folder in which a graph's 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any, Literal
 
-from espalier.errors import MissingExtra
+from espalier.errors import BundleCorrupt, MissingExtra
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -20,7 +22,7 @@ try:
 except ModuleNotFoundError as missing:
     raise MissingExtra(f"a model needs {missing.name}: pip install 'espalier[cpu]', or 'espalier[gpu]'") from missing
 
-__all__ = ["ort", "session_options"]
+__all__ = ["open_session", "ort", "session_options"]
 
 
 def session_options(threads: int) -> ort.SessionOptions:
@@ -31,3 +33,14 @@ def session_options(threads: int) -> ort.SessionOptions:
     options.log_severity_level = 3  # graph clean-up notes are no news
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     return options
+
+
+def open_session(file: Path, graph: bytes, threads: int = 1, device: Literal["cpu", "cuda"] = "cpu") -> ort.InferenceSession:
+    """A session for the graph of a bundle's file. Raises BundleCorrupt where there can be none."""
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device == "cuda":
+        providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0"}))
+    try:
+        return ort.InferenceSession(graph, session_options(threads), providers=providers)
+    except Exception as error:  # ONNX Runtime's own classes have no common base
+        raise BundleCorrupt(f"{file}: ONNX Runtime cannot open it ({error})") from error

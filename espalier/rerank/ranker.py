@@ -58,23 +58,14 @@ class Reranker:
     """
 
     def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"] = "cpu", threads: int = 1) -> None:
-        from espalier.engines.runtime import (  # here, because it loads slowly and bundles without a ranker need none
-            ort,
-            session_options,
-        )
+        from espalier.engines.runtime import open_session  # here, because it loads slowly and bundles without a ranker need none
 
         if bundle.manifest.ranker is None:
             raise BundleCorrupt(f"{bundle.path}: it has no ranker")
         self.bundle, self.info, self.device = bundle, bundle.manifest.ranker, device
         self.features = RankFeatures(bundle, self.info.features)
-        providers: list[Any] = ["CPUExecutionProvider"]
-        if device == "cuda":
-            providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0"}))
         graph = read_graph(RANKER, bundle.graph(RANKER)).SerializeToString()
-        try:
-            self._session = ort.InferenceSession(graph, session_options(threads), providers=providers)
-        except Exception as error:  # ONNX Runtime's own classes have no common base
-            raise BundleCorrupt(f"{bundle.path / RANKER}: ONNX Runtime cannot open it ({error})") from error
+        self._session = open_session(bundle.path / RANKER, graph, threads, device)
         _check_graph(bundle, self._session, len(self.info.features))
 
     def rerank(
