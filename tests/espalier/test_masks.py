@@ -177,37 +177,6 @@ def test_arrays_that_are_no_tree_are_refused_with_the_reason(case: str) -> None:
         Tree(**arrays(**changed))
 
 
-@given(drawn(), st.data())
-def test_a_tree_is_accepted_exactly_when_it_is_one(shape: tuple[Counts, list[int]], data: st.DataObject) -> None:
-    tree = build(shape)
-    changed = {name: getattr(tree, name).copy() for name in ("level_offset", "first_child", "leaf_item")}
-    for _ in range(data.draw(st.integers(1, 2))):
-        array = changed[data.draw(st.sampled_from(sorted(changed)))]
-        array[data.draw(st.integers(0, len(array) - 1))] += data.draw(st.sampled_from([-2, -1, 1, 2]))
-    if is_tree(**{name: array.tolist() for name, array in changed.items()}):
-        Tree(**changed)
-    else:
-        with pytest.raises(InvalidTree):
-            Tree(**changed)
-
-
-def is_tree(level_offset: list[int], first_child: list[int], leaf_item: list[int]) -> bool:
-    """The definition, read off the docstring with sets."""
-    if level_offset[:2] != [0, 1] or sorted(set(level_offset)) != level_offset or len(first_child) != level_offset[-1] + 1:
-        return False
-    levels = [set(range(a, b)) for a, b in pairwise(level_offset)]
-    seen: list[int] = []
-    for level, following in zip(levels, [*levels[1:], set()], strict=True):
-        for node in level:
-            below = list(range(first_child[node], first_child[node + 1]))
-            if first_child[node] > first_child[node + 1] or not set(below) <= following or bool(below) != bool(following):
-                return False
-            seen += below
-    items = sorted(item for item in leaf_item if item != EMPTY_LEAF)
-    ends = all(entry == level_offset[-1] for entry in first_child[level_offset[-2] :])
-    return ends and sorted(seen) == list(range(1, level_offset[-1])) and items == list(range(len(items))) and bool(items)
-
-
 # -- masks ----------------------------------------------------------------------------------------------------------------
 
 
@@ -534,15 +503,6 @@ def test_a_mask_that_was_begun_before_a_removal_is_not_kept(builds: Builds) -> N
 
 
 # -- ids, which a filter on `id` looks up -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_ids_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
-    monkeypatch.setattr(items_module, "_hash", lambda item_id: ord(item_id[0]) // 3)
-    items, ids = ItemTable.build(SHOP), ["d", "a", "c", "no", "b", "z"]
-    rows = [items.row_of(item_id) for item_id in ids] if alone else items.rows_of(ids).tolist()
-    assert rows == [3, 0, 2, -1, 1, -1]
-    assert items.rows_of(ids).tolist() == rows  # as they are remembered
 
 
 @given(rounds=st.lists(st.lists(st.sampled_from([*"abcd", "no", ""]), max_size=8), min_size=1, max_size=6), room=st.integers(0, 5))
