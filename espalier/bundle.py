@@ -46,6 +46,7 @@ searches; `bundle_writer.py` writes them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,7 +57,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from espalier.bundle_files import map_safetensors, read_parquet, read_safetensors, sha256_of
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
@@ -67,11 +68,11 @@ from espalier.label_counts import LabelCounts
 from espalier.manifest import (
     FORMAT,
     MAX_TREES,
+    NAME,
     SCHEMA_VERSION,
     GraphScorer,
     LinearScorer,
     Manifest,
-    ModelName,
     TreeInfo,
 )
 from espalier.memory import Memory
@@ -311,16 +312,17 @@ class Bundle:
 
 def parts_of(manifest: Manifest) -> tuple[str, ...]:
     """The files that a bundle must have besides its manifest."""
-    ranker = () if manifest.ranker is None else (RANKER,)
-    shard = () if manifest.shard is None else (SHARD,)
-    if isinstance(manifest.scorer, GraphScorer):
-        memory = () if manifest.memory is None else (MEMORY,)
-        content = () if manifest.content is None else (CONTENT, CONTENT_ARRAYS)
-        return (*GRAPH_PARTS, *ranker, *memory, *content, *shard)
+    others: dict[str, object] = {
+        RANKER: manifest.ranker,
+        MEMORY: manifest.memory,
+        CONTENT: manifest.content,
+        CONTENT_ARRAYS: manifest.content,
+    }
+    others |= {TAIL: manifest.tail, STACKING: manifest.stacking, SHARD: manifest.shard}
+    kind = GRAPH_PARTS if isinstance(manifest.scorer, GraphScorer) else LINEAR_PARTS
     text = (TEXT,) if isinstance(manifest.query, TextKind) else ()
-    tail = () if manifest.tail is None else (TAIL,)
-    stacking = () if manifest.stacking is None else (STACKING,)
-    return (*LINEAR_PARTS, *text, *tail, *stacking, *ranker, *shard, *chain.from_iterable(FOREST_PARTS[: len(manifest.trees)]))
+    named = (name for name, info in others.items() if info is not None)
+    return (*kind, *text, *named, *chain.from_iterable(FOREST_PARTS[: len(manifest.trees)]))
 
 
 def find_versions(root: Path) -> dict[str, tuple[int, ...]]:
@@ -342,14 +344,7 @@ def versions_in(folder: Path) -> tuple[int, ...]:
 
 
 def is_model_name(name: str) -> bool:
-    try:
-        _MODEL_NAME.validate_python(name)
-    except ValidationError:
-        return False
-    return True
-
-
-_MODEL_NAME: TypeAdapter[str] = TypeAdapter(ModelName)
+    return re.fullmatch(NAME, name) is not None
 
 
 def _read_manifest(path: Path) -> Manifest:
