@@ -161,7 +161,7 @@ class Bundle:
         """The tree, of a forest the first one."""
         if self.manifest.trees:
             return self.alone[0].tree
-        return self._made(FOREST_PARTS[self.place - 1][0] if self.place else TREE, self._tree_of)
+        return self.made(FOREST_PARTS[self.place - 1][0] if self.place else TREE, self._tree_of)
 
     def _tree_of(self, arrays: dict[str, NDArray[Any]]) -> Tree:
         tree = Tree(**{name: np.array(arrays[name]) for name in ("level_offset", "first_child", "leaf_item")})
@@ -215,7 +215,7 @@ class Bundle:
         """The weights of a bundle of linear scorers, of a forest those of the first tree, read and checked."""
         if self.manifest.trees:
             return self.alone[0].chunks
-        return self._made(FOREST_PARTS[self.place - 1][1] if self.place else CHUNKS, self._chunks_of)
+        return self.made(FOREST_PARTS[self.place - 1][1] if self.place else CHUNKS, self._chunks_of)
 
     def _chunks_of(self, arrays: dict[str, NDArray[Any]]) -> Chunks:
         scorer = self.linear_scorer
@@ -231,19 +231,19 @@ class Bundle:
     def memory(self) -> Memory | None:
         """The memory, read and checked; None where the bundle has none."""
         info, items, sources = self.manifest.memory, self.manifest.tree.items, self.manifest.history_items
-        return None if info is None else self._made(MEMORY, lambda arrays: Memory.of_arrays(arrays, info, items, sources))
+        return None if info is None else self.made(MEMORY, lambda arrays: Memory.of_arrays(arrays, info, items, sources))
 
     @cached_property
     def shard(self) -> ShardParts | None:
         """Which items and nodes of the bundle that was cut this one holds, read and checked; None where this one is whole."""
         info, trees = self.manifest.shard, [alone.manifest.tree for alone in self.alone]
-        return None if info is None else self._made(SHARD, lambda arrays: ShardParts.of_arrays(arrays, info, trees))
+        return None if info is None else self.made(SHARD, lambda arrays: ShardParts.of_arrays(arrays, info, trees))
 
     @cached_property
     def tail(self) -> Tail | None:
         """What else enters the scores of a forest, read and checked; None where the bundle has no such part."""
         info, items = self.manifest.tail, self.manifest.tree.items
-        return None if info is None else self._made(TAIL, lambda arrays: Tail.of_arrays(arrays, info, items, self.linear_scorer.features))
+        return None if info is None else self.made(TAIL, lambda arrays: Tail.of_arrays(arrays, info, items, self.linear_scorer.features))
 
     @cached_property
     def stacking(self) -> Stacking | None:
@@ -251,7 +251,7 @@ class Bundle:
         info, items = self.manifest.stacking, self.manifest.tree.items
         if info is None:
             return None
-        return self._made(STACKING, lambda arrays: Stacking.of_arrays(arrays, info, items, self.linear_scorer.features))
+        return self.made(STACKING, lambda arrays: Stacking.of_arrays(arrays, info, items, self.linear_scorer.features))
 
     @cached_property
     def vectoriser(self) -> Vectoriser:
@@ -261,7 +261,7 @@ class Bundle:
         kind = self.manifest.query
         if not isinstance(kind, TextKind):
             raise BundleCorrupt(f"{self.path}: {kind.kind} queries, expected texts")
-        vectoriser = self._made(TEXT, lambda arrays: Vectoriser.from_arrays(kind.blocks, arrays))
+        vectoriser = self.made(TEXT, lambda arrays: Vectoriser.from_arrays(kind.blocks, arrays))
         if vectoriser.width != kind.width:
             raise BundleCorrupt(f"{self.path / TEXT}: {vectoriser.width} features, the manifest says {kind.width}")
         return vectoriser
@@ -283,7 +283,7 @@ class Bundle:
         """How often training points had each item, read and checked; None where the bundle does not say."""
         if LABEL_COUNTS not in self.manifest.files:
             return None
-        return self._made(LABEL_COUNTS, lambda arrays: LabelCounts.of_arrays(arrays, self.manifest.tree.items))
+        return self.made(LABEL_COUNTS, lambda arrays: LabelCounts.of_arrays(arrays, self.manifest.tree.items))
 
     def graph(self, name: str) -> bytes:
         """The bytes of query.onnx, scorer.onnx or ranker.onnx."""
@@ -300,7 +300,7 @@ class Bundle:
         _ = self.tree, self.items, self.memory, self.shard, self.tail, self.stacking, self.label_counts()
         _ = self.stored_rows if isinstance(self.manifest.scorer, GraphScorer) else self.trees
 
-    def _made(self, name: str, make: Callable[[dict[str, NDArray[Any]]], T]) -> T:
+    def made(self, name: str, make: Callable[[dict[str, NDArray[Any]]], T]) -> T:
         """What is made of a file's arrays. What is wrong with them is said with the file's name."""
         file = self.path / name
         arrays = read_safetensors(file)

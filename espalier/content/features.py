@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from espalier.content_info import ContentColumn, ContentInfo
 from espalier.errors import BundleCorrupt, InvalidQuery
+from espalier.stored_arrays import check_arrays, check_length
 from espalier.text.sparse_rows import SparseRows
 
 if TYPE_CHECKING:  # numba takes a while to import, and only content with strings needs it
@@ -136,13 +137,10 @@ def _row_of(rows: SparseRows, i: int) -> tuple[Array, Array]:
 
 
 def _check_values(info: ContentInfo, arrays: Mapping[str, Array]) -> None:
-    others = sorted(name for name in arrays if not name.startswith(TEXT))
-    if others != ["value_hash", "value_weight"]:
-        raise BundleCorrupt(f"content: arrays {others}, expected value_hash and value_weight, and the vectoriser's")
-    for name, dtype in (("value_hash", np.uint64), ("value_weight", np.float32)):
-        if arrays[name].dtype != dtype or arrays[name].shape != (info.values,):
-            found = f"{arrays[name].dtype}{list(arrays[name].shape)}"
-            raise BundleCorrupt(f"content: {name} is {found}, expected {np.dtype(dtype)}[{info.values}]")
+    own = {name: array for name, array in arrays.items() if not name.startswith(TEXT)}
+    check_arrays(own, {"value_hash": np.uint64, "value_weight": np.float32})
+    for name, array in own.items():
+        check_length(name, array, info.values)
     hashes, weights = arrays["value_hash"], arrays["value_weight"]
     if (hashes[1:] <= hashes[:-1]).any():
         raise BundleCorrupt("content: value_hash does not ascend")

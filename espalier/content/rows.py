@@ -6,13 +6,13 @@ Legend: I items, X features of an item, D node row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
-from espalier.bundle_files import map_safetensors
 from espalier.content.features import ContentFeatures
 from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt
@@ -35,7 +35,7 @@ class ContentRows:
         info = bundle.manifest.content
         if info is None:
             raise BundleCorrupt(f"{bundle.path}: it has no {CONTENT}")
-        self.features = ContentFeatures(info, map_safetensors(bundle.path / CONTENT_ARRAYS))
+        self.features = bundle.made(CONTENT_ARRAYS, partial(ContentFeatures, info))
         self.width = bundle.graph_scorer.node_dim
         graph = read_graph(CONTENT, bundle.graph(CONTENT)).SerializeToString()
         self._where, self._block = bundle.path / CONTENT, max(1, BLOCK // info.entries)

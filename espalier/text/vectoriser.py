@@ -50,6 +50,8 @@ ALONE_RANGES = (
     (0x3005, 0x3007), (0x3021, 0x3029), (0x3031, 0x3035), (0x3038, 0x303C), (0x3040, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x1AFF0, 0x1B16F), (0x20000, 0x3FFFF),
 )  # fmt: skip
+_ALONE = "".join(f"{chr(first)}-{chr(last)}" for first, last in ALONE_RANGES)
+_WORD = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
 _VARIATIONS = ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
 _DTYPES: Dtypes = {"vocabulary": np.int64, "hash": np.uint64, "idf": np.float32, "text_from": np.int64, "text": np.uint8}
 
@@ -63,6 +65,11 @@ def normalise(text: str) -> str:
         return text.lower()
     plain = _ACCENTS.sub("", unicodedata.normalize("NFKD", text))
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
+
+
+def words_of(text: str) -> list[str]:
+    """The words, normalised; each Chinese or Japanese character is one."""
+    return _WORD.findall(normalise(text))
 
 
 class Vectoriser:

@@ -335,16 +335,6 @@ def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: p
     assert most == module.AHEAD + 1
 
 
-def test_parts_of_another_run_are_not_taken(queries: Path, tmp_path: Path) -> None:
-    out = tmp_path / "top.parquet"
-    parts = tmp_path / ".top.parquet.parts"
-    parts.mkdir()
-    (parts / "of").write_text("another run")
-    pq.write_table(pa.table({"user": ["wrong"]}), parts / "00000000.parquet")
-    assert run("--model", SAMPLE, "--queries", queries, "--out", out, "--workers", 1) == 0
-    assert pq.read_table(out).column("user").to_pylist() == list("abcde")
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -20,8 +20,7 @@ from espalier.placement.linear_placement import LinearPlacement
 from espalier.queries import TextKind, encode_texts
 from espalier.search import SearchParams
 from espalier.text.blocks import TextBlock
-from espalier.text.vectoriser import Vectoriser
-from espalier.text.words import words_of
+from espalier.text.vectoriser import Vectoriser, words_of
 from tests.service.running import bearer, ids, run
 from tests.training.commands import command, trained, written_toml
 from training.data.csr import as_matrix
