@@ -46,33 +46,33 @@ searches; `bundle_writer.py` writes them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from espalier.bundle_files import map_safetensors, read_parquet, read_safetensors, sha256_of
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks, TreeChunks
-from espalier.errors import BundleCorrupt, BundleNotFound, InvalidTree, UnsupportedSchema
+from espalier.errors import BundleCorrupt, BundleNotFound, InvalidTree, UnsupportedSchema, first_of
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.manifest import (
     FORMAT,
     MAX_TREES,
+    NAME,
     SCHEMA_VERSION,
     GraphScorer,
     LinearScorer,
     Manifest,
-    ModelName,
     TreeInfo,
 )
 from espalier.memory import Memory
@@ -81,12 +81,14 @@ from espalier.packed_chunks import unpacked
 from espalier.queries import HistoryKind, TextKind, VectorKind
 from espalier.shard_parts import ShardParts
 from espalier.stacking import Stacking
+from espalier.stored_arrays import check_arrays
 from espalier.tail import Tail
 from espalier.tree import Tree
 
 if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
     from espalier.text.vectoriser import Vectoriser
 
+T = TypeVar("T")
 TREE = "tree.safetensors"
 COMMON_PARTS = (TREE, "items.arrow", "golden.parquet", "heldout.parquet")
 GRAPH_PARTS = (*COMMON_PARTS, "nodes.safetensors", "query.onnx", "scorer.onnx")
@@ -159,19 +161,26 @@ class Bundle:
         """The tree, of a forest the first one."""
         if self.manifest.trees:
             return self.alone[0].tree
-        file = self.path / (FOREST_PARTS[self.place - 1][0] if self.place else TREE)
-        arrays = map_safetensors(file)
-        with _naming(file):
-            tree = Tree(np.array(arrays["level_offset"]), np.array(arrays["first_child"]), np.array(arrays["leaf_item"]))
-            if TreeInfo.of(tree) != self.manifest.tree:
-                raise BundleCorrupt("the tree is not the one that the manifest describes")
-            return tree
+        return self.made(FOREST_PARTS[self.place - 1][0] if self.place else TREE, self._tree_of)
+
+    def _tree_of(self, arrays: dict[str, NDArray[Any]]) -> Tree:
+        tree = Tree(**{name: np.array(arrays[name]) for name in ("level_offset", "first_child", "leaf_item")})
+        if TreeInfo.of(tree) != self.manifest.tree:
+            raise BundleCorrupt("the tree is not the one that the manifest describes")
+        return tree
 
     @property
     def graph_scorer(self) -> GraphScorer:
         """Shapes of the node rows and query states. Raises BundleCorrupt for a bundle of linear scorers, which has none."""
         if not isinstance(self.manifest.scorer, GraphScorer):
             raise BundleCorrupt(f"{self.path}: {self.manifest.scorer.kind} scorers, expected graphs over node rows")
+        return self.manifest.scorer
+
+    @property
+    def linear_scorer(self) -> LinearScorer:
+        """Sizes of the weights. Raises BundleCorrupt for a bundle of graphs, which has none."""
+        if not isinstance(self.manifest.scorer, LinearScorer):
+            raise BundleCorrupt(f"{self.path}: {self.manifest.scorer.kind} scorers, expected linear ones")
         return self.manifest.scorer
 
     @property
@@ -206,55 +215,43 @@ class Bundle:
         """The weights of a bundle of linear scorers, of a forest those of the first tree, read and checked."""
         if self.manifest.trees:
             return self.alone[0].chunks
-        scorer, file = self.manifest.scorer, self.path / (FOREST_PARTS[self.place - 1][1] if self.place else CHUNKS)
-        if not isinstance(scorer, LinearScorer):
-            raise BundleCorrupt(f"{self.path}: {scorer.kind} scorers, expected linear ones")
-        arrays = read_safetensors(file)
-        with _naming(file):
-            if scorer.dtype == "float16":
-                chunks = unpacked(arrays, scorer.features)
-            elif arrays.keys() == CHUNK_ARRAYS.keys():
-                chunks = Chunks(**arrays, width=scorer.features)
-            else:
-                raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(CHUNK_ARRAYS)}")
-            chunks.check(self.tree)
-            return chunks
+        return self.made(FOREST_PARTS[self.place - 1][1] if self.place else CHUNKS, self._chunks_of)
+
+    def _chunks_of(self, arrays: dict[str, NDArray[Any]]) -> Chunks:
+        scorer = self.linear_scorer
+        if scorer.dtype == "float16":
+            chunks = unpacked(arrays, scorer.features)
+        else:
+            check_arrays(arrays, CHUNK_ARRAYS)
+            chunks = Chunks(**arrays, width=scorer.features)
+        chunks.check(self.tree)
+        return chunks
 
     @cached_property
     def memory(self) -> Memory | None:
         """The memory, read and checked; None where the bundle has none."""
-        info, file = self.manifest.memory, self.path / MEMORY
-        if info is None:
-            return None
-        with _naming(file):
-            return Memory.of_arrays(read_safetensors(file), info, self.manifest.tree.items, self.manifest.history_items)
+        info, items, sources = self.manifest.memory, self.manifest.tree.items, self.manifest.history_items
+        return None if info is None else self.made(MEMORY, lambda arrays: Memory.of_arrays(arrays, info, items, sources))
 
     @cached_property
     def shard(self) -> ShardParts | None:
         """Which items and nodes of the bundle that was cut this one holds, read and checked; None where this one is whole."""
-        info, file = self.manifest.shard, self.path / SHARD
-        if info is None:
-            return None
-        with _naming(file):
-            return ShardParts.of_arrays(read_safetensors(file), info, [alone.manifest.tree for alone in self.alone])
+        info, trees = self.manifest.shard, [alone.manifest.tree for alone in self.alone]
+        return None if info is None else self.made(SHARD, lambda arrays: ShardParts.of_arrays(arrays, info, trees))
 
     @cached_property
     def tail(self) -> Tail | None:
         """What else enters the scores of a forest, read and checked; None where the bundle has no such part."""
-        info, scorer, file = self.manifest.tail, self.manifest.scorer, self.path / TAIL
-        if info is None or not isinstance(scorer, LinearScorer):
-            return None
-        with _naming(file):
-            return Tail.of_arrays(read_safetensors(file), info, self.manifest.tree.items, scorer.features)
+        info, items = self.manifest.tail, self.manifest.tree.items
+        return None if info is None else self.made(TAIL, lambda arrays: Tail.of_arrays(arrays, info, items, self.linear_scorer.features))
 
     @cached_property
     def stacking(self) -> Stacking | None:
         """What orders the best candidates anew, read and checked; None where the bundle has no such part."""
-        info, scorer, file = self.manifest.stacking, self.manifest.scorer, self.path / STACKING
-        if info is None or not isinstance(scorer, LinearScorer):
+        info, items = self.manifest.stacking, self.manifest.tree.items
+        if info is None:
             return None
-        with _naming(file):
-            return Stacking.of_arrays(read_safetensors(file), info, self.manifest.tree.items, scorer.features)
+        return self.made(STACKING, lambda arrays: Stacking.of_arrays(arrays, info, items, self.linear_scorer.features))
 
     @cached_property
     def vectoriser(self) -> Vectoriser:
@@ -264,7 +261,7 @@ class Bundle:
         kind = self.manifest.query
         if not isinstance(kind, TextKind):
             raise BundleCorrupt(f"{self.path}: {kind.kind} queries, expected texts")
-        vectoriser = Vectoriser.from_arrays(kind.blocks, read_safetensors(self.path / TEXT))
+        vectoriser = self.made(TEXT, lambda arrays: Vectoriser.from_arrays(kind.blocks, arrays))
         if vectoriser.width != kind.width:
             raise BundleCorrupt(f"{self.path / TEXT}: {vectoriser.width} features, the manifest says {kind.width}")
         return vectoriser
@@ -283,12 +280,10 @@ class Bundle:
         return map_safetensors(self.path / WEIGHTS)
 
     def label_counts(self) -> LabelCounts | None:
-        """How often training points had each item, mapped and checked; None where the bundle does not say."""
-        file = self.path / LABEL_COUNTS
+        """How often training points had each item, read and checked; None where the bundle does not say."""
         if LABEL_COUNTS not in self.manifest.files:
             return None
-        with _naming(file):
-            return LabelCounts.of_arrays(map_safetensors(file), self.manifest.tree.items)
+        return self.made(LABEL_COUNTS, lambda arrays: LabelCounts.of_arrays(arrays, self.manifest.tree.items))
 
     def graph(self, name: str) -> bytes:
         """The bytes of query.onnx, scorer.onnx or ranker.onnx."""
@@ -300,28 +295,34 @@ class Bundle:
     def heldout(self) -> pa.Table:
         return read_parquet(self.path / "heldout.parquet")
 
+    def check(self) -> None:
+        """Read and check every array and the items. Raises BundleCorrupt, which names the file."""
+        _ = self.tree, self.items, self.memory, self.shard, self.tail, self.stacking, self.label_counts()
+        _ = self.stored_rows if isinstance(self.manifest.scorer, GraphScorer) else self.trees
 
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """What is wrong with the content of a file is said with its name."""
-    try:
-        yield
-    except (BundleCorrupt, InvalidTree, KeyError) as error:
-        raise BundleCorrupt(f"{file}: {error}") from error
+    def made(self, name: str, make: Callable[[dict[str, NDArray[Any]]], T]) -> T:
+        """What is made of a file's arrays. What is wrong with them is said with the file's name."""
+        file = self.path / name
+        arrays = read_safetensors(file)
+        try:
+            return make(arrays)
+        except (BundleCorrupt, InvalidTree, KeyError) as error:
+            raise BundleCorrupt(f"{file}: {error}") from error
 
 
 def parts_of(manifest: Manifest) -> tuple[str, ...]:
     """The files that a bundle must have besides its manifest."""
-    ranker = () if manifest.ranker is None else (RANKER,)
-    shard = () if manifest.shard is None else (SHARD,)
-    if isinstance(manifest.scorer, GraphScorer):
-        memory = () if manifest.memory is None else (MEMORY,)
-        content = () if manifest.content is None else (CONTENT, CONTENT_ARRAYS)
-        return (*GRAPH_PARTS, *ranker, *memory, *content, *shard)
+    others: dict[str, object] = {
+        RANKER: manifest.ranker,
+        MEMORY: manifest.memory,
+        CONTENT: manifest.content,
+        CONTENT_ARRAYS: manifest.content,
+    }
+    others |= {TAIL: manifest.tail, STACKING: manifest.stacking, SHARD: manifest.shard}
+    kind = GRAPH_PARTS if isinstance(manifest.scorer, GraphScorer) else LINEAR_PARTS
     text = (TEXT,) if isinstance(manifest.query, TextKind) else ()
-    tail = () if manifest.tail is None else (TAIL,)
-    stacking = () if manifest.stacking is None else (STACKING,)
-    return (*LINEAR_PARTS, *text, *tail, *stacking, *ranker, *shard, *chain.from_iterable(FOREST_PARTS[: len(manifest.trees)]))
+    named = (name for name, info in others.items() if info is not None)
+    return (*kind, *text, *named, *chain.from_iterable(FOREST_PARTS[: len(manifest.trees)]))
 
 
 def find_versions(root: Path) -> dict[str, tuple[int, ...]]:
@@ -343,14 +344,7 @@ def versions_in(folder: Path) -> tuple[int, ...]:
 
 
 def is_model_name(name: str) -> bool:
-    try:
-        _MODEL_NAME.validate_python(name)
-    except ValidationError:
-        return False
-    return True
-
-
-_MODEL_NAME: TypeAdapter[str] = TypeAdapter(ModelName)
+    return re.fullmatch(NAME, name) is not None
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -377,6 +371,4 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
     try:
         return Manifest.model_validate(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BundleCorrupt(f"{file}: {where}: {first['msg']}") from error
+        raise BundleCorrupt(f"{file}: {first_of(error)}") from error

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +34,7 @@ from espalier.bundle import (
     Bundle,
     parts_of,
 )
-from espalier.bundle_files import Gathered, sha256_of, write_safetensors
-from espalier.chunks import ARRAYS as CHUNK_ARRAYS
+from espalier.bundle_files import Gathered, write_safetensors
 from espalier.chunks import Chunks, TreeChunks
 from espalier.content_info import ContentInfo
 from espalier.durable import flush
@@ -50,10 +49,8 @@ from espalier.manifest import (
     LinearScorer,
     Manifest,
     ManifestDraft,
-    MemoryInfo,
     RankerInfo,
     ScorerForm,
-    ShardInfo,
     TreeInfo,
 )
 from espalier.memory import Memory
@@ -69,6 +66,12 @@ if TYPE_CHECKING:  # numba takes a while to import, and only models of texts nee
 
 FILE_MODE, FOLDER_MODE = 0o644, 0o755
 """Permissions of what is written, whatever the umask: a bundle is often read by another user than the one who made it."""
+
+
+class Table(Protocol):
+    """What a file of arrays is made of."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -151,22 +154,17 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
         _check_padding(tree)
     if isinstance(content, LinearContent) and len(content.others) >= MAX_TREES:
         raise BundleCorrupt(f"a forest of {1 + len(content.others)} trees: at most {MAX_TREES}")
-    if len(content.items) != tree.item_count:
-        raise BundleCorrupt(f"items: {len(content.items)} rows, the tree holds {tree.item_count}")
+    if (draft.shard is None) != (content.shard is None):
+        raise BundleCorrupt("shard: expected both an entry of the manifest and the items and nodes, or neither")
     with _new_version(path) as folder:
+        made = _write_graphs(folder, content) if isinstance(content, GraphContent) else _write_linear(folder, content)
         _write_tree(folder / TREE, tree)
-        scorer = _write_graphs(folder, content) if isinstance(content, GraphContent) else _write_linear(folder, content)
-        memory = _write_memory(folder, content, draft.shard) if isinstance(content, GraphContent) else None
+        _write_tables(folder, {SHARD: content.shard, LABEL_COUNTS: content.counts})
         content.items.write(folder / "items.arrow")
         pq.write_table(content.golden, folder / "golden.parquet")
         pq.write_table(content.heldout, folder / "heldout.parquet")
-        info = content.content.info if isinstance(content, GraphContent) and content.content is not None else None
-        made = {"tree": TreeInfo.of(tree), "scorer": scorer, "memory": memory, "content": info}
-        trees = () if isinstance(content, GraphContent) else _write_forest(folder, content)
-        tail = content.tail.info if isinstance(content, LinearContent) and content.tail is not None else None
-        stacking = content.stacking.info if isinstance(content, LinearContent) and content.stacking is not None else None
-        _write_shard(folder, draft.shard, content.shard, [TreeInfo.of(tree), *(other.tree for other in trees)])
-        _write_manifest(folder, draft.model_dump() | made | {"trees": trees, "tail": tail, "stacking": stacking})
+        _write_manifest(folder, draft.model_dump() | {"tree": TreeInfo.of(tree)} | made)
+        Bundle.open(folder, verify=False).check()
     return Bundle.open(path, verify=False)
 
 
@@ -234,96 +232,61 @@ def make_folder(folder: Path) -> None:
 
 def _write_manifest(folder: Path, fields: Mapping[str, Any]) -> None:
     """The manifest of the files in a folder."""
-    names = sorted(file.name for file in folder.iterdir())
-    files = {name: FileInfo(sha256=sha256_of(folder / name), size=(folder / name).stat().st_size) for name in names}
+    files = {file.name: FileInfo.of(file) for file in sorted(folder.iterdir())}
     manifest = Manifest(**{**fields, "files": files})
     (folder / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n")
 
 
-def _write_graphs(folder: Path, graphs: GraphContent) -> GraphScorer:
-    tree, rows = graphs.tree, graphs.stored_rows
-    if rows.shape[0] != tree.node_count or rows.dtype not in (np.float32, np.float16, np.int8):
-        raise BundleCorrupt(f"node_rows: expected float32, float16 or int8 [{tree.node_count}, D], got {rows.dtype}{list(rows.shape)}")
+def _write_graphs(folder: Path, graphs: GraphContent) -> dict[str, Any]:
+    """Returns fields of the manifest."""
+    rows, memory, content = graphs.stored_rows, graphs.memory, graphs.content
     write_safetensors(folder / "nodes.safetensors", {"node_rows": rows})
     (folder / "query.onnx").write_bytes(graphs.query_onnx)
     (folder / "scorer.onnx").write_bytes(graphs.scorer_onnx)
-    if graphs.content is not None:
-        (folder / CONTENT).write_bytes(graphs.content.content_onnx)
-        write_safetensors(folder / CONTENT_ARRAYS, graphs.content.arrays)
+    if content is not None:
+        (folder / CONTENT).write_bytes(content.content_onnx)
+        write_safetensors(folder / CONTENT_ARRAYS, content.arrays)
     if graphs.weights:
         write_safetensors(folder / WEIGHTS, graphs.weights)
-    _write_counts(folder, graphs)
-    return GraphScorer(
-        dtype=str(rows.dtype),  # type: ignore[arg-type]  # checked above
+    _write_tables(folder, {MEMORY: memory})
+    scorer = GraphScorer(
+        dtype=str(rows.dtype),  # type: ignore[arg-type]  # pydantic checks it
         node_dim=width_of(rows),
         state_levels=graphs.state_levels,
         state_dim=graphs.state_dim,
         form=graphs.form,
         encoder=graphs.encoder,
     )
+    infos = {"memory": None if memory is None else memory.info, "content": None if content is None else content.info}
+    return {"scorer": scorer} | infos
 
 
-def _write_shard(folder: Path, info: ShardInfo | None, parts: ShardParts | None, trees: Sequence[TreeInfo]) -> None:
-    if (info is None) != (parts is None):
-        raise BundleCorrupt("shard: expected both an entry of the manifest and the items and nodes, or neither")
-    if info is not None and parts is not None:
-        parts.check(info, trees)
-        write_safetensors(folder / SHARD, parts.arrays())
-
-
-def _write_memory(folder: Path, graphs: GraphContent, shard: ShardInfo | None) -> MemoryInfo | None:
-    memory = graphs.memory
-    if memory is None:
-        return None
-    memory.check(graphs.tree.item_count, None if shard is None else shard.items)
-    write_safetensors(folder / MEMORY, memory.arrays())
-    return MemoryInfo(
-        weight=memory.key_weight,
-        length=len(memory.weight),
-        entries=len(memory.item),
-        repeat=tuple(memory.repeat.tolist()),
-        left_out=tuple(memory.left_out.tolist()),
-        formula=memory.formula,
-    )
-
-
-def _write_counts(folder: Path, content: GraphContent | LinearContent) -> None:
-    if content.counts is not None:
-        content.counts.check(content.tree.item_count)
-        write_safetensors(folder / LABEL_COUNTS, content.counts.arrays())
+def _write_tables(folder: Path, tables: Mapping[str, Table | None]) -> None:
+    """Those that there are, by their files."""
+    for name, table in tables.items():
+        if table is not None:
+            write_safetensors(folder / name, table.arrays())
 
 
 def _write_tree(file: Path, tree: Tree) -> None:
     write_safetensors(file, {"level_offset": tree.level_offset, "first_child": tree.first_child, "leaf_item": tree.leaf_item})
 
 
-def _write_forest(folder: Path, linear: LinearContent) -> tuple[ForestTree, ...]:
-    """The trees after the first. That they hold the same items is checked with the manifest."""
-    written = []
+def _write_linear(folder: Path, linear: LinearContent) -> dict[str, Any]:
+    """Returns fields of the manifest."""
+    tail, stacking, others = linear.tail, linear.stacking, []
+    _write_tables(folder, {TEXT: linear.vectoriser, TAIL: tail, STACKING: stacking})
     for (tree_file, chunks_file), (tree, chunks) in zip(FOREST_PARTS, linear.others, strict=False):
         _write_tree(folder / tree_file, tree)
-        written.append(ForestTree(tree=TreeInfo.of(tree), scorer=_write_chunks(folder / chunks_file, tree, chunks)))
-    return tuple(written)
+        others.append(ForestTree(tree=TreeInfo.of(tree), scorer=_write_chunks(folder / chunks_file, chunks)))
+    scorer = _write_chunks(folder / CHUNKS, linear.chunks)
+    infos = {"tail": None if tail is None else tail.info, "stacking": None if stacking is None else stacking.info}
+    return {"scorer": scorer, "trees": tuple(others)} | infos
 
 
-def _write_linear(folder: Path, linear: LinearContent) -> LinearScorer:
-    if linear.vectoriser is not None:
-        write_safetensors(folder / TEXT, linear.vectoriser.arrays())
-    _write_counts(folder, linear)
-    if linear.tail is not None:
-        linear.tail.check(linear.tree.item_count)
-        write_safetensors(folder / TAIL, linear.tail.arrays())
-    if linear.stacking is not None:
-        linear.stacking.check(linear.tree.item_count, linear.chunks.width)
-        write_safetensors(folder / STACKING, linear.stacking.arrays())
-    return _write_chunks(folder / CHUNKS, linear.tree, linear.chunks)
-
-
-def _write_chunks(file: Path, tree: Tree, chunks: Chunks) -> LinearScorer:
-    chunks.check(tree)
+def _write_chunks(file: Path, chunks: Chunks) -> LinearScorer:
     narrow = chunks.entry_weight.dtype == np.float16
-    arrays = packed(chunks) if narrow else {name: getattr(chunks, name) for name in CHUNK_ARRAYS}
-    write_safetensors(file, arrays)
+    write_safetensors(file, packed(chunks) if narrow else chunks.arrays())
     dtype: Literal["float32", "float16"] = "float16" if narrow else "float32"
     return LinearScorer(features=chunks.width, rows=len(chunks.row_feature), weights=len(chunks.entry_weight), dtype=dtype)
 

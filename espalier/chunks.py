@@ -7,17 +7,17 @@ Legend: P inner nodes, N nodes, R rows, F features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.manifest import Ranking
-from espalier.text.sparse_rows import SparseRows, ascends_in_rows, rises, row_blocks
+from espalier.stored_arrays import Dtypes, check_arrays, check_length, check_rows, row_blocks
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
 MAX_CHILDREN = 1 << 16
@@ -25,7 +25,7 @@ MAX_CHILDREN = 1 << 16
 LARGEST_RANK = float(np.finfo(np.float32).max) / 4
 """Largest bound of a rank that a query may have; the rest of float32's range is for rounding."""
 
-ARRAYS: Mapping[str, type[np.generic]] = {
+ARRAYS: Dtypes = {
     "chunk_row": np.int64,
     "row_feature": np.int32,
     "row_entry": np.int64,
@@ -34,8 +34,8 @@ ARRAYS: Mapping[str, type[np.generic]] = {
     "bias": np.float32,
 }
 """The arrays of Chunks with weights in float32, as bundles name and type them; for float16 see `packed_chunks`."""
-IN_FLOAT16: Mapping[str, tuple[type[np.generic], ...]] = {"entry_child": (np.uint8, np.uint16), "entry_weight": (np.float16,)}
-"""Which arrays of Chunks have other types where weights are float16."""
+IN_FLOAT16: Dtypes = {**ARRAYS, "entry_child": (np.uint8, np.uint16), "entry_weight": np.float16}
+"""The same where weights are float16."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,46 +61,30 @@ class Chunks:
 
     def check(self, tree: Tree) -> None:
         """Raise BundleCorrupt unless the arrays are scorers of `tree`. Compiled searches do not check again."""
-        narrow = IN_FLOAT16 if self.entry_weight.dtype == np.float16 else {}
-        for name, dtype in ARRAYS.items():
-            array = getattr(self, name)
-            if array.ndim != 1 or array.dtype not in [np.dtype(one) for one in narrow.get(name, (dtype,))]:
-                raise BundleCorrupt(f"chunks: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {np.dtype(dtype)}")
-        if max(tree.max_children) > MAX_CHILDREN:
-            raise BundleCorrupt(f"chunks: a node of {max(tree.max_children)} children, at most {MAX_CHILDREN} can be numbered")
-        inner = tree.leaf_offset
-        for name, count, end in (
-            ("chunk_row", inner + 1, len(self.row_feature)),
-            ("row_entry", len(self.row_feature) + 1, len(self.entry_child)),
-        ):
-            array = getattr(self, name)
-            if not rises(array, count - 1, end):
-                raise BundleCorrupt(f"chunks: {name} has {len(array)} entries, expected {count} from 0 to {end} that never decrease")
-        if len(self.entry_weight) != len(self.entry_child) or len(self.bias) != tree.node_count:
-            raise BundleCorrupt(
-                f"chunks: {len(self.entry_weight)} weights and {len(self.bias)} biases, expected {len(self.entry_child)} and "
-                f"{tree.node_count}"
-            )
-        if len(self.row_feature) and (self.row_feature.min() < 0 or self.row_feature.max() >= self.width):
-            raise BundleCorrupt(f"chunks: row_feature has feature numbers outside 0 … {self.width - 1}")
+        check_arrays(self.arrays(), IN_FLOAT16 if self.entry_weight.dtype == np.float16 else ARRAYS)
+        most = max(tree.max_children)
+        if most > MAX_CHILDREN:
+            raise BundleCorrupt(f"a node of {most} children, at most {MAX_CHILDREN} can be numbered")
+        check_rows("row_feature", self.row_feature, self.chunk_row, tree.leaf_offset, self.width)
+        check_rows("entry_child", self.entry_child, self.row_entry, len(self.row_feature), MAX_CHILDREN)
+        check_length("entry_weight", self.entry_weight, len(self.entry_child))
+        check_length("bias", self.bias, tree.node_count)
         for first, end in row_blocks(self.chunk_row):
-            self._check_nodes(first, end, np.diff(tree.first_child[first : end + 1]))
+            self._check_children(first, end, np.diff(tree.first_child[first : end + 1]))
         if not np.isfinite(self.largest).all():
-            raise BundleCorrupt("chunks: weights and biases must be finite")
+            raise BundleCorrupt("weights and biases must be finite")
 
-    def _check_nodes(self, first: int, end: int, children_P: NDArray[np.int64]) -> None:
-        """What `check` asks of the rows of some inner nodes, which have so many children."""
+    def _check_children(self, first: int, end: int, children_P: NDArray[np.int64]) -> None:
+        """Raise BundleCorrupt unless some inner nodes, which have so many children, have all that their rows speak of."""
         begin_P = self.chunk_row[first : end + 1]
-        rows = slice(int(begin_P[0]), int(begin_P[-1]))
-        if not ascends_in_rows(self.row_feature[rows], begin_P - begin_P[0]):
-            raise BundleCorrupt("chunks: row_feature is not strictly ascending within a node")
-        begin_R = self.row_entry[rows.start : rows.stop + 1]
-        child, begin_R = self.entry_child[begin_R[0] : begin_R[-1]], begin_R - begin_R[0]
-        used_R, children_R = np.diff(begin_R) > 0, np.repeat(children_P, np.diff(begin_P))
-        if len(child) and np.any(np.maximum.reduceat(child, begin_R[:-1][used_R]) >= children_R[used_R]):
-            raise BundleCorrupt("chunks: entry_child has numbers of children that a node does not have")
-        if not ascends_in_rows(child, begin_R):
-            raise BundleCorrupt("chunks: entry_child is not strictly ascending within a row")
+        last_R = self.row_entry[begin_P[0] + 1 : begin_P[-1] + 1] - 1  # children ascend, so the last entry has the largest
+        used_R = last_R >= self.row_entry[begin_P[0] : begin_P[-1]]
+        if np.any(self.entry_child[last_R[used_R]] >= np.repeat(children_P, np.diff(begin_P))[used_R]):
+            raise BundleCorrupt("entry_child has numbers of children that a node does not have")
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """By their names in ARRAYS."""
+        return {name: getattr(self, name) for name in ARRAYS}
 
     def weights_of(self, tree: Tree, node: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
         """float32: a node's weights for some features (ascending), 0 where it has none."""
@@ -145,7 +129,7 @@ class Chunks:
 
     @property
     def nbytes(self) -> int:
-        return sum(getattr(self, name).nbytes for name in ARRAYS)
+        return sum(array.nbytes for array in self.arrays().values())
 
 
 class TreeChunks(NamedTuple):

@@ -36,7 +36,10 @@ service maps these classes to status codes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class EspalierError(Exception):
@@ -194,6 +197,13 @@ def expectation(error: Mapping[str, Any]) -> str:
         case "int_parsing" | "float_parsing" | "int_from_float":
             message = message.partition(",")[0]  # how it was tried is said after it
     return message.removeprefix("Value error, ").removeprefix("expected ").removeprefix("Input should be ")
+
+
+def first_of(error: ValidationError) -> str:
+    """The first thing that pydantic refused: where, what it got and what was expected."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where + ': ' if where else ''}got {_short(first['input'])}, expected {expectation(first)}"
 
 
 def _count(number: int, kind: str) -> str:

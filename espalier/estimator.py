@@ -84,7 +84,7 @@ class XRLinear:
 
     def _found(self, X: Any, m: int, beam_size: int | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         model = self._model
-        results = [result for _, result in model.results(model.encoded(X), Ask(m, beam_size))]
+        results = list(model.results(model.encoded(X), Ask(m, beam_size)))
         if not results:
             return np.empty((0, m), np.int64), np.empty((0, m), np.float32)
         return np.concatenate([one.item_rows_BM for one in results]), np.concatenate([one.scores_BM for one in results])

@@ -108,13 +108,8 @@ class ItemTable:
         return ItemTable(pa.table(columns).combine_chunks())
 
     def take(self, rows: NDArray[np.int64]) -> ItemTable:
-        """The items at some rows (int64, ascending), without hashing their ids again."""
-        place_I = np.full(len(self), -1, np.int64)
-        place_I[rows] = np.arange(len(rows))
-        row = place_I[self._row_I]
-        table, there = self._table.select(list(self.fields)).take(pa.array(rows)).combine_chunks(), row >= 0
-        index = {HASH_COLUMN: pa.array(self._hash_I[there]), ROW_COLUMN: pa.array(row[there])}
-        return ItemTable(pa.table({name: table.column(name) for name in table.column_names} | index))
+        """The items at some rows (int64)."""
+        return ItemTable.build(self.to_table().take(pa.array(rows)))
 
     @staticmethod
     def joined(tables: Sequence[ItemTable], rows: Sequence[NDArray[np.int64]]) -> ItemTable:
@@ -127,13 +122,7 @@ class ItemTable:
         for part in parts[1:]:
             if part.schema != parts[0].schema:
                 raise InvalidData("items", part.schema.names, f"the columns {parts[0].schema.names}, of the same types, in all tables")
-        row = np.concatenate(rows)
-        hashes = np.concatenate([table._hash_I for table in tables])
-        row_of_hash = np.concatenate([own[table._row_I] for own, table in zip(rows, tables, strict=True)])
-        order = np.lexsort((row_of_hash, hashes))
-        index = {HASH_COLUMN: pa.array(hashes[order]), ROW_COLUMN: pa.array(row_of_hash[order])}
-        found = pa.concat_tables(parts).take(pa.array(np.argsort(row))).combine_chunks()
-        return ItemTable(pa.table({name: found.column(name) for name in found.column_names} | index))
+        return ItemTable.build(pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(rows)))))
 
     @staticmethod
     def open(path: Path) -> ItemTable:

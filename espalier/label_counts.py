@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt
+from espalier.stored_arrays import check_arrays, check_length
 
 MAX_COUNT = 1 << 53
 """Most points or events of an item."""
@@ -27,27 +28,18 @@ class LabelCounts:
     counts_I: NDArray[np.int64]
     points: int
 
-    def check(self, items: int) -> None:
-        """Raises BundleCorrupt where the counts cannot be those of so many items."""
-        counts_I = self.counts_I
-        if counts_I.dtype != np.int64 or counts_I.shape != (items,):
-            raise BundleCorrupt(f"counts: {counts_I.dtype}{list(counts_I.shape)}, expected int64[{items}]")
-        most = min(self.points, MAX_COUNT)
-        if items and not (counts_I.min() >= 0 and counts_I.max() <= most):
-            raise BundleCorrupt(f"counts from {counts_I.min()} to {counts_I.max()}, expected 0 to {most}, the number of points")
-
     def arrays(self) -> dict[str, NDArray[Any]]:
         """As they are stored."""
         return {"counts": self.counts_I, "points": np.array([self.points], np.int64)}
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], items: int) -> LabelCounts:
-        """From a file's arrays. Raises BundleCorrupt."""
-        if arrays.keys() != {"counts", "points"}:
-            raise BundleCorrupt(f"arrays {sorted(arrays)}, expected counts and points")
-        points = arrays["points"]
-        if points.dtype != np.int64 or points.shape != (1,):
-            raise BundleCorrupt(f"points: {points.dtype}{list(points.shape)}, expected int64[1]")
-        found = LabelCounts(arrays["counts"], int(points[0]))
-        found.check(items)
-        return found
+        """From a file's arrays, of so many items. Raises BundleCorrupt."""
+        check_arrays(arrays, {"counts": np.int64, "points": np.int64})
+        counts_I, points = arrays["counts"], arrays["points"]
+        check_length("counts", counts_I, items)
+        check_length("points", points, 1)
+        most = min(int(points[0]), MAX_COUNT)
+        if items and not (counts_I.min() >= 0 and counts_I.max() <= most):
+            raise BundleCorrupt(f"counts from {counts_I.min()} to {counts_I.max()}, expected 0 to {most}, the number of points")
+        return LabelCounts(counts_I, int(points[0]))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 
+from espalier.bundle_files import sha256_of
 from espalier.content_info import ContentInfo
 from espalier.queries import FeaturesKind, HistoryKind, QueryKind, TextKind
 from espalier.rank_features import HISTORY, check_names, needs_node_rows
@@ -21,10 +23,10 @@ FORMAT: Literal["espalier-bundle"] = "espalier-bundle"
 SCHEMA_VERSION: Literal[1] = 1
 """What is written, and all that is read."""
 
-ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
-
-PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
-"""A file of a bundle, in its folder: no path."""
+NAME = "[a-z0-9][a-z0-9._-]{0,63}"
+"""Of a model, and of a file of a bundle, which is no path."""
+ModelName = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
+PartName = ModelName
 MOST = 1 << 24
 """What no beam and no m needs to exceed; arrays are made for them."""
 MAX_TREES = 16
@@ -338,6 +340,11 @@ class FileInfo(_Strict):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0)
 
+    @staticmethod
+    def of(file: Path) -> FileInfo:
+        """That of a file."""
+        return FileInfo(sha256=sha256_of(file), size=file.stat().st_size)
+
 
 class ManifestDraft(_Strict):
     """What training says; tree sizes and file checksums are added when the bundle is written.
@@ -395,8 +402,7 @@ class Manifest(ManifestDraft):
     @model_validator(mode="after")
     def _parts_fit(self) -> Manifest:
         self._shard_fits()
-        self._history_parts_fit()
-        self._states_fit()
+        self._graph_parts_fit()
         self._stacking_fits()
         self._kinds_fit()
         self._trees_fit()
@@ -414,7 +420,7 @@ class Manifest(ManifestDraft):
             held, whole = f"{self.tree.items} items on {self.tree.nodes} nodes", f"{self.shard.items} on {self.shard.nodes}"
             raise ValueError(f"a shard of {held} cannot be part of {whole}")
 
-    def _history_parts_fit(self) -> None:
+    def _graph_parts_fit(self) -> None:
         history = self.query if isinstance(self.query, HistoryKind) else None
         if self.memory is not None:
             if history is None or not isinstance(self.scorer, GraphScorer):
@@ -426,8 +432,6 @@ class Manifest(ManifestDraft):
                 raise ValueError(f"a sequence encoder cannot read {self.query.kind} queries")
             if self.scorer.state_levels != self.tree.levels:
                 raise ValueError(f"a sequence encoder has {self.tree.levels} states, one for each level, got {self.scorer.state_levels}")
-
-    def _states_fit(self) -> None:
         if isinstance(self.scorer, GraphScorer) and self.scorer.state_levels not in (1, self.tree.levels):
             raise ValueError(f"scorer.state_levels: expected 1, or {self.tree.levels}, the tree's levels, got {self.scorer.state_levels}")
 
@@ -440,16 +444,13 @@ class Manifest(ManifestDraft):
             raise ValueError("stacking and a tail both order candidates, expected one of them")
 
     def _kinds_fit(self) -> None:
-        linear, sparse = isinstance(self.scorer, LinearScorer), isinstance(self.query, FeaturesKind | TextKind)
-        if linear != sparse:
-            raise ValueError(f"{self.scorer.kind} scorers cannot answer {self.query.kind} queries")
-        if (
-            isinstance(self.scorer, LinearScorer)
-            and isinstance(self.query, FeaturesKind | TextKind)
-            and self.scorer.features != self.query.width
-        ):
-            raise ValueError(f"scorers of {self.scorer.features} features cannot answer queries of {self.query.width}")
-        if not linear and self.ranking.activation != "sigmoid":
+        scorer, query = self.scorer, self.query
+        if isinstance(scorer, LinearScorer) and isinstance(query, FeaturesKind | TextKind):
+            if scorer.features != query.width:
+                raise ValueError(f"scorers of {scorer.features} features cannot answer queries of {query.width}")
+        elif isinstance(scorer, LinearScorer) or isinstance(query, FeaturesKind | TextKind):
+            raise ValueError(f"{scorer.kind} scorers cannot answer {query.kind} queries")
+        elif self.ranking.activation != "sigmoid":
             raise ValueError(f"graphs have logits for the sigmoid, not for {self.ranking.activation}")
 
     def _trees_fit(self) -> None:

@@ -20,29 +20,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt
+from espalier.manifest import LARGEST, MemoryFormula, MemoryInfo
 from espalier.read_only import read_only
-
-if TYPE_CHECKING:
-    from espalier.manifest import MemoryFormula, MemoryInfo
+from espalier.stored_arrays import Dtypes, check_arrays, check_length, check_rows
 
 MAX_ROW = 4096
 """Most entries of an item. A query adds up at most `length` rows."""
 MAX_VISITS = 1 << 20
 """Entries that one query may have to add up: places of the history times the longest row; some 70 ms."""
-LARGEST = float(np.finfo(np.float32).max)
 LARGEST_VALUE = float(np.finfo(np.float16).max)
-BLOCK = 1 << 20
-"""Entries that are checked at once: a mapped array need not fit into memory."""
 BUCKETS = 6
 """Of places since an item came last: 0, 1, 2–3, 4–7, 8–15, 16 and more."""
 NO_REPEAT, NONE_LEFT_OUT = read_only(np.zeros(BUCKETS, np.float32), np.zeros(BUCKETS, np.bool_))
-DTYPES = {"offset": np.int64, "item": np.int32, "value": np.float16, "weight": np.float32}
+DTYPES: Dtypes = {"offset": np.int64, "item": np.int32, "value": np.float16, "weight": np.float32}
 """The arrays of memory.safetensors."""
 
 
@@ -72,18 +68,25 @@ class Memory:
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: MemoryInfo, items: int, sources: int) -> Memory:
         """The memory of a bundle's arrays, checked; items and sources as in `check`. Raises BundleCorrupt where something does not fit."""
-        if arrays.keys() != DTYPES.keys():
-            raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(DTYPES)}")
-        for name, array in arrays.items():
-            if array.ndim != 1:
-                raise BundleCorrupt(f"{name}: {array.dtype}{list(array.shape)}, expected one dimension")
-        parts = np.array(info.repeat, np.float32), np.array(info.left_out)
-        memory = Memory(**arrays, key_weight=info.weight, repeat=parts[0], left_out=parts[1], formula=info.formula)
-        if (len(memory.weight), len(memory.item)) != (info.length, info.entries):
-            found = f"{len(memory.weight)} weights and {len(memory.item)} entries"
-            raise BundleCorrupt(f"{found}, the manifest says {info.length} and {info.entries}")
+        check_arrays(arrays, DTYPES)
+        check_length("weight", arrays["weight"], info.length)
+        check_length("item", arrays["item"], info.entries)
+        repeat, left_out = np.array(info.repeat, np.float32), np.array(info.left_out)
+        memory = Memory(**arrays, key_weight=info.weight, repeat=repeat, left_out=left_out, formula=info.formula)
         memory.check(items, sources)
         return memory
+
+    @property
+    def info(self) -> MemoryInfo:
+        """What a manifest says of it."""
+        return MemoryInfo(
+            weight=self.key_weight,
+            length=len(self.weight),
+            entries=len(self.item),
+            repeat=tuple(self.repeat.tolist()),
+            left_out=tuple(self.left_out.tolist()),
+            formula=self.formula,
+        )
 
     def sources(self, history_T: NDArray[Any], item: int, value_of: Callable[[int], float] | None = None) -> list[tuple[int, float]]:
         """Which items of a history (item rows, −1: no item, the last item last) speak for an item, largest first, with λ · Σ w_d · S.
@@ -133,48 +136,26 @@ class Memory:
         return {name: getattr(self, name) for name in DTYPES}
 
     def check(self, items: int, sources: int | None = None) -> None:
-        """Raise BundleCorrupt unless the arrays are those of `items` items: shapes, dtypes, order, ranges.
+        """Raise BundleCorrupt unless the arrays are those of `items` items.
 
         sources  items that have entries: those of the whole bundle, where this one is a shard; None: the same
         Neither mem nor λ · mem may come near the largest float32.
         """
-        entries = len(self.item)
-        sizes = {
-            "offset": ((items if sources is None else sources) + 1,),
-            "item": (entries,),
-            "value": (entries,),
-            "weight": (len(self.weight),),
-        }
-        for name, dtype in DTYPES.items():
-            array = getattr(self, name)
-            if array.dtype != dtype or array.shape != sizes[name]:
-                raise BundleCorrupt(f"{name}: {array.dtype}{list(array.shape)}, expected {np.dtype(dtype)}{list(sizes[name])}")
-        counts, falls = np.diff(self.offset), np.any(self.offset[1:] < self.offset[:-1])  # differences could wrap
-        if self.offset[0] != 0 or self.offset[-1] != entries or falls or counts.max() > MAX_ROW:
-            raise BundleCorrupt(f"offset: expected to rise from 0 to {entries}, by at most {MAX_ROW} entries an item")
+        check_arrays(self.arrays(), DTYPES)
+        check_rows("item", self.item, self.offset, items if sources is None else sources, items)
+        check_length("value", self.value, len(self.item))
+        if not np.all((self.value >= 0) & np.isfinite(self.value)):
+            raise BundleCorrupt("value: expected finite numbers of at least 0")
+        longest = int(np.diff(self.offset).max())
+        if longest > MAX_ROW:
+            raise BundleCorrupt(f"offset: {longest} entries of an item, at most {MAX_ROW} expected")
         if not len(self.weight) or not np.all((self.weight >= 0) & np.isfinite(self.weight)):
             raise BundleCorrupt("weight: expected at least one, finite and at least 0")
-        visits = len(self.weight) * int(counts.max(initial=0))
-        if visits > MAX_VISITS:
-            raise BundleCorrupt(
-                f"weight: {len(self.weight)} places over rows of up to {counts.max()} entries, at most {MAX_VISITS} together"
-            )
-        for begin in range(0, entries, BLOCK):
-            self._check_block(begin, min(begin + BLOCK, entries), items)
+        if len(self.weight) * longest > MAX_VISITS:
+            raise BundleCorrupt(f"weight: {len(self.weight)} places over rows of up to {longest} entries, at most {MAX_VISITS} together")
         for what, largest in (("sums of weight · value", self._largest_mem), ("key_weight · sums of weight · value", self.largest_part)):
             if not largest <= LARGEST / 2:
                 raise BundleCorrupt(f"value: {what} reach {largest:.3g}, expected at most {LARGEST / 2:.3g}")
-
-    def _check_block(self, begin: int, end: int, items: int) -> None:
-        """Raise BundleCorrupt unless the entries from `begin` to `end` are in order; their successor is looked at too."""
-        item, value = self.item[begin : end + 1], self.value[begin:end]
-        if item[: end - begin].min() < 0 or item[: end - begin].max() >= items:
-            raise BundleCorrupt(f"item: expected item rows from 0 to {items - 1}")
-        if not np.all((value >= 0) & np.isfinite(value)):
-            raise BundleCorrupt("value: expected finite numbers of at least 0")
-        falls = begin + 1 + np.flatnonzero(item[1:] <= item[:-1])  # only where another item's entries begin
-        if not np.all(self.offset[np.searchsorted(self.offset, falls)] == falls):
-            raise BundleCorrupt("item: expected ascending and distinct item rows in the entries of an item")
 
     @property
     def largest_part(self) -> float:

@@ -185,87 +185,34 @@ def with_number(ascending: Array, number: int) -> Array:
 
 
 @compiled()
-def of_live_leaves(history_BT: Array, begin_B: Array, row_C: Array, items: int, trained: Any, live: Any, sum_R: Array) -> Array:
-    """float32[C]: mem of the item rows of live leaves. Those of query b, begin_B[b] … begin_B[b + 1] − 1, are for its history.
+def of_leaves(
+    history_BT: Array,
+    begin_B: Array,
+    row_C: Array,
+    trained: Any,
+    live: Any,
+    leaf_of_item: Array,
+    leaf_offset: int,
+    sum_L: Array,
+    sum_R: Array,
+) -> Array:
+    """float32[C]: mem of item rows, trained or live. Those of query b, begin_B[b] … begin_B[b + 1] − 1, are for its history.
 
-    items  I of the tree: `trained` may have sources that the tree does not hold
-    sum_R  float64, 0 before and afterwards
+    sum_L sum_R  float64, 0 before and afterwards
     """
-    weight, repeat, entries, live_value = trained[3], trained[4], live[0], live[1]
-    rows, moment = entries.rows, entries.moment
-    mem_C = np.empty(len(row_C), np.float32)
-    repeats, place_D = np.empty(0, np.int64), np.empty(0, np.int64)
+    items, mem_C = len(leaf_of_item), np.empty(len(row_C), np.float32)
     for b in range(len(history_BT)):
-        if repeat.max() > 0 and begin_B[b] < begin_B[b + 1]:
-            repeats, place_D = newest(history_BT[b])
-        for is_gone in (False, True):  # add up, then clear what was added up
-            d = 0
-            for t in range(history_BT.shape[1] - 1, -1, -1):
-                source = history_BT[b, t]
-                if begin_B[b] == begin_B[b + 1] or source < 0 or d == len(weight):
-                    continue
-                x = first_entry(source, entries)
-                while x > 0:
-                    if rows[x, TARGET] >= items and rows[x, BORN] <= moment < rows[x, DIED]:
-                        part = np.float64(weight[d]) * np.float64(live_value[x])
-                        at = rows[x, TARGET] - items
-                        sum_R[at] = 0 if is_gone else sum_R[at] + part
-                    x = rows[x, NEXT]
-                d += 1
-            for i in range(len(repeats) if begin_B[b] < begin_B[b + 1] else 0):
-                at = repeats[i] - items
-                if 0 <= at < len(sum_R):
-                    sum_R[at] = 0 if is_gone else sum_R[at] + np.float64(repeat[bucket_of(place_D[i])])
-            if not is_gone:
-                for c in range(begin_B[b], begin_B[b + 1]):
-                    if row_C[c] >= items:
-                        mem_C[c] = sum_R[row_C[c] - items]
-                        continue
-                    mem = of_item(history_BT[b], row_C[c], trained, live)
-                    for i in range(len(repeats)):
-                        if repeats[i] == row_C[c]:
-                            mem += np.float64(repeat[bucket_of(place_D[i])])
-                    mem_C[c] = mem
-    return mem_C
-
-
-@compiled()
-def of_item(history_T: Array, row: int, trained: Any, live: Any) -> float:
-    """mem of one item row without the repeat term, float64."""
-    weight, mem, d = trained[3], 0.0, 0
-    for t in range(len(history_T) - 1, -1, -1):
-        if history_T[t] < 0 or d == len(weight):
+        if begin_B[b] == begin_B[b + 1]:
             continue
-        e, end = trained_span(history_T[t], trained)
-        entry = max(trained_entry(row, trained[1], trained[2], e, end), live_entry(history_T[t], row, live))
-        mem += np.float64(weight[d]) * np.float64(entry)
-        d += 1
-    return mem
-
-
-@compiled()
-def trained_entry(row: int, item: Array, value: Array, begin: int, end: int) -> Any:
-    """The value of an item row among trained entries, which ascend; 0 where it is not there."""
-    at = begin + np.searchsorted(item[begin:end], row)
-    return number(value[at]) if at < end and item[at] == row else np.float32(0)
-
-
-@compiled()
-def live_entry(source: int, row: int, live: Any) -> Any:
-    """The value of an item row among the live entries of another; 0 where it is not there."""
-    entry = pair_entry(source, row, live[0])
-    return live[1][entry] if entry > 0 else np.float32(0)
-
-
-@compiled()
-def pair_entry(source: int, target: int, entries: Any) -> Any:
-    """The live entry of a source and a target that counts; 0 where there is none."""
-    x = first_entry(source, entries)
-    while x > 0:
-        if entries.rows[x, TARGET] == target and entries.rows[x, BORN] <= entries.moment < entries.rows[x, DIED]:
-            return x
-        x = entries.rows[x, NEXT]
-    return np.int64(0)
+        leaves, handles = add_up(history_BT[b], trained, live, leaf_of_item, leaf_offset, sum_L, sum_R)
+        for c in range(begin_B[b], begin_B[b + 1]):
+            row = row_C[c]
+            mem_C[c] = sum_R[row - items] if row >= items else sum_L[leaf_of_item[row] - leaf_offset]
+        for leaf in leaves:
+            sum_L[leaf - leaf_offset] = 0
+        for handle in handles:
+            sum_R[handle] = 0
+    return mem_C
 
 
 @compiled()

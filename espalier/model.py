@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +72,18 @@ class Ask:
     exclude_seen: bool = False
 
 
+class Answers(NamedTuple):
+    """What some queries find, one query after the other.
+
+    count_B  int64[B]: how many items each has
+    """
+
+    count_B: NDArray[np.int64]
+    ids: pa.Array
+    scores: pa.Array
+    fields: dict[str, pa.Array]
+
+
 class Model:
     """See the module. `frame` says what its answers are; the default is pandas or polars where one is installed, else Arrow."""
 
@@ -113,13 +125,31 @@ class Model:
         Raises InvalidQuery, naming the field, where something is not what the model takes.
         """
         self._check_fields(fields)
-        ask = Ask(m, beam_size, filter, exclude_filter, exclude_seen)
-        tables, begin = [], 0
-        batch_of_all, seen = self.with_seen(queries)
-        for batch, result in self.results(batch_of_all, ask, seen):
-            tables.append(self._table(result, begin, fields))
-            begin += len(batch)
-        return self._as_frame(pa.concat_tables(tables) if tables else self._table(None, 0, fields))
+        batch, seen = self.with_seen(queries)
+        answers = self.answers(batch, Ask(m, beam_size, filter, exclude_filter, exclude_seen), fields, seen)
+        query = np.repeat(np.arange(len(batch)), answers.count_B)
+        rank = 1 + np.arange(len(query)) - np.repeat(np.cumsum(answers.count_B) - answers.count_B, answers.count_B)
+        columns = {"query": query, "rank": rank, "item": answers.ids, "score": answers.scores}
+        return self._as_frame(pa.table(columns | {name: values for name, values in answers.fields.items() if name != "id"}))
+
+    def answers(
+        self,
+        queries: QueryBatch,
+        ask: Ask,
+        fields: Sequence[str] = (),
+        seen: Sequence[NDArray[np.int64]] | None = None,
+        m_B: NDArray[np.int64] | None = None,
+        filters: Sequence[Mapping[str, object] | None] | None = None,
+    ) -> Answers:
+        """What encoded queries find, with fields of the items; other arguments as `results` takes them."""
+        results = list(self.results(queries, ask, seen, m_B, filters))
+        is_item = [np.arange(result.item_rows_BM.shape[1]) < result.count_B[:, None] for result in results]
+        rows = np.concatenate([np.empty(0, np.int64), *(one.item_rows_BM[at] for one, at in zip(results, is_item, strict=True))])
+        scores = np.concatenate([np.empty(0, np.float32), *(one.scores_BM[at] for one, at in zip(results, is_item, strict=True))])
+        count_B = np.concatenate([np.empty(0, np.int64), *(result.count_B for result in results)])
+        items = self.bundle.items
+        columns = {field: _one_array(items.column(field).take(pa.array(rows))) for field in fields}
+        return Answers(count_B, pa.array(items.ids_of(rows) if len(rows) else [], pa.string()), pa.array(scores), columns)
 
     def results(
         self,
@@ -128,7 +158,7 @@ class Model:
         seen: Sequence[NDArray[np.int64]] | None = None,
         m_B: NDArray[np.int64] | None = None,
         filters: Sequence[Mapping[str, object] | None] | None = None,
-    ) -> Iterator[tuple[QueryBatch, SearchResult]]:
+    ) -> Iterator[SearchResult]:
         """What encoded queries find, AT_ONCE at a time.
 
         seen  the item rows of each whole history, which may be longer than the model reads; only for `exclude_seen`
@@ -155,7 +185,7 @@ class Model:
                 params = replace(params, m_B=m_B[at])
             if filters is not None:
                 params = replace(params, mask_B=tuple(self.mask(filters[b], ask.exclude_filter) for b in at.tolist()))
-            yield part, self.engine.search(part, params)
+            yield self.engine.search(part, params)
 
     def encoded(self, queries: Any) -> QueryBatch:
         """Queries as the engine takes them. See `search`."""
@@ -238,7 +268,7 @@ class Model:
         queries, relevant = self._held_out() if data is None else self._given(as_table("data", data, (user, item)), user, item, time)
         rows = []
         for beam_size in beam_sizes or (self.bundle.manifest.search.beam_size,):
-            found_BM = np.concatenate([result.item_rows_BM for _, result in self.results(queries, Ask(max(ms), beam_size))])
+            found_BM = np.concatenate([result.item_rows_BM for result in self.results(queries, Ask(max(ms), beam_size))])
             for m in ms:
                 precision_B, recall_B, _ = precision_recall_f(found_BM, relevant, m)
                 figures = {"recall": recall_B, "precision": precision_B, "ndcg": ndcg_at_m(found_BM, relevant, m)}
@@ -335,20 +365,6 @@ class Model:
             if field not in self.bundle.items.fields:
                 raise InvalidQuery("fields", field, f"some of {', '.join(self.bundle.items.fields)}")
 
-    def _table(self, result: SearchResult | None, begin: int, fields: Sequence[str]) -> pa.Table:
-        """begin: position of the first query."""
-        count_B = np.zeros(0, np.int64) if result is None else result.count_B
-        query = np.repeat(np.arange(begin, begin + len(count_B)), count_B)
-        rank = np.arange(len(query)) - np.repeat(np.cumsum(count_B) - count_B, count_B)
-        rows, scores = np.empty(0, np.int64), np.empty(0, np.float32)
-        if result is not None:
-            rows, scores = result.item_rows_BM[query - begin, rank], result.scores_BM[query - begin, rank]
-        items = self.bundle.items
-        ids = pa.array(items.ids_of(rows) if len(rows) else [], pa.string())
-        columns = {"query": pa.array(query, pa.int64()), "rank": pa.array(rank + 1, pa.int64()), "item": ids, "score": pa.array(scores)}
-        columns |= {field: items.column(field).take(pa.array(rows)).combine_chunks() for field in fields if field != "id"}
-        return pa.table(columns)
-
     def _outcome(self, row: int, result: SearchResult) -> dict[str, object]:
         if row < 0:
             return {"outcome": "unknown"}
@@ -391,15 +407,20 @@ def _blocks(count: int, excluded: Sequence[NDArray[np.int64]] | None) -> Iterato
         begin = end
 
 
-def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """int64[B, E]: lists of item rows, NO_ITEM behind them."""
-    padded = np.full((len(rows), max(1, *map(len, rows))), NO_ITEM, np.int64)
-    for row, own in zip(padded, rows, strict=True):
-        row[: len(own)] = own
-    return padded
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def _history_of(place: int, query: Any) -> list[str]:
     if isinstance(query, str | bytes) or not hasattr(query, "__iter__"):
         raise InvalidQuery(f"queries[{place}].history", query, "a list of item ids, the newest last")
     return [str(item) for item in query]
+
+
+def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """int64[B, E], NO_ITEM behind each list of item rows."""
+    padded = np.full((len(rows), max(1, *map(len, rows))), NO_ITEM, np.int64)
+    for padded_row, row in zip(padded, rows, strict=True):
+        padded_row[: len(row)] = row
+    return padded

@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.errors import BundleCorrupt
-from espalier.text.sparse_rows import BLOCK, rises
+from espalier.stored_arrays import BLOCK, Dtypes, check_arrays, check_length, rises
 
 Array = NDArray[Any]
 NARROW = (np.uint8, np.uint16, np.int32)
-PACKED: Mapping[str, tuple[type[np.generic], ...]] = {
-    "chunk_row": (np.int64,),
+PACKED: Dtypes = {
+    "chunk_row": np.int64,
     "row_gap": NARROW,
     "row_count": NARROW,
     "entry_child": (np.uint8, np.uint16),
-    "entry_weight": (np.float16,),
-    "bias": (np.float32,),
+    "entry_weight": np.float16,
+    "bias": np.float32,
 }
 """The arrays of packed chunks, as bundles name them, and their types.
 
@@ -78,22 +78,17 @@ def packed(chunks: Chunks) -> dict[str, Array]:
 
 def unpacked(arrays: Mapping[str, Array], width: int) -> Chunks:
     """The scorers of a bundle's arrays, weights and children as they are. Raises BundleCorrupt; `Chunks.check` checks what is left."""
-    if arrays.keys() != PACKED.keys():
-        raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(PACKED)}")
-    for name, dtypes in PACKED.items():
-        array = arrays[name]
-        if array.ndim != 1 or array.dtype not in [np.dtype(dtype) for dtype in dtypes]:
-            expected = " or ".join(str(np.dtype(dtype)) for dtype in dtypes)
-            raise BundleCorrupt(f"chunks: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {expected}")
+    check_arrays(arrays, PACKED)
     chunk_row, gaps, counts = arrays["chunk_row"], arrays["row_gap"], arrays["row_count"]
-    if len(gaps) != len(counts) or not len(chunk_row) or not rises(chunk_row, len(chunk_row) - 1, len(gaps)):
-        raise BundleCorrupt(f"chunks: chunk_row of {len(gaps)} gaps and {len(counts)} counts does not rise from 0 to their number")
+    check_length("row_count", counts, len(gaps))
+    if not len(chunk_row) or not rises(chunk_row, len(chunk_row) - 1, len(gaps)):
+        raise BundleCorrupt(f"chunk_row does not rise from 0 to {len(gaps)}, the number of rows")
     if len(gaps) and (gaps.min() < 0 or counts.min() < 0):
-        raise BundleCorrupt("chunks: row_gap or row_count has numbers below 0")
+        raise BundleCorrupt("row_gap or row_count has numbers below 0")
     begins = chunk_row[:-1][np.diff(chunk_row) > 0]
     last = np.add.reduceat(gaps, begins, dtype=np.int64) if len(begins) else np.zeros(0, np.int64)  # the largest feature of each node
     if last.max(initial=0) >= width:
-        raise BundleCorrupt(f"chunks: row_gap leads to feature numbers outside 0 … {width - 1}")
+        raise BundleCorrupt(f"row_gap leads to feature numbers outside 0 … {width - 1}")
     features = gaps.astype(np.int32)
     features[begins[1:]] -= last[:-1].astype(np.int32)
     np.cumsum(features, dtype=np.int32, out=features)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from espalier.search import NO_ITEM
-from espalier.text.sparse_rows import SparseRows, rises
+from espalier.stored_arrays import rises
+from espalier.text.sparse_rows import SparseRows
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]

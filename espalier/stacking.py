@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt
 from espalier.manifest import StackingInfo
-from espalier.text.sparse_rows import ascends_in_rows, rises
+from espalier.stored_arrays import check_arrays, check_length, check_rows
 
 FEATURES = (
     "score.log",
@@ -107,26 +107,32 @@ class StackingTables(NamedTuple):
 
     def check(self, items: int, width: int) -> None:
         """Raise BundleCorrupt unless these are tables of so many items and features."""
-        for name, dtype in TABLES.items():
-            array = getattr(self, name)
-            if array.ndim != 1 or array.dtype != dtype:
-                raise BundleCorrupt(f"stacking: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {np.dtype(dtype)}")
+        arrays = self._asdict()
+        check_arrays(arrays, TABLES)
+        for name, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise BundleCorrupt(f"stacking: {name} has numbers that are not finite")
+                raise BundleCorrupt(f"{name} has numbers that are not finite")
         if not 0 <= self.points <= MOST_POINTS:
-            raise BundleCorrupt(f"stacking: {self.points} points, 0 … {MOST_POINTS} expected")
-        _check_rows("posting", self.posting_begin, width, self.posting_point, self.posting_value, self.points, MOST_POINTS)
-        _check_rows("label", self.label_begin, self.points, self.label, self.label_value, items, MOST_LABELS)
-        _check_rows("beside", self.beside_begin, items, self.beside, self.beside_share, items, MOST_BESIDE)
-        for name, length in (("feature_weight", width), ("log_count", items), ("log_weight", items)):
-            if len(getattr(self, name)) != length:
-                raise BundleCorrupt(f"stacking: {name} has {len(getattr(self, name))} entries, expected {length}")
+            raise BundleCorrupt(f"label_begin: {self.points} points, 0 … {MOST_POINTS} expected")
+        for name, begin, rows, columns, most in (
+            ("posting_point", self.posting_begin, width, self.points, MOST_POINTS),
+            ("label", self.label_begin, self.points, items, MOST_LABELS),
+            ("beside", self.beside_begin, items, items, MOST_BESIDE),
+        ):
+            check_rows(name, arrays[name], begin, rows, columns)
+            longest = int(np.diff(begin).max(initial=0))
+            if longest > most:
+                raise BundleCorrupt(f"{name} has a row of {longest} entries, at most {most} expected")
+        lengths = {"feature_weight": width, "log_count": items, "log_weight": items}
+        lengths |= {"posting_value": len(self.posting_point), "label_value": len(self.label), "beside_share": len(self.beside)}
+        for name, length in lengths.items():
+            check_length(name, arrays[name], length)
         for name in ("label_value", "beside_share"):
-            array = getattr(self, name)
+            array = arrays[name]
             if array.size and not (array.min() > 0 and array.max() <= 1):
-                raise BundleCorrupt(f"stacking: {name} has numbers outside 0 … 1")
+                raise BundleCorrupt(f"{name} has numbers outside 0 … 1")
         if self.feature_weight.min(initial=0) < 0 or self.log_count.min(initial=0) < 0 or self.log_weight.max(initial=0) > 0:
-            raise BundleCorrupt("stacking: expected feature_weight and log_count of at least 0, and log_weight of at most 0")
+            raise BundleCorrupt("expected feature_weight and log_count of at least 0, and log_weight of at most 0")
 
 
 TABLES: dict[str, type[np.generic]] = dict.fromkeys(StackingTables._fields, np.float32) | {"posting_value": np.float16}
@@ -154,15 +160,15 @@ class StackingNetwork:
     def check(self) -> None:
         """Raise BundleCorrupt unless the arrays fit each other and are finite."""
         if self.weight_1.ndim != 2 or self.weight_2.ndim != 2:
-            raise BundleCorrupt("stacking: weight_1 and weight_2 must have two dimensions")
+            raise BundleCorrupt("weight_1 and weight_2 must have two dimensions")
         known, first, second = len(FEATURES), self.weight_1.shape[1], self.weight_2.shape[1]
         shapes = ((known,), (known,), (known, first), (first,), (first, second), (second,), (second,), (1,))
         for name, shape in zip(NETWORK, shapes, strict=True):
             array = getattr(self, name)
             if array.dtype != np.float32 or array.shape != shape or not np.isfinite(array).all():
-                raise BundleCorrupt(f"stacking: {name} is {array.dtype}{list(array.shape)}, expected finite float32{list(shape)}")
+                raise BundleCorrupt(f"{name} is {array.dtype}{list(array.shape)}, expected finite float32{list(shape)}")
         if not 1 <= min(first, second) <= max(first, second) <= MOST_UNITS:
-            raise BundleCorrupt(f"stacking: layers of {first} and {second} units, at most {MOST_UNITS} expected")
+            raise BundleCorrupt(f"layers of {first} and {second} units, at most {MOST_UNITS} expected")
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,13 +179,6 @@ class Stacking:
     tables: StackingTables
     network: StackingNetwork
 
-    def check(self, items: int, width: int) -> None:
-        """Raise BundleCorrupt unless it is one of so many items and features."""
-        self.tables.check(items, width)
-        self.network.check()
-        if self.info.points != self.tables.points:
-            raise BundleCorrupt(f"stacking: {self.tables.points} points, the manifest says {self.info.points}")
-
     def arrays(self) -> dict[str, NDArray[Any]]:
         """As they are stored."""
         named = {name: getattr(self.tables, name) for name in TABLES} | {name: getattr(self.network, name) for name in NETWORK}
@@ -187,24 +186,13 @@ class Stacking:
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: StackingInfo, items: int, width: int) -> Stacking:
-        """From a file's arrays. Raises BundleCorrupt."""
+        """From a file's arrays, of so many items and features. Raises BundleCorrupt."""
         if arrays.keys() != {*TABLES, *NETWORK}:
             raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted((*TABLES, *NETWORK))}")
         tables = StackingTables(**{name: arrays[name] for name in TABLES})
-        found = Stacking(info, tables, StackingNetwork(**{name: arrays[name] for name in NETWORK}))
-        found.check(items, width)
-        return found
-
-
-def _check_rows(name: str, begin: NDArray[np.int64], rows: int, column: NDArray[Any], value: NDArray[Any], width: int, most: int) -> None:
-    """Raise BundleCorrupt unless entries are sparse rows with ascending columns below `width`, at most so many in a row."""
-    entries = len(column)
-    if not rises(begin, rows, entries) or len(value) != entries:
-        raise BundleCorrupt(f"stacking: {name}_begin has {len(begin)} entries, expected {rows + 1} from 0 to {entries} that never decrease")
-    if entries and (column.min() < 0 or column.max() >= width):
-        raise BundleCorrupt(f"stacking: {name} has numbers outside 0 … {width - 1}")
-    if not ascends_in_rows(column, begin):
-        raise BundleCorrupt(f"stacking: {name} is not strictly ascending within a row")
-    longest = int(np.diff(begin).max(initial=0))
-    if longest > most:
-        raise BundleCorrupt(f"stacking: {name} has a row of {longest} entries, at most {most} expected")
+        network = StackingNetwork(**{name: arrays[name] for name in NETWORK})
+        tables.check(items, width)
+        network.check()
+        if info.points != tables.points:
+            raise BundleCorrupt(f"{tables.points} points, the manifest says {info.points}")
+        return Stacking(info, tables, network)

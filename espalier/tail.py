@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt
 from espalier.manifest import TailInfo
-from espalier.text.sparse_rows import ascends_in_rows, rises
+from espalier.stored_arrays import Dtypes, check_arrays, check_length, check_rows
 
 FLOOR = 1e-6
 """Of a product: an item that shares nothing with the query comes last, and still comes."""
 FARTHEST = 1e6
 """The largest γ / 2 · ‖x − μ‖², so that ranks are finite."""
-ARRAYS = {"row_begin": np.int64, "feature": np.int32, "value": np.float32}
+ARRAYS: Dtypes = {"row_begin": np.int64, "feature": np.int32, "value": np.float32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,24 +44,6 @@ class Tail:
     feature: NDArray[np.int32]
     value: NDArray[np.float32]
     width: int
-
-    def check(self, items: int) -> None:
-        """Raise BundleCorrupt unless these are rows of so many items."""
-        for name, dtype in ARRAYS.items():
-            array = getattr(self, name)
-            if array.ndim != 1 or array.dtype != dtype:
-                raise BundleCorrupt(f"tail: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {np.dtype(dtype)}")
-        begin, entries = self.row_begin, len(self.feature)
-        if not rises(begin, items, entries):
-            raise BundleCorrupt(f"tail: row_begin has {len(begin)} entries, expected {items + 1} from 0 to {entries} that never decrease")
-        if entries != self.info.entries or len(self.value) != entries:
-            raise BundleCorrupt(f"tail: {entries} features and {len(self.value)} values, the manifest says {self.info.entries}")
-        if entries and (self.feature.min() < 0 or self.feature.max() >= self.width):
-            raise BundleCorrupt(f"tail: feature has numbers outside 0 … {self.width - 1}")
-        if not ascends_in_rows(self.feature, begin):
-            raise BundleCorrupt("tail: feature is not strictly ascending within a row")
-        if not np.isfinite(self.value).all() or np.abs(self.square_I - 1)[np.diff(begin) > 0].max(initial=0) > 1e-3:
-            raise BundleCorrupt("tail: rows must have the length 1, or no entry")
 
     @cached_property
     def square_I(self) -> NDArray[np.float64]:
@@ -98,9 +80,12 @@ class Tail:
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: TailInfo, items: int, width: int) -> Tail:
-        """From a file's arrays. Raises BundleCorrupt."""
-        if arrays.keys() != ARRAYS.keys():
-            raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(ARRAYS)}")
-        found = Tail(info, **arrays, width=width)
-        found.check(items)
-        return found
+        """From a file's arrays, of so many items. Raises BundleCorrupt."""
+        check_arrays(arrays, ARRAYS)
+        tail = Tail(info, **arrays, width=width)
+        for name in ("feature", "value"):
+            check_length(name, arrays[name], info.entries)
+        check_rows("feature", tail.feature, tail.row_begin, items, width)
+        if not np.isfinite(tail.value).all() or np.abs(tail.square_I - 1)[np.diff(tail.row_begin) > 0].max(initial=0) > 1e-3:
+            raise BundleCorrupt("value: rows must have the length 1, or no entry")
+        return tail

@@ -7,7 +7,6 @@ parts that are there, if the model, the input and the options are the same. Know
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import json
 import os
@@ -17,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,6 +27,7 @@ import pyarrow.parquet as pq
 
 from espalier.compile import end_with_parent
 from espalier.errors import EspalierError, InvalidInput
+from espalier.file_lock import file_lock
 from espalier.frames import as_table, column_of, lists_of
 from espalier.model import Ask, Model, open_model
 
@@ -89,28 +88,12 @@ def predict(options: argparse.Namespace) -> None:
     if taken := sorted(written & {name for name in schema.names if name not in (column, job.m_column, job.filter_column)}):
         raise InvalidInput("--queries", ", ".join(taken), f"no columns {', '.join(sorted(written))}: the answers are called so")
     parts = out.with_name(f".{out.name}.parts")
-    with _only_run(parts, out):
+    parts.mkdir(exist_ok=True)
+    with file_lock(parts, InvalidInput("--out", str(out), "a file that no other run is writing now")):  # whose parts it would take
         _resume(parts, _digest(model, options, job))
         _answer(options, job, blocks, parts, total)
         _joined(parts, out, _with_items(job, schema.empty_table(), 0, model))
         shutil.rmtree(parts)
-
-
-@contextmanager
-def _only_run(parts: Path, out: Path) -> Iterator[None]:
-    """Makes the folder of the parts, and holds the right to write there: two runs would take each other's parts for their own.
-
-    Raises InvalidInput where another run holds it.
-    """
-    parts.mkdir(exist_ok=True)
-    folder = os.open(parts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise InvalidInput("--out", str(out), "a file that no other run is writing now") from error
-    finally:
-        os.close(folder)
 
 
 def _answer(options: argparse.Namespace, job: Job, blocks: Iterator[pa.Table], parts: Path, total: int) -> None:
@@ -204,25 +187,12 @@ def _with_items(job: Job, block: pa.Table, first: int, model: Model) -> pa.Table
     filters = None
     if job.filter_column is not None:
         filters = [_both(job, first + at, text) for at, text in enumerate(block.column(job.filter_column).to_pylist())]
-    counts, rows, scores = [], [], []
-    for _, result in model.results(queries, job.ask, seen, m_B, filters):
-        at = np.arange(result.item_rows_BM.shape[1]) < result.count_B[:, None]
-        counts.append(result.count_B)
-        rows.append(result.item_rows_BM[at])
-        scores.append(result.scores_BM[at])
-    items, row_of = model.bundle.items, np.concatenate([np.empty(0, np.int64), *rows])
-    offsets = pa.array(np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *counts]))]), pa.int32())
-    lists: dict[str, pa.Array] = {"items": pa.array(items.ids_of(row_of) if len(row_of) else [], pa.string())}
-    lists["scores"] = pa.array(np.concatenate([np.empty(0, np.float32), *scores]))
-    lists |= {field: _one_array(items.column(field).take(pa.array(row_of))) for field in job.fields}
+    answers = model.answers(queries, job.ask, job.fields, seen, m_B, filters)
+    offsets = pa.array(np.append(0, np.cumsum(answers.count_B)), pa.int32())
     kept = [name for name in block.column_names if name not in (job.column, job.m_column, job.filter_column)]
     columns = {name: block.column(name) for name in kept}
+    lists = {"items": answers.ids, "scores": answers.scores} | answers.fields
     return pa.table(columns | {name: pa.ListArray.from_arrays(offsets, values) for name, values in lists.items()})
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def _values(values: list[Any], column: str, first: int, model: Model) -> list[Any]:

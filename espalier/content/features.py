@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from espalier.content_info import ContentColumn, ContentInfo
 from espalier.errors import BundleCorrupt, InvalidQuery
+from espalier.stored_arrays import check_arrays, check_length
 from espalier.text.sparse_rows import SparseRows
 
 if TYPE_CHECKING:  # numba takes a while to import, and only content with strings needs it
@@ -32,6 +33,8 @@ FAR = 3.0
 LARGEST_NUMBER = float(np.finfo(np.float64).max)
 LARGEST_WEIGHT = 44.0
 """Above ln 2⁶³, the inverse document frequency in any catalogue."""
+Cell = tuple[ContentColumn, str | float | list[str] | None]
+NO_NGRAMS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 TEXT = "text."
 """Prefix of the vectoriser's arrays."""
 
@@ -51,6 +54,7 @@ class ContentFeatures:
         _check_values(info, arrays)
         self._hash, self._weight = arrays["value_hash"], arrays["value_weight"]
         self._vectoriser = _vectoriser(info, arrays)
+        self._number_place = {name: 1 + i for i, name in enumerate(column.name for column in info.columns if column.kind == "number")}
         self._first_value = 1 + info.numbers
         self._first_ngram = self._first_value + info.values
         width = self._first_ngram + (0 if self._vectoriser is None else self._vectoriser.width)
@@ -62,52 +66,40 @@ class ContentFeatures:
 
         Raises InvalidQuery, naming the item and the field, for a value of another kind.
         """
-        numbers: list[list[tuple[int, float]]] = []
-        values: list[list[int]] = []
-        texts: list[str] = []
-        for i, item in enumerate(fields):
-            numbers.append([])
-            hashes: list[int] = []
-            words: list[str] = []
-            for column in self.info.columns:
-                value = _checked(i, column, item.get(column.name))
-                if isinstance(value, float):
-                    place = 1 + self._number_of(column)
-                    far = (value - (column.mean or 0.0)) / (column.scale or 1.0)
-                    numbers[-1].append((place, max(-FAR, min(FAR, far))))
-                elif isinstance(value, str):
-                    words.append(value)
-                    hashes.append(value_hash(column.name, value))
-                elif value is not None:
-                    hashes += [value_hash(column.name, entry) for entry in value]
-            values.append(self._known(hashes))
-            texts.append("\n".join(words))
+        columns = self.info.columns
+        cells = [[(column, _checked(i, column, item.get(column.name))) for column in columns] for i, item in enumerate(fields)]
+        texts = ["\n".join(value for _, value in row if isinstance(value, str)) for row in cells]
         ngrams = None if self._vectoriser is None else self._vectoriser.transform(texts)
-        return _joined([self._row(i, numbers[i], values[i], ngrams) for i in range(len(fields))], self.info.features)
+        rows = [self._row(row, *(NO_NGRAMS if ngrams is None else _row_of(ngrams, i))) for i, row in enumerate(cells)]
+        indptr = np.concatenate([[0], np.cumsum([len(features) for features, _ in rows])]).astype(np.int64)
+        indices = np.concatenate([np.zeros(0, np.int32), *(features for features, _ in rows)]).astype(np.int32)
+        values = np.concatenate([np.zeros(0, np.float32), *(sizes for _, sizes in rows)]).astype(np.float32)
+        return SparseRows(indptr, indices, values, self.info.features)
 
-    def _number_of(self, column: ContentColumn) -> int:
-        return [other.name for other in self.info.columns if other.kind == "number"].index(column.name)
-
-    def _known(self, hashes: Sequence[int]) -> list[int]:
-        """The known values among some hashes, ascending, each once."""
-        if not hashes or not len(self._hash):
-            return []
+    def _known(self, hashes: Sequence[int]) -> Array:
+        """int64, ascending, each once: the known values among some hashes."""
+        if not len(self._hash):
+            return np.zeros(0, np.int64)
         wanted = np.unique(np.array(hashes, np.uint64))
         places = np.minimum(np.searchsorted(self._hash, wanted), len(self._hash) - 1)
-        found: list[int] = places[self._hash[places] == wanted].tolist()
-        return found
+        known: Array = places[self._hash[places] == wanted]
+        return known
 
-    def _row(self, i: int, numbers: list[tuple[int, float]], values: list[int], ngrams: SparseRows | None) -> tuple[Array, Array]:
+    def _row(self, cells: Sequence[Cell], ngrams: Array, ngram_sizes: Array) -> tuple[Array, Array]:
         """The features of one item, ascending, and their values."""
-        weight = self._weight[values].astype(np.float64)
+        numbers, hashes = [(0, 1.0)], []  # what every item has
+        for column, value in cells:
+            if isinstance(value, float):
+                far = (value - (column.mean or 0.0)) / (column.scale or 1.0)
+                numbers.append((self._number_place[column.name], max(-FAR, min(FAR, far))))
+            elif value is not None:
+                hashes += [value_hash(column.name, entry) for entry in ([value] if isinstance(value, str) else value)]
+        known = self._known(hashes)
+        weight = self._weight[known].astype(np.float64)
         length = math.sqrt(float(weight @ weight))
-        parts = [np.zeros(1, np.int64), np.array([place for place, _ in numbers], np.int64), self._first_value + np.array(values, np.int64)]
-        sizes = [np.ones(1), np.array([size for _, size in numbers]), weight / length if length > 0 else weight]
-        if ngrams is not None:
-            of_item = slice(int(ngrams.indptr[i]), int(ngrams.indptr[i + 1]))
-            parts.append(self._first_ngram + ngrams.indices[of_item].astype(np.int64))
-            sizes.append(ngrams.values[of_item].astype(np.float64))
-        features, size = np.concatenate(parts), np.concatenate(sizes).astype(np.float32)
+        places, far_N = zip(*numbers, strict=True)
+        features = np.concatenate([places, self._first_value + known, self._first_ngram + ngrams.astype(np.int64)])
+        size = np.concatenate([far_N, weight / length if length > 0 else weight, ngram_sizes.astype(np.float64)]).astype(np.float32)
         if len(features) > self.info.entries:
             kept = np.sort(np.argsort(-np.abs(size), kind="stable")[: self.info.entries])
             features, size = features[kept], size[kept]
@@ -139,21 +131,16 @@ def _checked(i: int, column: ContentColumn, value: object) -> str | float | list
     return [entry for entry in value if entry is not None]
 
 
-def _joined(rows: Sequence[tuple[Array, Array]], width: int) -> SparseRows:
-    indptr = np.concatenate([[0], np.cumsum([len(features) for features, _ in rows])]).astype(np.int64)
-    indices = np.concatenate([np.zeros(0, np.int32), *(features for features, _ in rows)]).astype(np.int32)
-    values = np.concatenate([np.zeros(0, np.float32), *(size for _, size in rows)]).astype(np.float32)
-    return SparseRows(indptr, indices, values, width)
+def _row_of(rows: SparseRows, i: int) -> tuple[Array, Array]:
+    entries = slice(int(rows.indptr[i]), int(rows.indptr[i + 1]))
+    return rows.indices[entries], rows.values[entries]
 
 
 def _check_values(info: ContentInfo, arrays: Mapping[str, Array]) -> None:
-    others = sorted(name for name in arrays if not name.startswith(TEXT))
-    if others != ["value_hash", "value_weight"]:
-        raise BundleCorrupt(f"content: arrays {others}, expected value_hash and value_weight, and the vectoriser's")
-    for name, dtype in (("value_hash", np.uint64), ("value_weight", np.float32)):
-        if arrays[name].dtype != dtype or arrays[name].shape != (info.values,):
-            found = f"{arrays[name].dtype}{list(arrays[name].shape)}"
-            raise BundleCorrupt(f"content: {name} is {found}, expected {np.dtype(dtype)}[{info.values}]")
+    own = {name: array for name, array in arrays.items() if not name.startswith(TEXT)}
+    check_arrays(own, {"value_hash": np.uint64, "value_weight": np.float32})
+    for name, array in own.items():
+        check_length(name, array, info.values)
     hashes, weights = arrays["value_hash"], arrays["value_weight"]
     if (hashes[1:] <= hashes[:-1]).any():
         raise BundleCorrupt("content: value_hash does not ascend")

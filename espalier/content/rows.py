@@ -6,13 +6,13 @@ Legend: I items, X features of an item, D node row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
-from espalier.bundle_files import map_safetensors
 from espalier.content.features import ContentFeatures
 from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt
@@ -35,7 +35,7 @@ class ContentRows:
         info = bundle.manifest.content
         if info is None:
             raise BundleCorrupt(f"{bundle.path}: it has no {CONTENT}")
-        self.features = ContentFeatures(info, map_safetensors(bundle.path / CONTENT_ARRAYS))
+        self.features = bundle.made(CONTENT_ARRAYS, partial(ContentFeatures, info))
         self.width = bundle.graph_scorer.node_dim
         graph = read_graph(CONTENT, bundle.graph(CONTENT))
         self._where, self._block = bundle.path / CONTENT, max(1, BLOCK // info.entries)
@@ -58,7 +58,7 @@ class ContentRows:
         features_IX, values_IX = padded(features, self.features.info.entries)
         try:
             rows: Float32 = self._session.run(None, {"features": features_IX, "values": values_IX})[0]
-        except Exception as error:  # as above
+        except Exception as error:  # ONNX Runtime's own classes have no common base
             raise BundleCorrupt(f"{self._where}: it cannot be run ({error})") from error
         if rows.shape != (len(features_IX), self.width) or rows.dtype != np.float32 or not np.isfinite(rows).all():
             expected = f"finite float32[{len(features_IX)}, {self.width}]"

@@ -21,7 +21,7 @@ from espalier.entry_lists import BORN, DIED, KEY, NEXT, OTHER_KEY
 from espalier.live.overlay import SLOT
 from espalier.memory import NO_REPEAT
 from espalier.memory_lists import NO_LIVE_ITEMS
-from espalier.memory_sums import of_live_leaves
+from espalier.memory_sums import of_leaves
 from espalier.read_only import read_only
 
 Array = NDArray[Any]
@@ -66,7 +66,7 @@ def masks_of(live_BR: Sequence[NDArray[np.bool_] | None]) -> tuple[Array, ...]:
 (FIRST,) = read_only(np.zeros(1, np.int64))
 _NO_ROWS = np.empty(0, np.int64)
 _NO_TRAINED = read_only(_NO_ROWS, np.empty(0, np.int32), np.empty(0, np.int16), np.empty(0, np.float32), NO_REPEAT, _NO_ROWS)
-NO_MEMORY = np.float32(0), *read_only(np.empty((0, 0), np.int64)), _NO_TRAINED, NO_LIVE_ITEMS.memory, np.empty(0)
+NO_MEMORY = np.float32(0), *read_only(np.empty((0, 0), np.int64)), _NO_TRAINED, NO_LIVE_ITEMS.memory, np.empty(0), np.empty(0)
 """What `joined` takes without a memory."""
 
 
@@ -132,20 +132,21 @@ def joined(found: Any, scored: Any, leaves: Any, tree: Any, m_B: Array, memory: 
     scored  begin_B, entry_C, ranks_C
     leaves  the rows of the entries of live leaves, and item_R
     tree    leaf_of_item, parent, first_child
-    memory  λ, 0 without a memory; history_BT; trained, live, sum_R of `of_live_leaves`
+    memory  λ, 0 without a memory; history_BT; trained, live, sum_L, sum_R of `of_leaves`
     Of equal keys the lower (parent, slot) comes first.
     """
     rows_BM, ranks_BM, keys_BM, count_B = found
     begin_B, entry_C, ranks_C = scored
     rows, item_R = leaves
     leaf_of_item, parent, first_child = tree
-    key_weight, history_BT, trained, live_entries, sum_R = memory
+    key_weight, history_BT, trained, live_entries, sum_L, sum_R = memory
     keys_C, row_C = ranks_C, np.empty(len(entry_C), np.int64)
     for c in range(len(entry_C)):
         row_C[c] = item_R[rows[entry_C[c], OTHER_KEY]]
     if key_weight > 0:
-        items = len(leaf_of_item)
-        keys_C = ranks_C + key_weight * of_live_leaves(history_BT, begin_B, row_C, items, trained, live_entries, sum_R)
+        leaf_offset = len(parent) - len(sum_L)
+        sums = trained, live_entries, leaf_of_item, leaf_offset, sum_L, sum_R
+        keys_C = ranks_C + key_weight * of_leaves(history_BT, begin_B, row_C, *sums)
     new_rows_BM, new_count_B = np.full(rows_BM.shape, -1, np.int64), count_B.copy()
     new_ranks_BM, new_keys_BM = np.full(rows_BM.shape, -np.inf, np.float32), np.full(rows_BM.shape, -np.inf, np.float32)
     best_C = np.empty(len(keys_C), np.int64)

@@ -79,8 +79,8 @@ class OverflowLists:
             *new, keys_C = joined(*given, NO_MEMORY)
         else:
             (tree, live), (history_BT,) = memory, read_only(np.asarray(query.queries.array, np.int64))
-            with tree.sums.of(overlay.handles) as (_, sum_R):
-                *new, keys_C = joined(*given, (self._key_weight, history_BT, tree.trained, live.memory, sum_R))
+            with tree.sums.of(overlay.handles) as sums:
+                *new, keys_C = joined(*given, (self._key_weight, history_BT, tree.trained, live.memory, *sums))
         return BestLeaves(*new), keys_C
 
     def with_traces(

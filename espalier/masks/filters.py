@@ -16,7 +16,6 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from operator import methodcaller
@@ -86,7 +85,7 @@ class ItemFilters:
         self._lock = threading.Lock()  # of all below; held for moments only
         self._masks: OrderedDict[Filter, NodeMask] = OrderedDict()  # least recently used first
         self._bytes = 0
-        self._building: dict[Filter, Future[NodeMask]] = {}
+        self._building: dict[Filter, threading.Lock] = {}  # each held by the thread that builds its mask
         self._removed = np.empty(0, np.int64)
         self.standing: NodeMask | None = None
         """The mask of a query without a filter; None where nothing is removed."""
@@ -117,28 +116,19 @@ class ItemFilters:
 
         O(N), and O(I · log I) where it is the first filter on a column.
         """
+        mask = self.cached(filter)
+        if mask is not None:
+            return mask
         with self._lock:
-            if filter in self._masks:
-                self._masks.move_to_end(filter)
-                return self._masks[filter]
-            building = self._building.get(filter)
-            mine = building is None
-            if building is None:
-                building = self._building[filter] = Future()
-            removed = self._removed
-        if not mine:
-            return building.result()
+            building = self._building.setdefault(filter, threading.Lock())
         try:
-            eligible_I = self._passing(filter)
-            eligible_I[removed] = False
-            built = forest_mask(self._trees, eligible_I)
-        except BaseException as error:
-            self._finish(filter, building, None)
-            building.set_exception(error)
-            raise
-        self._finish(filter, building, built)
-        building.set_result(built)
-        return built
+            with building:
+                mask = self.cached(filter)
+                return self._built(filter) if mask is None else mask
+        finally:
+            with self._lock:
+                if self._building.get(filter) is building:
+                    del self._building[filter]
 
     def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[len(rows)]: whether items pass a filter, removed or not. As slow as building a mask."""
@@ -201,17 +191,18 @@ class ItemFilters:
             return [index.between(condition.low, condition.high)]
         return [index.of(value) for value in condition]
 
-    def _finish(self, filter: Filter, building: Future[NodeMask], mask: NodeMask | None) -> None:
-        """Keep a mask that was built, unless the removals have changed since it was begun."""
+    def _built(self, filter: Filter) -> NodeMask:
+        """A new mask, which is kept unless the removals change meanwhile."""
+        removed, eligible_I = self._removed, self._passing(filter)
+        eligible_I[removed] = False
+        mask = forest_mask(self._trees, eligible_I)
         with self._lock:
-            if self._building.get(filter) is not building:
-                return
-            del self._building[filter]
-            if mask is not None and cost_of(filter, mask) <= self.max_bytes:
+            if self._removed is removed and cost_of(filter, mask) <= self.max_bytes:
                 self._masks[filter] = mask
                 self._bytes += cost_of(filter, mask)
             while self._bytes > self.max_bytes:
                 self._bytes -= cost_of(*self._masks.popitem(last=False))
+        return mask
 
 
 ENTRY_BYTES = 700

@@ -49,7 +49,8 @@ class RankFeatures:
         self._attributes = {
             name: numeric_column(bundle, name.removeprefix("attribute.")) for name in names if name.startswith("attribute.")
         }
-        self._caller_query, self._caller_item = self._caller_columns("query."), self._caller_columns("item.")
+        self.caller_query, self.caller_item = self._caller_columns("query."), self._caller_columns("item.")
+        """Columns of what a caller may send with a query, and for an item, by NAME."""
         self._cosines, self._historic = any(name in COSINES for name in names), any(name in HISTORY for name in names)
         self._rows_ND: NodeRows | None = None
         if any(map(needs_node_rows, names)):
@@ -58,16 +59,6 @@ class RankFeatures:
 
     def _caller_columns(self, prefix: str) -> dict[str, int]:
         return {name.removeprefix(prefix): f for name, f in self._place.items() if name.startswith(prefix)}
-
-    @property
-    def caller_query_names(self) -> tuple[str, ...]:
-        """NAMEs that a caller may send with a query."""
-        return tuple(self._caller_query)
-
-    @property
-    def caller_item_names(self) -> tuple[str, ...]:
-        """NAMEs that a caller may send for an item."""
-        return tuple(self._caller_item)
 
     def of(
         self,
@@ -97,11 +88,11 @@ class RankFeatures:
             if name in self._place:
                 features_NF[:, self._place[name]] = values
         for name, value in caller_features.query.items():
-            features_NF[:, self._caller_query[name]] = value
+            features_NF[:, self.caller_query[name]] = value
         if caller_features.items:
             for n, row in enumerate(rows_N.tolist()):
                 for name, value in caller_features.items.get(row, {}).items():
-                    features_NF[n, self._caller_item[name]] = value
+                    features_NF[n, self.caller_item[name]] = value
         return features_NF
 
     def _history(self, rows_N: NDArray[np.int64], history_T: NDArray[np.int64], live: LiveCandidates | None) -> dict[str, Any]:

@@ -11,16 +11,13 @@ Knows a model's folder and a store. Does not know schedules (service/models/back
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import logging
-import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, NamedTuple
@@ -28,15 +25,17 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from espalier.bundle import is_model_name
-from espalier.errors import CacheFull, StoreConflict, StoreDamaged, expectation
+from espalier.errors import StoreConflict, StoreDamaged, first_of
+from espalier.file_lock import file_lock
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE, log_bytes
 from espalier.live.journal_upkeep import backup
 from espalier.manifest import FileInfo
 from espalier.serving import REMOVED, SERVING
-from espalier.store.fetching import SPARE_BYTES
+from espalier.store.fetching import check_room
 from espalier.store.models import MANIFEST, MAX_LISTED
 from espalier.store.objects import Objects
+from espalier.store.publishing import send_file
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,6 @@ KEEP, KEEP_DAYS = 24, 7
 UNFINISHED_S = 86_400
 """Files without a manifest are deleted when they are so old: their process was killed."""
 MAX_MANIFEST_BYTES = 1 << 16
-READ_BYTES = 4 << 20
 _TIME = "%Y%m%dT%H%M%S.%fZ"
 _ID = re.compile(r"\d{8}T\d{6}\.\d{6}Z-\d{1,19}-[0-9a-f]{8}")
 
@@ -116,9 +114,7 @@ def read_backup(store: Objects, name: str, backup_id: str) -> BackupManifest | N
     try:
         manifest = BackupManifest.model_validate_json(found.content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise StoreDamaged(f"{store.url}/{key}: {where}: got {first['input']!r:.100}, expected {expectation(first)}") from error
+        raise StoreDamaged(f"{store.url}/{key}: {first_of(error)}") from error
     if manifest.model != name:
         raise StoreDamaged(f"{store.url}/{key}: model: got {manifest.model!r:.100}, expected {name!r}")
     return manifest
@@ -140,7 +136,7 @@ def back_up(
     on_bytes  called with the bytes that are sent; what it raises ends the backup, which nobody then sees
     Raises StoreError, JournalError, CacheFull where the disk has no room for a copy of the journal, and OSError.
     """
-    with _locked(folder, wait):
+    with file_lock(folder / LOCK, None if wait else BeingBackedUp(f"{folder.name}: another process backs it up")):
         work = folder / WORK
         shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
         try:
@@ -161,12 +157,14 @@ def _back_up(store: Objects, folder: Path, work: Path, force: bool, on_bytes: Ca
         if newest is not None and _is_held(newest[1], state, files):
             return Backup(newest[0], written=False)
         if state[0] is not None:
-            _check_room(folder)
+            check_room(folder, log_bytes(folder / FILE, "") + log_bytes(folder / FILE), f"a copy of {FILE}")
             backup(live, work / FILE)
     finally:
         live.close()
     backup_id = f"{_time_after(find_backups(store, name)):{_TIME}}-{state[1]}-{secrets.token_hex(4)}"
-    sent = {file: _send(store, backup_key(name, backup_id, file), work / file, on_bytes) for file in FILES if (work / file).exists()}
+    sent = {file: FileInfo.of(work / file) for file in FILES if (work / file).exists()}
+    for file, info in sent.items():
+        send_file(store, backup_key(name, backup_id, file), work / file, info, on_bytes)
     manifest = BackupManifest(schema_version=1, model=name, journal=state[0], sequence=state[1], erasures=state[2], files=sent)
     store.create(backup_key(name, backup_id, MANIFEST), manifest.model_dump_json().encode())
     return Backup(backup_id, written=True)
@@ -226,60 +224,21 @@ def _newest(store: Objects, name: str) -> tuple[str, BackupManifest] | None:
     return None if manifest is None else (ids[-1], manifest)
 
 
-def _is_held(newest: BackupManifest, state: tuple[str | None, int, int], files: Mapping[str, str]) -> bool:
-    """Whether a backup holds what there is. files: the digests of serving.json and removed.json."""
-    digests = {name: info.sha256 for name, info in newest.files.items() if name != FILE}
-    return (newest.journal, newest.sequence, newest.erasures) == state and digests == files
+def _is_held(newest: BackupManifest, state: tuple[str | None, int, int], files: Mapping[str, FileInfo]) -> bool:
+    """Whether a backup holds what there is. files: serving.json and removed.json."""
+    others = {name: info for name, info in newest.files.items() if name != FILE}
+    return (newest.journal, newest.sequence, newest.erasures) == state and others == files
 
 
-def _copied(folder: Path, work: Path) -> dict[str, str]:
-    """Copy removed.json and serving.json, which are replaced and never written into. Returns their digests."""
-    digests = {}
+def _copied(folder: Path, work: Path) -> dict[str, FileInfo]:
+    """Copy removed.json and serving.json, which are replaced and never written into."""
+    copies = {}
     for name in (REMOVED, SERVING):
-        try:
+        with suppress(FileNotFoundError):
             shutil.copyfile(folder / name, work / name)
-        except FileNotFoundError:
-            continue
-        with (work / name).open("rb") as stream:
-            digests[name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return digests
-
-
-def _check_room(folder: Path) -> None:
-    """A copy must leave the journal room to grow."""
-    needed = log_bytes(folder / FILE, "") + log_bytes(folder / FILE)
-    free = shutil.disk_usage(folder).free
-    if needed + SPARE_BYTES > free:
-        raise CacheFull(f"{folder}: a copy of {FILE} needs up to {needed} bytes, and {SPARE_BYTES} to spare; {free} are free")
-
-
-def _send(store: Objects, key: str, file: Path, on_bytes: Callable[[int], None]) -> FileInfo:
-    """Send a file. Returns the digest of what was sent."""
-    digest, size = hashlib.sha256(), file.stat().st_size
-
-    def chunks() -> Iterator[bytes]:
-        with file.open("rb") as stream:
-            while content := stream.read(READ_BYTES):
-                digest.update(content)
-                on_bytes(len(content))
-                yield content
-
-    store.write(key, chunks(), size)
-    return FileInfo(sha256=digest.hexdigest(), size=size)
+            copies[name] = FileInfo.of(work / name)
+    return copies
 
 
 def backup_key(name: str, backup_id: str, file: str) -> str:
     return f"{BACKUPS}/{name}/{backup_id}/{file}"
-
-
-@contextmanager
-def _locked(folder: Path, wait: bool) -> Iterator[None]:
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise BeingBackedUp(f"{folder.name}: another process backs it up") from error
-        yield
-    finally:
-        os.close(descriptor)

@@ -11,7 +11,6 @@ download that was cut goes on from there, and hashes what is there again. Knows 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -19,13 +18,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from espalier.bundle_writer import FILE_MODE, FOLDER_MODE, make_folder
 from espalier.durable import flush
 from espalier.errors import CacheFull, StoreConflict, StoreDamaged, StoreMissing
+from espalier.file_lock import file_lock
 from espalier.manifest import FileInfo
 from espalier.store.models import MANIFEST, StoredManifest, blob_key, read_manifest
 from espalier.store.objects import Objects
@@ -58,24 +58,24 @@ def fetch(store: Objects, name: str, version: int, models: Path, on_progress: Ca
     target, work = folder / str(version), folder / f"{FETCH}{version}"
     if (target / MANIFEST).is_file():
         return 0
-    found = read_manifest(store, name, version)
-    if found is None:
+    stored = read_manifest(store, name, version)
+    if stored is None:
         raise StoreMissing(f"{store.url}: no version {version} of {name!r}")
     make_folder(folder)
-    with _locked(folder, name):
+    with _locked(folder):
         if (target / MANIFEST).is_file():
             return 0
         if target.exists():
             raise StoreConflict(f"{target}: there without a {MANIFEST}; remove it, so that the version can come from the store")
         work.mkdir(exist_ok=True)
         try:
-            came = _fetch_files(store, found, work, on_progress)
-            _finish(found, work)
+            came = _fetch_files(store, stored, work, on_progress)
+            _finish(stored, work)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             shutil.rmtree(work, ignore_errors=True)  # its room is needed by others
-            raise CacheFull(f"{folder}: no room for version {version} of {found.size} bytes ({error.strerror})") from error
+            raise CacheFull(f"{folder}: no room for version {version} of {stored.size} bytes ({error.strerror})") from error
         (folder / f"{FETCHED}{version}").touch(FILE_MODE)
         work.rename(target)
         flush(folder)
@@ -88,7 +88,7 @@ def drop(folder: Path, version: int) -> bool:
     if not marker.exists():
         return False
     try:
-        with _locked(folder, folder.name):
+        with _locked(folder):
             hidden = folder / f"{FETCH}{version}"
             shutil.rmtree(hidden, ignore_errors=True)
             if (folder / str(version)).exists():
@@ -102,85 +102,78 @@ def drop(folder: Path, version: int) -> bool:
 
 def drop_unfinished(folder: Path, keep: set[int]) -> None:
     """Delete what is left of downloads of other versions, unless one is under way."""
-    begun = [path for path in folder.glob(f"{FETCH}*") if path.is_dir() and path.name.removeprefix(FETCH) not in {str(v) for v in keep}]
-    if not begun:
-        return
-    try:
-        with _locked(folder, folder.name):
+    begun = {path for path in folder.glob(f"{FETCH}*") if path.is_dir()} - {folder / f"{FETCH}{version}" for version in keep}
+    if begun:
+        with suppress(BeingFetched), _locked(folder):
             for path in begun:
                 shutil.rmtree(path, ignore_errors=True)
-    except BeingFetched:
-        return
 
 
-def _fetch_files(store: Objects, found: StoredManifest, work: Path, on_progress: Callable[[Progress, int], None]) -> int:
-    files = found.manifest.files
+def _fetch_files(store: Objects, stored: StoredManifest, work: Path, on_progress: Callable[[Progress, int], None]) -> int:
+    files, downloaded = stored.manifest.files, 0
     for path in work.iterdir():
         if path.name not in files:
             path.unlink()
-    there = {part: _size(work / part) for part in files}
-    needed, free = found.size - sum(there.values()), shutil.disk_usage(work).free
-    if needed + SPARE_BYTES > free:
+    try:
+        check_room(work.parent, stored.size - _bytes_in(work), f"version {stored.manifest.version}")
+    except CacheFull:
         shutil.rmtree(work, ignore_errors=True)
-        raise CacheFull(
-            f"{work.parent}: version {found.manifest.version} needs {needed} more bytes, and {SPARE_BYTES} to spare; {free} are free"
-        )
-    downloaded = 0
+        raise
+
+    def on_bytes(count: int) -> None:
+        nonlocal downloaded
+        downloaded += count
+        on_progress(Progress(_bytes_in(work), stored.size), count)
+
     for part, info in sorted(files.items()):
-
-        def on_bytes(count: int, part: str = part) -> None:
-            nonlocal downloaded
-            downloaded += count
-            there[part] = there[part] + count
-            on_progress(Progress(sum(there.values()), found.size), count)
-
-        def anew(part: str = part) -> None:
-            there[part] = 0
-
-        _fetch_file(store, info, work / part, on_bytes, anew)
+        fetch_file(store, blob_key(info.sha256), info, work / part, "Publish the version anew, with --again", on_bytes)
     return downloaded
 
 
-def _fetch_file(store: Objects, info: FileInfo, file: Path, on_bytes: Callable[[int], None], anew: Callable[[], None]) -> None:
-    """One file as a whole, whose beginning may be there. Raises StoreDamaged where its content is not that of its digest."""
-    if _size(file) > info.size:
-        file.unlink()
-        anew()
+def check_room(folder: Path, needed: int, content: str) -> None:
+    """Raise CacheFull unless so many bytes of some content fit beside what must be able to grow."""
+    free = shutil.disk_usage(folder).free
+    if needed + SPARE_BYTES > free:
+        raise CacheFull(f"{folder}: {content} needs {needed} more bytes, and {SPARE_BYTES} to spare; {free} are free")
+
+
+def fetch_file(store: Objects, key: str, info: FileInfo, file: Path, remedy: str, on_bytes: Callable[[int], None] = lambda _: None) -> None:
+    """Bring an object into a file, whose beginning may be there.
+
+    Raises StoreMissing or StoreDamaged, with the remedy, where the store has no such object, or one of another size or content.
+    """
     begin = _size(file)
-    if _append(store, info, file, on_bytes) == info.sha256:
+    if begin <= info.size and _append(store, key, info, file, remedy, on_bytes) == info.sha256:
         return
     file.unlink()
-    anew()
     if begin:  # what was there may be what was damaged
-        _fetch_file(store, info, file, on_bytes, anew)
+        fetch_file(store, key, info, file, remedy, on_bytes)
         return
-    raise StoreDamaged(f"{store.url}/{blob_key(info.sha256)}: damaged: its SHA-256 is not its name. Publish the version anew, with --again")
+    raise StoreDamaged(f"{store.url}/{key}: damaged: its SHA-256 is not the one that a manifest lists. {remedy}")
 
 
-def _append(store: Objects, info: FileInfo, file: Path, on_bytes: Callable[[int], None]) -> str:
+def _append(store: Objects, key: str, info: FileInfo, file: Path, remedy: str, on_bytes: Callable[[int], None]) -> str:
     """Download what a file lacks. Returns the SHA-256 of the whole."""
-    key = blob_key(info.sha256)
-    with file.open("a+b") as stream:
+    with file.open("a+b", buffering=0) as stream:
         stream.seek(0)
         digest = hashlib.file_digest(stream, "sha256")
         begin = stream.tell()
         if begin < info.size:
             stored = store.head(key)
             if stored is None:
-                raise StoreMissing(f"{store.url}/{key}: missing, although a manifest lists it")
+                raise StoreMissing(f"{store.url}/{key}: missing, although a manifest lists it. {remedy}")
             if stored.size != info.size:
-                raise StoreDamaged(f"{store.url}/{key}: {stored.size} bytes, the manifest says {info.size}. Publish the version anew")
-        for content in ranges(store, key, begin, info.size):
+                raise StoreDamaged(f"{store.url}/{key}: {stored.size} bytes, the manifest says {info.size}. {remedy}")
+        for content in _ranges(store, key, begin, info.size):
             stream.write(content)
             digest.update(content)
             on_bytes(len(content))
-        stream.flush()
         os.fchmod(stream.fileno(), FILE_MODE)
         os.fsync(stream.fileno())
     return digest.hexdigest()
 
 
-def ranges(store: Objects, key: str, begin: int, end: int) -> Iterator[memoryview]:
+def _ranges(store: Objects, key: str, begin: int, end: int) -> Iterator[memoryview]:
     """The bytes from `begin` to `end`, in order."""
     starts = iter(range(begin, end, RANGE_BYTES))
     waiting: deque[Future[memoryview]] = deque()
@@ -206,13 +199,12 @@ def _begin(store: Objects, key: str, start: int, end: int) -> Future[memoryview]
     return future
 
 
-def _finish(found: StoredManifest, work: Path) -> None:
+def _finish(stored: StoredManifest, work: Path) -> None:
     """The manifest beside the files, all of it on disk."""
-    with (work / MANIFEST).open("wb") as stream:
-        stream.write(found.content)
-        stream.flush()
-        os.fchmod(stream.fileno(), FILE_MODE)
-        os.fsync(stream.fileno())
+    file = work / MANIFEST
+    file.write_bytes(stored.content)
+    file.chmod(FILE_MODE)
+    flush(file)
     work.chmod(FOLDER_MODE)
     flush(work)
 
@@ -224,14 +216,10 @@ def _size(file: Path) -> int:
         return 0
 
 
-@contextmanager
-def _locked(folder: Path, name: str) -> Iterator[None]:
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BeingFetched(f"{name}: another process downloads a version of it") from error
-        yield
-    finally:
-        os.close(descriptor)
+def _bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def _locked(folder: Path) -> AbstractContextManager[None]:
+    """Held by the process that downloads a version into a model's folder. Raises BeingFetched."""
+    return file_lock(folder / LOCK, BeingFetched(f"{folder.name}: another process downloads a version of it"))

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from pydantic import ValidationError
 
 from espalier.bundle import MAX_MANIFEST_BYTES, is_model_name, parse_manifest
-from espalier.errors import BundleCorrupt, StoreConflict, StoreDamaged, StoreMissing, UnsupportedSchema
+from espalier.errors import BundleCorrupt, StoreConflict, StoreDamaged, StoreMissing, UnsupportedSchema, first_of
 from espalier.manifest import Manifest
 from espalier.serving import MAX_SERVED, SERVING, Candidate, Serving
 from espalier.store.objects import Objects
@@ -118,9 +118,7 @@ def read_serving(store: Objects, name: str) -> tuple[Serving | None, str | None]
     try:
         serving = Serving.model_validate_json(found.content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise StoreDamaged(f"{store.url}/{key}: {where + ': ' if where else ''}{first['msg']}") from error
+        raise StoreDamaged(f"{store.url}/{key}: {first_of(error)}") from error
     if len(serving.versions) > MAX_SERVED:
         raise StoreDamaged(f"{store.url}/{key}: {len(serving.versions)} versions, expected at most {MAX_SERVED}")
     return serving, found.etag

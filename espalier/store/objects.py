@@ -6,8 +6,6 @@ environment as obstore reads it (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …). Know
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +15,11 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import from_url
 
 from espalier.errors import StoreDamaged, StoreError, StoreMissing, StoreUnavailable
+from espalier.file_lock import file_lock
 from espalier.store.urls import check_url
 
 PART_BYTES, PARTS = 8 << 20, 4
@@ -144,7 +143,7 @@ class Objects:
         """Write an object if it still is the one with this entity tag. False where it is not."""
         with self._said(key):
             if self._folder is not None:
-                with _lock(self._folder / ".lock"):  # a file system has no conditional write
+                with file_lock(self._folder / ".lock"):  # a file system has no conditional write
                     now = self.head(key)
                     if now is None or now.etag != etag:
                         return False
@@ -174,8 +173,6 @@ class Objects:
         """obstore's errors as ours, which name the place."""
         try:
             yield
-        except NotSupportedError as error:
-            raise StoreUnavailable(f"{self.url}/{key}: this store cannot do that: {_why(error)}") from error
         except (BaseError, OSError) as error:
             self._check_bucket(error)
             raise StoreUnavailable(f"{self.url}/{key}: {_why(error)}") from error
@@ -197,13 +194,3 @@ def _why(error: Exception) -> str:
     if "dns" in text.lower():
         return "its host name is not known"
     return re.sub(r"\s*https?://\S+", "", text.splitlines()[0] if text else type(error).__name__)[:200]
-
-
-@contextmanager
-def _lock(file: Path) -> Iterator[None]:
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -91,9 +91,14 @@ def _send_files(store: Objects, folder: Path, manifest: Manifest, again: bool, o
         if stored is not None and stored.size == info.size:
             there += info.size
         else:
-            store.write(blob_key(info.sha256), _verified(folder / part, info, on_sent), info.size)
+            send_file(store, blob_key(info.sha256), folder / part, info, on_sent)
             sent += info.size
     return sent, there
+
+
+def send_file(store: Objects, key: str, file: Path, info: FileInfo, on_sent: Callable[[int], None]) -> None:
+    """Write a file as an object, or nothing where it is not what `info` says. Raises BundleNotFound or BundleCorrupt then."""
+    store.write(key, _verified(file, info, on_sent), info.size)
 
 
 def _verified(file: Path, info: FileInfo, on_sent: Callable[[int], None]) -> Iterator[bytes]:

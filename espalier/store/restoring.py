@@ -7,29 +7,25 @@ is half of a file. Knows folders and stores. Does not know services.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from espalier.bundle import versions_in
-from espalier.bundle_files import sha256_of
 from espalier.bundle_writer import FILE_MODE, make_folder
 from espalier.durable import flush
-from espalier.errors import CacheFull, InvalidInput, StoreConflict, StoreDamaged, StoreMissing
+from espalier.errors import InvalidInput, StoreConflict, StoreMissing
+from espalier.file_lock import file_lock
 from espalier.live.journal_file import FILE, locked
 from espalier.live.journal_upkeep import put_in_place
 from espalier.manifest import FileInfo
 from espalier.serving import REMOVED, SERVING, Serving
 from espalier.store.backups import LOCK, BackupManifest, backup_key, find_backups, read_backup, time_of
-from espalier.store.fetching import SPARE_BYTES, fetch, ranges
+from espalier.store.fetching import check_room, fetch, fetch_file
 from espalier.store.models import find_models
 from espalier.store.objects import Objects
 
@@ -78,7 +74,9 @@ def restore(store: Objects, versions: Objects | None, models: Path, name: str, b
         shutil.rmtree(work, ignore_errors=True)
         try:
             work.mkdir(mode=0o700)
-            _download(store, name, backup_id, manifest, work)
+            check_room(folder, sum(info.size for info in manifest.files.values()), "the backup")
+            for file, info in manifest.files.items():
+                fetch_file(store, backup_key(name, backup_id, file), info, work / file, "Take an earlier backup (--at)")
             if FILE in manifest.files:
                 put_in_place(work / FILE, time.time())
                 (work / FILE).chmod(JOURNAL_MODE)
@@ -95,18 +93,11 @@ def restore(store: Objects, versions: Objects | None, models: Path, name: str, b
     return Restored(name, backup_id, manifest.sequence, sorted(manifest.files), came, missing)
 
 
-@contextmanager
-def host_lock(models: Path) -> Iterator[None]:
+def host_lock(models: Path) -> AbstractContextManager[None]:
     """No service backs the folder up meanwhile. Raises StoreConflict where one does."""
-    descriptor = os.open(models / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreConflict(f"{models}: a service with ESPALIER_BACKUP, or another restore, uses it; stop that first") from error
-        yield
-    finally:
-        os.close(descriptor)
+    return file_lock(
+        models / LOCK, StoreConflict(f"{models}: a service with ESPALIER_BACKUP, or another restore, uses it; stop that first")
+    )
 
 
 def _check_free(folder: Path, manifest: BackupManifest) -> None:
@@ -115,31 +106,8 @@ def _check_free(folder: Path, manifest: BackupManifest) -> None:
         raise InvalidInput("--models", str(folder / FILE), "no journal there; --replace deletes it, and what was written since")
     for name in (REMOVED, SERVING):
         info, file = manifest.files.get(name), folder / name
-        if info is not None and file.exists() and sha256_of(file) != info.sha256:
+        if info is not None and file.exists() and FileInfo.of(file) != info:
             raise InvalidInput("--models", str(file), "no such file, or the one of the backup; --replace replaces it")
-
-
-def _download(store: Objects, name: str, backup_id: str, manifest: BackupManifest, work: Path) -> None:
-    needed, free = sum(info.size for info in manifest.files.values()), shutil.disk_usage(work).free
-    if needed + SPARE_BYTES > free:
-        raise CacheFull(f"{work.parent}: the backup needs {needed} bytes, and {SPARE_BYTES} to spare; {free} are free")
-    for file, info in manifest.files.items():
-        _download_file(store, backup_key(name, backup_id, file), info, work / file)
-
-
-def _download_file(store: Objects, key: str, info: FileInfo, file: Path) -> None:
-    stored = store.head(key)
-    if stored is None:
-        raise StoreMissing(f"{store.url}/{key}: missing, although its manifest lists it; take an earlier backup (--at)")
-    digest = hashlib.sha256()
-    with file.open("wb") as stream:
-        for content in ranges(store, key, 0, info.size) if stored.size == info.size else ():
-            stream.write(content)
-            digest.update(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    if stored.size != info.size or digest.hexdigest() != info.sha256:
-        raise StoreDamaged(f"{store.url}/{key}: its size or SHA-256 is not the manifest's; take an earlier backup (--at)")
 
 
 def _bring_versions(store: Objects | None, models: Path, name: str) -> tuple[list[int], list[int]]:

@@ -327,24 +327,3 @@ def _has_text(entries: Entries, entry: int, begin: int, end: int) -> Any:
         for i in range(end - begin):
             same = same and entries.text[own + i] == entries.text[begin + i]
     return same
-
-
-@compiled()
-def first_letters(entries: Array, text_from: Array, text: Array) -> Array:
-    """uint64: the first 8 bytes of each entry's text as a big-endian number, so numbers sort as texts do. No text has a byte 0."""
-    prefixes = np.zeros(len(entries), np.uint64)
-    for j in range(len(entries)):
-        begin, end = text_from[entries[j]], text_from[entries[j] + 1]
-        for i in range(8):
-            byte = np.uint64(text[begin + i]) if begin + i < end else np.uint64(0)
-            prefixes[j] = (prefixes[j] << np.uint64(8)) | byte
-    return prefixes
-
-
-@compiled()
-def gather(entries: Array, text_from: Array, text: Array, out_from: Array, out: Array) -> None:
-    """Copy the texts of some entries, one after the other."""
-    for j in range(len(entries)):
-        begin = text_from[entries[j]]
-        for i in range(out_from[j + 1] - out_from[j]):
-            out[out_from[j] + i] = text[begin + i]

@@ -8,7 +8,7 @@ Legend: B rows, F features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,35 +18,10 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
 from espalier.read_only import read_only
+from espalier.stored_arrays import rises, row_blocks
 
 MAX_FEATURES = 1 << 26
 """The most features that sparse vectors and texts may have: training and searches keep arrays of a number for each, one a thread."""
-
-
-BLOCK = 1 << 22
-"""Entries for which intermediate numbers are held at a time."""
-
-
-def row_blocks(begin: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Consecutive rows, first and end, that together have at most BLOCK entries, or one row of more; `begin`: where each row's begin."""
-    first = 0
-    while first < len(begin) - 1:
-        end = max(first + 1, int(np.searchsorted(begin, begin[first] + BLOCK, side="right")) - 1)
-        yield first, end
-        first = end
-
-
-def rises(begin: NDArray[Any], rows: int, entries: int) -> bool:
-    """Whether so many rows of so many entries in all can begin there."""
-    ends = len(begin) == rows + 1 and begin[0] == 0 and begin[-1] == entries
-    return bool(ends and not np.any(begin[1:] < begin[:-1]))  # differences could wrap
-
-
-def ascends_in_rows(column: NDArray[Any], begin: NDArray[np.int64]) -> bool:
-    """Whether the entries of each row are in ascending order, none twice."""
-    falls = column[1:] <= column[:-1]
-    falls[begin[(begin > 0) & (begin < len(column))] - 1] = False
-    return not falls.any()
 
 
 @dataclass(frozen=True, eq=False)

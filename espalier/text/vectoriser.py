@@ -26,11 +26,15 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
+from espalier.read_only import read_only
+from espalier.stored_arrays import Dtypes, check_arrays
 from espalier.text.blocks import TextBlock
-from espalier.text.ngrams import ALONE, CHARS, SEPARATOR, WORDS, count_ngrams, fill_slots, fill_table, first_letters, gather, weigh
+from espalier.text.ngrams import ALONE, CHARS, SEPARATOR, WORDS, count_ngrams, fill_slots, fill_table, weigh
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows, concatenated
 
 Array = NDArray[Any]
@@ -46,8 +50,10 @@ ALONE_RANGES = (
     (0x3005, 0x3007), (0x3021, 0x3029), (0x3031, 0x3035), (0x3038, 0x303C), (0x3040, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x1AFF0, 0x1B16F), (0x20000, 0x3FFFF),
 )  # fmt: skip
+_ALONE = "".join(f"{chr(first)}-{chr(last)}" for first, last in ALONE_RANGES)
+_WORD = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
 _VARIATIONS = ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
-_DTYPES = {"vocabulary": np.int64, "hash": np.uint64, "idf": np.float32, "text_from": np.int64, "text": np.uint8}
+_DTYPES: Dtypes = {"vocabulary": np.int64, "hash": np.uint64, "idf": np.float32, "text_from": np.int64, "text": np.uint8}
 
 
 def normalise(text: str) -> str:
@@ -59,6 +65,11 @@ def normalise(text: str) -> str:
         return text.lower()
     plain = _ACCENTS.sub("", unicodedata.normalize("NFKD", text))
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
+
+
+def words_of(text: str) -> list[str]:
+    """The words, normalised; each Chinese or Japanese character is one."""
+    return _WORD.findall(normalise(text))
 
 
 class Vectoriser:
@@ -76,7 +87,8 @@ class Vectoriser:
     def __init__(self, blocks: Sequence[TextBlock], arrays: Mapping[str, Array]) -> None:
         self.blocks = tuple(blocks)
         # All read-only, as mapped files are: numba would compile again for writable arrays.
-        self._arrays = {name: _read_only(np.require(arrays[name], requirements=["C", "A"])) for name in _DTYPES}
+        aligned = read_only(*(np.require(arrays[name], requirements=["C", "A"]) for name in _DTYPES))
+        self._arrays = dict(zip(_DTYPES, aligned, strict=True))
         self._layout = _layout(self.blocks, self._arrays["vocabulary"])
         self.width = _width(self.blocks, self._arrays["vocabulary"])
         self._room = sum(_ngrams_per_code(block) for block in self.blocks)
@@ -85,7 +97,7 @@ class Vectoriser:
         twice = fill_table(hashes, self._layout, table)
         if twice >= 0:
             raise BundleCorrupt(f"hash: {int(hashes[twice])} of two n-grams, expected different hashes")
-        self._table = _read_only(table)
+        (self._table,) = read_only(table)
 
     @staticmethod
     def from_arrays(blocks: Sequence[TextBlock], arrays: Mapping[str, Array]) -> Vectoriser:
@@ -93,11 +105,7 @@ class Vectoriser:
 
         `features_of` checks whether `text` is UTF-8.
         """
-        if missing := sorted(_DTYPES.keys() ^ arrays.keys()):
-            raise BundleCorrupt(f"arrays: {sorted(arrays)}, expected {sorted(_DTYPES)} (see {', '.join(missing)})")
-        for name, dtype in _DTYPES.items():
-            if arrays[name].dtype != dtype or arrays[name].ndim != 1:
-                raise BundleCorrupt(f"{name}: {arrays[name].dtype}{list(arrays[name].shape)}, expected one dimension of {np.dtype(dtype)}")
+        check_arrays(arrays, _DTYPES)
         sizes, hashes, idf, text_from, text = (arrays[name] for name in _DTYPES)
         if not blocks or len({(block.unit, block.n) for block in blocks}) < len(blocks):
             raise BundleCorrupt(f"blocks: {[(block.unit, block.n) for block in blocks]}, expected at least one, and each unit and n once")
@@ -236,27 +244,24 @@ class _Counts:
         counts = self.count[entries]
         # Divide, do not multiply: 29 / 100 == 0.29, but 0.29 · 100 < 29 in floating point.
         entries = entries[(counts >= block.min_count) & (counts / documents <= block.max_share)]
-        counts, prefixes = self.count[entries], first_letters(entries, self._text_from, self._text)
-        if 0 < block.max_features < len(entries):
-            least = np.partition(counts, -block.max_features)[-block.max_features]
-            entries, counts, prefixes = (array[counts >= least] for array in (entries, counts, prefixes))
-        order = np.lexsort((prefixes, -counts))
-        entries, counts, prefixes = entries[order], counts[order], prefixes[order]
-        same = (counts[1:] == counts[:-1]) & (prefixes[1:] == prefixes[:-1])
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]])))
-        for begin, end in edges.reshape(-1, 2).tolist():  # texts with the same first 8 bytes
-            entries[begin : end + 1] = sorted(entries[begin : end + 1].tolist(), key=self._bytes)
-        return entries[: block.max_features or None]
+        if 0 < block.max_features < len(entries):  # no text that need not be sorted
+            counts = self.count[entries]
+            entries = entries[counts >= np.partition(counts, -block.max_features)[-block.max_features]]
+        table = pa.table({"count": self.count[entries], "text": self._texts(entries)})
+        order: Array = np.asarray(pc.sort_indices(table, [("count", "descending"), ("text", "ascending")]))
+        return entries[order][: block.max_features or None]
 
     def arrays(self, entries: Array) -> dict[str, Array]:
         """The arrays of a Vectoriser that describe its n-grams."""
-        text_from = np.concatenate([[0], np.cumsum(self._text_from[entries + 1] - self._text_from[entries])])
-        text = np.empty(text_from[-1], np.uint8)
-        gather(entries, self._text_from, self._text, text_from, text)
-        return {"hash": self._hash[entries], "text_from": text_from, "text": text}
+        texts = self._texts(entries)
+        _, ends, text = texts.buffers()
+        text_from = np.frombuffer(ends, np.int64, len(texts) + 1)
+        return {"hash": self._hash[entries], "text_from": text_from, "text": np.frombuffer(text, np.uint8, text_from[-1])}
 
-    def _bytes(self, entry: int) -> bytes:
-        return self._text[self._text_from[entry] : self._text_from[entry + 1]].tobytes()
+    def _texts(self, entries: Array) -> pa.Array:
+        """The texts of some entries, as bytes."""
+        buffers = [None, pa.py_buffer(self._text_from), pa.py_buffer(self._text)]
+        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), self._size, buffers).take(pa.array(entries))
 
 
 @cache
@@ -269,7 +274,7 @@ def _classes() -> NDArray[np.uint8]:
                 classes[code] = ALONE
     for first, last in _VARIATIONS:  # otherwise the invisible part of an emoji would be a word
         classes[first : last + 1] = SEPARATOR
-    return _read_only(classes)
+    return read_only(classes)[0]
 
 
 def _chunks(texts: Sequence[str]) -> Iterator[tuple[Array, Array]]:
@@ -295,7 +300,8 @@ def _layout(blocks: Sequence[TextBlock], sizes: Array) -> Array:
     """int64[blocks, 5]: unit, n, first feature, n-grams of the vocabulary, features for unknown n-grams."""
     firsts = [0, *accumulate(size + block.unknown for block, size in zip(blocks, sizes.tolist(), strict=True))]
     rows = zip(blocks, firsts, sizes.tolist(), strict=False)
-    return _read_only(np.array([(CHARS if b.unit == "char" else WORDS, b.n, first, size, b.unknown) for b, first, size in rows], np.int64))
+    units = [(CHARS if block.unit == "char" else WORDS, block.n, first, size, block.unknown) for block, first, size in rows]
+    return read_only(np.array(units, np.int64))[0]
 
 
 def _width(blocks: Sequence[TextBlock], sizes: Array) -> int:
@@ -315,12 +321,6 @@ def _affix(gram: str) -> str:
 
 def _power_of_two(least: int) -> int:
     return 1 << max(0, least - 1).bit_length()
-
-
-def _read_only(array: Array) -> Array:
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def _grown(array: Array, least: int) -> Array:

@@ -214,11 +214,11 @@ def _check_caller_features(field: str, query: Query, model: LoadedModel) -> None
     reranker, most = model.reranker, model.bundle.manifest.search.max_m
     if reranker is None:
         raise InvalidQuery(field, "features for a ranker", "none, because this model has no ranker")
-    _check_numbers(f"{field}.rank_features", query.rank_features, reranker.features.caller_query_names)
+    _check_numbers(f"{field}.rank_features", query.rank_features, [*reranker.features.caller_query])
     if len(query.item_features) > most:
         raise InvalidQuery(f"{field}.item_features", len(query.item_features), f"at most {most} items")
     for item_id, numbers in query.item_features.items():
-        _check_numbers(f"{field}.item_features.{item_id}", numbers, reranker.features.caller_item_names)
+        _check_numbers(f"{field}.item_features.{item_id}", numbers, [*reranker.features.caller_item])
 
 
 def _check_numbers(field: str, numbers: Mapping[str, float], known: Sequence[str]) -> None:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from espalier.engines.encode import check_queries
 from espalier.engines.stages import GivenQueries
 from espalier.errors import InvalidMessage
-from espalier.manifest import MAX_STACKED, GraphScorer
-from espalier.memory import LARGEST
+from espalier.manifest import LARGEST, MAX_STACKED, GraphScorer
 from espalier.memory_lists import MemoryLists
 from espalier.queries import PADDING, FeaturesKind, HistoryKind, QueryBatch, TextKind
 from espalier.search import NO_ITEM, NodeMask, SearchParams

@@ -363,8 +363,8 @@ def test_tables_have_limits_and_the_manifest_says_how_many_points_vote(monkeypat
         with monkeypatch.context() as patched:
             patched.setattr(f"espalier.stacking.{limit}", 1)
             with pytest.raises(BundleCorrupt, match=r"at most 1 expected|0 … 1 expected"):
-                stacking.check(9, F)
-    stacking.check(9, F)
+                Stacking.of_arrays(stacking.arrays(), stacking.info, 9, F)
+    Stacking.of_arrays(stacking.arrays(), stacking.info, 9, F)
     with pytest.raises(BundleCorrupt, match=f"{POINTS} points, the manifest says 3"):
         Stacking.of_arrays(stacking.arrays(), stacking.info.model_copy(update={"points": 3}), 9, F)
 
@@ -379,7 +379,7 @@ def test_keys_are_finite_whatever_the_network_says(tmp_path: Path, huge: str) ->
     network = {name: np.abs(getattr(stacking.network, name)) * np.float32(1e30) for name in ("weight_1", "weight_2", "weight_3")}
     tables = stacking.tables._replace(log_weight=np.full_like(stacking.tables.log_weight, lowest if huge == "log_weight" else 0))
     hostile = replace(stacking, tables=tables, network=replace(stacking.network, **network | {"weight_3": -network["weight_3"]}))
-    hostile.check(bundle.manifest.tree.items, F)
+    Stacking.of_arrays(hostile.arrays(), hostile.info, bundle.manifest.tree.items, F)
     object.__setattr__(bundle, "stacking", hostile)
     queries, params = random_queries(np.random.default_rng(1), bundle, 5, integer=False), SearchParams.uniform(5, 9, 20)
     found, expected = open_engine(bundle, "cpu").search(queries, params), ReferenceEngine(bundle).search(queries, params)

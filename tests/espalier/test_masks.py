@@ -111,24 +111,6 @@ def test_the_start_level_is_the_first_that_a_beam_cannot_hold(shape: tuple[Count
     assert build(shape).start_level(beam) == min([*too_large, len(sizes)])
 
 
-@given(st.sampled_from([(2, 1), (2, 5), (3, 3), (7, 2)]), st.integers(0, 2**32 - 1))
-def test_a_complete_tree_has_arithmetic_children(branching_height: tuple[int, int], seed: int) -> None:
-    branching, height = branching_height
-    leaf_item = np.random.default_rng(seed).permutation(branching**height)
-    tree = complete_tree(leaf_item, branching)
-    assert tree.height == height
-    inner = np.arange(tree.leaf_offset)
-    assert_array_equal(tree.first_child[inner], inner * branching + 1)
-    assert all(tree.is_uniform(h) for h in range(height))
-    assert_array_equal(tree.leaf_item, leaf_item)
-
-
-@pytest.mark.parametrize(("leaves", "branching"), [(6, 2), (12, 3), (9, 2), (1, 2), (0, 2)])
-def test_a_complete_tree_needs_a_power_of_its_branching(leaves: int, branching: int) -> None:
-    with pytest.raises(InvalidTree):
-        complete_tree(np.arange(leaves), branching)
-
-
 def test_child_counts_must_be_one_per_node() -> None:
     with pytest.raises(InvalidTree, match="children: expected 2 counts on level 1, got 1"):
         tree_from_children([[2], [3]], np.arange(3))

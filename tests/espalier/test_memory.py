@@ -26,12 +26,12 @@ from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
-from espalier.entry_lists import EntryArrays, EntryLists, entries_of, entries_under, open_entries, with_room
+from espalier.entry_lists import EntryArrays, EntryLists, entries_of, entries_under, open_entries
 from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
-from espalier.memory_sums import add_up, of_live_leaves
+from espalier.memory_sums import add_up, of_leaves
 from espalier.queries import PADDING, HistoryKind, QueryBatch
 from espalier.read_only import read_only
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
@@ -203,8 +203,10 @@ def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
 def test_live_leaves_have_the_same_sums(more_sources: int) -> None:
     """Those of a shard, too: its memory has the entries of all items of the whole, of which the shard holds some."""
     trained = *read_only(np.pad(TRAINED[0], (0, more_sources), mode="edge")), *TRAINED[1:]
-    arrays, sum_R = read_only(HISTORY[None], np.array([0, 4]), np.array(list(EXPECTED))), np.zeros(1)
-    assert of_live_leaves(*arrays, LIVE_ROW, trained, LIVE, sum_R).tolist() == list(EXPECTED.values())
+    *arrays, leaf_of_item = read_only(HISTORY[None], np.array([0, 4]), np.array(list(EXPECTED)), np.arange(3))
+    sum_L, sum_R = np.zeros(3), np.zeros(1)
+    assert of_leaves(*arrays, trained, LIVE, leaf_of_item, 0, sum_L, sum_R).tolist() == list(EXPECTED.values())
+    assert not sum_L.any()
     assert not sum_R.any()
 
 
@@ -292,6 +294,7 @@ def test_every_snapshot_stays_as_lists_would_have_been(steps: list[tuple[int, bo
             number = {value: place[entry] for value, entry in number.items()}
             assert lists.closed == 0
         snapshots.append((lists.snapshot(moment), [(key, value) for key in range(4) for value in expected[key]], sorted(number.values())))
+    assert lists.snapshot(len(steps) + 1).rows is lists.snapshot(len(steps) + 2).rows, "it copies nothing"
     for entries, wanted, numbers in snapshots:
         assert not entries.rows.flags.writeable
         assert under([0, 1, 2, 3, 99], entries) == wanted
@@ -313,36 +316,6 @@ def test_a_snapshot_of_full_arrays_is_not_led_past_their_end() -> None:
     assert under([3], full) == []
     assert of_others([500, 1], full) == [0, 7]
     assert of_others([500, 1], lists.snapshot(2)) == [8, 7]
-
-
-def test_snapshots_copy_nothing_and_show_the_keys_in_the_order_asked() -> None:
-    lists = EntryLists(5, 4, 9)
-    for key, value in [(2, 20), (1, 10), (2, 21), (2, 22)]:
-        lists.add(1, (key, 0, value, 0, value))
-    entries = lists.snapshot(1)
-    assert under([2, 0, 1], entries) == [(0, 20), (0, 21), (0, 22), (2, 10)]
-    assert under([], entries) == []
-    assert entries.length[:4].tolist() == [0, 1, 3, 0]
-    assert lists.snapshot(2).rows is entries.rows
-
-
-def test_a_larger_array_begins_with_what_there_was() -> None:
-    array = np.array([[1, 2], [3, 4]])
-    assert with_room(array, 2) is array
-    assert_array_equal(with_room(array, 3), [[1, 2], [3, 4], [0, 0], [0, 0]])
-    assert len(with_room(array, 9)) == 9
-
-
-def test_entries_of_a_key_are_side_by_side_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_lists, "LARGEST_BLOCK", 4)
-    lists = EntryLists(3, 2, block=2)
-    numbers: dict[int, list[int]] = {0: [], 1: []}
-    for _ in range(6):
-        for key in (0, 1):
-            numbers[key].append(lists.add(1, (key, 0, 0)))
-    assert numbers == {0: [1, 2, 5, 6, 9, 10], 1: [3, 4, 7, 8, 13, 14]}
-    assert lists.used == 17  # the third blocks have room for as many entries as there were, which is the most that a block has
-    assert entries_under(*read_only(np.array([1])), lists.snapshot(1))[0].tolist() == numbers[1]
 
 
 def test_arrays_are_worn_when_a_quarter_is_closed_or_half_is_not_in_order() -> None:

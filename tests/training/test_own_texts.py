@@ -19,8 +19,7 @@ from espalier.live.operations import ItemBody
 from espalier.placement.evidence import Evidence
 from espalier.placement.linear_placement import LinearPlacement
 from espalier.text.blocks import TextBlock
-from espalier.text.vectoriser import Vectoriser
-from espalier.text.words import words_of
+from espalier.text.vectoriser import Vectoriser, words_of
 from tests.service.running import bearer, ids, run
 from tests.training.commands import answer_rows, trained
 from training.data.csr import as_matrix

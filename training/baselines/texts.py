@@ -25,8 +25,7 @@ from scipy.sparse import csr_array, diags_array
 
 from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
-from espalier.text.vectoriser import Vectoriser
-from espalier.text.words import words_of
+from espalier.text.vectoriser import Vectoriser, words_of
 
 from ..baselines.tuned_method import bytes_of
 from ..data.csr import Csr, as_matrix

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
-from espalier.text.sparse_rows import row_blocks
+from espalier.stored_arrays import row_blocks
 from espalier.tree import Tree
 
 from ..data.csr import Csr, normalised

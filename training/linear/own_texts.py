@@ -20,8 +20,7 @@ import numpy as np
 import polars as pl
 
 from espalier.errors import InvalidData
-from espalier.text.vectoriser import Vectoriser
-from espalier.text.words import words_of
+from espalier.text.vectoriser import Vectoriser, words_of
 
 from ..data.csr import Csr, as_matrix, normalised
 

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.random_bundles import random_queries
-from espalier import memory as memory_module
-from espalier import shard_parts
+from espalier import stored_arrays
 from espalier.bundle import GRAPH_PARTS, Bundle, parse_manifest, parts_of
 from espalier.chunks import ARRAYS, MAX_CHILDREN, Chunks
 from espalier.engines import open_engine
@@ -32,7 +31,6 @@ from espalier.live.operations import ItemBody
 from espalier.live.rows import LiveRow
 from espalier.manifest import MOST, Calibration, Manifest
 from espalier.memory import MAX_ROW, MAX_VISITS, Memory
-from espalier.packed_chunks import unpacked
 from espalier.search import SearchParams
 from espalier.shards.messages import decode_answer, decode_query, encode_answer, encode_query
 from espalier.text.blocks import TextBlock
@@ -448,62 +446,49 @@ CASES: dict[tuple[str, str], list[tuple[Callable[[Arrays], Arrays], str]]] = {
         (swap("leaf_item", lambda item: np.where(item == item.max(), -1, item)), "not the one that the manifest describes"),
     ],
     ("memory", "memory.safetensors"): [
-        (put("offset", 0, 1), "offset: expected to rise from 0"),
-        (put("offset", 2, 2**62), "offset: expected to rise from 0"),
-        (put("offset", -1, 2), "offset: expected to rise from 0"),
-        (put("item", 0, -1), "item: expected item rows"),
-        (put("item", 3, 10_000), "item: expected item rows"),
-        (swap("item", lambda item: item[::-1]), "item: expected ascending"),
+        (put("offset", -1, 2), "item: .* never decrease"),
+        (put("item", 0, -1), "item has numbers outside"),
+        (swap("item", lambda item: item[::-1]), "item is not strictly ascending"),
         (put("value", 1, -1), "value: expected finite"),
         (put("value", 0, np.nan), "value: expected finite"),
         (put("weight", 0, 3e38), "value: sums of weight"),
         (put("weight", 0, -1), "weight: expected at least one"),
-        (new("weight", ONES), "3 weights and"),
-        (new("value", ONES), r"value: float32\[3\]"),
-        (new("offset", np.zeros(3, np.int64)), r"offset: int64\[3\]"),
+        (new("weight", ONES), "weight has 3 entries"),
+        (new("value", ONES), r"value is float32\[3\]"),
         (new("more", ONES), "arrays"),
-        (new("weight", np.array(1, np.float32)), r"weight: float32\[\], expected one dimension"),
     ],
     ("shard", "shard.safetensors"): [
         (lambda arrays: {"items": arrays["items"]}, r"arrays \['items'\], expected"),
         (lambda arrays: {**arrays, "nodes-2": arrays["nodes"]}, "arrays .*nodes-2"),
-        (swap("items", lambda items: items.astype(np.int32)), "items: int32"),
-        (swap("items", lambda items: np.stack([items] * 2)), r"items: int64\[2, .*expected int64"),
-        (swap("items", lambda items: items[1:]), "items: int64.*expected int64"),
-        (swap("items", lambda items: items[::-1]), "items: expected ascending"),
-        (put("nodes", 5, 8), "nodes: expected ascending"),
-        (swap("items", lambda items: items - 1), "items: from -1"),
-        (swap("nodes", lambda nodes: nodes + 1), "nodes: begins with node 1, expected the root"),
-        (swap("nodes", lambda nodes: nodes + 2 * (nodes > 0)), "nodes: from .* expected numbers from 0 to"),
+        (swap("items", lambda items: items.astype(np.int32)), "items is int32"),
+        (swap("items", lambda items: items[1:]), "items has .* entries, expected"),
+        (put("nodes", 5, 8), "nodes is not strictly ascending"),
+        (swap("items", lambda items: items - 1), "items has numbers outside"),
+        (swap("nodes", lambda nodes: nodes + 1), "nodes begins with node 1, expected the root"),
+        (swap("nodes", lambda nodes: nodes + 2 * (nodes > 0)), "nodes has numbers outside"),
     ],
     ("linear", "chunks.safetensors"): [
-        (put("chunk_row", slice(1, 3), [WRAPPING, -2]), "chunk_row has .* never decrease"),
-        (put("row_entry", slice(1, 3), [WRAPPING, -2]), "row_entry has .* never decrease"),
+        (put("chunk_row", slice(1, 3), [WRAPPING, -2]), "row_feature: .* never decrease"),
         (put("entry_weight", 7, np.nan), "must be finite"),
         (put("bias", 7, np.nan), "must be finite"),
-        (swap("chunk_row", lambda row: row[:-1]), "chunk_row has"),
-        (swap("row_entry", lambda entry: entry + 1), "row_entry has"),
-        (swap("bias", lambda bias: bias[:-1]), "biases, expected"),
-        (swap("bias", lambda bias: bias.astype(np.float16)), "bias is float16"),
+        (swap("row_entry", lambda entry: entry + 1), "entry_child: .* never decrease"),
+        (swap("bias", lambda bias: bias[:-1]), "bias has"),
         (swap("row_feature", lambda feature: np.full_like(feature, 20)), "outside 0 … 19"),
-        (swap("row_feature", np.zeros_like), "not strictly ascending within a node"),
-        (swap("entry_child", lambda child: np.full_like(child, 7)), "children that a node does not have"),
+        (swap("row_feature", np.zeros_like), "row_feature is not strictly ascending"),
+        (swap("entry_child", lambda child: child + 3), "children that a node does not have"),
     ],
     ("float16", "chunks.safetensors"): [
         (swap("row_gap", lambda gap: np.full_like(gap, 20)), "row_gap leads to feature numbers outside 0 … 19"),
-        (swap("row_count", lambda count: np.full_like(count, 100)), "row_entry has"),
+        (swap("row_count", lambda count: np.full_like(count, 100)), "entry_child: .* never decrease"),
         (swap("row_count", lambda count: -count.astype(np.int32)), "numbers below 0"),
-        (swap("entry_child", lambda child: np.full_like(child, 200)), "numbers of children that a node does not have"),
-        (swap("entry_weight", lambda weight: np.full_like(weight, np.inf)), "must be finite"),
-        (swap("chunk_row", lambda row: row[::-1]), "chunk_row of .* does not rise"),
+        (swap("chunk_row", lambda row: row[::-1]), "chunk_row does not rise"),
         (swap("row_gap", lambda gap: gap.astype(np.float32)), r"row_gap is float32\[\d+\], expected one-dimensional uint8 or"),
         (lambda arrays: {**arrays, "row_feature": arrays["row_gap"]}, "expected .*row_gap"),
     ],
     ("tail", "tail.safetensors"): [
         (drop("value"), r"arrays \['feature', 'row_begin'\]"),
-        (swap("value", lambda value: value.astype(np.int64)), r"value is int64.*expected one-dimensional float32"),
         (put("row_begin", slice(1, 3), [3, 2]), "never decrease"),
-        (swap("feature", lambda feature: feature[:-1]), "never decrease"),
+        (swap("feature", lambda feature: feature[:-1]), "feature has"),
         (put("feature", -1, F), f"outside 0 … {F - 1}"),
         (swap("feature", lambda feature: feature[::-1]), "not strictly ascending within a row"),
         (put("value", 0, np.nan), "rows must have the length 1"),
@@ -520,10 +505,7 @@ CASES: dict[tuple[str, str], list[tuple[Callable[[Arrays], Arrays], str]]] = {
         (swap("weight_1", lambda weight: weight[1:]), "weight_1"),
         (swap("weight_2", np.ravel), "two dimensions"),
         (put("bias_3", 0, np.inf), "bias_3"),
-        (swap("beside_begin", lambda begin: begin[:-1]), "beside_begin has"),
         (swap("label_begin", lambda begin: begin[:0]), "-1 points"),
-        (swap("posting_begin", lambda begin: np.where(begin > 0, np.int64(WRAPPING), 0)), "never decrease"),
-        (swap("posting_value", lambda value: value.astype(np.float32)), "posting_value is float32"),
     ],
 }  # fmt: skip
 
@@ -533,8 +515,7 @@ def test_arrays_that_do_not_fit_are_refused_with_the_reason(
     made: dict[str, Bundle], tmp_path: Path, kind: str, part: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In blocks of a few numbers, whose ends some of the damage is at."""
-    monkeypatch.setattr(memory_module, "BLOCK", 7)
-    monkeypatch.setattr(shard_parts, "BLOCK", 1 + number % 3)
+    monkeypatch.setattr(stored_arrays, "BLOCK", 7)
     change, said = CASES[kind, part][number]
     path = Path(shutil.copytree(made[kind].path, tmp_path / "1"))
     arrays = change({name: np.array(array) for name, array in load_file(path / part).items()})
@@ -587,26 +568,11 @@ def test_rows_side_by_side_may_begin_with_any_child() -> None:
     one_node([0, 1, 2], [0, 2, 2, 4], [0, 1, 0, 1], 3).check(TWO_CHILDREN)
 
 
-def test_features_of_a_node_are_below_the_width_and_not_there_twice() -> None:
-    def two_rows(second_gap: int, width: int) -> Chunks:
-        arrays = {
-            "chunk_row": np.array([0, 2]), "row_gap": np.array([4, second_gap], np.uint8), "row_count": np.array([1, 1], np.uint8),
-            "entry_child": np.zeros(2, np.uint8), "entry_weight": np.ones(2, np.float16), "bias": np.zeros(3, np.float32),
-        }  # fmt: skip
-        return unpacked(arrays, width)
-
-    two_rows(1, width=6).check(TWO_CHILDREN)
-    with pytest.raises(BundleCorrupt, match="row_gap leads to feature numbers outside 0 … 4"):
-        two_rows(1, width=5)
-    with pytest.raises(BundleCorrupt, match="row_feature is not strictly ascending"):
-        two_rows(0, width=6).check(TWO_CHILDREN)
-
-
 def test_a_node_of_more_children_than_chunks_can_number_is_refused() -> None:
     """A row with entries for 2^16 of its children would be taken for one without an entry."""
     for children in (MAX_CHILDREN, MAX_CHILDREN + 1):
         tree = tree_from_children([[children]], np.arange(children))
-        arrays = {name: np.zeros(0, dtype) for name, dtype in ARRAYS.items()}
+        arrays: dict[str, Any] = {name: np.zeros(0, dtype) for name, dtype in ARRAYS.items()}
         arrays |= {"chunk_row": np.zeros(2, np.int64), "row_entry": np.zeros(1, np.int64), "bias": np.zeros(tree.node_count, np.float32)}
         if children == MAX_CHILDREN:
             Chunks(**arrays, width=4).check(tree)
@@ -632,7 +598,12 @@ LARGEST = float(np.finfo(np.float32).max) / 2
 @pytest.mark.parametrize(
     ("within", "beyond", "items", "said"),
     [
-        (one_row(MAX_ROW, MAX_ROW + 1), one_row(MAX_ROW + 1, MAX_ROW + 1), MAX_ROW + 1, f"by at most {MAX_ROW} entries an item"),
+        (
+            one_row(MAX_ROW, MAX_ROW + 1),
+            one_row(MAX_ROW + 1, MAX_ROW + 1),
+            MAX_ROW + 1,
+            f"{MAX_ROW + 1} entries of an item",
+        ),
         (
             one_row(MAX_ROW, MAX_ROW, MAX_VISITS // MAX_ROW),
             one_row(MAX_ROW, MAX_ROW, MAX_VISITS // MAX_ROW + 1),

@@ -185,7 +185,10 @@ def test_ids_are_found_whatever_their_hashes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(items_module, "_hash", lambda item_id: hash_of(item_id) % (1 << bits))
     table = reopened(ItemTable.build(pa.table({"id": IDS})), tmp_path / "items.arrow")
     asked = [*IDS[::-1], "unknown", "", "b12 ", "ne", "\ud800", *IDS[:2]]
-    assert table.rows_of(asked).tolist() == [IDS.index(item_id) if item_id in IDS else -1 for item_id in asked]
+    expected = [IDS.index(item_id) if item_id in IDS else -1 for item_id in asked]
+    assert [table.row_of(item_id) for item_id in asked] == expected
+    table = ItemTable.open(tmp_path / "items.arrow")  # which remembers none of them
+    assert table.rows_of(asked).tolist() == table.rows_of(asked).tolist() == expected
     assert table.rows_of([]).tolist() == []
     assert table.ids_of(np.array([2, 0])) == ["梨", "b12"]
     assert len(table) == len(IDS)

@@ -27,7 +27,7 @@ from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.errors import BundleCorrupt, BundleExists, InvalidTree
 from espalier.items import ItemTable
-from espalier.manifest import RankerInfo, Ranking
+from espalier.manifest import FileInfo, RankerInfo, Ranking
 from espalier.node_rows import stored_as
 from espalier.queries import QueryBatch
 from espalier.rerank.ranker import GOLDEN_SCORES
@@ -111,7 +111,7 @@ STEPS = {
     "tree and nodes": (bundle_writer, "write_safetensors"),
     "items": (items_module.ItemTable, "write"),
     "tables": (pq, "write_table"),
-    "checksums": (bundle_writer, "sha256_of"),
+    "checksums": (FileInfo, "of"),
     "flush": (bundle_writer, "flush"),
     "rename": (Path, "rename"),
 }
@@ -144,9 +144,8 @@ def test_a_writer_that_ends_early_leaves_no_version(
 
 def test_parts_that_do_not_fit_each_other_are_not_written(original: Bundle, tmp_path: Path) -> None:
     for changed, message in (
-        ({"stored_rows": np.zeros((3, 4), np.float32)}, r"node_rows: expected .*got float32\[3, 4\]"),
-        ({"stored_rows": np.array(original.node_rows_ND, np.float64)}, "node_rows: expected float32, float16 or int8 .*got float64"),
-        ({"items": ItemTable.build(pa.table({"id": ["only"]}))}, "items: 1 rows, the tree holds"),
+        ({"stored_rows": np.zeros((3, 4), np.float32)}, r"node_rows .*got float32\[3, 4\]"),
+        ({"items": ItemTable.build(pa.table({"id": ["only"]}))}, r"items\.arrow: 1 items, the tree holds"),
     ):
         with pytest.raises(BundleCorrupt, match=message):
             write_bundle(tmp_path / "1", draft_of(original), content_of(original, **changed))
@@ -201,7 +200,7 @@ def test_a_shard_is_written_with_both_of_its_parts_or_with_neither(original: Bun
     for draft, given in ((whole, parts), (shard, None)):
         with pytest.raises(BundleCorrupt, match="shard: expected both an entry of the manifest and the items and nodes, or neither"):
             write_bundle(tmp_path / "0" / "1", draft, content_of(original, shard=given))
-    with pytest.raises(BundleCorrupt, match="items: expected ascending"):
+    with pytest.raises(BundleCorrupt, match="items is not strictly ascending"):
         write_bundle(tmp_path / "0" / "1", shard, content_of(original, shard=ShardParts(np.zeros(items, np.int64), parts.nodes)))
     assert not (tmp_path / "0" / "1").exists()
 

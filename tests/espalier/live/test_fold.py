@@ -26,6 +26,7 @@ from espalier.live.state import Change, LiveState
 from espalier.manifest import ManifestDraft
 from espalier.memory import Memory
 from espalier.search import SearchParams
+from espalier.stacking import Stacking
 from tests.espalier.drawn_bundles import drawn_bundle
 from tests.espalier.second_stages import rewritten, with_stacking
 
@@ -161,7 +162,7 @@ def test_stacking_and_counts_know_the_items_of_the_fold(tmp_path: Path) -> None:
     assert isinstance(fold, LinearContent)
     assert fold.stacking is not None
     assert fold.counts is not None
-    fold.stacking.check(len(bundle.items), bundle.chunks.width)
+    Stacking.of_arrays(fold.stacking.arrays(), fold.stacking.info, len(bundle.items), bundle.chunks.width)
     assert fold.counts.counts_I.tolist() == [*range(1, len(bundle.items)), 0]
     assert_array_equal(fold.stacking.tables.log_count, np.append(stacking.tables.log_count[1:], 0))
     for begin, item, value in (("label_begin", "label", "label_value"), ("beside_begin", "beside", "beside_share")):

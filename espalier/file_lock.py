@@ -1,0 +1,28 @@
+"""Locks between processes, which go with whoever holds them. Knows files and folders."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def file_lock(path: Path, busy: Exception | None = None) -> Iterator[None]:
+    """Hold the lock of a folder, or of a file, which is made where it is missing.
+
+    busy  raised where another process holds it; None: wait for that process
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if path.is_dir() else os.O_CREAT), 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            if busy is None:
+                raise
+            raise busy from error
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,69 @@
+"""The arrays of a bundle's file, checked before compiled code follows them: their names, their types, and rows of ascending numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import BundleCorrupt
+
+Dtype = type[np.generic]
+Dtypes = Mapping[str, Dtype | tuple[Dtype, ...]]
+"""Of arrays by their names; several where any of them will do."""
+BLOCK = 1 << 22
+"""Entries for which intermediate numbers are held at a time."""
+
+
+def check_arrays(arrays: Mapping[str, NDArray[Any]], dtypes: Dtypes) -> None:
+    """Raise BundleCorrupt unless these are one-dimensional arrays of these names and types."""
+    if arrays.keys() != dtypes.keys():
+        raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(dtypes)}")
+    for name, known in dtypes.items():
+        array, allowed = arrays[name], known if isinstance(known, tuple) else (known,)
+        if array.ndim != 1 or array.dtype not in allowed:
+            expected = " or ".join(str(np.dtype(dtype)) for dtype in allowed)
+            raise BundleCorrupt(f"{name} is {array.dtype}{list(array.shape)}, expected one-dimensional {expected}")
+
+
+def check_length(name: str, array: NDArray[Any], length: int) -> None:
+    """Raise BundleCorrupt unless an array has so many entries."""
+    if len(array) != length:
+        raise BundleCorrupt(f"{name} has {len(array)} entries, expected {length}")
+
+
+def check_rows(name: str, numbers: NDArray[Any], begin: NDArray[np.int64], rows: int, width: int) -> None:
+    """Raise BundleCorrupt unless `begin` cuts numbers into so many rows, which ascend and lie in 0 … width − 1."""
+    if not rises(begin, rows, len(numbers)):
+        raise BundleCorrupt(f"{name}: {len(begin)} beginnings of rows, expected {rows + 1} from 0 to {len(numbers)} that never decrease")
+    for first, end in row_blocks(begin):
+        begin_R = begin[first : end + 1]
+        block = numbers[begin_R[0] : begin_R[-1]]
+        if len(block) and (block.min() < 0 or block.max() >= width):
+            raise BundleCorrupt(f"{name} has numbers outside 0 … {width - 1}")
+        if not ascends_in_rows(block, begin_R - begin_R[0]):
+            raise BundleCorrupt(f"{name} is not strictly ascending within a row")
+
+
+def row_blocks(begin: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Consecutive rows, first and end, that together have at most BLOCK entries, or one row of more; `begin`: where each row's begin."""
+    first = 0
+    while first < len(begin) - 1:
+        end = max(first + 1, int(np.searchsorted(begin, begin[first] + BLOCK, side="right")) - 1)
+        yield first, end
+        first = end
+
+
+def rises(begin: NDArray[Any], rows: int, entries: int) -> bool:
+    """Whether so many rows of so many entries in all can begin there."""
+    ends = len(begin) == rows + 1 and begin[0] == 0 and begin[-1] == entries
+    return bool(ends and not np.any(begin[1:] < begin[:-1]))  # differences could wrap
+
+
+def ascends_in_rows(column: NDArray[Any], begin: NDArray[np.int64]) -> bool:
+    """Whether the entries of each row are in ascending order, none twice."""
+    falls = column[1:] <= column[:-1]
+    falls[begin[(begin > 0) & (begin < len(column))] - 1] = False
+    return not falls.any()
