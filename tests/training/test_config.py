@@ -25,7 +25,8 @@ from training.specification.sections import sections_in
 from training.specification.splits import DateSplit
 
 CONFIGS = ROOT / "training" / "configs"
-KINDS = "'otm-robust', 'otm-sequence', 'otm', 'otm-no-bs', 'otm-no-optest', 'tdm', 'plt', 'hsm', 'neighbours', 'xr-linear' or 'xreg'"
+MODELS = ["otm-robust", "otm-sequence", "otm", "otm-no-bs", "otm-no-optest", "tdm", "plt", "hsm", "neighbours", "xr-linear", "xreg"]
+KINDS = ", ".join(map(repr, MODELS[:-1])) + " or 'xreg'"
 NAN, INF = float("nan"), float("inf")
 
 Raw = dict[str, Any]
@@ -271,9 +272,6 @@ def test_a_short_training_warms_up_for_a_fifth_of_its_steps(steps: int) -> None:
 
 
 # -- the list of keys -----------------------------------------------------------------------------------------------------
-
-
-MODELS = ["otm-robust", "otm-sequence", "otm", "otm-no-bs", "otm-no-optest", "tdm", "plt", "hsm", "neighbours", "xr-linear", "xreg"]
 
 
 def test_all_kinds_are_listed_with_a_line_and_another_is_refused() -> None:

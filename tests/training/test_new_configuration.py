@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import tomllib
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -251,102 +249,89 @@ def test_a_file_that_is_there_is_only_written_over_by_force(tmp_path: Path, monk
 # -- logs as they come out of other systems -----------------------------------------------------------------------------------
 
 
-def quoted() -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-    writer.writerow(["user", "item", "title", "timestamp"])
-    writer.writerows((user, item, f'The "best", part\nof {item}', at) for user, item, at in text_logs.ROWS)
-    return file.getvalue()
-
-
-def zoned(at: int) -> str:
-    return datetime.fromtimestamp(at, timezone(timedelta(hours=2))).isoformat()
+def shown(header: str, row: str, end: str = "\n") -> str:
+    """The events, each with its user u, item i, seconds `at` and moment t put into `row`."""
+    return text_logs.text(header, lambda u, i, at: row.format(u=u, i=i, at=at, t=datetime.fromtimestamp(at, UTC)), end)
 
 
 AWKWARD: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "a latin-1 CSV with semicolons and decimal commas": (
-        text_logs.text("user_id;item_id;Bewertung;Name", lambda user, item, at: f"{user};{item};{at % 5},5;Käse").encode("latin-1"),
+        shown("user_id;item_id;Bewertung;Name", "{u};{i};{t:%S},5;Käse").encode("latin-1"),
         {"encoding": "latin-1", "separator": ";", "decimal": ",", "user": "user_id", "item": "item_id"},
         "# - decimal commas: by the values of column 'Bewertung'",
     ),
     "a UTF-16 TSV of a spreadsheet": (
-        text_logs.text(
-            "User\tItem\tTime", lambda *row: f"{row[0]}\t{row[1]}\t{datetime.fromtimestamp(row[2], UTC):%Y-%m-%d %H:%M:%S}", "\r\n"
-        ).encode("utf-16"),
+        shown("User\tItem\tTime", "{u}\t{i}\t{t:%Y-%m-%d %H:%M:%S}", "\r\n").encode("utf-16"),
         {"encoding": "utf-16", "separator": "\t", "user": "User", "timestamp": "Time", "timestamp_type": "datetime"},
         "# - encoding utf-16, by the bytes of the file",
     ),
     "ISO times with a zone": (
-        text_logs.text("user,item,begin", lambda user, item, at: f"{user},{item},{zoned(at)}").encode(),
+        shown("user,item,begin", "{u},{i},{t:%Y-%m-%dT%H:%M:%S}+02:00").encode(),
         {"timestamp": "begin", "timestamp_type": "datetime"},
         "# - times: ISO 8601, by the values",
     ),
     "days before months between dots": (
-        text_logs.text(
-            "user;item;Datum", lambda user, item, at: f"{user};{item};{datetime.fromtimestamp(at, UTC):%d.%m.%Y %H:%M:%S}"
-        ).encode(),
+        shown("user;item;Datum", "{u};{i};{t:%d.%m.%Y %H:%M:%S}").encode(),
         {"separator": ";", "timestamp": "Datum", "timestamp_type": "datetime", "time_format": "%d.%m.%Y %H:%M:%S"},
         "# - times: written %d.%m.%Y %H:%M:%S, by the values",
     ),
     "months before days, and half days": (
-        text_logs.text(
-            "user,item,time", lambda user, item, at: f"{user},{item},{datetime.fromtimestamp(at, UTC):%m/%d/%Y %I:%M:%S %p}"
-        ).encode(),
+        shown("user,item,time", "{u},{i},{t:%m/%d/%Y %I:%M:%S %p}").encode(),
         {"timestamp": "time", "timestamp_type": "datetime", "time_format": "%m/%d/%Y %I:%M:%S %p"},
         "# - times: written %m/%d/%Y %I:%M:%S %p, by the values",
     ),
     "years of two digits": (
-        text_logs.text("user;item;Datum", lambda user, item, at: f"{user};{item};{datetime.fromtimestamp(at, UTC):%d.%m.%y}").encode(),
+        shown("user;item;Datum", "{u};{i};{t:%d.%m.%y}").encode(),
         {"separator": ";", "timestamp": "Datum", "timestamp_type": "datetime", "time_format": "%d.%m.%y"},
         "# - times: written %d.%m.%y, by the values",
     ),
     "milliseconds": (
-        text_logs.text("user,item,ts", lambda user, item, at: f"{user},{item},{at * 1000 + 7}").encode(),
+        shown("user,item,ts", "{u},{i},{at}007").encode(),
         {"timestamp": "ts", "timestamp_type": "milliseconds"},
         "# - times: milliseconds since 1970, by the values",
     ),
     "a header in another order and case": (
-        text_logs.text("Item;USER;Timestamp", lambda user, item, at: f"{item};{user};{at}").encode(),
+        shown("Item;USER;Timestamp", "{i};{u};{at}").encode(),
         {"separator": ";", "user": "USER", "item": "Item", "timestamp": "Timestamp", "timestamp_type": "seconds"},
         "# - times: seconds since 1970",
     ),
     "a mark, quotes, separators and line ends in them": (
-        quoted().encode("utf-8-sig"),
+        shown('"user","item","title","timestamp"', '"{u}","{i}","The ""best"", part\nof {i}","{at}"').encode("utf-8-sig"),
         {"user": "user", "timestamp": "timestamp", "timestamp_type": "seconds"},
         "# - not used: column 'title'",
     ),
     "single quotes": (
-        text_logs.text("'user','item','title'", lambda user, item, at: f"'{user}','{item}','a, b'").encode(),
+        shown("'user','item','title'", "'{u}','{i}','a, b'").encode(),
         {"quote": "'", "user": "user", "item": "item"},
         "# - quotes around fields: ', since fields fit so",
     ),
     "single quotes around every field, none with a separator": (
-        text_logs.text("'user','item'", lambda user, item, at: f"'{user}','{item}'").encode(),
+        shown("'user','item'", "'{u}','{i}'").encode(),
         {"quote": "'", "user": "user", "item": "item"},
         "# - quotes around fields: ', since fields fit so",
     ),
     "single quotes below a header without, one doubled": (
-        text_logs.text("user,item,title", lambda user, item, at: f"{user},'{item}','it''s'").encode(),
+        shown("user,item,title", "{u},'{i}','it''s'").encode(),
         {"quote": "'", "user": "user", "item": "item"},
         "# - quotes around fields: ', since fields fit so",
     ),
     "apostrophes that are no quotes": (
-        text_logs.text("user,item,title", lambda user, item, at: f"{user},{item},'Til There Was You").encode(),
+        shown("user,item,title", "{u},{i},'Til There Was You").encode(),
         {"user": "user", "item": "item"},
         "# - not used: column 'title'",
     ),
     "times of which some are unknown": (
-        text_logs.text("user,item,time", lambda user, item, at: f"{user},{item},{0 if at == MOMENT else at * 1000}").encode(),
+        shown("user,item,time", "{u},{i},{at}000").replace(f"{MOMENT}000", "0").encode(),
         {"timestamp": "time", "timestamp_type": "milliseconds"},
         "# - times: milliseconds since 1970, by the values",
     ),
     "UTF-32 with a mark": (
-        text_logs.text("user,item,time", lambda *row: f"{row[0]},{row[1]},{row[2]}").encode("utf-32"),
+        shown("user,item,time", "{u},{i},{at}").encode("utf-32"),
         {"encoding": "utf-32", "timestamp": "time", "timestamp_type": "seconds"},
         "# - encoding utf-32, by the bytes of the file",
     ),
     "names of other words, and fractions of seconds": (
-        text_logs.text("session;sku;rating;ts", lambda user, item, at: f"{user};{item};4.5;{at + 0.5}").encode(),
+        shown("session;sku;rating;ts", "{u};{i};4.5;{at}.5").encode(),
         {"separator": ";", "user": "session", "item": "sku", "timestamp": "ts", "timestamp_type": "seconds"},
         "# - times: seconds since 1970",
     ),
@@ -356,7 +341,7 @@ AWKWARD: dict[str, tuple[bytes, dict[str, Any], str]] = {
         "# - user: column 0, by its position, since no line names the columns",
     ),
     "quotes that are plain characters": (
-        text_logs.text("user\titem\ttitle", lambda user, item, at: f"{user}\t{item}\t{'' if at % 2 else chr(34)}x").encode(),
+        shown("user\titem\ttitle", '{u}\t{i}\t"x').replace('i0\t"', "i0\t").encode(),
         {"quote": "", "user": "user", "item": "item"},
         "# - quotes around fields: none, since fields fit so",
     ),
