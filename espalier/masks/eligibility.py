@@ -195,11 +195,11 @@ def excluded_nodes(
     """
     batch = len(exclude_BE)
     arrays = read_only(tree.leaf_of_item, tree.parent, tree.first_child, tree.items_below)
-    (handle_I,) = read_only(live[1])
+    rows_BE, handle_I = read_only(exclude_BE, live[1])
     parts = []
-    for rows_E, mask, live_R in zip(exclude_BE, mask_B or (None,) * batch, live_BR or (None,) * batch, strict=True):
-        given = read_only(rows_E, NO_MASK if mask is None else mask.eligible_N, NO_MASK if live_R is None else live_R)
-        parts.append(_excluded(given[0], arrays, given[1], tree.height, (live[0], given[2], handle_I)))
+    for rows_E, mask, live_R in zip(rows_BE, mask_B or (None,) * batch, live_BR or (None,) * batch, strict=True):
+        eligible_N, shown_R = read_only(NO_MASK if mask is None else mask.eligible_N, NO_MASK if live_R is None else live_R)
+        parts.append(_excluded(rows_E, arrays, eligible_N, tree.height, (live[0], shown_R, handle_I)))
     leaf_B, inner_B, handle_B = zip(*parts, strict=True) if parts else ((), (), ())
     count_B = np.array([len(leaf_X) + len(handle_X) for leaf_X, handle_X in zip(leaf_B, handle_B, strict=True)], np.int64)
     return ExcludedNodes(padded_lists(leaf_B), padded_lists(inner_B), count_B, handle_B)
