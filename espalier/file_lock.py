@@ -15,7 +15,8 @@ def file_lock(path: Path, busy: Exception | None = None) -> Iterator[None]:
 
     busy  raised where another process holds it; None: wait for that process
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if path.is_dir() else os.O_CREAT), 0o644)
+    how = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT  # NFS locks only what can be written to
+    descriptor = os.open(path, how | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))

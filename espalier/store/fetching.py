@@ -154,7 +154,7 @@ def fetch_file(store: Objects, key: str, info: FileInfo, file: Path, remedy: str
 
 def _append(store: Objects, key: str, info: FileInfo, file: Path, remedy: str, on_bytes: Callable[[int], None]) -> str:
     """Download what a file lacks. Returns the SHA-256 of the whole."""
-    with file.open("a+b", buffering=0) as stream:
+    with file.open("a+b") as stream:
         stream.seek(0)
         digest = hashlib.file_digest(stream, "sha256")
         begin = stream.tell()
@@ -166,6 +166,7 @@ def _append(store: Objects, key: str, info: FileInfo, file: Path, remedy: str, o
                 raise StoreDamaged(f"{store.url}/{key}: {stored.size} bytes, the manifest says {info.size}. {remedy}")
         for content in _ranges(store, key, begin, info.size):
             stream.write(content)
+            stream.flush()  # what is told to have come is in the file
             digest.update(content)
             on_bytes(len(content))
         os.fchmod(stream.fileno(), FILE_MODE)
