@@ -106,6 +106,7 @@ def method_config(config: DeepConfig, method: str) -> DeepConfig:
         steps = min(config.optimiser.steps, OptimiserConfig().steps)  # fewer for a quick look
         shared = {"targets", "cold_share"} & config.instances.model_fields_set
         raw |= {"instances": config.instances.model_dump(mode="json", include=shared), "optimiser": {"steps": steps}}
+        raw.pop("refit", None)  # the published methods have none
     if changed.get("scorer", {}).get("kind", sections["scorer"].get("kind")) != sections["scorer"].get("kind"):
         sections["scorer"] = {}  # another kind has other defaults
     for part in (sections, changed):
