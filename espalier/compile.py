@@ -2,7 +2,7 @@
 
 The signatures of a package are shared among as many processes as there are cores. All code of a package goes into
 one file (`code_files.py`), under a lock: who comes second waits, and finds it. `make_ready` does this for a service before it serves.
-numba is imported only after `--baseline` told it of its processor.
+`--baseline` does all in a process that tells numba of another processor before it imports it.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m espalier
             print("--baseline: there is none for this kind of machine", file=sys.stderr)
             return 1
         compile_for(processor)
+        # numba reads this when it is imported, which this package has done already.
+        again = [sys.executable, "-m", "espalier.compile", "--check" if options.check else "--write", *options.packages]
+        return subprocess.run(again, check=False, preexec_fn=end_with_parent).returncode
     found = {name: _installed(name) for name in options.packages or PACKAGES}
     unknown = [name for name in options.packages if found[name] is None]
     for name in unknown:
