@@ -16,6 +16,8 @@ from espalier.siblings import sibling
 
 Main = Callable[[Sequence[str], str], int]
 """Takes arguments and the command's name, as help shows it, and returns the exit code."""
+INTERRUPTED = 130
+"""Exit code of what Ctrl-C ended."""
 
 
 class Command(NamedTuple):
@@ -78,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         run = cast(Main, import_module(command.module).main)
+    except KeyboardInterrupt:  # libraries take a while to load; later the command says what it has done
+        return INTERRUPTED
     except ModuleNotFoundError as missing:
         print(f"error: espalier {name} needs {missing.name}: pip install 'espalier[{command.extra}]'", file=sys.stderr)
         return 1

@@ -400,7 +400,8 @@ def compare(
     command.check_options(minutes, beams, metrics, plot)
     with _configuration(file, config, columns) as found:
         if queries_to is not None:
-            for option, given in (("--own", own), ("--methods", methods), ("--json", json_file), ("--plot", plot)):
+            measured = {"--own": own, "--methods": methods, "--beam": beam, "--metrics": metrics, "--segments": segments}
+            for option, given in (measured | {"--json": json_file, "--plot": plot, "--log-to": log_to}).items():
                 if given:
                     raise InvalidConfig(option, given, "nothing beside --queries-to, which compares nothing")
             command.write_asked(found, data, queries_to)

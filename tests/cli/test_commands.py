@@ -47,6 +47,14 @@ def run(*arguments: object) -> int:
     return predict([str(argument) for argument in arguments], "espalier predict")
 
 
+def test_an_interruption_while_a_command_loads_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("espalier_cli.__main__.import_module", interrupted)
+    assert main(["compare"]) == 130
+
+
 def test_the_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -170,9 +170,10 @@ def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
         listed_method("--own", tmp_path / "mine.parquet")
 
 
-def test_what_is_written_stands_alone(log: Path) -> None:
-    said = command("compare", "--config", log, "--queries-to", "asked", "--methods", "popularity")
-    assert (said.status, "--methods: got 'popularity', expected nothing beside --queries-to" in said.err) == (1, True)
+@pytest.mark.parametrize(("option", "value"), [("--methods", "popularity"), ("--beam", "50"), ("--log-to", "tensorboard:runs")])
+def test_what_is_written_stands_alone(log: Path, option: str, value: str) -> None:
+    said = command("compare", "--config", log, "--queries-to", "asked", option, value)
+    assert (said.status, f"{option}: got {value!r}, expected nothing beside --queries-to" in said.err) == (1, True)
 
 
 def test_another_file_of_that_name_is_measured_again(log: Path, tmp_path: Path) -> None:
