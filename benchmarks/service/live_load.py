@@ -2,7 +2,8 @@
 
     python -m benchmarks.live_load --json FILE [--model models/debian-depends/1] [--bulk MODEL ...]
 
-Two workers get 70 % of the retrievals that they can answer, in turn without and with 100 items put a second. Each item has a history as its
+Two workers get 70 % of the retrievals that they can answer, in turn without and with 100 items put a second. What they can answer is the
+highest rate, in steps of a tenth, at which an open loop on the same cores has at most 1 % refused. Each item has a history as its
 evidence. When its PUT is answered, both workers are asked by that history, over connections that are known to be theirs. Put-to-visible is
 the time from the request until both have answered with the item. In the end every acknowledged item is read: one that is not there is lost.
 A bulk is read by one worker on one core. Client and service share the machine.
@@ -39,6 +40,8 @@ from loadtest.writes import WRITTEN, delete_all
 WORKERS, M, LOAD_SHARE = 2, 50, 0.7
 CLIENTS = 16
 ARRIVING_CLIENTS = 16
+MOST_REFUSED, STEP = 0.01, 0.9
+"""Share of retrievals that may be refused at a rate that counts as what the workers can answer, and from one tried rate to the next."""
 COST_PER_S = 50
 """Puts a second whose processor time is measured."""
 KEY = "live-load-write-key"
@@ -95,23 +98,24 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
         writer = Target(*address, headers={"Authorization": f"Bearer {KEY}"})
         requests = [request_bytes("/retrieve", {"model": name, "queries": [query.body()], "m": M}) for query in queries]
         closed_loop(address, requests, CLIENTS, 2)  # warm
-        capacity = len([one for one in closed_loop(address, requests, CLIENTS, seconds / 2) if one.status == 200]) / (seconds / 2)
-        offered = share * capacity
+        most = len([one for one in closed_loop(address, requests, CLIENTS, seconds / 2) if one.status == 200]) / (seconds / 2)
         asked = WORKERS * puts_per_s
         without, beside, probed, lost = list[dict[str, Any]](), list[dict[str, Any]](), list[Probed](), 0
-        with (
-            Prober(address, name, KEY, WORKERS, M) as prober,
-            ProcessPoolExecutor(1, get_context("spawn")) as pool,  # so that the two loads do not share an interpreter
-        ):
-            for number in range(rounds):
-                without.append(pool.submit(retrieved, address, requests, offered, seconds, number).result())
-                running = pool.submit(retrieved, address, requests, max(offered - asked, 1.0), seconds, number)
-                items = items_of(queries, f"round-{number}-", round(puts_per_s * seconds), number)
-                probed.append(prober.run(items, puts_per_s))
-                beside.append(running.result())
-                lost += lost_of(address, name, KEY, probed[-1])
-                delete_all(writer, name, [item.id for item in items])
-                print(f"round {number + 1}: {beside[-1]['p99_ms']:.1f} ms p99 beside {without[-1]['p99_ms']:.1f} without", flush=True)
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # so that the two loads do not share an interpreter
+            capacity = most
+            while refused_share(pool.submit(retrieved, address, requests, capacity, seconds / 2, 0).result()) > MOST_REFUSED:
+                capacity *= STEP
+            offered = share * capacity
+            with Prober(address, name, KEY, WORKERS, M) as prober:
+                for number in range(rounds):
+                    without.append(pool.submit(retrieved, address, requests, offered, seconds, number).result())
+                    running = pool.submit(retrieved, address, requests, max(offered - asked, 1.0), seconds, number)
+                    items = items_of(queries, f"round-{number}-", round(puts_per_s * seconds), number)
+                    probed.append(prober.run(items, puts_per_s))
+                    beside.append(running.result())
+                    lost += lost_of(address, name, KEY, probed[-1])
+                    delete_all(writer, name, [item.id for item in items])
+                    print(f"round {number + 1}: {beside[-1]['p99_ms']:.1f} ms p99 beside {without[-1]['p99_ms']:.1f} without", flush=True)
     medians = {
         "visible_p99_ms": [percentile_ms(one.visible_s, 99) for one in probed],
         "visible_p50_ms": [percentile_ms(one.visible_s, 50) for one in probed],
@@ -119,6 +123,9 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
         "puts_per_s": [one.per_s for one in probed],
         **{f"retrieve_{name}": [one[name] for one in beside] for name in ("p99_ms", "p50_ms")},
         **{f"retrieve_{name}_without": [one[name] for one in without] for name in ("p99_ms", "p50_ms")},
+        "client_cores": [one["cpu_s"] / seconds for one in beside],
+        "refused_share": [refused_share(one) for one in beside],
+        "refused_share_without": [refused_share(one) for one in without],
     }
     return {
         "model": name,
@@ -137,9 +144,16 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
 
 def retrieved(address: tuple[str, int], requests: Sequence[bytes], per_s: float, seconds: float, seed: int) -> dict[str, Any]:
     """Retrievals at random times, in a process of its own."""
+    began_s = time.process_time()
     answered = open_loop(address, requests, per_s, seconds, seed, keep=lambda body: b"")
+    cpu_s = time.process_time() - began_s
     p50_ms, p99_ms = percentiles_ms([one for one in answered if one.status == 200])
-    return {"p50_ms": p50_ms, "p99_ms": p99_ms, "statuses": statuses(answered)}
+    return {"p50_ms": p50_ms, "p99_ms": p99_ms, "statuses": statuses(answered), "cpu_s": cpu_s}
+
+
+def refused_share(answers: dict[str, Any]) -> float:
+    """Which share of the retrievals was not answered with items."""
+    return 1 - answers["statuses"].get("200", 0) / sum(answers["statuses"].values())
 
 
 def put_cost(model: Path, count: int) -> dict[str, Any]:
