@@ -254,7 +254,7 @@ class LiveState:
                 fields=fields,
                 sequence=change.sequence,
                 since=change.at if before is None or before.is_deleted else before.since,
-                by=change.by if change.placements or before is None else before.by,
+                by=change.by if change.placements or before is None or before.is_deleted else before.by,
                 valid_until=change.valid_until,
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -333,6 +334,31 @@ def test_texts_that_look_like_numbers_are_texts(text_model: Bundle, tmp_path: Pa
     assert len(set(expected.indices.tolist())) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", b"", r"t\.csv: got 'an empty file', expected a line that names the columns, and texts$"),
+        ("t.csv.gz", gzip.compress(b""), r"got 'an empty file'"),
+        ("t.txt", b"query\nred\n", r"--data: got .*t\.txt', expected a \.csv, \.tsv or \.parquet file of texts$"),
+        ("folder.csv", None, r"--data: got .*folder\.csv', expected a \.csv, \.tsv or \.parquet file of texts$"),
+        ("t.csv", b"text\nred\n", r"column --column: got 'query', expected one of \['text'\]"),
+        ("t.csv", b"query\nred,1\n", r"line 2: got 'red,1', expected 1 fields, not 2$"),
+        ("t.csv", b"query\nred \xe9\n", r"line 2.*, expected text in utf-8 in column 'query'|expected text in utf-8$"),
+    ],
+)
+def test_a_table_that_is_none_of_texts_is_refused_without_keys_that_the_command_has_not(
+    text_model: Bundle, tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / name
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    with pytest.raises((InvalidConfig, InvalidData), match=message) as refused:
+        PointFile(text_model, file).count()
+    assert "items_format" not in str(refused.value)
+
+
 @pytest.mark.parametrize("query", [[["a"], ["b"]], [{"a": 1}, {"a": 2}], [b"\xff", b"\xfe"], None])
 def test_a_column_that_holds_no_texts_and_a_table_that_is_ragged_far_below_are_named(
     text_model: Bundle, tmp_path: Path, query: list[Any] | None
@@ -341,7 +367,7 @@ def test_a_column_that_holds_no_texts_and_a_table_that_is_ragged_far_below_are_n
     if query is None:
         file.write_text("query\n" + "007\n" * 500_000 + "7,7\n")
     else:
-        file, found = tmp_path / "t.parquet", "column text: got .*, expected strings or integers"
+        file, found = tmp_path / "t.parquet", "column --column: got .*, expected strings or integers"
         pl.DataFrame({"query": query}).write_parquet(file)
     with pytest.raises(InvalidData, match=rf"{file.name}: {found}"):
         assign(text_model, file, Assignment(per_item=1), tmp_path / "pairs.parquet")

@@ -7,6 +7,7 @@ Legend: B points of a block.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from espalier.text.sparse_rows import SparseRows
 from ..data.csr import as_rows, read_by_rows
 from ..data.log_values import BadRows, Place
 from ..data.parquet_logs import is_parquet, parquet_batches
-from ..data.text_files import TextTableFile, text_batches
+from ..data.text_files import TextTableFile, first_record, text_batches
 from ..data.xmc import begins_with_weights, in_blocks, parse_points, reading
 from ..specification.log_format import TextTable
 
+TABLES, COLUMN = (".csv", ".tsv", ".parquet"), "--column"
+"""Endings of files of texts, and the option that names their column."""
 ROWS = 1 << 16
 """Texts of a Parquet file that are read at a time."""
 
@@ -81,17 +84,29 @@ class PointFile:
 
     def _columns(self) -> Iterator[pa.Array]:
         """The texts of a table, some at a time."""
-        role, bad_rows = {"text": self.column}, BadRows("refuse", TextTable.SECTION)
-        with tempfile.TemporaryDirectory() as scratch:
-            if is_parquet(self.file):
-                batches: Iterator[tuple[Place, pa.RecordBatch]] = parquet_batches(self.file, role, Path(scratch), ROWS)
-            else:
-                batches = text_batches(TextTableFile.of(self.file, TextTable()), role, bad_rows)
-            for place, batch in batches:
-                texts = place.strings("text", batch.column(0))
+        if not self.file.is_file() or Path(self.file.name.removesuffix(".gz")).suffix not in TABLES:
+            raise InvalidConfig("--data", str(self.file), "a .csv, .tsv or .parquet file of texts")
+        try:
+            for place, batch in self._batches():
+                texts = place.strings(COLUMN, batch.column(0))
                 if texts.null_count:
-                    raise InvalidData(*place.wrong("text", texts.is_null().index(True).as_py(), None, "a text"))
+                    raise InvalidData(*place.wrong(COLUMN, texts.is_null().index(True).as_py(), None, "a text"))
                 yield texts
+        except InvalidData as error:  # no configuration has keys for this table
+            error.expected = re.split(rf"[;,] (?:or )?{re.escape(TextTable.SECTION)}", error.expected)[0]
+            error.args = (f"{error.field}: got {error.value}, expected {error.expected}",)
+            raise
+
+    def _batches(self) -> Iterator[tuple[Place, pa.RecordBatch]]:
+        columns = {COLUMN: self.column}
+        if is_parquet(self.file):
+            with tempfile.TemporaryDirectory() as scratch:
+                yield from parquet_batches(self.file, columns, Path(scratch), ROWS)
+            return
+        table = TextTableFile.of(self.file, TextTable())
+        if not first_record(table):
+            raise InvalidData(str(self.file), "an empty file", "a line that names the columns, and texts")
+        yield from text_batches(table, columns, BadRows("refuse", TextTable.SECTION))
 
     def _matrix(self, size: int, skip: int) -> Iterator[SparseRows]:
         matrix = read_by_rows(self.file)
