@@ -153,7 +153,8 @@ def retrieved(address: tuple[str, int], requests: Sequence[bytes], per_s: float,
 
 def refused_share(answers: dict[str, Any]) -> float:
     """Which share of the retrievals was not answered with items."""
-    return 1 - answers["statuses"].get("200", 0) / sum(answers["statuses"].values())
+    counts: dict[str, int] = answers["statuses"]
+    return 1 - counts.get("200", 0) / sum(counts.values())
 
 
 def put_cost(model: Path, count: int) -> dict[str, Any]:

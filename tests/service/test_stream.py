@@ -10,9 +10,11 @@ import orjson
 import pytest
 
 from service.batching.batcher import Batcher
-from service.errors import NotReady
+from service.errors import NotReady, QueueFull
 from service.http import bulk_route, live_routes
 from service.http.bulk_route import GROUP_LINES, GROUP_S
+from service.http.memory_budget import Budget, Held
+from service.http.retrieve_route import hold
 from tests.service.conversation import LINES, Conversation, sent
 from tests.service.fake_catalogue import WRITE, FakeCatalogue
 from tests.service.fake_engine import FakeEngine
@@ -339,3 +341,11 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(shelf: Running, cata
     assert await again.head() == 200
     await again.leave()
     await again.task
+
+
+async def test_a_line_is_refused_where_as_many_wait_for_room_as_may() -> None:
+    memory = Budget(units=1, free=0, most_waiting=0)
+    with Held(memory) as first, Held(memory) as second:
+        assert await hold(first, 1, 10, {}) == 1
+        with pytest.raises(QueueFull, match="Too many requests in lines wait for room"):
+            await hold(second, 1, 10, {})
