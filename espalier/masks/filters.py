@@ -197,7 +197,8 @@ class ItemFilters:
         eligible_I[removed] = False
         mask = forest_mask(self._trees, eligible_I)
         with self._lock:
-            if self._removed is removed and cost_of(filter, mask) <= self.max_bytes:
+            is_kept = filter in self._masks  # of two that were begun with other removals and that both ended with these
+            if self._removed is removed and not is_kept and cost_of(filter, mask) <= self.max_bytes:
                 self._masks[filter] = mask
                 self._bytes += cost_of(filter, mask)
             while self._bytes > self.max_bytes:

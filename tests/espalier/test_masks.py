@@ -28,7 +28,7 @@ from espalier.errors import InvalidQuery, InvalidTree
 from espalier.items import ItemTable
 from espalier.masks import filters as filters_module
 from espalier.masks.eligibility import NO_NODE, every_item, excluded_nodes, forest_mask, node_mask, widened_beam
-from espalier.masks.filters import ENTRY_BYTES, Filter, ItemFilters
+from espalier.masks.filters import ENTRY_BYTES, Filter, ItemFilters, cost_of
 from espalier.search import NodeMask
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree, tree_from_children
 
@@ -513,6 +513,26 @@ def test_a_mask_that_was_begun_before_a_removal_is_not_kept(builds: Builds) -> N
         assert items_of(before.result(10)) == ["a", "c"]
     assert items_of(after) == ["c"]
     assert filters.cached(parsed) is after
+
+
+def test_a_mask_that_two_threads_build_around_a_removal_counts_once(builds: Builds) -> None:
+    small = shop()
+    parsed = small.parse({"section": ["games"]}, {})
+    filters = shop(max_bytes=3 * cost_of(parsed, small.mask(parsed)) // 2)
+    builds.started.clear()
+    with begun(builds, filters, parsed) as (pool, first, go), ThreadPoolExecutor(1) as other:
+        second = pool.submit(filters.mask, parsed)
+        assert not wait([second], 0.05).done, "it did not wait for the build that was under way"
+        filters.set_removed(np.array([0]))
+        builds.started.clear()
+        builds.hold = let_third = threading.Event()
+        third = other.submit(filters.mask, parsed)
+        assert builds.started.wait(10)
+        go.set()
+        assert [items_of(mask.result(10)) for mask in (first, second)] == [["a", "c"], ["c"]]
+        let_third.set()
+        assert items_of(third.result(10)) == ["c"]
+    assert filters.cached(parsed) is second.result()
 
 
 # -- ids, which a filter on `id` looks up -------------------------------------------------------------------------------
