@@ -476,7 +476,10 @@ def test_a_key_without_limits_that_crowds_others_out_is_refused_late_and_they_ar
         async def crowd() -> tuple[list[int], list[int]]:
             assert await ask(SHOP) == 200  # from which the cost is known
             engine.go.clear()
-            flood = [loop.create_task(ask(PARTNER)) for _ in range(8)]
+            engine.started.clear()
+            flood = [loop.create_task(ask(PARTNER)) for _ in range(2)]  # one alone would be searched for by this loop
+            await turns_until(engine.started.is_set)
+            flood += [loop.create_task(ask(PARTNER)) for _ in range(6)]
             await turns_until(lambda: sum(task.done() for task in flood) == 4)  # one is searched for, three wait
             assert not held  # nobody else wants the engine
             shop = [loop.create_task(ask(SHOP))]
