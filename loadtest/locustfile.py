@@ -11,8 +11,10 @@ when more failed than --max-failed and --max-refused allow. `espalier loadtest` 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -24,6 +26,10 @@ from locust.env import Environment
 from locust.exception import StopUser
 
 from espalier.errors import EspalierError
+
+if not __package__:  # Locust loads this file by its path, which says nothing of the package that it is in
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    __package__ = Path(__file__).resolve().parent.name
 
 from .plan import SHAPES, Plan, complaints, conditions, mix, plan_of, shaped, users, valid, versions, wrong_in
 from .target import ask

@@ -20,7 +20,7 @@ from tests.loadtest.stub import made_up, results
 from tests.service.models.registry import add_version
 from tests.service.processes import KEY, service
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = [pytest.mark.slow]
 
 SECONDS, WRITE = "2", "a-key-that-may-write"
 REFUSED = "refused (429)"
@@ -53,6 +53,7 @@ class Locust:
         return self.process.returncode, {entry["name"]: entry for entry in json.loads(out or "[]")}, log
 
 
+@pytest.mark.release
 def test_every_shape_of_load_stops_by_itself_without_a_failure(folder: Path) -> None:
     with service(folder, 1) as running:
         url = f"http://127.0.0.1:{running.port}"
@@ -76,6 +77,7 @@ def test_every_shape_of_load_stops_by_itself_without_a_failure(folder: Path) -> 
     assert described["version"] == 1
 
 
+@pytest.mark.release
 def test_items_are_put_beside_the_retrievals_and_deleted_in_the_end(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     make_bundle(tmp_path, rng, complete_tree(rng.permutation(32), 2), name="books")
@@ -89,6 +91,7 @@ def test_items_are_put_beside_the_retrievals_and_deleted_in_the_end(tmp_path: Pa
     assert described["live"]["items"] == 0
 
 
+@pytest.mark.release
 def test_the_exit_code_tells_what_went_wrong(tmp_path: Path) -> None:
     queries = tmp_path / "queries.jsonl"
     queries.write_text('{"history": ["item-1"]}\n')
@@ -116,3 +119,9 @@ def test_the_options_are_described_and_those_of_the_described_commands_exist() -
     commands = re.findall(r"^locust -f .*$", page, re.MULTILINE)
     assert len(commands) >= 5
     assert {word for command in commands for word in re.findall(r"(?<=\s)--[a-z-]+", command)} <= {*added, "--host", "--headless"}
+
+
+def test_locust_loads_the_file_by_its_path_from_any_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest/locustfile.py"), "--list"]
+    listed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert {"Retriever", "Writer", "Reloader"} <= set(listed.split())
