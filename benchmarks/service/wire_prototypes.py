@@ -27,7 +27,7 @@ from espalier.compile import make_ready
 from espalier.masks.filters import Filter
 from service.__main__ import listen
 from service.app import create_app
-from service.batching.parts import Answer
+from service.batching.request_parts import Answer
 from service.errors import QueueFull
 from service.http import retrieve_route
 from service.http.memory_budget import Held

@@ -22,8 +22,8 @@ from espalier.masks.filters import Filter
 from espalier.queries import QueryBatch
 from espalier.search import Coverage
 
-from ..batching.parts import Answer
 from ..batching.priority import Priority
+from ..batching.request_parts import Answer
 from ..errors import DeadlinePassed, Uncovered
 from ..live.views import View
 from ..models.loading import LoadedModel
