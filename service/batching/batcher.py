@@ -28,7 +28,7 @@ from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams
 from espalier.text.sparse_rows import SparseRows
 
 from ..batching.admission import Admission, Cost, Limits
-from ..batching.priority import TOO_LATE, Priority
+from ..batching.priority import ANSWER_TOO_LATE, SEARCH_TOO_LATE, Priority
 from ..batching.queues import Jobs, RequestQueue, Room
 from ..batching.request_parts import Answer, RequestPart, cut_result, join_answers, merge_parts, split_request
 from ..errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
@@ -120,7 +120,7 @@ class Batcher:
         Raises NotReady after `drain`, QueueFull, DeadlinePassed, EngineFailed if an engine call with one of the queries raised.
         """
         if self._clock() >= deadline:
-            raise DeadlinePassed(TOO_LATE)
+            raise DeadlinePassed(SEARCH_TOO_LATE)
         loop = asyncio.get_running_loop()
         if priority is Priority.NORMAL and await self._begin_inline(queries, params):
             return self._search_inline(self._part(queries, params, deadline, NO_CONTEXT, loop))
@@ -418,4 +418,4 @@ class Batcher:
 def _expire(request_parts: Sequence[RequestPart]) -> None:
     for part in request_parts:
         if not part.answer.done():
-            part.answer.set_exception(DeadlinePassed("The deadline passed before the answer was there."))
+            part.answer.set_exception(DeadlinePassed(ANSWER_TOO_LATE))

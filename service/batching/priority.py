@@ -19,7 +19,8 @@ HEADER = "Espalier-Priority"
 BACKGROUND = b"background"
 RUNNING, WAITING = 2, 16
 """Most background requests of one worker that are answered at a time, and that wait for their turn."""
-TOO_LATE = "The deadline passed before the search began."
+SEARCH_TOO_LATE = "The deadline passed before the search began."
+ANSWER_TOO_LATE = "The deadline passed before the answer was there."
 
 
 class Priority(Enum):

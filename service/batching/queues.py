@@ -15,7 +15,7 @@ from typing import TypeVar
 from espalier.search import Engine
 
 from ..batching.admission import Limits
-from ..batching.priority import TOO_LATE
+from ..batching.priority import SEARCH_TOO_LATE
 from ..batching.request_parts import RequestPart, cannot_share_call
 from ..errors import DeadlinePassed
 
@@ -48,7 +48,7 @@ class Room:
                     turn.clear()
                     await turn.wait()
         except TimeoutError:
-            raise DeadlinePassed(TOO_LATE) from None
+            raise DeadlinePassed(SEARCH_TOO_LATE) from None
         finally:
             queue.remove(turn)
             self._forget(key)

@@ -19,8 +19,8 @@ from espalier.manifest import MAX_TREES
 
 from ..http.dependencies import Name, Service, as_json, service_of
 from ..retrieval.facets import facets as find_facets
-from ..retrieval.request import parsed_conditions
-from ..retrieval.subtree import Trees, describe_node
+from ..retrieval.request import parsed_filter
+from ..retrieval.subtree import TreeView, describe_node
 from ..settings import MAX_SAMPLES
 from ..watch import health as watched
 from ..watch import query_samples
@@ -57,7 +57,7 @@ async def facets(
     service = service_of(request)
     model = service.registry.choose(name, version)
     wanted, barred = _object("filter", filter), _object("exclude_filter", exclude_filter)
-    conditions = parsed_conditions(wanted, barred, model, service.settings)
+    conditions = parsed_filter(wanted, barred, model, service.settings)
     return as_json(await service.scans.run(lambda check: find_facets(model, column, conditions, limit, check, live)))
 
 
@@ -72,7 +72,7 @@ async def tree_node(
     """A node of a tree: its path, its children and how many items each has, some of its items, and what values are typical of them."""
     service = service_of(request)
     model = service.registry.choose(name, version)
-    return as_json(await service.scans.run(lambda check: describe_node(Trees(model, tree), node, limit, service.typical_values, check)))
+    return as_json(await service.scans.run(lambda check: describe_node(TreeView(model, tree), node, limit, service.typical_values, check)))
 
 
 async def tree_path(
@@ -85,7 +85,7 @@ async def tree_path(
     """The nodes from the root of a tree to the leaf of an item."""
     service = service_of(request)
     model = service.registry.choose(name, version)
-    return as_json({"item": item, "nodes": await service.scans.run(lambda _: Trees(model, tree).path_to(item))})
+    return as_json({"item": item, "nodes": await service.scans.run(lambda _: TreeView(model, tree).path_to_item(item))})
 
 
 async def heldout(
