@@ -79,6 +79,6 @@ def create_app(settings: Settings, engines: EngineSource | None = None, metrics:
     if settings.console:
         add_console(app)
     # As FastAPI tells its users to.
-    app.openapi = lambda: documentation.as_answered(describe(), answer_classes(), service.keys)  # type: ignore[method-assign]
+    app.openapi = lambda: documentation.with_answers(describe(), answer_classes(), service.keys)  # type: ignore[method-assign]
     match_whole_paths(app)
     return app

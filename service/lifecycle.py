@@ -66,7 +66,7 @@ async def give_memory_back(budgets: Sequence[Budget]) -> None:
             usual, grown = min(usual, found), 0
             continue
         await asyncio.to_thread(collect)
-        grown = 0 if any(budget.left < budget.units for budget in budgets) else grown + 1
+        grown = 0 if any(budget.available < budget.units for budget in budgets) else grown + 1
         if grown >= COLLECTIONS:
             usual, grown = resident_bytes(), 0
 

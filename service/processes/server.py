@@ -31,7 +31,7 @@ from espalier.errors import InvalidData
 from espalier.serving import Serving
 
 from ..http.connection import Connection
-from ..http.connections import MOST_HELD, RESERVE, Connections
+from ..http.connections import MAX_HELD, RESERVE, Connections
 from ..http.handshake import Handshake
 from ..models.desired_state import DesiredState
 from ..models.registry import Registry
@@ -143,9 +143,9 @@ class Server(uvicorn.Server):
         """Take as many connections as there are descriptors for beside those that are open for something else."""
         connections = self._connections
         others = max((open_descriptors() or 0) - len(connections.open) - len(connections.held) + SPARE, self._others)
-        connections.most = most = most_connections(self._requested, others)
-        room = _raised(most + 2 * RESERVE + others + MOST_HELD) - most - 2 * RESERVE - others
-        connections.most_held = min(max(room, 0), MOST_HELD)
+        connections.limit = most = most_connections(self._requested, others)
+        room = _raised(most + 2 * RESERVE + others + MAX_HELD) - most - 2 * RESERVE - others
+        connections.held_limit = min(max(room, 0), MAX_HELD)
         if most < self._told:
             self._told = most
             log.warning(

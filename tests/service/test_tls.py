@@ -101,13 +101,13 @@ def test_a_client_that_reads_slowly_gets_all_of_an_answer_that_ends_the_connecti
     models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    end = Connection._end_secured
+    end = Connection._end_tls
 
     def counted(connection: Connection) -> None:
         looked.append(connection.unsent)
         end(connection)
 
-    monkeypatch.setattr(Connection, "_end_secured", counted)
+    monkeypatch.setattr(Connection, "_end_tls", counted)
     monkeypatch.setattr("service.http.connection.CLOSE_S", 0.05)
     monkeypatch.setattr("service.__main__.BUFFER_BYTES", 4096)
     with listening(models, **own(authority.signs("service"))) as running, running.connected(4096, client(authority)) as wire:
