@@ -270,7 +270,7 @@ async def test_large_bodies_share_their_memory(shelf: Running, catalogue: FakeCa
         ({"count": 0}, "count", "0", "greater than or equal to 1"),
         ({"count": 2.5}, "count", "2.5", "a valid integer"),
         ({"count": 2**53 + 1}, "count", str(2**53 + 1), f"less than or equal to {2**53}"),
-        ({"events": [["a"], ["b"]], "count": 1}, "count", "1", "at least 2, the events that are given"),
+        ({"events": [["a"], ["b"]], "count": 1}, "count", "1", "at least 2, the number of events in the body"),
         ({"fields": {"title": {"en": "x"}}}, "fields.title", "{'en': 'x'}", VALUES),
         ({"fields": {"tags": ["a", 1]}}, "fields.tags", "['a', 1]", VALUES),
         ({"fields": {"n": 2**63}}, "fields.n", str(2**63), VALUES),
