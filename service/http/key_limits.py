@@ -58,10 +58,10 @@ class KeyLimits:
         if key.rate is None and key.cost is None:
             return None
         (requests, seconds), now = self._arrival_times(key), self._clock()
-        if key.rate is not None and (excess_s := requests - now - (key.burst - 1) / key.rate) > 0:
-            return KeyLimit(f"The key {key.name} may send {key.rate:g} requests a second, {key.burst:g} at once.", excess_s)
-        if key.cost is not None and (excess_s := seconds - now - COST_BURST_S) > 0:
-            return KeyLimit(f"The key {key.name} may use {key.cost:g} engine seconds a second.", excess_s)
+        if key.rate is not None and (retry_after_s := requests - now - (key.burst - 1) / key.rate) > 0:
+            return KeyLimit(f"The key {key.name} may send {key.rate:g} requests a second, {key.burst:g} at once.", retry_after_s)
+        if key.cost is not None and (retry_after_s := seconds - now - COST_BURST_S) > 0:
+            return KeyLimit(f"The key {key.name} may use {key.cost:g} engine seconds a second.", retry_after_s)
         return None
 
     def take(self, key: Key) -> None:

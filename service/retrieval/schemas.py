@@ -124,7 +124,7 @@ class RetrieveRequest(StrictBody):
     )
     partial: Literal["allow", "refuse"] = Field(
         "allow",
-        description="What to do if there is not enough time before the deadline. allow: search with a smaller beam (`degraded`), and answer "
+        description="What to do if the deadline is too near. allow: search with a smaller beam (`degraded`), and answer "
         "from the shards that answered (`coverage`). refuse: answer 504 or 503.",
     )
     live: bool = Field(True, description="Whether the live catalogue counts. false: the answer comes from the trained version only.")

@@ -426,7 +426,7 @@ def test_no_more_are_held_than_there_is_room_for_and_none_when_the_service_stops
 def test_held_connections_are_no_other_things_that_take_descriptors(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listening(models, max_connections=64) as running:
         connections = running.server._connections
-        monkeypatch.setattr("service.processes.server._raised", lambda wanted: 300)
+        monkeypatch.setattr("service.processes.server._raise_limit", lambda wanted: 300)
         monkeypatch.setattr("service.processes.server.open_descriptors", lambda: 50 + len(connections.held))
         running.server._make_room()
         before = connections.limit, connections.held_limit
