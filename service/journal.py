@@ -64,8 +64,7 @@ def _run(options: argparse.Namespace, models: Path) -> dict[str, object]:
                 bytes_after = journal.file.stat().st_size
                 return asdict(compacted) | {"bytes_before": bytes_before, "bytes_after": bytes_after}
             case "erase-user":
-                # before the change, so that a wrong URL prevents it
-                store = None if options.store is None else Objects(options.store, create=True)
+                store = None if options.store is None else Objects(options.store, create=True)  # first, so that a wrong URL ends it
                 items = erase_user(journal, options.user)
                 return {"items": items} if store is None else {"items": items, **_back_up_model(store, folder, replace_all=True)}
             case _:

@@ -31,8 +31,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "ESPALIER_"
 CLIENTS_KEY, SHARD_STORE = f"{PREFIX}KEY", f"{PREFIX}SHARD_STORE"
-"""Variables that are not settings: the key in commands that readers of the documentation copy, and the store of shards in the compose
-file."""
+"""Variables that are not settings: the key in commands of the documentation, and the store of shards in the compose file."""
 _SERVICE_LINK = re.compile(r"ESPALIER_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 """Variables that Kubernetes sets, besides ESPALIER_PORT, in the containers of a namespace with a Service `espalier` or `espalier-…`."""
 
@@ -130,16 +129,14 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ESPALIER_", env_ignore_empty=True, frozen=True)
 
     store: Annotated[str, AfterValidator(check_url)] | None = Field(
-        default=None,
-        description="Where models come from: s3://BUCKET/PATH, gs://…, az://… or file:///FOLDER. `models` is then a cache.",
+        default=None, description="Where models come from: s3://BUCKET/PATH, gs://…, az://… or file:///FOLDER. `models` is then a cache."
     )
     store_poll_s: Seconds = Field(default=10.0, gt=0, description="Seconds between two looks at the store; after failures, up to a minute.")
     store_keep: int = Field(
         default=2, ge=1, description="Number of highest versions of a model from the store that stay on disk even if they are not needed."
     )
     backup: Annotated[str, AfterValidator(check_url)] | None = Field(
-        default=None,
-        description="URL of the store for backups of journals, removals and defaults. A host that follows another makes none.",
+        default=None, description="URL of the store for backups of journals, removals and defaults. A host that follows another makes none."
     )
     backup_every_s: Seconds = Field(default=3600.0, gt=0, description="Seconds between two backups of a model; none if nothing changed.")
     backup_keep: int = Field(
@@ -251,19 +248,14 @@ class Settings(BaseSettings):
     retrieve_keys: Keys = Field(
         default=(), description="Keys for retrieval, comma-separated, each KEY or NAME:KEY. None: everybody may retrieve."
     )
-    write_keys: Keys = Field(
-        default=(),
-        description="Keys that may only put and delete items. None: nobody may.",
-    )
+    write_keys: Keys = Field(default=(), description="Keys that may only put and delete items. None: nobody may.")
     admin_keys: Keys = Field(default=(), description="Keys that may use all routes. None: the admin routes are off.")
     internal_keys: Keys = Field(
-        default=(),
-        description="Keys with which routers search shards. None: everybody may if the service has no keys at all, else nobody.",
+        default=(), description="Keys with which routers search shards. None: everybody may if the service has no keys at all, else nobody."
     )
     open: bool = Field(
         default=False,
-        description="Whether everybody may use the `private` routes, which show what people did, if there are no keys and other machines "
-        "can reach the service.",
+        description="Whether everybody may use the `private` routes, which show what people did, on a reachable service without keys.",
     )
     keys_file: Path | None = Field(
         default=None,
@@ -280,9 +272,7 @@ class Settings(BaseSettings):
     )
     shard: int | None = Field(default=None, ge=0, description="Number of the only shard to serve from a folder of shards. None: all.")
     shard_linger_s: Seconds = Field(
-        default=30.0,
-        ge=0,
-        description="Seconds after its last search for which a shard's version below the two highest still serves.",
+        default=30.0, ge=0, description="Seconds after its last search for which a shard's version below the two highest still serves."
     )
     probe_per_s: float | None = Field(
         default=None,
@@ -319,7 +309,7 @@ class Settings(BaseSettings):
         default=None, description="URL for OpenTelemetry spans, as http://HOST:4318/v1/traces. It needs the extra `otel`."
     )
     run_folder: Path | None = Field(
-        default=None, description="Folder with the shared state of the workers. The service sets it for its own workers."
+        default=None, description="Folder of the workers' shared state, which the service sets for its workers."
     )
     verify: bool = Field(default=True, description="Whether to compare every file of a bundle with its checksum before it serves.")
 

@@ -26,8 +26,7 @@ QUEUE_CALLS, MORE_CALLS = 2.0, 4.0
 random arrivals, most of all at a load near 1: a queue of 6 calls keeps it busy for 93 % of the time, one of 1.5 calls for 73 %. At a load
 of 10, 2.4 calls suffice."""
 STREAM_CALLS = 1.5
-"""Longest queue that a stream may join, at any time. A stream always has more queries, so the engine is not idle, and there is room for
-single requests."""
+"""Longest queue that a stream may join, at any time. A stream always has more queries, so the engine stays busy and others have room."""
 SHORT_S = 0.003
 """No request is refused for a wait as short as this."""
 SERIAL_CALL_S = 1e-3
@@ -123,8 +122,7 @@ class Cost:
     def affordable(self, beam_size: int, smallest: int, seconds: float, queries: int = 1, others_s: float = 0.0) -> int:
         """The largest beam with which `queries` queries fit into `seconds`.
 
-        The requested beam is halved until they fit, but it stays at least `smallest`.
-        others_s  expected seconds of the other queries of the call
+        The requested beam is halved until they fit, down to `smallest`. others_s: expected seconds of the other queries of the call.
         """
         if self.serial:
             seconds = (seconds - others_s) / queries
@@ -157,8 +155,7 @@ class Admission:
         self.overloaded, self.most_calls = False, QUEUE_CALLS + MORE_CALLS
         self._standing_since: float | None = None
         self._count_began, self._count_s = 0.0, OVERLOAD_S  # when counting the load began, and for how long
-        self._accepted_queries = 0  # since `_count_began`
-        self._busy_queries = 0  # since then, accepted or refused, that arrived while the engine was busy
+        self._accepted_queries = self._busy_queries = 0  # since then: accepted ones; all that arrived while the engine was busy
 
     def refuses(self, now: float, waiting: int, queries: int, wait_s: float, call_s: float) -> bool:
         """Whether to refuse a request of `queries` queries behind `waiting` queries.

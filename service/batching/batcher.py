@@ -289,10 +289,7 @@ class Batcher:
         raise QueueFull(f"{queries_ahead} queries wait already.", self._wait_s(), crowds=shared and self._queue.has_queued(key))
 
     def _one_call_s(self) -> float:
-        """Expected seconds of an engine call, at least those of a mean waiting part: one large waiting request is not overload.
-
-        The caller holds the lock.
-        """
+        """Expected seconds of a call, at least of a mean part: one large waiting request is no overload. The caller holds the lock."""
         return max(*self._call_s, self._queue.mean_part_s)
 
     def _has_room(self, queries: int, key: str) -> bool:
@@ -386,11 +383,8 @@ class Batcher:
             if not params.trace:
                 with self._lock:
                     self._cost.learn([(part.beam_size, len(part.queries)) for part in call_parts], engine_s)
-            results = [result] if len(call_parts) == 1 else cut_result(result, call_parts)
-            return [
-                Answer(result, engine_s, len(queries), part.beam_size, part.degraded)
-                for result, part in zip(results, call_parts, strict=True)
-            ]
+            results = zip([result] if len(call_parts) == 1 else cut_result(result, call_parts), call_parts, strict=True)
+            return [Answer(rows, engine_s, len(queries), part.beam_size, part.degraded) for rows, part in results]
         except Exception as error:
             log.exception("an engine call of %d requests failed", len(call_parts))
             return [EngineFailed(repr(error)) for _ in call_parts]

@@ -19,8 +19,7 @@ HEADER = "Espalier-Priority"
 BACKGROUND = b"background"
 RUNNING, WAITING = 2, 16
 """Most background requests of one worker that are answered at a time, and that wait for their turn."""
-SEARCH_TOO_LATE = "The deadline passed before the search began."
-ANSWER_TOO_LATE = "The deadline passed before the answer was there."
+SEARCH_TOO_LATE, ANSWER_TOO_LATE = "The deadline passed before the search began.", "The deadline passed before the answer was there."
 
 
 class Priority(Enum):

@@ -83,8 +83,7 @@ class _Flow:
 class RequestQueue:
     """Waiting parts in a fair order (start-time fair queuing, Goyal, Vin and Cheng 1997).
 
-    Parts of one API key are taken in the order of arrival. Keys take turns, so that all waiting keys get equal engine time. With one key,
-    the order is the order of arrival.
+    Parts of one API key are taken in the order of arrival. Keys take turns, so that all waiting keys get equal engine time.
 
     queries  number of queries in all parts
     seconds  expected engine seconds of all parts, one after the other

@@ -26,8 +26,7 @@ __all__ = ["Access", "Keys", "Role"]
 log = logging.getLogger(__name__)
 
 Access = Role | Literal["private"]
-"""The access that a route needs: a key with a role. `private` needs an admin key, or none if there are no keys and no other machine can
-reach the service."""
+"""The role that a route needs. `private` needs an admin key, or none if there are no keys and no other machine can reach the service."""
 
 ID_DIGITS = 8
 """A key without a name is identified by this many hex digits of its SHA-256: enough to tell keys apart, no help in guessing one."""

@@ -34,7 +34,6 @@ MAX_FILTER = 1 << 16
 MAX_VERSION = (1 << 63) - 1
 
 Version = Annotated[int | None, Query(ge=1, le=MAX_VERSION, description="Version of the model; without it the default.")]
-
 Tree = Annotated[int, Query(ge=0, le=MAX_TREES, description="Number of a tree of a forest, from 0.")]
 MAX_HELDOUT_BYTES = 8 << 20
 """A list of held-out queries ends with the query that makes its JSON larger than this."""

@@ -81,8 +81,7 @@ class _SwaggerFiles(StaticFiles):
 
 
 def with_answers(document: dict[str, Any], answer_models: Sequence[type[BaseModel]], keys: Keys) -> dict[str, Any]:
-    """The framework's OpenAPI document with the service's real answers: the schemas of their classes, no 422 in the framework's form, and
-    no key for routes that need none."""
+    """The framework's OpenAPI document with schemas of the answers, without its own form of 422, and without keys where none is needed."""
     for methods in document["paths"].values():
         for operation in methods.values():
             documented = operation["responses"]

@@ -21,7 +21,7 @@ NO_LIMIT = 1 << 30
 
 
 class Handshake(asyncio.Protocol):
-    """Hands its transport over to the connection from `new_connection` after the handshake.
+    """Hands its transport over to the connection from `factory` after the handshake.
 
     since   when it was opened
     unsent  bytes of answers: none
@@ -29,12 +29,10 @@ class Handshake(asyncio.Protocol):
 
     unsent = 0
 
-    def __init__(
-        self, shared: Connections, certificates: Certificates, new_connection: Callable[..., Connection], **arguments: Any
-    ) -> None:
+    def __init__(self, shared: Connections, certificates: Certificates, factory: Callable[..., Connection], **options: Any) -> None:
         self._shared, self._certificates = shared, certificates
-        self._connection = new_connection(**arguments)
-        self._open_connections: set[Any] = arguments["server_state"].connections  # the server waits for these when it stops
+        self._connection = factory(**options)
+        self._open_connections: set[Any] = options["server_state"].connections  # the server waits for these when it stops
         self.since = self._connection.since
         self._received = b""
         self._lost = self._aborted = False

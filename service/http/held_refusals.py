@@ -1,7 +1,7 @@
 """Refusals of keys over their limits are held back, so that each key gets at most REFUSALS_PER_S of them a second: this slows a flood down.
 
-Refusals are answered at once if too many are held already. A connection whose refusal is held back does not count towards the limit of
-connections. Knows times. Does not know why a request is refused.
+If too many are held, a refusal is sent at once. The connection of a held refusal does not count towards the limit of connections.
+Knows times. Does not know why a request is refused.
 """
 
 from __future__ import annotations

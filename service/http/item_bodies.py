@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
-import numpy as np
 import orjson
 from fastapi import Path
 from starlette.convertors import Convertor, register_url_convertor
@@ -20,6 +19,7 @@ from starlette.types import Scope
 from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
 from espalier.live.operations import ItemBody
+from espalier.manifest import LARGEST
 from espalier.queries import FeaturesKind, HistoryKind, Kind, TextKind, VectorKind
 
 from ..http.item_schemas import A_TIME, BulkLine, ItemRequest, Text, Vector
@@ -31,7 +31,6 @@ from ..settings import Settings
 
 MAX_FIELDS_BYTES = 64 << 10
 """Largest `fields` of an item, as compact JSON."""
-LARGEST = float(np.finfo(np.float32).max)
 INTEGERS = range(-(1 << 63), 1 << 63)
 YEAR_10000 = 253_402_300_800.0
 """In Unix time, s. Later times cannot be written as text."""

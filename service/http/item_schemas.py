@@ -59,17 +59,13 @@ class ItemRequest(StrictBody, Generic[E]):
         default_factory=list, max_length=MAX_EVENTS, description="A tag for each event that names its user, so that it can be erased."
     )
     source_version: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_SOURCE_VERSION,
-        description="Version of your own record. A lower one than the stored version changes nothing (`stale`).",
+        None, ge=0, le=MAX_SOURCE_VERSION, description="Version of your record. A lower one than the stored one changes nothing (`stale`)."
     )
     valid_until: Annotated[str, AfterValidator(_checked_time), Field(json_schema_extra={"pattern": TIME})] | None = Field(
         None,
         json_schema_extra={"format": "date-time"},
         description="Time from which the item counts as deleted, as 2027-01-31T12:00:00Z. null removes it; without this field it stays.",
     )
-
     count: int | None = Field(
         None,
         ge=1,
@@ -149,6 +145,4 @@ class ChangesAnswer(BaseModel):
         description="Old deletes up to this sequence may be missing. If it is above `after`, and above its value when you began with "
         "after=0, you may lack deletes: begin again with after=0."
     )
-    journal: str | None = Field(
-        description="Identity of the journal. A new value means that a backup was restored, so the sequence numbers are others."
-    )
+    journal: str | None = Field(description="Identity of the sequence numbers. It changes if a backup is restored.")

@@ -1,10 +1,9 @@
 """The rate limits of keys: requests and engine seconds, counted by all workers of a host together.
 
 This is the generic cell rate algorithm (GCRA). Each limit has a theoretical arrival time: the time at which all that the key has taken
-would be spread at the allowed rate. All these times are in one mapped file, with a slot for each key and its limits; a key whose limits
-change gets a new slot. A slot is written under a lock, so that a worker that is interrupted between reading and writing does not undo the
-counts of others. A worker waits for the lock for at most LOCK_S, because the holder may be suspended. After that it counts without the
-lock, and one request too many may pass.
+would be spread at the allowed rate. They are in one mapped file, with a slot for each key and its limits; a key whose limits change gets a
+new slot. A slot is written under a lock, so that a worker interrupted between reading and writing does not undo the counts of others. A
+worker waits for the lock for at most LOCK_S, because the holder may be suspended; then one request too many may pass.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ ARRIVAL_TIMES = struct.Struct("=dd")
 """The theoretical arrival times of requests and of engine seconds."""
 IDENTITY_BYTES = 16
 SLOT_BYTES, SLOTS = IDENTITY_BYTES + ARRIVAL_TIMES.size, 8 * MOST_KEYS
-"""Bytes of a slot, which begins with the identity of its key, and the number of slots. There are more slots than keys, because keys change.
-If no slot is free, each worker counts a key by itself."""
+"""Bytes of a slot, which begins with its key's identity, and number of slots. If none is free, each worker counts a key by itself."""
 
 
 class KeyLimits:

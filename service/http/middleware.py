@@ -43,8 +43,6 @@ _PROCESS, _COUNTER = secrets.token_hex(6).encode(), itertools.count(1)
 _WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|candidate|removed)")
 """Paths of admin requests that have a body."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-
-
 SEVERAL_KEYS = b"several"
 """Replaces the value of several Authorization headers, because a proxy before the service may have checked another one of them."""
 

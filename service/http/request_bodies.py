@@ -22,8 +22,6 @@ from ..problems import invalid_body
 
 JSON_TYPES = ("application/json",)
 LINES_TYPES = ("application/x-ndjson", "application/jsonl", "application/json-lines")
-
-
 TURN_LINES = 1024
 """Lines of one piece of a body that are handled before other requests have their turn. (A piece may have very many empty lines.)"""
 T = TypeVar("T")

@@ -134,8 +134,7 @@ class RetrievalRoute:
 
     def _compare(self, checked: CheckedRequest, retrieved: Retrieved) -> None:
         """Draw whether the request is a shadow request; if so, the candidate answers it, too."""
-        trial = self.registry.candidate(checked.model.name)
-        if trial is not None:
+        if (trial := self.registry.candidate(checked.model.name)) is not None:
             candidate_model, candidate = trial
             if candidate_model is not checked.model and random.random() < candidate.shadow:
                 self._shadows.begin(checked, retrieved, candidate_model)

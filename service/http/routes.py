@@ -46,8 +46,6 @@ Priority = Annotated[
     Literal["background"] | None,
     Header(alias=HEADER, description="`background`: the request waits behind all others and does not count in customers' metrics."),
 ]
-
-
 User = Annotated[
     str | None, Header(alias=USER, description="The user of the request. During a trial, all requests of a user go to the same version.")
 ]
@@ -57,9 +55,8 @@ Group = Annotated[str | None, Header(alias=GROUP, description="The group of the 
 class _Route(NamedTuple):
     """One route.
 
-    answer           class or OpenAPI response of its 200
+    answer           class or OpenAPI response of status 200; also that of other_successes
     statuses         statuses of its problem documents, except those about keys
-    other_successes  other statuses with the same answer as its 200
     """
 
     method: str
@@ -207,8 +204,7 @@ def _key_check(access: Access) -> Sequence[Any]:
 def retrieve_items(body: RetrieveRequest, priority: Priority = None, user: User = None, group: Group = None) -> None:
     """The top m items of each query, best first, and the milliseconds of each stage.
 
-    Queries of concurrent requests share engine calls: `timing.batch` is the number of queries in the call, `timing.ms_per_query` the engine
-    time of each.
+    Queries of concurrent requests share engine calls: `timing.batch` is their number, `timing.ms_per_query` the engine time of each.
     """
 
 
@@ -272,8 +268,7 @@ def put_items(name: Name) -> None:
     """Many writes in one request: each line is `{"id": …}` with the body of a PUT, or with `"delete": true` and perhaps a `source_version`.
 
     The answer has a line for each, in order: `{"id", "status", "sequence", "outcome"}`, with `unknown` ids of its evidence if there were
-    any, or a problem document with the `id`. A faulty line does not affect other lines. Lines are read only as fast as they are committed,
-    in groups of 256 lines or 5 ms.
+    any, or a problem document with the `id`. A faulty line does not affect others. Lines are committed in groups of 256 or of 5 ms.
     """
 
 

@@ -113,9 +113,7 @@ class Model(BaseModel):
     fields: list[str] | None = Field(None, description="Columns of the item table.")
     metrics: dict[str, Any] | None = Field(None, description="Measured at training.")
     live: LiveCatalogue | None = None
-    store: StoreWait | None = Field(
-        None, description="The version that it waits for, if models come from a store; null if none is missing."
-    )
+    store: StoreWait | None = Field(None, description="The version from the store that it waits for; null if none is missing.")
 
 
 class Models(BaseModel):
@@ -148,9 +146,7 @@ class RemovedRequest(StrictBody):
     ids: Ids = Field(description="All standing exclusions of the model. They replace the former list.")
 
 
-Behind = Annotated[
-    list[int], Field(description="Process ids of the workers that have not applied this list yet. If there are none, the status is 200.")
-]
+Behind = Annotated[list[int], Field(description="Process ids of the workers that have not applied this list yet; if none, 200.")]
 
 
 class Tagged(BaseModel):

@@ -37,7 +37,7 @@ class StreamRoute(RetrievalRoute):
         check_type(info.content_type, LINES_TYPES)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
         with Reservation(self.bodies) as partial_line, Reservation(self.bodies) as line_memory, Reservation(self.answers) as answer_memory:
-            lines = _Lines(self, info, scope, partial_line, line_memory, answer_memory)
+            lines = _Lines(self, scope, partial_line, line_memory, answer_memory)
             read, write, tasks = lines.read(receive), lines.write(send), lines.tasks
             del lines  # an exception holds this frame
             await read_and_write(read, write, info, tasks)
@@ -46,23 +46,16 @@ class StreamRoute(RetrievalRoute):
 class _Lines:
     """The lines of one stream, from reading to writing.
 
-    partial_line   counts the bytes of an incomplete line
-    line_memory    counts the bytes of the lines that have not been answered
-    answer_memory  counts the values of their answers
-    tasks          the answers that have not been written
+    partial_line  counts the bytes of an incomplete line
+    lines         counts the bytes of the lines that have not been answered
+    answers       counts the values of their answers
+    tasks         the answers that have not been written
     """
 
-    def __init__(
-        self,
-        route: StreamRoute,
-        info: RequestInfo,
-        scope: Scope,
-        partial_line: Reservation,
-        line_memory: Reservation,
-        answer_memory: Reservation,
-    ) -> None:
-        self._route, self._settings, self._info, self._scope = route, route.settings, info, scope
-        self._partial_line, self._line_memory, self._answer_memory = partial_line, line_memory, answer_memory
+    def __init__(self, route: StreamRoute, scope: Scope, partial_line: Reservation, lines: Reservation, answers: Reservation) -> None:
+        self._route, self._settings, self._scope = route, route.settings, scope
+        self._info: RequestInfo = scope[RequestInfo.KEY]
+        self._partial_line, self._line_memory, self._answer_memory = partial_line, lines, answers
         self._queue: asyncio.Queue[tuple[asyncio.Future[bytes], int, int] | None] = asyncio.Queue(route.settings.stream_window)
         self.tasks: set[asyncio.Future[bytes]] = set()
 

@@ -4,8 +4,7 @@ After the first signal it serves for another ESPALIER_DRAIN_DELAY_S. Meanwhile /
 stops, so that load balancers choose another one. Then it stops listening and finishes the accepted requests. A second signal ends it at
 once. SIGHUP never counts as a second signal: a closing terminal may send it twice, and service managers send it together with SIGTERM.
 
-The process raises its limit of descriptors (`ulimit -n`) as far as allowed. The number of connections is limited by the descriptors that
-nothing else needs.
+The process raises its limit of descriptors (`ulimit -n`) as far as allowed. Those that nothing else needs limit the connections.
 """
 
 from __future__ import annotations

@@ -136,8 +136,7 @@ class Supervisor:
         return 0
 
     def _leave(self) -> float:
-        """Tell all workers to stop. Returns the time at which those that still run are to be killed. Workers accept connections until they
-        close the sockets themselves."""
+        """Tell all workers to stop; they accept connections until they close the sockets. Returns the time to kill those that still run."""
         for listening_socket in self._sockets:
             listening_socket.close()
         log.info("stopping %d workers", len(self._workers))

@@ -104,9 +104,8 @@ def facets(model: LoadedModel, name: str, filter: Filter, limit: int, check: Che
     if name not in model.filters.fields:
         raise InvalidQuery("column", name, f"a column that can be filtered: {', '.join(model.filters.fields)}")
     view = model.live.view(live)
-    without_column = (tuple(condition for condition in conditions if condition[0] != name) for conditions in (filter.wanted, filter.barred))
-    other_conditions = Filter(*without_column)
-    eligible = eligible_items(view, model.bundle.tree, model.filters, other_conditions, check)
+    wanted, barred = (tuple(condition for condition in conditions if condition[0] != name) for conditions in (filter.wanted, filter.barred))
+    eligible = eligible_items(view, model.bundle.tree, model.filters, Filter(wanted, barred), check)
     column = Column(name, view, model.bundle.items.column(name), eligible)
     tally = Tally(column.trained.type, MAX_VALUES)
     for block in column.blocks(check):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
 from espalier.items import Items
+from espalier.manifest import LARGEST
 from espalier.masks.eligibility import widened_beam
 from espalier.masks.filters import Filter
 from espalier.queries import (
@@ -38,7 +39,6 @@ from ..models.loading import LoadedModel
 from ..retrieval.schemas import Query, RetrieveRequest
 from ..settings import Settings
 
-LARGEST = float(np.finfo(np.float32).max)
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -250,8 +250,7 @@ def _node_values(request: RetrieveRequest, model: LoadedModel, beam_size: int, s
     room  values that the answer has left; raises InvalidQuery if the nodes need more
     """
     beam_size = min(math.ceil(beam_size * settings.widen), model.bundle.manifest.search.max_beam_size)
-    trees = [single.tree for single in model.bundle.alone]
-    levels = [(tree, level) for tree in trees for level in range(1, tree.height + 1)]
+    levels = [(single.tree, level) for single in model.bundle.alone for level in range(1, single.tree.height + 1)]
     nodes = sum(min(beam_size * tree.max_children[level - 1], tree.level_size(level)) for tree, level in levels)
     values = 2 * len(request.queries) * nodes
     if values > room:

@@ -45,10 +45,8 @@ BLOCK_ROWS = 4096
 class Retrieved:
     """An answer.
 
-    body       JSON
-    beam_size  of the search
-    unknown    the unknown ids of each query
-    engine_s   the request's share of the seconds of its engine calls
+    unknown   the unknown ids of each query
+    engine_s  the request's share of the seconds of its engine calls
     """
 
     body: bytes
@@ -94,8 +92,7 @@ async def retrieve(
     if checked.depth or request.min_score is not None:
         candidates = await _run(is_small, deadline, second_stage, checked, encoded.queries, encoded.caller_features, answer.result)
     reranked = time.perf_counter()
-    # the search may have returned items that were put after the request began
-    answer_view = view if view.is_frozen else model.live.newest()
+    answer_view = view if view.is_frozen else model.live.newest()  # the answer may have items that were put during the search
     is_quick = is_small and not checked.traced
     results = await _run(is_quick, deadline, results_json, checked, answer_view, filter, encoded, answer, candidates, deadline)
     done = time.perf_counter()
@@ -104,24 +101,18 @@ async def retrieve(
     queue_s = max(answered - submitted - answer.engine_s, 0.0)
     stages_s = (queue_s, submitted - started, answer.engine_s, done - reranked, *([reranked - answered] if checked.depth else []))
     if priority is not Priority.BACKGROUND:
-        _count(model, stages_s, answer, candidates, encoded.unknown)
+        queries = len(encoded.queries)
+        model.metrics.retrieved(
+            stages_s,
+            answer.engine_s / answer.batch,
+            answer.beam_size,
+            queries=queries,
+            incomplete=queries - int(np.count_nonzero(candidates.complete_B)),
+            degraded=queries if answer.degraded else 0,
+            unknown=sum(map(len, encoded.unknown)),
+        )
     body, stages_ms = _document(model, view, results, stages_s, answer, done - began)
     return Retrieved(body, stages_ms, answer.beam_size, encoded.unknown, answer.engine_s / answer.batch * len(encoded.queries))
-
-
-def _count(
-    model: LoadedModel, stages_s: tuple[float, ...], answer: Answer, candidates: Candidates, unknown: Sequence[Sequence[str]]
-) -> None:
-    queries = len(candidates.count_B)
-    model.metrics.retrieved(
-        stages_s,
-        answer.engine_s / answer.batch,
-        answer.beam_size,
-        queries=queries,
-        incomplete=queries - int(np.count_nonzero(candidates.complete_B)),
-        degraded=queries if answer.degraded else 0,
-        unknown=sum(map(len, unknown)),
-    )
 
 
 def _document(

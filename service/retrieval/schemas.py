@@ -224,9 +224,7 @@ class ExplainedItem(BaseModel):
     level: int | None = Field(None, description="Level on which the item or its ancestor was dropped.")
     rank: float | None = Field(None, description="Rank of the dropped ancestor on that level, or of the item if it was returned.")
     key: float | None = Field(None, description="Models with a memory: key of the dropped ancestor on that level, or of the item.")
-    cut: float | None = Field(
-        None, description="Key of the worst node that was kept on that level, or of the worst item that was returned."
-    )
+    cut: float | None = Field(None, description="Key of the worst node that was kept on that level, or of the worst returned item.")
     place: int | None = Field(None, description="Place among the candidates, from 1; those up to m are in the answer.")
     retrieved_place: int | None = Field(None, description="Its place before the re-ranking.")
     rerank_score: float | None = Field(None, description="The ranker's score.")
@@ -252,9 +250,7 @@ class ExplainedItem(BaseModel):
 class ExplainedTree(BaseModel):
     """The levels of the search in one tree of a forest."""
 
-    levels: list[ExplainedLevel] = Field(
-        description="From the first pruned level to the leaves. On the last level, all scored leaves are kept."
-    )
+    levels: list[ExplainedLevel] = Field(description="From the first pruned level to the leaves; all scored leaves are kept.")
 
 
 class Moved(BaseModel):
@@ -312,8 +308,7 @@ class RetrieveResponse(BaseModel):
     version: int
     engine: str
     sequence: int | None = Field(
-        None,
-        description="The answer reflects all operations on the live catalogue up to this one. Left out without one.",
+        None, description="The answer reflects all operations on the live catalogue up to this one. Left out without one."
     )
     coverage: ShardCoverage | None = Field(None, description="Only in a router's answers: the shards that answered.")
     results: list[Result]

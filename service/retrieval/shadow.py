@@ -1,8 +1,7 @@
 """Shadow requests: the candidate answers a request a second time, so that its answer can be compared with that of the default version.
 
-No client sees the second answer. Metrics count the items that both answers share and the engine time of both. Only a few shadow requests
-run at a time, and only if no query waits for the default version. The others are left out and counted as such. Knows requests and answers,
-not which requests are drawn.
+No client sees the second answer. Metrics count the items that both answers share and the engine time of both. If too many run, or queries
+wait for the default version, a request is left out and counted. Knows requests and answers, not which requests are drawn.
 """
 
 from __future__ import annotations

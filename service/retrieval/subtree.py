@@ -156,9 +156,8 @@ def _subtree(tree_view: TreeView, node: int, level: int) -> Subtree:
     if node >= tree.node_count:
         return Subtree([], np.empty(0, np.int64), 0, 1, np.empty(0, np.int64), rows)
     items = int(tree_view.item_counts(node, node + 1, level)[0])
-    trained = _trained_items(
-        tree_view, *_descendants(tree_view, node, level, tree.height), SAMPLED_ITEMS * (items - len(live)) // max(items, 1) + 1
-    )
+    sampled = SAMPLED_ITEMS * (items - len(live)) // max(items, 1) + 1
+    trained = _trained_items(tree_view, *_descendants(tree_view, node, level, tree.height), sampled)
     if level == tree.height:
         return Subtree([], np.empty(0, np.int64), 0, items, trained, rows)
     first, end = _descendants(tree_view, node, level, level + 1)
