@@ -27,7 +27,7 @@ from .watch.logs import Ration
 from .watch.metrics import Metrics
 
 DESCRIPTION = """Candidate retrieval from trained trees: `POST /retrieve` answers with the top m items of each query and the
-milliseconds it took. `GET /models` says which models there are and what they take."""
+milliseconds it took. `GET /models` lists the models, their query kinds and their limits."""
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """The service has metrics of its own. Those of the framework take time in every request and read the environment."""

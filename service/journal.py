@@ -137,7 +137,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             command.add_argument("--store", help="URL of the store that keeps backups (ESPALIER_BACKUP)")
             command.add_argument("--versions", help="URL of the store of versions (ESPALIER_STORE; none: that of the backups)")
             command.add_argument("--at", help="take the last backup until this time, as 2027-01-31T12:00:00Z; none: the newest")
-            command.add_argument("--replace", action="store_true", help="also where there is a journal: it is deleted")
+            command.add_argument("--replace", action="store_true", help="also if there is a journal: it is deleted")
         if name == "compact":
             command.add_argument("--keep-from", type=int, help="keep everything from this sequence on, for hosts that follow")
         if name == "erase-user":

@@ -28,9 +28,7 @@ IfMatch = Annotated[
 IfNoneMatch = Annotated[
     str | None, Header(description="Entity tags: the change is made unless the list has one of them; never for `*`. Else 412.")
 ]
-IfChanged = Annotated[
-    str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 where the list has one of them.")
-]
+IfChanged = Annotated[str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 if the list has one of them.")]
 
 
 async def load(request: Request, name: Name, body: LoadRequest) -> Response:

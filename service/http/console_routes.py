@@ -125,8 +125,8 @@ async def health(request: Request, name: Name) -> Response:
     """
     service = service_of(request)
     version = _default_version(service, name)
-    counts, log = service.asked.unknown.counts(), service.recorder
-    document = await service.scans.run(lambda _: model_health.as_json(name, version, log.history(name), log.unknown(name, counts)))
+    counts, records = service.query_notes.unknown.counts(), service.recorder
+    document = await service.scans.run(lambda _: model_health.as_json(name, version, records.history(name), records.unknown(name, counts)))
     return Response(document, media_type="application/json")
 
 
@@ -139,7 +139,7 @@ async def samples(
     """Customers' most recent queries, newest first, from the worker that answers. Empty unless `ESPALIER_SAMPLE_QUERIES` is set."""
     service = service_of(request)
     service.registry.entry(name)
-    samples = service.asked.samples
+    samples = service.query_notes.samples
     return Response(query_samples.as_json(samples.of(name, limit, version), samples.most), media_type="application/json")
 
 

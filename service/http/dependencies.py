@@ -42,8 +42,8 @@ class Service:
         timeout_s = settings.timeout_ms / 1e3
         self.completions, self.scans, self.feeds = Scans("completions", timeout_s), Scans("scans", timeout_s), Budget(FEEDS, 0)
         self.typical_values, self.exposition = TypicalValues(), SingleFlight(metrics.render)
-        self.asked = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
-        self.recorder = Recorder(metrics.samples, lambda: [*self.registry.entries], self.asked.unknown, settings.run_folder)
+        self.query_notes = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
+        self.recorder = Recorder(metrics.samples, lambda: [*self.registry.entries], self.query_notes.unknown, settings.run_folder)
 
 
 def service_of(request: Request) -> Service:

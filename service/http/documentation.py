@@ -32,7 +32,7 @@ ACCESS = "x-access"
 """The key of an operation under which routes.py notes its access. It is removed from the published document."""
 OPENAPI, DOCS, STATIC = "/openapi.json", "/docs", "/static-offline-docs"
 NEEDS_KEY: Sequence[Mapping[str, Sequence[str]]] = [{"HTTPBearer": []}]
-_KEYS = {"HTTPBearer": {"type": "http", "description": "An API key; needed where the service has some.", "scheme": "bearer"}}
+_KEYS = {"HTTPBearer": {"type": "http", "description": "An API key; needed if the service has keys.", "scheme": "bearer"}}
 SCHEMA_OF = "#/components/schemas/{model}"
 NO_SNIFF = {"X-Content-Type-Options": "nosniff"}
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.S)

@@ -71,7 +71,7 @@ class RetrievalRoute:
 
     def __init__(self, service: Service) -> None:
         self.settings, self.registry, self.keys, self.metrics = service.settings, service.registry, service.keys, service.metrics
-        self.asked, self.audit = service.asked, service.audit
+        self.query_notes, self.audit = service.query_notes, service.audit
         self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
         self.answers = Budget(ANSWERS * self.settings.max_answer_values, FREE_VALUES)
         self._shadows = Shadows(self.settings)
@@ -170,7 +170,7 @@ class RetrievalRoute:
                 self.keys.limits.settle(info.key, expected_s, actual_s)
         info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
         if priority is not Priority.BACKGROUND:
-            self.asked.note(model.name, model.version, checked.request.queries, retrieved.unknown)
+            self.query_notes.note(model.name, model.version, checked.request.queries, retrieved.unknown)
         return retrieved
 
     async def _wait_for_sequence(self, model: LoadedModel, sequence: int, deadline: float) -> None:
