@@ -27,7 +27,7 @@ from .watch.tracing import TracingUnavailable
 log = logging.getLogger("service")
 
 BUFFER_BYTES = 256 << 10
-"""Asked of the system for each direction of a connection; Linux doubles it for its own book-keeping."""
+"""Buffer size for each direction of a connection. Linux doubles it for its own book-keeping."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m service") -> int:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service"
         check_descriptors(settings)
         if settings.workers > 1:
             check_workers(settings)
-            Registry(settings, Metrics())  # says what is wrong with the models folder, before every worker does
+            Registry(settings, Metrics())  # reports errors of the models folder once, before every worker would
             make_ready()  # once for all workers
             return Supervisor(settings, *listen_on(settings)).run()
         make_ready()
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service"
 
 
 def settings_of(options: Mapping[str, Any]) -> Settings | None:
-    """The settings of the environment and of options that are not None; None where one is wrong, which is printed."""
+    """The settings from the environment and from options that are not None. Prints errors and returns None if a setting is invalid."""
     try:
         return Settings(**{name: value for name, value in options.items() if value is not None})
     except ValidationError as error:
@@ -68,56 +68,57 @@ def settings_of(options: Mapping[str, Any]) -> Settings | None:
 
 
 def check_workers(settings: Settings) -> None:
-    """Raise DeviceUnavailable where several workers would share a GPU."""
+    """Raise DeviceUnavailable if several workers would share a GPU."""
     on_gpu = settings.device == "cuda" or runs_on_gpu(settings.engine)
     if not on_gpu and settings.device == "auto" and settings.engine is None:
         on_gpu = gpu_usable()
     if on_gpu:
         raise DeviceUnavailable(
-            f"ESPALIER_WORKERS: got {settings.workers}, expected 1: one process owns the GPU. Several would each hold every model in its "
-            "memory and take turns on it, where one puts the queries of all connections into the same engine calls. To serve from several "
-            "CPU workers, set ESPALIER_DEVICE=cpu"
+            f"ESPALIER_WORKERS: got {settings.workers}, expected 1: one process owns the GPU. Several would each load every model into "
+            "its memory and take turns on it; one process puts the queries of all connections into the same engine calls. To serve "
+            "from several CPU workers, set ESPALIER_DEVICE=cpu"
         )
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError, saying where."""
+    """A listening socket. Raises OSError, whose message has the address."""
     try:
-        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
+        listening_socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # the system's own may grow to megabytes for each connection that is not read
-        listening.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it; without it answers can wait 40 ms for an ACK
-    return listening
+    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # else they may grow to megabytes for each client that does not read
+        listening_socket.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
+    listening_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # for all connections; else answers can wait 40 ms for an ACK
+    return listening_socket
 
 
 def listen_on(settings: Settings) -> list[socket.socket]:
-    """Sockets on the service's address, and on that of operators where they have one. Raises OSError, saying where."""
+    """Sockets on the service's address and, if there is one, on that of operators. Raises OSError, whose message has the address."""
     addresses: list[tuple[str, int]] = [(settings.host, settings.port)]
     if settings.admin_address is not None:
         host, port = split_address(settings.admin_address)
         addresses.append((host, port or 0))
-    listening = [listen(*address) for address in addresses]
-    urls = [_url(bound, "http" if settings.tls_certificate is None else "https") for bound in listening]
+    sockets = [listen(*address) for address in addresses]
+    urls = [_url(listening_socket, "http" if settings.tls_certificate is None else "https") for listening_socket in sockets]
     log.info("listening on %s, documentation at %s/docs", " and for operators on ".join(urls), urls[-1])
     keys = settings.retrieve_keys, settings.write_keys, settings.admin_keys, settings.internal_keys
     for (host, _), url in zip(addresses, urls, strict=True):
         if not is_local(host) and not any(keys) and settings.keys_file is None:
             log.warning(
-                "WITHOUT KEYS: whoever reaches %s may retrieve%s. ESPALIER_RETRIEVE_KEYS or ESPALIER_KEYS_FILE keeps others out",
+                "WITHOUT KEYS: everybody who can reach %s may retrieve%s. Set ESPALIER_RETRIEVE_KEYS or ESPALIER_KEYS_FILE to require keys",
                 url,
                 ", and see what people did (ESPALIER_OPEN)" if settings.open and url == urls[-1] else "",
             )
-    return listening
+    return sockets
 
 
-def _url(listening: socket.socket, scheme: str) -> str:
-    host, port = listening.getsockname()[:2]
+def _url(listening_socket: socket.socket, scheme: str) -> str:
+    host, port = listening_socket.getsockname()[:2]
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def environment() -> str:
+    """The names of the environment variables, for --help."""
     names = ", ".join(f"ESPALIER_{name.upper()}" for name in Settings.model_fields)
     return f"Environment variables: {names}."
 

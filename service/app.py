@@ -27,23 +27,23 @@ from .watch.logs import Ration
 from .watch.metrics import Metrics
 
 DESCRIPTION = """Candidate retrieval from trained trees: `POST /retrieve` answers with the top m items of each query and the
-milliseconds it took. `GET /models` says which models there are and what they take."""
+milliseconds it took. `GET /models` lists the models, their query kinds and their limits."""
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""The service has metrics of its own; the framework's cost time in every request and would read the environment."""
+"""The service has metrics of its own. Those of the framework take time in every request and read the environment."""
 
 
 def create_app(settings: Settings, engines: EngineSource | None = None, metrics: Metrics | None = None) -> FastAPI:
-    """The service over a models folder. Raises BundleNotFound when the folder holds no model.
+    """The service for a models folder. Raises BundleNotFound if the folder has no model.
 
-    engines  None: those that search the bundles here
-    metrics  what it counts in; None: its own
+    engines  None: the engines that settings and hardware choose
+    metrics  None: new ones
     """
     app = FastAPI(
         openapi_url=None,  # documentation.py has these two
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # to an address that the client's Host header would name
+        redirect_slashes=False,  # a redirect would lead to the host that the client's Host header names
         title=documentation.TITLE,
         version="0.1.0",
         description=DESCRIPTION,
@@ -55,16 +55,16 @@ def create_app(settings: Settings, engines: EngineSource | None = None, metrics:
     single, stream, item, bulk = RetrieveRoute(service), StreamRoute(service), ItemRoute(service), BulkRoute(service)
     frontier, search = FrontierRoute(service), SearchRoute(service)
     app.state.bodies = {"item": item.bodies, "bulk": bulk.bodies}
-    bodies = [route.bodies for route in (single, stream, item, bulk, frontier, search)]
-    app.state.budgets = (*bodies, single.answers, single.background_answers, stream.answers, search.answers)
+    body_budgets = [route.bodies for route in (single, stream, item, bulk, frontier, search)]
+    app.state.budgets = (*body_budgets, single.answers, single.background_answers, stream.answers, search.answers)
     direct = {("POST", RETRIEVE): Direct(single, RETRIEVE), ("POST", STREAM): Direct(stream, STREAM, streams=True)}
     direct |= {(method, ITEM): Direct(item, ITEM) for method in ("DELETE", "GET", "PUT")}
     direct[("POST", ITEMS)] = Direct(bulk, ITEMS, streams=True)
     direct[("POST", FRONTIER)] = Direct(frontier, FRONTIER)
     direct[("POST", SEARCH)] = Direct(search, SEARCH, max_body_bytes=settings.max_search_bytes)
-    app.state.lines = Ration(write_left_out)
-    parts = service.keys, service.audit, service.metrics, settings, app.state.lines, for_customers(), service.tracer
-    app.add_middleware(Edge, DirectRoutes(direct), *parts)
+    app.state.error_lines = Ration(write_left_out)
+    edge_arguments = service.keys, service.audit, service.metrics, settings, app.state.error_lines, for_customers(), service.tracer
+    app.add_middleware(Edge, DirectRoutes(direct), *edge_arguments)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -78,7 +78,7 @@ def create_app(settings: Settings, engines: EngineSource | None = None, metrics:
     documentation.add_pages(app)
     if settings.console:
         add_console(app)
-    # As FastAPI tells its users to.
-    app.openapi = lambda: documentation.as_answered(describe(), answer_classes(), service.keys)  # type: ignore[method-assign]
+    # FastAPI documents this way of changing the document.
+    app.openapi = lambda: documentation.with_answers(describe(), answer_classes(), service.keys)  # type: ignore[method-assign]
     match_whole_paths(app)
     return app

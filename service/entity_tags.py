@@ -1,4 +1,4 @@
-"""Entity tags and the conditions of requests that name them (RFC 9110, 8.8.3 and 13.1). Knows headers, not what a tag is of."""
+"""Entity tags and conditional requests (RFC 9110, 8.8.3 and 13.1). Knows headers, not the objects that have the tags."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _TAG = re.compile(r'(?:W/)?"[^"]*"')
 
 
 def matches(header: str, tag: str) -> bool:
-    """Whether an If-None-Match header names this entity tag, or any."""
-    return header.strip() == "*" or tag in [found.removeprefix("W/") for found in _TAG.findall(header)]
+    """Whether an If-None-Match header names this entity tag, or is `*`."""
+    return header.strip() == "*" or tag in [listed_tag.removeprefix("W/") for listed_tag in _TAG.findall(header)]
 
 
 @dataclass(frozen=True)
 class Condition:
-    """When a change may be made, by the headers If-Match and If-None-Match; None where the request has none."""
+    """The headers If-Match and If-None-Match of a change; None if the request does not have the header."""
 
     if_match: str | None = None
     if_none_match: str | None = None
@@ -29,8 +29,8 @@ class Condition:
     def check(self, tag: str | None, noun: str) -> None:
         """Raise PreconditionFailed unless the condition holds. A weak tag never matches If-Match.
 
-        tag   of what is to be changed, None where it is not there
-        noun  what that is, for the message
+        tag   current tag of the object to change; None if there is no such object
+        noun  noun of the object, for the message
         """
         if self.if_match is not None and (tag is None or (self.if_match.strip() != "*" and tag not in _TAG.findall(self.if_match))):
             raise PreconditionFailed(f"The {noun} does not match If-Match: read it again and repeat the change.", tag)

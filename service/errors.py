@@ -14,25 +14,25 @@
         │   ├── IsShard           409   the model holds a part of a catalogue; its router answers
         │   └── Follows           409   this host follows another one's live catalogue, which takes the writes
         ├── UnknownMasks          409   a router names masks that this shard does not hold; it sends them again
-        ├── ChangesGone           410   operations that old are not kept any more
-        ├── NotServed             410   a router asks for a shard or a version that is not served here
-        ├── PreconditionFailed    412   the list or the item is not the one that the client has read
+        ├── ChangesGone           410   operations that old are no longer kept
+        ├── NotServed             410   a router requests a shard or a version that this service does not serve
+        ├── PreconditionFailed    412   the list or the item has changed since the client read it
         ├── BodyTooLarge          413
         ├── NotJson               415
         ├── Encoded               415   the body is compressed
         ├── InvalidRequest        422   a body with wrong values
         ├── QueueFull             429   too many queries wait already
-        ├── KeyLimit              429   the key has had what it may have; Retry-After says when there is more
+        ├── KeyLimit              429   the key is over its limit; Retry-After says when to try again
         ├── ClientGone            499   the client hung up; only the metrics see this
-        ├── EngineFailed          500   the engine call that held the query
+        ├── EngineFailed          500   the engine call with the query failed
         ├── NotReady              503   the model is not ready, or the service is shutting down
-        │   └── ShardsMissing     503   shards of the version are not there
+        │   └── ShardsMissing     503   shards of the version are missing
         ├── Uncovered             503   fewer shards answered than the request needs
         ├── Busy                  503   the memory for large requests is in use
         ├── NotWritable           503   the live catalogue takes no writes now: the disk is full, or the folder is read-only
-        ├── Behind                503   this worker has not yet the operations that `min_sequence` asks for
+        ├── Behind                503   this worker does not have the operations up to `min_sequence` yet
         ├── DeadlinePassed        504   the answer would have been too late
-        └── CatalogueFull         507   the live catalogue has no room; deletes are still taken
+        └── CatalogueFull         507   the live catalogue has no room; deletes are still accepted
 
 After SlowBody, BodyTooLarge and Busy the connection ends, because the rest of the body is not read.
 espalier.errors.InvalidInput is 422 and lists {field, value, expected}. Any other exception is 500 without internals; the log has them.
@@ -64,7 +64,7 @@ class Denied(ServiceError):
     role    role that the route needs
     reason  `missing` (no Authorization header), `malformed` (not `Bearer KEY`), `unknown` (not a key of this service), `expired`, `role`
             (the key has another role), `model` (it may not name this model), `off` (the admin routes are off)
-    key     name or id of the key, None for an unknown one
+    key     name or id of the key; None for an unknown one
     """
 
     def __init__(self, detail: str, role: Role, reason: DenialReason, key: str | None = None) -> None:
@@ -111,11 +111,11 @@ class Follows(Conflict):
 
 
 class IsShard(Conflict):
-    """The model holds a part of a catalogue, so that its own answers would lack the rest."""
+    """The model has only a part of a catalogue, so its own answers would lack the rest."""
 
 
 class UnknownMasks(ServiceError):
-    """A shard lacks masks of a query. Their sender must send the query again with the masks of these digests, all that it had not sent."""
+    """A shard lacks masks of a query. digests: of all masks that the router did not send; it must send the query again with them."""
 
     status = 409
 
@@ -136,7 +136,7 @@ class ChangesGone(ServiceError):
 
 
 class PreconditionFailed(ServiceError):
-    """If-Match or If-None-Match does not fit; `etag` is the current tag, None where there is no such thing."""
+    """If-Match or If-None-Match does not hold. etag: the current tag; None if there is no such list or item."""
 
     status = 412
 
@@ -168,7 +168,7 @@ class InvalidRequest(ServiceError):
 
 
 class QueueFull(ServiceError):
-    """Too many queries, or other requests of one kind, wait already. crowds: most of them are the key's, and other keys want the engine."""
+    """Too many queries, or other requests of one kind, wait already. crowds: the key has queries in a queue that several keys share."""
 
     status = 429
 
@@ -179,17 +179,17 @@ class QueueFull(ServiceError):
 
 
 class KeyLimit(ServiceError):
-    """A key has had what it may have: its client's doing, and no failure of the service. early_s: how much too early it came."""
+    """The key is over its limit, which is not a failure of the service. retry_after_s: seconds until it would be admitted."""
 
     status = 429
 
-    def __init__(self, reason: str, early_s: float) -> None:
+    def __init__(self, reason: str, retry_after_s: float) -> None:
         super().__init__(reason)
-        self.headers = _retry_after(early_s)
+        self.headers = _retry_after(retry_after_s)
 
 
 def _retry_after(seconds: float) -> tuple[tuple[str, str], ...]:
-    """In whole seconds."""
+    """The Retry-After header, in whole seconds."""
     return (("Retry-After", str(max(1, math.ceil(seconds)))),)
 
 
@@ -207,7 +207,7 @@ class NotReady(ServiceError):
 
 
 class ShardsMissing(NotReady):
-    """Shards of a version are not there yet, or not any more; the text says which."""
+    """Some shards of a version are not available; the text says which."""
 
 
 class Uncovered(ServiceError):
@@ -226,7 +226,7 @@ class NotWritable(ServiceError):
 
 
 class Behind(ServiceError):
-    """This worker has not yet the operations that `min_sequence` asks for; another may. committed: whether this host has them."""
+    """This worker does not have the operations up to `min_sequence` yet; another may. committed: whether this host has committed them."""
 
     status = 503
     headers = (("Retry-After", "1"),)

@@ -1,9 +1,9 @@
-"""Asks the service on this machine whether it is ready: `python -m service.healthcheck`, for container engines and for probes that run a
-command. The exit status is 0 if it is.
+"""A readiness check of the service on this machine, for container engines and probes that run a command: `python -m service.healthcheck`.
+The exit status is 0 if the service is ready.
 
-It reads a few settings by itself: importing all of them would take longer than asking. The service's certificate is not checked, because
-nobody else answers on the loopback interface. Where clients must show one, it shows that of ESPALIER_TLS_CLIENT_CERTIFICATE, else the
-service's own.
+It reads a few settings itself, because importing all settings would take longer than the request. It does not check the service's
+certificate, because no other process answers on the loopback interface. If clients must show a certificate, it shows that of
+ESPALIER_TLS_CLIENT_CERTIFICATE, else the service's own.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _connection() -> http.client.HTTPConnection:
-    """Not through urllib.request, which would ask a proxy that the environment names."""
+    """A connection to the service. (urllib.request would use a proxy that the environment names.)"""
     port = os.environ.get("ESPALIER_PORT", "")
-    where = "127.0.0.1", int(port) if port.isdecimal() else 8000
+    address = "127.0.0.1", int(port) if port.isdecimal() else 8000
     certificate, key = os.environ.get("ESPALIER_TLS_CERTIFICATE"), os.environ.get("ESPALIER_TLS_KEY")
     if not certificate:
-        return http.client.HTTPConnection(*where, timeout=TIMEOUT_S)
+        return http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    shown = os.environ.get("ESPALIER_TLS_CLIENT_CERTIFICATE")
-    context.load_cert_chain(*((shown, os.environ.get("ESPALIER_TLS_CLIENT_KEY")) if shown else (certificate, key)))
-    return http.client.HTTPSConnection(*where, timeout=TIMEOUT_S, context=context)
+    if client_certificate := os.environ.get("ESPALIER_TLS_CLIENT_CERTIFICATE"):
+        certificate, key = client_certificate, os.environ.get("ESPALIER_TLS_CLIENT_KEY")
+    context.load_cert_chain(certificate, key)
+    return http.client.HTTPSConnection(*address, timeout=TIMEOUT_S, context=context)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`espalier journal`: upkeep of a model's live catalogue, beside the service that uses it, and its backups.
+"""`espalier journal`: upkeep of a model's live catalogue, also while the service uses it, and its backups.
 
-Knows arguments and what to print. What is done is in espalier/live/journal_upkeep.py, and in backups.py and restoring.py of espalier/store.
+Knows arguments and output. espalier/live/journal_upkeep.py, and backups.py and restoring.py of espalier/store, do the work.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ from .settings import Settings, refusals
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.journal") -> int:
-    """Do what is asked and print the outcome as JSON. Returns the exit code."""
-    given = _parser(prog).parse_args(arguments)
+    """Run the command and print its outcome as JSON. Returns the exit code."""
+    options = _parser(prog).parse_args(arguments)
     try:
-        models = given.models or Settings().models
-        print(json.dumps(_run(given, models)))
+        models = options.models or Settings().models
+        print(json.dumps(_run(options, models)))
     except ValidationError as error:
-        print(f"{given.command}: {'; '.join(refusals(error))}", file=sys.stderr)
+        print(f"{options.command}: {'; '.join(refusals(error))}", file=sys.stderr)
         return 1
     except (EspalierError, OSError) as error:
-        print(f"{given.command}: {error}", file=sys.stderr)
+        print(f"{options.command}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _run(given: argparse.Namespace, models: Path) -> dict[str, object]:
-    if given.command == "restore":
-        return {"restored": _restore(given, models)}
-    folder = models / given.model
+def _run(options: argparse.Namespace, models: Path) -> dict[str, object]:
+    if options.command == "restore":
+        return {"restored": _restore(options, models)}
+    folder = models / options.model
     if not folder.is_dir():
-        raise InvalidInput("--model", given.model, f"one of {', '.join(sorted(find_versions(models)))}")
-    if given.command == "backup" and given.to is None:
-        return _back_up(_store(given, create=True), folder)
+        raise InvalidInput("--model", options.model, f"one of {', '.join(sorted(find_versions(models)))}")
+    if options.command == "backup" and options.to is None:
+        return _back_up_model(_store(options, create=True), folder)
     if not (folder / FILE).exists():
-        raise InvalidInput("--model", given.model, f"a model with a {FILE}; nothing was ever put into this one")
+        raise InvalidInput("--model", options.model, f"a model with a {FILE}; nothing was ever put into this one")
     journal = Journal.open(folder / FILE)
     try:
-        match given.command:
+        match options.command:
             case "backup":
-                backup(journal, given.to)
-                return {"written": str(given.to), "sequence": journal.last_sequence()}
+                backup(journal, options.to)
+                return {"written": str(options.to), "sequence": journal.last_sequence()}
             case "compact":
-                before = journal.file.stat().st_size
-                found = compact(journal, versions_on_disk(folder), given.keep_from)
-                after = journal.file.stat().st_size
-                return asdict(found) | {"bytes_before": before, "bytes_after": after}
+                bytes_before = journal.file.stat().st_size
+                compacted = compact(journal, versions_on_disk(folder), options.keep_from)
+                bytes_after = journal.file.stat().st_size
+                return asdict(compacted) | {"bytes_before": bytes_before, "bytes_after": bytes_after}
             case "erase-user":
-                store = None if given.store is None else Objects(given.store, create=True)  # a wrong URL ends the command before it begins
-                items = erase_user(journal, given.user)
-                return {"items": items} if store is None else {"items": items, **_back_up(store, folder, alone=True)}
+                store = None if options.store is None else Objects(options.store, create=True)  # first, so that a wrong URL ends it
+                items = erase_user(journal, options.user)
+                return {"items": items} if store is None else {"items": items, **_back_up_model(store, folder, replace_all=True)}
             case _:
                 leave_out(journal)
                 return {"sequence": journal.last_sequence()}
@@ -74,46 +74,46 @@ def _run(given: argparse.Namespace, models: Path) -> dict[str, object]:
         journal.close()
 
 
-def _back_up(store: Objects, folder: Path, alone: bool = False) -> dict[str, object]:
-    """Back a model up and delete old backups. alone: all others, so this one is made even if nothing has changed."""
-    made = back_up(store, folder, force=alone, wait=True)
-    if made is None:
+def _back_up_model(store: Objects, folder: Path, replace_all: bool = False) -> dict[str, object]:
+    """Back a model up and delete old backups. replace_all: delete all other backups, and back up even if nothing has changed."""
+    backup = back_up(store, folder, force=replace_all, wait=True)
+    if backup is None:
         raise InvalidInput("--model", folder.name, f"a model with a {FILE}, a serving.json or a removed.json")
-    if alone:
-        return {"backup": made.id, "deleted": forget(store, folder.name, made.id)}
+    if replace_all:
+        return {"backup": backup.id, "deleted": forget(store, folder.name, backup.id)}
     prune(store, folder.name, Settings().backup_keep)
-    return {"backup": made.id, "written": made.written}
+    return {"backup": backup.id, "written": backup.written}
 
 
-def _restore(given: argparse.Namespace, models: Path) -> list[dict[str, object]]:
-    if given.model is not None and not is_model_name(given.model):
-        raise InvalidInput("--model", given.model, "the name of a model, without a path")
-    store, at = _store(given), None if given.at is None else _time(given.at)
-    versions = Settings().store if given.versions is None else given.versions
-    names = [given.model] if given.model is not None else find_backed_up(store)
+def _restore(options: argparse.Namespace, models: Path) -> list[dict[str, object]]:
+    if options.model is not None and not is_model_name(options.model):
+        raise InvalidInput("--model", options.model, "the name of a model, without a path")
+    store, until = _store(options), None if options.at is None else _time(options.at)
+    versions = Settings().store if options.versions is None else options.versions
+    names = [options.model] if options.model is not None else find_backed_up(store)
     if not names:
         raise StoreMissing(f"{store.url}: no backups")
-    chosen = [(name, choose(store, name, at)) for name in names]  # before anything is written
+    backups = [(name, choose(store, name, until)) for name in names]  # all, before anything is written
     source = store if versions is None else Objects(versions)
-    return [restore(store, source, models, name, backup, given.replace)._asdict() for name, backup in chosen]
+    return [restore(store, source, models, name, backup, options.replace)._asdict() for name, backup in backups]
 
 
-def _store(given: argparse.Namespace, create: bool = False) -> Objects:
-    url = given.store or Settings().backup
+def _store(options: argparse.Namespace, create: bool = False) -> Objects:
+    url = options.store or Settings().backup
     if url is None:
-        expected = "the URL of a store, or ESPALIER_BACKUP set" + (", or --to" if given.command == "backup" else "")
+        expected = "the URL of a store, or ESPALIER_BACKUP set" + (", or --to" if options.command == "backup" else "")
         raise InvalidInput("--store", None, expected)
     return Objects(url, create=create)
 
 
 def _time(text: str) -> float:
     try:
-        found = datetime.fromisoformat(text.upper())
+        time = datetime.fromisoformat(text.upper())
     except ValueError:
-        found = datetime.min
-    if found.tzinfo is None:
+        time = datetime.min
+    if time.tzinfo is None:
         raise InvalidInput("--at", text, "a time with its offset, as 2027-01-31T12:00:00Z")
-    return found.timestamp()
+    return time.timestamp()
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -137,7 +137,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             command.add_argument("--store", help="URL of the store that keeps backups (ESPALIER_BACKUP)")
             command.add_argument("--versions", help="URL of the store of versions (ESPALIER_STORE; none: that of the backups)")
             command.add_argument("--at", help="take the last backup until this time, as 2027-01-31T12:00:00Z; none: the newest")
-            command.add_argument("--replace", action="store_true", help="also where there is a journal: it is deleted")
+            command.add_argument("--replace", action="store_true", help="also if there is a journal: it is deleted")
         if name == "compact":
             command.add_argument("--keep-from", type=int, help="keep everything from this sequence on, for hosts that follow")
         if name == "erase-user":

@@ -1,7 +1,7 @@
-"""What happens when the service starts and stops, and how it returns memory to the system after a burst of large requests.
+"""The start and stop of the service, and the return of memory to the system after a burst of large requests.
 
-Otherwise two things would keep that memory: objects in reference cycles, which the garbage collector visits only after many small
-allocations, and pages that the C library keeps.
+Two things would otherwise keep that memory: objects in reference cycles, which the garbage collector visits only after many small
+allocations, and free pages that the C library keeps.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from .http.memory_budget import Budget
 from .models.probe import Probe
 
 CHECK_S = 2.0
-"""Between two measurements."""
+"""Seconds between two measurements."""
 GROWN_BYTES = 16 << 20
-"""Growth that is worth a collection."""
-COLLECTIONS = 5
-"""Growth that stays over this number of collections without a large request is needed (by another version, say) and is accepted."""
+"""Growth that causes a collection."""
+MAX_COLLECTIONS = 5
+"""Growth that remains after this many collections without large requests is accepted: another version needs it, say."""
 _STATM = Path("/proc/self/statm")
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Load in the background, so that /livez answers at once; at the end finish the accepted requests.
+    """Load models in the background, so that /livez answers at once. At the end, finish the accepted requests.
 
-    A worker that replaces another one accepts no connection before it can answer; the other workers do.
+    A worker that replaces another one accepts no connection before it can answer requests; meanwhile the other workers accept them.
     """
     service = app.state.service
-    await anyio.sleep(0)  # anyio imports its backend here, and not later, when no descriptor may be free
+    await anyio.sleep(0)  # anyio imports its backend now; later no descriptor may be free
     service.registry.start_loading()
     await service.registry.take_over()
     per_s = service.settings.probe_per_s
@@ -49,26 +49,26 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     service.recorder.close()
     await service.registry.drain(service.settings.drain_s)
     service.audit.write_left_out()
-    app.state.lines.write_left_out()
+    app.state.error_lines.write_left_out()
     if service.tracer is not None:
         await asyncio.to_thread(service.tracer.close)
 
 
 async def give_memory_back(budgets: Sequence[Budget]) -> None:
-    """Run until cancelled. Does nothing while the memory does not grow. budgets: show whether large requests are under way."""
+    """Return memory to the system when it has grown, until cancelled. budgets: show whether large requests are being answered."""
     if not _STATM.exists():  # not Linux
         return
-    usual, grown = resident_bytes(), 0
+    usual_bytes, collections = resident_bytes(), 0
     while True:
         await asyncio.sleep(CHECK_S)
-        found = resident_bytes()
-        if found <= usual + GROWN_BYTES:
-            usual, grown = min(usual, found), 0
+        resident = resident_bytes()
+        if resident <= usual_bytes + GROWN_BYTES:
+            usual_bytes, collections = min(usual_bytes, resident), 0
             continue
         await asyncio.to_thread(collect)
-        grown = 0 if any(budget.left < budget.units for budget in budgets) else grown + 1
-        if grown >= COLLECTIONS:
-            usual, grown = resident_bytes(), 0
+        collections = 0 if any(budget.available < budget.units for budget in budgets) else collections + 1
+        if collections >= MAX_COLLECTIONS:
+            usual_bytes, collections = resident_bytes(), 0
 
 
 def resident_bytes() -> int:
@@ -83,4 +83,4 @@ def collect() -> None:
         _trim(0)
 
 
-_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others have none
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents: a type, a title, a status, a sentence, and for 422 the wrong values.
+"""Errors as RFC 9457 problem documents: type, title, status, a sentence, and for 422 the wrong values.
 
 Knows the errors of errors.py and pydantic's. Does not know routes.
 """
@@ -26,11 +26,11 @@ from .errors import ClientGone, EngineFailed, InvalidRequest, ServiceError
 
 NO_ROUTE = "No such route; see /docs."
 MAX_LISTED = 20
-"""Wrong values that one problem document lists."""
+"""Most wrong values in one problem document."""
 
 
 def document_of(error: Exception) -> tuple[dict[str, Any], Mapping[str, str]] | None:
-    """The problem document and the headers of an error that is raised on purpose; None for any other exception."""
+    """(problem document, headers) of an error that is raised on purpose; None for any other exception."""
     if isinstance(error, InvalidInput):
         return _invalid([error]), {}
     if isinstance(error, InvalidRequest):
@@ -61,7 +61,7 @@ def internal_problem() -> dict[str, Any]:
 
 
 async def send_problem(send: Send, document: Mapping[str, Any], headers: Mapping[str, str]) -> None:
-    """Answer with a problem document, without the framework: in overload most answers are refusals, so they must be cheap."""
+    """Answer with a problem document. It bypasses the framework, because in overload most answers are refusals, which must be cheap."""
     body = orjson.dumps(document)
     lines = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
     lines += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
@@ -70,9 +70,9 @@ async def send_problem(send: Send, document: Mapping[str, Any], headers: Mapping
 
 
 def invalid_body(error: ValidationError, kind: type[BaseModel]) -> InvalidRequest:
-    """A body that pydantic refused as a `kind`."""
-    found = error.errors(include_url=False)[:MAX_LISTED]
-    return InvalidRequest([_invalid_input(item, item["loc"], kind) for item in found])
+    """The error for a body that pydantic refused as a `kind`."""
+    errors = error.errors(include_url=False)[:MAX_LISTED]
+    return InvalidRequest([_invalid_input(item, item["loc"], kind) for item in errors])
 
 
 def install(app: FastAPI) -> None:
@@ -82,27 +82,27 @@ def install(app: FastAPI) -> None:
 
 
 async def _validation_error(_: Request, error: Exception) -> Response:
-    found = cast(RequestValidationError, error).errors()[:MAX_LISTED]
-    return _response(_invalid([_invalid_input(item, item["loc"][1:], None) for item in found]))  # loc begins with body, query or path
+    errors = cast(RequestValidationError, error).errors()[:MAX_LISTED]
+    return _response(_invalid([_invalid_input(item, item["loc"][1:], None) for item in errors]))  # loc begins with body, query or path
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    known = cast(HTTPException, error)
-    if known.status_code == 400:  # the framework could not decode a body
+    http_error = cast(HTTPException, error)
+    if http_error.status_code == 400:  # the framework could not decode a body
         return _response(_invalid([InvalidInput("body", "other bytes", "a JSON document in UTF-8")]))
-    detail = {404: NO_ROUTE, 405: "This route does not take this method."}.get(known.status_code, str(known.detail))
-    headers = {**(known.headers or {})}
-    if known.status_code == 405 and (methods := _allowed(request)):
+    detail = {404: NO_ROUTE, 405: "This route does not take this method."}.get(http_error.status_code, str(http_error.detail))
+    headers = {**(http_error.headers or {})}
+    if http_error.status_code == 405 and (methods := _allowed_methods(request)):
         headers["Allow"] = ", ".join(methods)
-    return _response(problem(known.status_code, detail), headers)
+    return _response(problem(http_error.status_code, detail), headers)
 
 
 def _response(document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     return Response(orjson.dumps(document), document["status"], headers, media_type="application/problem+json")
 
 
-def _allowed(request: Request) -> list[str]:
-    """The methods that a path takes, of all its routes; the framework names only those of the first. Empty inside a folder of files."""
+def _allowed_methods(request: Request) -> list[str]:
+    """The methods of all routes of a path (the framework names only those of the first). Empty for paths in a folder of files."""
     methods: set[str] = set()
     for route in request.app.routes:
         if route.matches(request.scope)[0] is not Match.NONE:
@@ -111,33 +111,33 @@ def _allowed(request: Request) -> list[str]:
 
 
 def _invalid(errors: Sequence[InvalidInput]) -> dict[str, Any]:
-    listed = [{"field": printable(error.field), "value": printable(error.value), "expected": error.expected} for error in errors]
-    first = listed[0]
-    return problem(422, f"{first['field']}: got {first['value']}, expected {first['expected']}", listed)
+    entries = [{"field": printable(error.field), "value": printable(error.value), "expected": error.expected} for error in errors]
+    first = entries[0]
+    return problem(422, f"{first['field']}: got {first['value']}, expected {first['expected']}", entries)
 
 
 def _invalid_input(error: Mapping[str, Any], path: Sequence[int | str], kind: type[BaseModel] | None) -> InvalidInput:
-    """pydantic's error, its path written as `queries[0].history[3]`. kind: class of the body, where it is known."""
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
+    """A pydantic error as InvalidInput, with a field like `queries[0].history[3]`. kind: class of the body, if it is known."""
+    field = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".") or "body"
     match error["type"]:
         case "missing":
             return InvalidInput(field, None, expectation(error))
         case "extra_forbidden":
             return InvalidInput(field, error["input"], f"only the fields {', '.join(_fields(kind, path))}" if kind else "no such field")
         case "json_invalid":
-            given = error["input"]
-            text = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
+            content = error["input"]
+            text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
             return InvalidInput(field, text, f"a JSON document ({error['ctx']['error']})")
     return InvalidInput(field, error["input"], "an object" if error["type"].startswith("model_") else expectation(error))
 
 
 def _fields(kind: type[BaseModel], path: Sequence[int | str]) -> Sequence[str]:
-    """The fields of the part of a body in which an unknown field was found."""
+    """The allowed fields of the object at `path` without its last step, an unknown field."""
     annotation: Any = kind
-    for part in path[:-1]:
-        if isinstance(part, str) and isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            annotation = annotation.model_fields[part].annotation
-        elif isinstance(part, int):
+    for step in path[:-1]:
+        if isinstance(step, str) and isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            annotation = annotation.model_fields[step].annotation
+        elif isinstance(step, int):
             annotation = annotation.__args__[0]
         if isinstance(annotation, UnionType):  # `X | None`
             annotation = next(kind for kind in annotation.__args__ if issubclass(kind, BaseModel))
@@ -145,5 +145,5 @@ def _fields(kind: type[BaseModel], path: Sequence[int | str]) -> Sequence[str]:
 
 
 def printable(text: str) -> str:
-    """Lone surrogates as escapes: JSON may hold them, UTF-8 may not."""
+    """The text with lone surrogates as escapes: they are valid in JSON, but not in UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""The folder that the worker processes of one service share: which of them live.
+"""The folder that the worker processes of one service share, and that shows which of them live.
 
-Every worker holds a lock on `<pid>.lock` in it as long as it lives, and their parent one on `owner`; the system releases a lock however its
-process ends. Knows process ids and the names of files. Does not know what the workers say in theirs.
+Every worker holds a lock on `<pid>.lock` in it while it lives, and their parent a lock on `owner`. The system releases a lock however its
+process ends. Knows process ids and file names. Does not know the content of the workers' files.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ PREFIX, OWNER = "espalier-", "owner"
 
 
 def make() -> tuple[Path, int]:
-    """A new folder in the temporary folder, and the descriptor whose lock says that its service lives."""
+    """(new folder in the temporary folder, descriptor with the lock on `owner`)."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     descriptor = os.open(folder / f"{OWNER}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    (folder / f"{OWNER}.new").rename(folder / OWNER)  # whoever sees it sees it locked
+    (folder / f"{OWNER}.new").rename(folder / OWNER)  # so that `owner` never exists without its lock
     return folder, descriptor
 
 
 def remove_dead() -> None:
-    """Remove the folders that killed services have left: this user's, whose owner and workers hold no lock."""
+    """Remove the folders of killed services: those of this user whose owner and workers hold no lock."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
                 continue
             descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:  # no run folder, or gone meanwhile
+        except OSError:  # not a run folder, or removed meanwhile
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,18 +44,18 @@ def remove_dead() -> None:
 
 
 def forget(folder: Path, pid: int) -> None:
-    """Drop the files of a worker that has ended."""
+    """Delete the files of a worker that has ended."""
     for kind in ("lock", "json", "live", "sock"):
         (folder / f"{pid}.{kind}").unlink(missing_ok=True)
 
 
 def living(folder: Path) -> list[int]:
-    """Process ids of the workers that live."""
+    """Process ids of the living workers."""
     return sorted(int(name.partition(".")[0]) for name in names(folder, ".lock") if _is_held(f"{folder}/{name}"))
 
 
 def names(folder: Path, ending: str) -> list[str]:
-    """The names of the workers' files of one kind, in no order; none where the folder is gone."""
+    """The names of the workers' files with an ending, in any order; empty if the folder no longer exists."""
     try:
         return [name for name in os.listdir(folder) if name.endswith(ending)]
     except FileNotFoundError:

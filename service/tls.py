@@ -1,6 +1,6 @@
 """TLS: the certificates of the service's own addresses and of its calls to other services, read again when their files change.
 
-Knows files in PEM and contexts of Python's ssl. Does not know connections.
+Knows PEM files and contexts of Python's ssl. Does not know connections.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ log = logging.getLogger(__name__)
 
 
 class CertificatesUnusable(OSError):
-    """Files hold no certificates or keys that can be used. The message names the file and shows nothing of it."""
+    """Files have no usable certificates or keys. The message names the file and shows nothing of its content."""
 
 
 class Certificates:
-    """A context over files, which is made anew when one of them changes. Of one thread.
+    """A TLS context that is built from files, and built again when one of them changes. One thread uses it.
 
-    files  of which it is made
-    build  makes it. Raises CertificatesUnusable; once there is a context, this is logged, and the context of before stays
-    clock  seconds, for the looks
+    build  builds the context from the files. Raises CertificatesUnusable; if there is a former context, it stays, and the error is logged
+    clock  seconds, for looking at the files
     """
 
     def __init__(self, files: Sequence[Path], build: Callable[[], ssl.SSLContext], clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,30 +33,30 @@ class Certificates:
         self._context: ssl.SSLContext | None = None
 
     def current(self) -> ssl.SSLContext:
-        """The context for another handshake. Raises CertificatesUnusable if there never was one."""
+        """The context for the next handshake. Raises CertificatesUnusable if none could be built so far."""
         if self._context is not None and not self._watched.have_changed():
             return self._context
         try:
-            made = self._build()
+            context = self._build()
         except CertificatesUnusable as error:
             if self._context is None:
                 raise
-            log.error("certificates have changed, and those of before stay in use: %s", error)
+            log.error("the changed certificates are unusable, so the former ones stay in use: %s", error)
             return self._context
         if self._context is not None:
             log.info("certificates have changed: %s", ", ".join(map(str, self._files)))
-        self._context = made
-        return made
+        self._context = context
+        return context
 
 
-def served(certificate: Path, key: Path, client_ca: Path | None) -> Certificates:
-    """Those that the service shows its clients. client_ca: who signs the certificates that clients must show; None: they need none."""
+def certificates_of_service(certificate: Path, key: Path, client_ca: Path | None) -> Certificates:
+    """The certificates of the service's own addresses. client_ca: CAs of the certificates that clients must show; None: they need none."""
     files = [file for file in (certificate, key, client_ca) if file is not None]
     return Certificates(files, lambda: _server_context(certificate, key, client_ca))
 
 
 def calling(ca: Path | None, certificate: Path | None, key: Path | None) -> Certificates:
-    """Those of calls to other services. ca: who signs theirs, None: the system's; certificate and key: what is shown to them."""
+    """The certificates for calls to other services. ca: CAs of their certificates, None: the system's; certificate, key: shown to them."""
     files = [file for file in (ca, certificate, key) if file is not None]
     return Certificates(files, lambda: _client_context(ca, certificate, key))
 
@@ -66,9 +65,9 @@ def _server_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
     context.set_alpn_protocols(["http/1.1"])
-    _show(context, certificate, key)
+    _load_certificate(context, certificate, key)
     if client_ca is not None:
-        _trust(context, client_ca)
+        _load_ca(context, client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -77,21 +76,21 @@ def _client_context(ca: Path | None, certificate: Path | None, key: Path | None)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if ca is not None else ssl.create_default_context()
     context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
     if ca is not None:
-        _trust(context, ca)
+        _load_ca(context, ca)
     if certificate is not None and key is not None:
-        _show(context, certificate, key)
+        _load_certificate(context, certificate, key)
     return context
 
 
-def _show(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     _check_readable(certificate, key)
     try:
-        context.load_cert_chain(certificate, key, password="")  # so that a key with a password is refused, and not asked for at a terminal
+        context.load_cert_chain(certificate, key, password="")  # so that a key with a password is refused, instead of prompting for it
     except OSError as error:
         raise CertificatesUnusable(f"{certificate} and {key}: no certificate with its key, in PEM ({_reason(error)})") from error
 
 
-def _trust(context: ssl.SSLContext, ca: Path) -> None:
+def _load_ca(context: ssl.SSLContext, ca: Path) -> None:
     _check_readable(ca)
     try:
         context.load_verify_locations(ca)
@@ -100,7 +99,7 @@ def _trust(context: ssl.SSLContext, ca: Path) -> None:
 
 
 def _check_readable(*files: Path) -> None:
-    """ssl does not say which file cannot be read."""
+    """Raise CertificatesUnusable with the name of an unreadable file, which ssl's own error lacks."""
     for file in files:
         try:
             file.open("rb").close()
@@ -109,5 +108,5 @@ def _check_readable(*files: Path) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """In words, without the line of Python's source that ssl adds."""
+    """The message of an ssl error without the source line that ssl adds."""
     return re.sub(r"^\[[^]]*\] | \(_ssl\.c:\d+\)$", "", error.strerror or str(error))

@@ -27,10 +27,10 @@ from espalier.compile import make_ready
 from espalier.masks.filters import Filter
 from service.__main__ import listen
 from service.app import create_app
-from service.batching.parts import Answer
+from service.batching.request_parts import Answer
 from service.errors import QueueFull
 from service.http import retrieve_route
-from service.http.memory_budget import Held
+from service.http.memory_budget import Reservation
 from service.http.middleware import RequestInfo
 from service.http.retrieve_route import RetrievalRoute
 from service.live.views import View
@@ -96,10 +96,10 @@ def serve(case: str, trivial: bool, port: int, grpc_port: int, core: int) -> Non
         if trivial:  # whose answers are not those of the model's golden queries
             patched.enter_context(patch.object(loading, "verify_golden", lambda *_: 1.0))
         if case != "json":
-            formats: dict[str, Any] = {"results_json": partial(results_of, case), "_answer": partial(answer_of, case)}
+            formats: dict[str, Any] = {"results_json": partial(results_of, case), "_document": partial(answer_of, case)}
             patched.enter_context(patch.multiple(retrieve, **formats))
         if case.startswith("msgpack"):
-            patched.enter_context(patch.multiple(retrieve_route, JSON_TYPES=("application/msgpack",), validated=unpacked))
+            patched.enter_context(patch.multiple(retrieve_route, JSON_TYPES=("application/msgpack",), validate=unpacked))
         app = create_app(settings, EngineSource(lambda *_: TrivialEngine()) if trivial else None)
         server = Server(app, settings)
         if case == "grpc":
@@ -128,7 +128,7 @@ async def answer_call(route: RetrievalRoute, content: bytes, context: object) ->
     message = messages().Request.FromString(content)
     queries = [{"history": list(query.history)} for query in message.queries]
     request = RetrieveRequest.model_validate({"model": message.model or None, "queries": queries, "m": message.m or None})
-    with Held(route.answers) as memory:
+    with Reservation(route.answers) as memory:
         checked = route.check(request, info)
         if not memory.take(checked.answer_values):
             raise QueueFull("Too many large answers are being made or sent.", 1)

@@ -1,6 +1,6 @@
-"""What waits for an engine: parts of requests, patient requests for which there is no room yet, and jobs between the engine's calls.
+"""The queues of an engine: parts of requests, patient requests that wait for room, and jobs that run between engine calls.
 
-Knows their order and what they are expected to take. Does not know threads; the batcher's lock guards parts and jobs.
+Knows the order of the queues and their expected engine time. Does not know threads: the batcher's lock guards parts and jobs.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from typing import TypeVar
 from espalier.search import Engine
 
 from ..batching.admission import Limits
-from ..batching.parts import Part, are_apart
-from ..batching.priority import TOO_LATE
+from ..batching.priority import SEARCH_TOO_LATE
+from ..batching.request_parts import RequestPart, cannot_share_call
 from ..errors import DeadlinePassed
 
 T = TypeVar("T")
 
 JOB_PAUSE = 3.0
-"""After a job, queries have the engine for so many times as long as it took."""
+"""After a job, waiting queries have the engine for this many times the duration of the job."""
 
 
 class Room:
-    """Patient requests that wait for room in a queue, those of each key in the order of arrival. Used by the event loop alone."""
+    """Patient requests that wait for room in a queue, in the order of arrival for each key. Only the event loop uses it."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Event]] = {}
 
     async def enter(self, key: str, admit: Callable[[], bool], seconds: float) -> None:
-        """Return once `admit()` was true for this request, and for all of its key before it.
+        """Return once `admit()` was true for this request and for all earlier requests of its key.
 
-        Raises DeadlinePassed after `seconds`, and what `admit` raises.
+        Raises DeadlinePassed after `seconds`, and the errors of `admit`.
         """
-        before = self._waiting.setdefault(key, deque())
-        if not before and admit():
+        queue = self._waiting.setdefault(key, deque())
+        if not queue and admit():
             self._forget(key)
             return
         turn = asyncio.Event()
-        before.append(turn)
+        queue.append(turn)
         try:
             async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0)):
-                while before[0] is not turn or not admit():
+                while queue[0] is not turn or not admit():
                     turn.clear()
                     await turn.wait()
         except TimeoutError:
-            raise DeadlinePassed(TOO_LATE) from None
+            raise DeadlinePassed(SEARCH_TOO_LATE) from None
         finally:
-            before.remove(turn)
+            queue.remove(turn)
             self._forget(key)
-            self.open()  # for the next one, if there is more
+            self.open()  # there may be room for the next request, too
 
     def open(self) -> None:
-        """There may be room: let the first request of each key try."""
-        for waiting in self._waiting.values():
-            if waiting:
-                waiting[0].set()
+        """Let the first request of each key try again, because there may be room."""
+        for queue in self._waiting.values():
+            if queue:
+                queue[0].set()
 
     def _forget(self, key: str) -> None:
         if not self._waiting[key]:
@@ -67,119 +67,120 @@ class Room:
 
 @dataclass(eq=False)
 class _Flow:
-    """What waits of one key.
+    """The waiting parts of one API key.
 
-    reached  engine seconds of its own that it has had, as far as it takes turns with others: who is behind the others is next
-    queries  of its parts
-    seconds  what these are expected to take of the engine
+    virtual_time  engine seconds that the key has had; after idle time, at least the queue's virtual time. The key with the least is next
+    queries       number of queries in the waiting parts
+    seconds       expected engine seconds of the waiting parts
     """
 
-    reached: float = 0.0
-    parts: deque[Part] = field(default_factory=deque)
+    virtual_time: float = 0.0
+    waiting_parts: deque[RequestPart] = field(default_factory=deque)
     queries: int = 0
     seconds: float = 0.0
 
 
-class PartQueue:
-    """Parts in a fair order: those of one API key in the order of arrival, the keys in turn, so that each gets as much of the engine's time
-    while others wait (start-time fair queuing, Goyal, Vin and Cheng 1997). With one key that is the order of arrival.
+class RequestQueue:
+    """Waiting parts in a fair order (start-time fair queuing, Goyal, Vin and Cheng 1997).
 
-    queries  of all of them
-    seconds  what they are expected to take, one after the other
+    Parts of one API key are taken in the order of arrival. Keys take turns, so that all waiting keys get equal engine time.
+
+    queries  number of queries in all parts
+    seconds  expected engine seconds of all parts, one after the other
     """
 
     def __init__(self) -> None:
-        self._flows: dict[str, _Flow] = {}  # of the keys that have come since nothing waited
-        self._now = 0.0  # how far the key had got whose part was taken last
-        self._count = 0
+        self._flows: dict[str, _Flow] = {}  # of the keys that had requests since the queue was last empty
+        self._virtual_time = 0.0  # of the key whose part was taken last, before it was taken
+        self._count = 0  # waiting parts
         self.queries, self.seconds = 0, 0.0
 
     @property
-    def part_s(self) -> float:
-        """What a part is expected to take on average; 0 where none waits."""
+    def mean_part_s(self) -> float:
+        """Mean expected engine seconds of a waiting part; 0 if none waits."""
         return self.seconds / max(self._count, 1)
 
     @property
     def is_shared(self) -> bool:
-        """Whether requests of several keys have come since nothing waited. The probe has none."""
+        """Whether several keys had requests since the queue was last empty. Requests without a key, like the probe's, do not count."""
         return sum(map(bool, self._flows)) > 1
 
-    def has(self, key: str) -> bool:
-        return key in self._flows and bool(self._flows[key].parts)
+    def has_queued(self, key: str) -> bool:
+        return key in self._flows and bool(self._flows[key].waiting_parts)
 
-    def ahead(self, key: str) -> tuple[int, float]:
-        """The queries that the engine takes before another one of a key, and their seconds one after the other.
+    def work_ahead(self, key: str) -> tuple[int, float]:
+        """The number of queries that the engine takes before the next one of a key, and their seconds one after the other.
 
-        All of the key's own, and of each other key those that it takes until it has had as much of the engine.
+        These are all waiting queries of the key, and those of every other key until that key has had as much engine time.
         """
-        own = self._flows.get(key, _Flow())
-        until = max(own.reached, self._now if not own.parts else 0.0) + own.seconds
-        queries, seconds = float(own.queries), own.seconds
+        own_flow = self._flows.get(key, _Flow())
+        until = max(own_flow.virtual_time, self._virtual_time if not own_flow.waiting_parts else 0.0) + own_flow.seconds
+        queries, seconds = float(own_flow.queries), own_flow.seconds
         for other, flow in self._flows.items():
             if other != key and flow.seconds > 0:
-                share = min(max(until - flow.reached, 0.0) / flow.seconds, 1.0)
+                share = min(max(until - flow.virtual_time, 0.0) / flow.seconds, 1.0)
                 queries, seconds = queries + share * flow.queries, seconds + share * flow.seconds
             elif other != key:
                 queries += flow.queries
         return round(queries), seconds
 
-    def add(self, parts: Sequence[Part]) -> None:
-        """Put the parts of a request behind those of its key."""
-        for part in parts:
-            part.waits = True
+    def add(self, request_parts: Sequence[RequestPart]) -> None:
+        """Append the parts of a request to those of its key."""
+        for part in request_parts:
+            part.is_queued = True
             self.queries += len(part.queries)
             self.seconds += part.cost_s
             self._count += 1
             flow = self._flows.setdefault(part.key, _Flow())
-            if not flow.parts:  # who was away gets no more for it
-                flow.reached = max(flow.reached, self._now)
-            flow.parts.append(part)
+            if not flow.waiting_parts:  # a key earns no engine time while it has no requests
+                flow.virtual_time = max(flow.virtual_time, self._virtual_time)
+            flow.waiting_parts.append(part)
             flow.queries += len(part.queries)
             flow.seconds += part.share_s
 
-    def remove(self, part: Part) -> None:
-        """Take out a part whose request has ended; nothing where it does not wait any more."""
-        if part.waits:
-            self._flows[part.key].parts.remove(part)
-            self._left(part)
+    def remove(self, part: RequestPart) -> None:
+        """Remove a part whose request has ended, if it is still in the queue."""
+        if part.is_queued:
+            self._flows[part.key].waiting_parts.remove(part)
+            self._count_out(part)
 
-    def take(self, limits: Limits, now: float) -> list[Part]:
-        """The parts of the next call, in their order; a traced part is alone. Parts that came too late are dropped."""
-        taken: list[Part] = []
+    def take(self, limits: Limits, now: float) -> list[RequestPart]:
+        """Remove and return the parts of the next call, in order. A traced part gets a call of its own. Expired parts are dropped."""
+        call_parts: list[RequestPart] = []
         size, seconds = 0, 0.0
         while self._count:
-            flow = min((flow for flow in self._flows.values() if flow.parts), key=lambda flow: flow.reached)
-            part = flow.parts[0]
+            flow = min((flow for flow in self._flows.values() if flow.waiting_parts), key=lambda flow: flow.virtual_time)
+            part = flow.waiting_parts[0]
             if part.answer.done() or now >= part.deadline:  # the event loop answers it
-                self._left(flow.parts.popleft())
+                self._count_out(flow.waiting_parts.popleft())
                 continue
             size += len(part.queries)
             seconds += part.cost_s
-            if taken and (size > limits.max_batch or seconds > limits.call_s or are_apart(taken[0], part)):
+            if call_parts and (size > limits.max_batch or seconds > limits.call_s or cannot_share_call(call_parts[0], part)):
                 break
-            self._now = flow.reached
-            flow.reached += part.share_s
-            self._left(flow.parts.popleft())
-            taken.append(part)
-        return taken
+            self._virtual_time = flow.virtual_time
+            flow.virtual_time += part.share_s
+            self._count_out(flow.waiting_parts.popleft())
+            call_parts.append(part)
+        return call_parts
 
-    def _left(self, part: Part) -> None:
-        part.waits = False
+    def _count_out(self, part: RequestPart) -> None:
+        part.is_queued = False
         flow = self._flows[part.key]
         self.queries -= len(part.queries)
         self._count -= 1
         self.seconds = self.seconds - part.cost_s if self._count else 0.0
         flow.queries -= len(part.queries)
-        flow.seconds = flow.seconds - part.share_s if flow.parts else 0.0
-        if not self._count:  # numbers begin anew, so that none grows without a bound
-            self._flows, self._now = {}, 0.0
+        flow.seconds = flow.seconds - part.share_s if flow.waiting_parts else 0.0
+        if not self._count:  # start again at zero, so that no number grows without bound
+            self._flows, self._virtual_time = {}, 0.0
 
 
 class Jobs:
-    """What the engine's thread does between calls, in turn: at any time where no query waits, else with pauses for the queries.
+    """Jobs that the engine's thread runs between calls, in order. While queries wait, it pauses between jobs.
 
     clock    seconds
-    waiting  those whose turn has not come
+    waiting  jobs that have not begun
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -203,5 +204,5 @@ class Jobs:
         return done
 
     def next(self, queries_wait: bool) -> Callable[[Engine], None] | None:
-        """The job whose turn it is, of those that are waiting."""
+        """The first waiting job; None during a pause for waiting queries."""
         return None if queries_wait and self._clock() < self._paused_until else self.waiting.popleft()

@@ -1,4 +1,4 @@
-"""The admin routes: versions, and standing exclusions. models/changes.py makes each change, and the audit log records it."""
+"""The admin routes: versions, trials, and standing exclusions. models/changes.py makes each change, and the audit log records it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ IfMatch = Annotated[
 IfNoneMatch = Annotated[
     str | None, Header(description="Entity tags: the change is made unless the list has one of them; never for `*`. Else 412.")
 ]
-IfChanged = Annotated[
-    str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 where the list has one of them.")
-]
+IfChanged = Annotated[str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 if the list has one of them.")]
 
 
 async def load(request: Request, name: Name, body: LoadRequest) -> Response:
@@ -43,55 +41,55 @@ async def load(request: Request, name: Name, body: LoadRequest) -> Response:
 
 
 async def unload(request: Request, name: Name, body: VersionRequest) -> Response:
-    """Drop a version that is not the default, once the requests that it has accepted are answered."""
+    """Unload a version that is not the default, once its accepted requests are answered."""
     return await _changed(request, "unload", name, body.version, service_of(request).registry.changes.unload(name, body.version))
 
 
 async def set_default(request: Request, name: Name, body: VersionRequest) -> Response:
-    """Make a version the default, after loading it where needed: pin a version, or roll back."""
+    """Make a version the default, to pin it or to roll back. It is loaded first if necessary."""
     return await _changed(request, "default", name, body.version, service_of(request).registry.changes.set_default(name, body.version))
 
 
 async def set_candidate(request: Request, name: Name, body: CandidateRequest) -> Response:
-    """Try a version on some of the requests that name none, after loading it where needed: a canary, an A/B test, or a shadow.
+    """Try a version on some of the requests that name none, as a canary, an A/B test or a shadow. It is loaded first if necessary.
 
-    A user (header `Espalier-User`) gets the same version as long as the trial lasts, and more users get it when the share grows. Making it
-    the default ends the trial.
+    A user (header `Espalier-User`) keeps the same version during the trial. If the share grows, more users get the candidate. Making it the
+    default ends the trial.
     """
     candidate = Candidate(**body.model_dump() | {"keys": tuple(body.keys), "groups": tuple(body.groups)})
     return await _changed(request, "candidate", name, body.version, service_of(request).registry.changes.set_candidate(name, candidate))
 
 
 async def drop_candidate(request: Request, name: Name) -> Response:
-    """End the trial: all requests that name no version go to the default one again. The candidate stays loaded."""
+    """End the trial: all requests that name no version go to the default version again. The candidate stays loaded."""
     return await _changed(request, "candidate", name, None, service_of(request).registry.changes.set_candidate(name, None))
 
 
 async def trial(request: Request, name: Name) -> Response:
-    """The candidate beside the default version: what each has answered since it was loaded, how fast, and how much they agree."""
+    """The candidate and the default version compared: the answers of each since it was loaded, their latency, and their overlap."""
     service = service_of(request)
     entry = service.registry.entry(name)
     candidate = candidate_of(entry)
-    found: dict[str, Any] = {"versions": [], "shadow": None}
+    trial_figures: dict[str, Any] = {"versions": [], "shadow": None}
     if candidate is not None:
         default = None if entry.loaded is None else entry.loaded.version
-        found = await asyncio.to_thread(lambda: figures(service.metrics.samples(), name, default, candidate["version"]))
-    return as_json({"candidate": candidate} | found)
+        trial_figures = await asyncio.to_thread(lambda: figures(service.metrics.samples(), name, default, candidate["version"]))
+    return as_json({"candidate": candidate} | trial_figures)
 
 
 async def set_removed(
     request: Request, name: Name, body: RemovedRequest, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """Replace the list of items that no answer of this model may hold. Takes effect without a reload; 202 where a worker is behind.
+    """Replace the list of items that no answer of this model may contain. It takes effect without a reload; 202 if a worker is behind.
 
-    With the ETag that was read in `If-Match`, no other client's change is lost: 412 says that there was one.
+    Send the ETag of the list that you read in `If-Match`: 412 then says that another client has changed the list since.
     """
     registry = service_of(request).registry
-    listed = check_list(body.ids, service_of(request).settings.max_removed)
-    edited = await _edit(request, "set_removed", name, lambda _: listed, Condition(if_match, if_none_match), replace=True)
-    unknown = await registry.unknown(name, listed)
-    answer = {"removed": len(listed) - len(unknown), "unknown": unknown, "behind": edited.behind}
-    return await _tagged(answer, listed, 202 if edited.behind else 200)
+    ids = check_list(body.ids, service_of(request).settings.max_removed)
+    edited = await _edit(request, "set_removed", name, lambda _: ids, Condition(if_match, if_none_match), replace=True)
+    unknown = await registry.unknown(name, ids)
+    answer = {"removed": len(ids) - len(unknown), "unknown": unknown, "behind": edited.behind}
+    return await _tagged(answer, ids, 202 if edited.behind else 200)
 
 
 async def removed(request: Request, name: Name, if_none_match: IfChanged = None) -> Response:
@@ -106,7 +104,7 @@ async def removed(request: Request, name: Name, if_none_match: IfChanged = None)
 async def remove_item(
     request: Request, name: Name, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """Add an item that no answer of this model may hold; nothing changes where it is on the list already. There is no body."""
+    """Add an item that no answer of this model may contain; nothing changes if it is on the list already. There is no body."""
     most = service_of(request).settings.max_removed
     condition = Condition(if_match, if_none_match)
     return await _edit_item(request, "remove_item", name, item_id, lambda ids: with_id(ids, item_id, most), condition)
@@ -115,7 +113,7 @@ async def remove_item(
 async def restore_item(
     request: Request, name: Name, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """Take an item off that list; nothing changes where it is not on it."""
+    """Remove an item from that list; nothing changes if it is not on it."""
     condition = Condition(if_match, if_none_match)
     return await _edit_item(request, "restore_item", name, item_id, lambda ids: without_id(ids, item_id), condition)
 
@@ -123,7 +121,7 @@ async def restore_item(
 async def _edit_item(
     request: Request, action: str, name: str, item_id: str, edit: Callable[[Ids], Ids | None], condition: Condition
 ) -> Response:
-    """Change the standing exclusions by the item that the path names."""
+    """Add the item of the path to the standing exclusions, or remove it."""
     check_path_id(request.scope, item_id)
     edited = await _edit(request, action, name, edit, condition, id=item_id)
     unknown = await service_of(request).registry.unknown(name, (item_id,))
@@ -139,26 +137,26 @@ async def _edit_item(
 
 
 async def _edit(
-    request: Request, action: str, name: str, edit: Callable[[Ids], Ids | None], condition: Condition, replace: bool = False, **what: Any
+    request: Request, action: str, name: str, edit: Callable[[Ids], Ids | None], condition: Condition, replace: bool = False, **extra: Any
 ) -> RemovedChange:
-    """Change the standing exclusions where the condition holds. replace: whether what they were does not matter without a condition."""
+    """Change the standing exclusions if the condition holds. replace: apart from a condition, the former list does not matter."""
     registry = service_of(request).registry
     registry.check_whole(name)
 
-    def edit_checked(before: Ids) -> Ids | None:
-        check_condition(condition, before)
-        return edit(before)
+    def edit_checked(ids: Ids) -> Ids | None:
+        check_condition(condition, ids)
+        return edit(ids)
 
     change = registry.changes.edit_removed(name, edit_checked, replace=replace and not condition.given)
-    return await _audited(request, action, name, change, _lists, **what)
+    return await _audited(request, action, name, change, _removed_summaries, **extra)
 
 
 async def _audited(
-    request: Request, action: str, name: str, change: Coroutine[Any, Any, T], described: Callable[[T], BeforeAfter], **what: Any
+    request: Request, action: str, name: str, change: Coroutine[Any, Any, T], describe_change: Callable[[T], BeforeAfter], **extra: Any
 ) -> T:
     info = info_of(request)
     by = origin(request.scope, info.request_id.decode(), info.key_name)
-    return await service_of(request).audit.change(action, name, by, change, described, **what)
+    return await service_of(request).audit.change(action, name, by, change, describe_change, **extra)
 
 
 async def _changed(
@@ -171,15 +169,15 @@ async def _changed(
 
 
 def _versions(change: tuple[ServedVersions, ServedVersions]) -> BeforeAfter:
-    return BeforeAfter(*map(_described, change))
+    return BeforeAfter(*map(_served_json, change))
 
 
-def _described(served: ServedVersions) -> dict[str, Any]:
-    described: dict[str, Any] = {"versions": served.versions, "default": served.default}
-    return described if served.candidate is None else described | {"candidate": served.candidate.model_dump(mode="json")}
+def _served_json(served: ServedVersions) -> dict[str, Any]:
+    document: dict[str, Any] = {"versions": served.versions, "default": served.default}
+    return document if served.candidate is None else document | {"candidate": served.candidate.model_dump(mode="json")}
 
 
-def _lists(change: RemovedChange) -> BeforeAfter:
+def _removed_summaries(change: RemovedChange) -> BeforeAfter:
     return BeforeAfter(summary(change.before), summary(change.after))
 
 

@@ -1,4 +1,4 @@
-"""API keys and their roles. A request has its key as `Authorization: Bearer KEY`.
+"""API keys and their roles. A request sends its key as `Authorization: Bearer KEY`.
 
 Knows keys, their names, roles, models and limits. Does not know routes. The SHA-256 of keys are compared in constant time.
 """
@@ -26,26 +26,26 @@ __all__ = ["Access", "Keys", "Role"]
 log = logging.getLogger(__name__)
 
 Access = Role | Literal["private"]
-"""What a route needs: a key of a role; or `private`, an admin key, and none where there are no keys and no other machine reaches it."""
+"""The role that a route needs. `private` needs an admin key, or none if there are no keys and no other machine can reach the service."""
 
 ID_DIGITS = 8
-"""Hex digits of its SHA-256 that identify a key without a name: enough to distinguish keys, no help in guessing one."""
+"""A key without a name is identified by this many hex digits of its SHA-256: enough to tell keys apart, no help in guessing one."""
 
 
 class Keys:
     """The known keys: those of the settings, each as KEY or NAME:KEY, and those of a file, which is read again when it changes.
 
-    retrieve  allow retrieval; without any, and without a file, no key is needed to retrieve
-    admin     allow everything; without any, the admin routes are off
-    write     allow to put and delete items, and nothing else; without any, these routes are off, for admin keys too
-    internal  allow routers to search shards, and nothing else; without any, no key is needed for it where there are no keys at all, else
-              these routes are off
+    retrieve  allows retrieval. Without such a key and without a file, retrieval needs no key
+    admin     allows everything. Without such a key, the admin routes are off
+    write     allows only to put and delete items. Without such a key, these routes are off, for admin keys too
+    internal  allows only routers' searches of shards. Without such a key, these routes need no key if there are no keys at all; else they
+              are off
 
-    Without any keys, `private` routes are off where other machines reach a service that was not said to be open. What is wrong with the
-    file later changes nothing, and is logged.
+    If there are no keys, `private` routes are off on a service that other machines can reach, unless the setting `open` allows them. If the
+    changed file has an error, the error is logged and the former keys stay.
 
-    limits  how much of the service keys have had
-    clock   seconds, for the looks at the file; now: the date and time, for keys that expire
+    limits  requests and engine seconds that keys have used
+    clock   seconds, for looking at the file; now: date and time, for keys that expire
     """
 
     def __init__(
@@ -60,89 +60,90 @@ class Keys:
             ("retrieve", settings.retrieve_keys),
             ("internal", settings.internal_keys),
         )
-        self._own = [_known(key, role) for role, keys in roles for key in keys]
+        self._settings_keys = [_key_of_setting(key, role) for role, keys in roles for key in keys]
         self._file, self._now = settings.keys_file, now
-        self._shared = not settings.open and not is_local(settings.private_host)
+        self._is_exposed = not settings.open and not is_local(settings.private_host)
         self.limits = KeyLimits(None if settings.run_folder is None else settings.run_folder / "key-limits")
         self._watched = WatchedFiles([] if self._file is None else [self._file], clock)
-        self._known = self._own if self._file is None else [*self._own, *read_keys(self._file)]
+        self._keys = self._settings_keys if self._file is None else [*self._settings_keys, *read_keys(self._file)]
 
     @property
     def public(self) -> bool:
         """Whether retrieval needs no key."""
-        return self._file is None and not self._of("retrieve")
+        return self._file is None and not self._keys_of("retrieve")
 
     @property
     def open(self) -> bool:
         """Whether there are no keys at all, as on a laptop."""
-        return self._file is None and not self._known
+        return self._file is None and not self._keys
 
     @property
     def shows_all(self) -> bool:
         """Whether the `private` routes need no key."""
-        return self.open and not self._shared
+        return self.open and not self._is_exposed
 
     @property
     def roles(self) -> list[Role]:
-        self._look()
-        return [role for role in _OFF_OR_NOT if self._of(role)]
+        self._reload()
+        return [role for role in _ROLES if self._keys_of(role)]
 
     def check(self, access: Access, authorization: bytes | None) -> Key | None:
-        """The key in the value of an Authorization header; None where no key is needed.
+        """The key in the value of an Authorization header; None if no key is needed.
 
-        Raises Unauthorized or Forbidden unless it allows the access. Whether it may name a model, and has not had enough, `admit` says.
+        Raises Unauthorized or Forbidden unless the key allows the access. `admit` checks its models and limits.
         """
-        self._look()
-        if access == "private" and self.open and self._shared:
-            raise Forbidden(_SHARED, "admin", "off")
+        self._reload()
+        if access == "private" and self.open and self._is_exposed:
+            raise Forbidden(_PRIVATE_OFF, "admin", "off")
         if access in ("private", "internal") and self.open:
             return None
         role: Role = "admin" if access == "private" else access
-        if not self._of(role):
+        if not self._keys_of(role):
             if role == "retrieve" and self._file is None:
                 return None
             if role in _OFF:
                 raise Forbidden(f"{_OFF[role]} (ESPALIER_{role.upper()}_KEYS).", role, "off")
-        scheme, _, key = (authorization or b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not key:
+        scheme, _, secret = (authorization or b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not secret:
             raise Unauthorized("Expected one header `Authorization: Bearer KEY`.", role, "malformed" if authorization else "missing")
-        digest = _digest(key.strip())
-        found = [known for known in self._known if hmac.compare_digest(digest, known.digest)]  # all, so that the time shows no match
-        if not found:
+        digest = _digest(secret.strip())  # compared with all keys, so that the time does not depend on a match
+        matching_keys = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
+        if not matching_keys:
             raise Unauthorized("The key is not known.", role, "unknown")
-        valid = [known for known in found if known.expires is None or self._now() < known.expires]
-        if not valid:
-            raise Unauthorized("The key has expired.", role, "expired", found[0].name)
-        allowed = [known for known in valid if known.role in ("admin", role)]
-        if not allowed:
-            raise Forbidden(f"This key may {_ALLOWED[valid[0].role]}; this route needs {_NEEDED[role]} key.", role, "role", valid[0].name)
-        return min(allowed, key=lambda known: known.role != "admin")
+        valid_keys = [key for key in matching_keys if key.expires is None or self._now() < key.expires]
+        if not valid_keys:
+            raise Unauthorized("The key has expired.", role, "expired", matching_keys[0].name)
+        allowed_keys = [key for key in valid_keys if key.role in ("admin", role)]
+        if not allowed_keys:
+            key = valid_keys[0]
+            raise Forbidden(f"This key may {_ALLOWED[key.role]}; this route needs {_NEEDED[role]} key.", role, "role", key.name)
+        return min(allowed_keys, key=lambda key: key.role != "admin")
 
     def admit(self, key: Key | None, model: str | None, role: Role) -> None:
-        """Count a request of a key that `check` has let in, to a model or to none.
+        """Count a request with a key that `check` has returned, to a model or to none.
 
-        Raises Forbidden where it may not name the model, KeyLimit where it has had enough.
+        Raises Forbidden if the key may not name the model, KeyLimit if it exceeds a limit.
         """
         if key is not None:
             if model is not None:
                 may_use(key, model, role)
             self.limits.take(key)
 
-    def _of(self, role: Role) -> list[Key]:
-        return [key for key in self._known if key.role == role]
+    def _keys_of(self, role: Role) -> list[Key]:
+        return [key for key in self._keys if key.role == role]
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         if self._file is None or not self._watched.have_changed():
             return
         try:
-            self._known = [*self._own, *read_keys(self._file)]
-            log.info("the file of keys has changed: %d keys", len(self._known) - len(self._own))
+            self._keys = [*self._settings_keys, *read_keys(self._file)]
+            log.info("the file of keys has changed: %d keys", len(self._keys) - len(self._settings_keys))
         except ValueError as error:
-            log.error("the file of keys has changed, and the keys of before stay in force: %s", error)
+            log.error("the changed file of keys is invalid, so the former keys stay in force: %s", error)
 
 
 def may_use(key: Key | None, model: str, role: Role) -> None:
-    """Raise Forbidden where a key may not name a model."""
+    """Raise Forbidden if the key may not name the model."""
     if key is not None and key.models is not None and model not in key.models:
         raise Forbidden(f"This key may not use the model {model!r}.", role, "model", key.name)
 
@@ -152,16 +153,16 @@ _OFF: dict[Role, str] = {
     "write": "Writing is off: the service was started without a write key",
     "internal": "The routes of routers are off: the service was started with keys, but without an internal one",
 }
-_SHARED = (
+_PRIVATE_OFF = (
     "What people did is shown to nobody: other machines reach this service, and it has no keys (ESPALIER_ADMIN_KEYS, or ESPALIER_OPEN=1 to "
     "show it to everybody)."
 )
-_OFF_OR_NOT: tuple[Role, ...] = ("admin", "write", "retrieve", "internal")
+_ROLES: tuple[Role, ...] = ("admin", "write", "retrieve", "internal")
 _ALLOWED: dict[Role, str] = {"admin": "admin", "write": "write", "retrieve": "retrieve", "internal": "search shards"}
 _NEEDED: dict[Role, str] = {"admin": "an admin", "write": "a write", "retrieve": "a retrieval", "internal": "an internal"}
 
 
-def _known(secret: SecretStr, role: Role) -> Key:
+def _key_of_setting(secret: SecretStr, role: Role) -> Key:
     name, key = named_key(secret.get_secret_value())
     digest = _digest(key.encode())
     return Key(name or digest.hex()[:ID_DIGITS], digest, role)

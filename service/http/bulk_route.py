@@ -1,4 +1,4 @@
-"""POST /models/{name}/items: many writes in one request, a line each; each line out says what became of one, in the same order.
+"""POST /models/{name}/items: many writes in one request, one a line. Each line of the answer is the outcome of a write, in the same order.
 
 An ASGI application of its own, because it reads and writes at the same time. Knows lines. Does not know how operations are stored.
 """
@@ -21,33 +21,33 @@ from ..errors import QueueFull, ServiceError
 from ..http.dependencies import Service
 from ..http.item_bodies import ItemReader
 from ..http.live_routes import WriteRoute, status_of
-from ..http.memory_budget import Budget, Held
+from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo, problem_of
-from ..http.request_bodies import LINES_TYPES, check_type, parsed, read_lines
-from ..http.retrieve_route import hold, read_and_write, send_body, until_hung_up
+from ..http.request_bodies import LINES_TYPES, check_type, parse_body, read_lines
+from ..http.retrieve_route import read_and_write, reserve, send_body, until_hung_up
 from ..live.catalogue import LiveCatalogue
 from ..live.catalogue_types import Delete, Outcome, Put
 from ..watch.audit import origin
 
 GROUP_LINES = 256
-"""Most lines of one commit. As many wait for it, and no more are read."""
+"""Most lines of one commit. At most as many wait for the next commit; until then no more are read."""
 GROUP_S = 0.005
-"""How long the first line of a commit waits for others."""
+"""Time for which the first line of a commit waits for more lines."""
 TURN_LINES = 16
-"""Lines of one request that are parsed before others have their turn."""
+"""Lines of one request that are parsed before other requests have their turn."""
 
 
 class Line(NamedTuple):
-    """A line that was read.
+    """A line of the request.
 
-    id     of its item; None where that cannot be read
-    what   its operation, or why it has none
-    size   bytes that it holds of the budget
-    began  when it was read
+    id         of its item; None if the id cannot be read
+    operation  the line's operation, or the error in the line
+    size       bytes that it takes of the budget
+    began      when it was read
     """
 
     id: str | None
-    what: Put | Delete | Exception
+    operation: Put | Delete | Exception
     size: int
     began: float
 
@@ -66,43 +66,50 @@ class BulkRoute(WriteRoute):
         info.model = scope["path_params"]["name"]
         self.keys.admit(info.key, info.model, "write")
         catalogue, reader = self.catalogue(info.model), self.reader(info.model)
-        with Held(self._slots) as slot, Held(self.bodies) as arriving, Held(self.bodies) as line_memory:
+        with Reservation(self._slots) as slot, Reservation(self.bodies) as partial_line, Reservation(self.bodies) as line_memory:
             if not slot.take(1):
                 self.refused(info.model, QueueFull.status)
                 raise QueueFull(f"{self._slots.units} bulk requests are being read already (ESPALIER_MAX_BULK).", 1)
-            bulk = _Bulk(self, scope, reader, catalogue, slot, arriving, line_memory)
+            bulk = _Bulk(self, scope, reader, catalogue, slot, partial_line, line_memory)
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
             try:
                 await read_and_write(bulk.read(receive), bulk.write(send), info)
             finally:
-                await bulk.committed()
+                await bulk.wait_for_commit()
                 self.audit.bulk(info.model, origin(scope, info.request_id.decode(), info.key_name), bulk.statuses)
 
 
 class _Bulk:
-    """The lines of one request: read, committed in groups, answered.
+    """The lines of one request, from reading through commits to answers.
 
-    slot         given back before the end of the answer, at which its client may send the next bulk
-    arriving     counts the bytes of the line that has not arrived whole
-    line_memory  counts the bytes of the lines that have not been answered
-    statuses     how many lines were answered with each
+    slot          given back before the end of the answer, because the client may then send its next bulk
+    partial_line  counts the bytes of an incomplete line
+    line_memory   counts the bytes of the lines that have not been answered
+    statuses      number of lines by status of their answers
     """
 
     def __init__(
-        self, route: BulkRoute, scope: Scope, reader: ItemReader, catalogue: LiveCatalogue, slot: Held, arriving: Held, line_memory: Held
+        self,
+        route: BulkRoute,
+        scope: Scope,
+        reader: ItemReader,
+        catalogue: LiveCatalogue,
+        slot: Reservation,
+        partial_line: Reservation,
+        line_memory: Reservation,
     ) -> None:
         self._route, self._scope, self._reader, self._catalogue, self._slot = route, scope, reader, catalogue, slot
         self._info: RequestInfo = scope[RequestInfo.KEY]
-        self._arriving, self._line_memory = arriving, line_memory
+        self._partial_line, self._line_memory = partial_line, line_memory
         self._queue: asyncio.Queue[Line | None] = asyncio.Queue(GROUP_LINES)
         self.statuses: Counter[int] = Counter()
-        self._committing: asyncio.Future[Sequence[Outcome | EspalierError]] | None = None
+        self._commit_future: asyncio.Future[Sequence[Outcome | EspalierError]] | None = None
 
     async def read(self, receive: Receive) -> None:
-        """Parse each line as it arrives, then watch for a client that hangs up. Only ends by an exception."""
+        """Parse each line as it arrives, then wait for the client to hang up. Ends only by an exception."""
         settings = self._route.settings
         number = 0
-        async for content in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._arriving):
+        async for content in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._partial_line):
             await self._queue.put(await self._line(content))
             number += 1
             if number % TURN_LINES == 0:
@@ -111,67 +118,67 @@ class _Bulk:
         await until_hung_up(receive)
 
     async def write(self, send: Send) -> None:
-        """Commit the lines in groups and send what became of them, as long as the client takes it."""
+        """Commit the lines in groups and send their outcomes, as long as the client reads them."""
         more = True
         while more:
             lines, more = await self._group()
-            answers = await self._committed(lines)
+            answers = await self._commit(lines)
             self._line_memory.give(sum(line.size for line in lines))
             if answers and not await send_body(send, self._scope, b"".join(answers), self._route.settings.stream_idle_s, more=True):
                 return
         self._slot.give(1)
         await send({"type": "http.response.body", "body": b""})
 
-    async def committed(self) -> None:
-        """Wait for what was handed to the catalogue, which finishes it although the client has gone: till then it counts as a bulk."""
-        if self._committing is not None:
-            await asyncio.wait((self._committing,))
+    async def wait_for_commit(self) -> None:
+        """Wait for the current commit. The catalogue finishes it even if the client has gone, and until then the request keeps its slot."""
+        if self._commit_future is not None:
+            await asyncio.wait((self._commit_future,))
 
     async def _line(self, content: bytes | ServiceError) -> Line:
         began = time.perf_counter()
         if isinstance(content, ServiceError):
             return Line(None, content, 0, began)
         try:
-            await hold(self._line_memory, len(content), self._route.settings.max_body_bytes, self._scope)
+            await reserve(self._line_memory, len(content), self._route.settings.max_body_bytes, self._scope)
         except QueueFull as error:
             return Line(None, error, 0, began)
         try:
-            operation = await parsed(content, self._reader.line)
+            operation = await parse_body(content, self._reader.line)
         except EspalierError as error:
             return Line(_id_of(content), error, len(content), began)
         return Line(operation.id, operation, len(content), began)
 
     async def _group(self) -> tuple[list[Line], bool]:
-        """The lines of the next commit, and whether more may follow."""
+        """(lines of the next commit, whether more lines may follow)."""
         lines: list[Line] = []
-        until = None
+        commit_at = None
         while len(lines) < GROUP_LINES:
             try:
                 line = self._queue.get_nowait()
             except asyncio.QueueEmpty:
                 try:
-                    async with asyncio.timeout_at(until):
+                    async with asyncio.timeout_at(commit_at):
                         line = await self._queue.get()
                 except TimeoutError:
                     break
             if line is None:
                 return lines, False
             lines.append(line)
-            until = until or asyncio.get_running_loop().time() + GROUP_S
+            commit_at = commit_at or asyncio.get_running_loop().time() + GROUP_S
         return lines, True
 
-    async def _committed(self, lines: list[Line]) -> list[bytes]:
-        """What became of each line, as JSON."""
-        operations = [line.what for line in lines if not isinstance(line.what, Exception)]
+    async def _commit(self, lines: list[Line]) -> list[bytes]:
+        """Commit the operations of some lines. Returns the JSON of each line's outcome."""
+        operations = [line.operation for line in lines if not isinstance(line.operation, Exception)]
         outcomes: Sequence[Outcome | EspalierError] = ()
         if operations:
             try:
-                self._committing = asyncio.ensure_future(self._catalogue.bulk(operations))
-                outcomes = await asyncio.shield(self._committing)
+                self._commit_future = asyncio.ensure_future(self._catalogue.bulk(operations))
+                outcomes = await asyncio.shield(self._commit_future)
             except EspalierError as error:
                 outcomes = [error] * len(operations)
-        found = iter(outcomes)
-        return [self._answer(line, line.what if isinstance(line.what, Exception) else next(found)) for line in lines]
+        remaining_outcomes = iter(outcomes)
+        return [self._answer(line, line.operation if isinstance(line.operation, Exception) else next(remaining_outcomes)) for line in lines]
 
     def _answer(self, line: Line, outcome: Outcome | Exception) -> bytes:
         if isinstance(outcome, Outcome):
@@ -187,10 +194,10 @@ class _Bulk:
 
 
 def _id_of(content: bytes) -> str | None:
-    """The id of a line that is wrong otherwise, so that its sender knows which item it was."""
+    """The id of a faulty line, so that the client knows its item; None if it has none."""
     try:
-        found = orjson.loads(content)
+        document = orjson.loads(content)
     except orjson.JSONDecodeError:
         return None
-    item_id = found.get("id") if isinstance(found, dict) else None
+    item_id = document.get("id") if isinstance(document, dict) else None
     return item_id if isinstance(item_id, str) and len(item_id) <= MAX_ID_BYTES else None

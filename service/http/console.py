@@ -1,7 +1,7 @@
-"""The console at `/`: one page and the files that it names, from memory, each with what a browser needs to be told.
+"""The console at `/`: one page and its files, served from memory with security and caching headers.
 
-The files lie in service/console and are read once. JavaScript modules are sent as one file (console_modules.py), and lines of comments stay
-on the disk. The files hold no data, so no key is needed. Knows files and headers, not what the page does.
+The files are in service/console and are read once. JavaScript modules are sent as one file (console_modules.py), without lines of comments.
+The files have no data of the service, so they need no key. Knows files and headers, not what the page does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..entity_tags import matches
-from ..http.console_modules import joined
+from ..http.console_modules import join_modules
 
 FOLDER = Path(__file__).parent.parent / "console"
 PAGE, ASSETS = "/", "/console/"
@@ -39,31 +39,31 @@ HEADERS = {
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
 }
-"""Of every answer. no-cache: a browser asks each time whether its copy is the current one, so an upgrade never mixes two releases."""
+"""Headers of every answer. no-cache: a browser always asks whether its copy is current, so an upgrade never mixes two releases."""
 
 VENDORED = "vendor"
-"""The folder of files that are sent as their makers published them."""
+"""The folder of third-party files, which are sent unchanged."""
 MODULES = "app.js"
-"""The module that runs first, and the file of all of them."""
+"""The module that runs first. The file with all modules has the same name."""
 STYLES = "style.css"
-"""The first of the style sheets, and the file of all of them."""
+"""The first style sheet. The file with all style sheets has the same name."""
 STYLE_COMMENT = re.compile(rb"^ */\*.*?\*/\n", re.M | re.S)
 """Whole lines of comments in a style sheet."""
 
 
 class File(NamedTuple):
-    """A file as it is answered. tag: its entity tag, one for both encodings and therefore weak."""
+    """A file in both encodings. tag: its entity tag, which is weak because both encodings have the same."""
 
     content: bytes
-    zipped: bytes
+    gzipped: bytes
     media_type: str
     tag: str
 
 
 def read_files(folder: Path = FOLDER) -> Mapping[str, File]:
-    """The files of the console by their path on the service.
+    """The files of the console by URL path.
 
-    Raises OSError where there is no page, ValueError for modules that cannot be joined.
+    Raises OSError if the page is missing, ValueError if modules cannot be joined.
     """
     files = {PAGE: _file(folder / "index.html", (folder / "index.html").read_bytes())}
     sheets = sorted(folder.rglob("*.css"), key=lambda path: (path.name != STYLES, path))
@@ -82,18 +82,18 @@ def read_files(folder: Path = FOLDER) -> Mapping[str, File]:
             vendored.append(name)
         files[ASSETS + name] = _file(path, path.read_bytes())
     if modules:
-        files[ASSETS + MODULES] = _file(Path(MODULES), joined(modules, vendored, MODULES).encode())
+        files[ASSETS + MODULES] = _file(Path(MODULES), join_modules(modules, vendored, MODULES).encode())
     return files
 
 
 def add_console(app: FastAPI) -> None:
     for path, file in _files().items():
-        app.add_route(path, _answering(file), include_in_schema=False)
+        app.add_route(path, _answer_function(file), include_in_schema=False)
 
 
 @cache
 def _files() -> Mapping[str, File]:
-    """The console's files, read and compressed once a process."""
+    """The console's files, read and compressed once in a process."""
     return read_files()
 
 
@@ -102,14 +102,14 @@ def _file(path: Path, content: bytes) -> File:
     return File(content, gzip.compress(content, 9, mtime=0), MEDIA_TYPES[path.suffix], tag)
 
 
-def _answering(file: File) -> Callable[[Request], Awaitable[Response]]:
+def _answer_function(file: File) -> Callable[[Request], Awaitable[Response]]:
 
     async def answer(request: Request) -> Response:
         headers = HEADERS | {"ETag": file.tag}
         if matches(request.headers.get("If-None-Match", ""), file.tag.removeprefix("W/")):
             return Response(status_code=304, headers=headers)
         if "gzip" in request.headers.get("Accept-Encoding", ""):
-            return Response(file.zipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=file.media_type)
+            return Response(file.gzipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=file.media_type)
         return Response(file.content, headers=headers, media_type=file.media_type)
 
     return answer

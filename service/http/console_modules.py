@@ -1,8 +1,8 @@
-"""The console's JavaScript modules as one file. Apart they would be 50 requests, and compressed one by one a third larger.
+"""Joins the console's JavaScript modules into one file: separate files would take 50 requests and compress a third worse.
 
-The modules stay as they are written; nothing is built on the disk. Each becomes a function that runs when it is first needed and returns
-what the module exports. Knows the few forms of `import` and `export` that the console uses, each on one line, and refuses others. Modules
-must not need each other in a circle: a function cannot return before it has run. Does not know HTTP.
+Nothing is built on the disk. Each module becomes a function that runs when the module is first imported and returns its exports. Knows the
+few forms of `import` and `export` that the console uses, each on one line, and refuses others. Modules must not import each other in a
+circle, because a function cannot return before it has run. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 COMMENT = re.compile(r"^ *//.*\n", re.M)
-"""A line that holds nothing but a comment. So no line of a text in a module may begin with `//`."""
+"""A line with nothing but a comment. A line of a multi-line string in a module must not begin with `//`, therefore."""
 IMPORT = re.compile(r'import \{ ([\w, ]+) \} from "([^"]+)";')
-PASSED_ON = re.compile(r'export \{ ([\w, ]+) \} from "([^"]+)";')
-ALL_PASSED_ON = re.compile(r'export \* from "([^"]+)";')
+RE_EXPORT = re.compile(r'export \{ ([\w, ]+) \} from "([^"]+)";')
+RE_EXPORT_ALL = re.compile(r'export \* from "([^"]+)";')
 DEFAULT = re.compile(r"export default (function (\w+)\(.*)")
 EXPORT = re.compile(r"export ((?:async )?(?:function\*?|const|class) (\w+).*)")
-LATER = re.compile(r'\bimport\("([^"]+)"\)')
+DYNAMIC_IMPORT = re.compile(r'\bimport\("([^"]+)"\)')
 
 HEAD = """const $modules = {};
 const $made = {};
@@ -27,48 +27,49 @@ const $later = async (name) => $need(name);
 """
 
 
-def joined(modules: Mapping[str, str], vendored: Sequence[str], first: str) -> str:
-    """All modules in one, which begins by running `first`.
+def join_modules(modules: Mapping[str, str], vendored: Sequence[str], entry_module: str) -> str:
+    """One module that holds all others and runs `entry_module`.
 
-    modules   by their paths below the console's folder
-    vendored  paths of modules that are files of their own
+    modules   sources by path below the console's folder
+    vendored  paths of modules that stay separate files
 
-    Raises ValueError where a module imports or exports in another form, or needs a module that is not there.
+    Raises ValueError if a module imports or exports in another form, or imports a module that does not exist.
     """
-    known = {*modules, *vendored}
-    sources = {name: "\n".join(_lines(name, text, known)) for name, text in modules.items()}
-    imported = "".join(f'import * as $vendored{place} from "./{name}";\n' for place, name in enumerate(vendored))
-    given = "".join(f"$made[{_quoted(name)}] = $vendored{place};\n" for place, name in enumerate(vendored))
+    module_paths = {*modules, *vendored}
+    sources = {name: "\n".join(_function_lines(name, text, module_paths)) for name, text in modules.items()}
+    vendored_imports = "".join(f'import * as $vendored{number} from "./{name}";\n' for number, name in enumerate(vendored))
+    vendored_entries = "".join(f"$made[{_quoted(name)}] = $vendored{number};\n" for number, name in enumerate(vendored))
     functions = "".join(f"$modules[{_quoted(name)}] = () => {{\n{source}\n}};\n" for name, source in sources.items())
-    return f"{imported}{HEAD}{given}{functions}$need({_quoted(first)});\n"
+    return f"{vendored_imports}{HEAD}{vendored_entries}{functions}$need({_quoted(entry_module)});\n"
 
 
-def _lines(name: str, text: str, known: set[str]) -> Iterator[str]:
-    """The body of a module's function."""
+def _function_lines(name: str, text: str, module_paths: set[str]) -> Iterator[str]:
+    """The lines of a module's function."""
     exported: list[str] = []
     for line in COMMENT.sub("", text).splitlines():
         if not line.startswith(("import ", "import{", "export ", "export{")):
-            yield LATER.sub(lambda later: f"$later({_target(name, later[1], known)})", line)
-        elif found := IMPORT.fullmatch(line):
-            yield f"const {{ {found[1].replace(' as ', ': ')} }} = $need({_target(name, found[2], known)});"
-        elif found := PASSED_ON.fullmatch(line):
-            exported += [f"{one}: $need({_target(name, found[2], known)}).{one}" for one in found[1].split(", ")]
-        elif found := ALL_PASSED_ON.fullmatch(line):
-            exported.append(f"...$need({_target(name, found[1], known)})")
-        elif found := DEFAULT.fullmatch(line):
-            exported.append(f"default: {found[2]}")
-            yield found[1]
-        elif found := EXPORT.fullmatch(line):
-            exported.append(found[2])
-            yield found[1]
+            yield DYNAMIC_IMPORT.sub(lambda dynamic_import: f"$later({_quoted_target(name, dynamic_import[1], module_paths)})", line)
+        elif statement := IMPORT.fullmatch(line):
+            yield f"const {{ {statement[1].replace(' as ', ': ')} }} = $need({_quoted_target(name, statement[2], module_paths)});"
+        elif statement := RE_EXPORT.fullmatch(line):
+            target = _quoted_target(name, statement[2], module_paths)
+            exported += [f"{export}: $need({target}).{export}" for export in statement[1].split(", ")]
+        elif statement := RE_EXPORT_ALL.fullmatch(line):
+            exported.append(f"...$need({_quoted_target(name, statement[1], module_paths)})")
+        elif statement := DEFAULT.fullmatch(line):
+            exported.append(f"default: {statement[2]}")
+            yield statement[1]
+        elif statement := EXPORT.fullmatch(line):
+            exported.append(statement[2])
+            yield statement[1]
         else:
             raise ValueError(f"{name}: expected an import or export in a form of the console's, got {line!r}")
     yield f"return {{ {', '.join(exported)} }};"
 
 
-def _target(name: str, path: str, known: set[str]) -> str:
+def _quoted_target(name: str, path: str, module_paths: set[str]) -> str:
     target = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
-    if target not in known:
+    if target not in module_paths:
         raise ValueError(f"{name}: there is no module {path}")
     return _quoted(target)
 

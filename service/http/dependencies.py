@@ -1,4 +1,4 @@
-"""The parts of the service, as routes find them, and what routes share: documents as answers, a model described."""
+"""The objects that routes share, and functions that several routes use: JSON answers, the description of a model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ..watch.tracing import Tracer
 from ..watch.unknown_ids import UnknownIds
 
 FEEDS = 4
-"""Answers of feeds of changes that are made or sent at a time: each may have megabytes."""
+"""Most answers of the feed of changes at a time. Each may have megabytes."""
 Name = Annotated[str, Path(description="Name of a model.")]
 
 
 class Service:
-    """What the routes work with; `app.state.service`. Raises BundleNotFound when the models folder holds no model."""
+    """The objects that routes share; `app.state.service`. Raises BundleNotFound if the models folder has no model."""
 
     def __init__(self, settings: Settings, engines: EngineSource | None, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
@@ -42,8 +42,8 @@ class Service:
         timeout_s = settings.timeout_ms / 1e3
         self.completions, self.scans, self.feeds = Scans("completions", timeout_s), Scans("scans", timeout_s), Budget(FEEDS, 0)
         self.typical_values, self.exposition = TypicalValues(), SingleFlight(metrics.render)
-        self.asked = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
-        self.recorder = Recorder(metrics.samples, lambda: [*self.registry.entries], self.asked.unknown, settings.run_folder)
+        self.query_notes = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
+        self.recorder = Recorder(metrics.samples, lambda: [*self.registry.entries], self.query_notes.unknown, settings.run_folder)
 
 
 def service_of(request: Request) -> Service:
@@ -61,13 +61,13 @@ def as_json(document: object, status: int = 200, headers: Mapping[str, str] | No
 
 
 def candidate_of(entry: Entry) -> dict[str, Any] | None:
-    """The version of a model that is tried on some requests."""
+    """The JSON of a model's candidate; None without a trial."""
     candidate = None if entry.serving is None else entry.serving.candidate
     return None if candidate is None else candidate.model_dump(mode="json")
 
 
 def describe(entry: Entry, service: Service) -> dict[str, Any]:
-    described: dict[str, Any] = {
+    document: dict[str, Any] = {
         "name": entry.name,
         "state": entry.state,
         "reason": entry.reason,
@@ -78,7 +78,7 @@ def describe(entry: Entry, service: Service) -> dict[str, Any]:
     }
     if entry.loaded is not None:
         manifest = entry.loaded.bundle.manifest
-        described |= {
+        document |= {
             "engine": entry.loaded.engine.name,
             "algorithm": manifest.algorithm,
             **manifest.model_dump(mode="json", include={"query", "search", "tree", "ranker", "metrics"}),
@@ -87,7 +87,7 @@ def describe(entry: Entry, service: Service) -> dict[str, Any]:
             "stacking": None if manifest.stacking is None else manifest.stacking.model_dump(mode="json"),
             "fields": entry.loaded.live.items.fields,
         }
-    waits = service.registry.waits_for(entry.name)
-    described["store"] = None if waits is None else asdict(waits)
-    described["live"] = asdict(service.registry.catalogues.of(entry.name).status())
-    return described
+    store_wait = service.registry.waits_for(entry.name)
+    document["store"] = None if store_wait is None else asdict(store_wait)
+    document["live"] = asdict(service.registry.catalogues.of(entry.name).status())
+    return document

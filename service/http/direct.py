@@ -1,6 +1,6 @@
-"""Requests that go past the framework, to applications of their own: those whose number or size matters.
+"""Routes that bypass the framework, because requests to them are many or large. Each is an ASGI application of its own.
 
-The framework's layers would cost more than the work itself. It documents these routes and answers the other methods of their paths.
+The framework's layers would cost more than the work itself. It only documents these routes and answers the other methods of their paths.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ ITEMS, ITEM = "/models/{name}/items", "/models/{name}/items/{id}"
 FRONTIER = "/models/{name}/frontier"
 SEARCH = "/internal/search"
 
-_OF_MODEL = re.compile(r"/models/([^/]+)/(?:(frontier)|items(?:/(.+))?)", re.DOTALL)
+_MODEL_PATH = re.compile(r"/models/([^/]+)/(?:(frontier)|items(?:/(.+))?)", re.DOTALL)
 
 
 class Direct(NamedTuple):
     """An application.
 
-    route           by which its requests are logged
+    route           the route's name in logs
     streams         whether its body may have any size, because it is read in parts
-    max_body_bytes  largest body, where it is not that of all routes
+    max_body_bytes  largest body; None: that of all routes
     """
 
     application: ASGIApp
@@ -40,13 +40,13 @@ class DirectRoutes:
         self._routes = routes
 
     def find(self, scope: Scope) -> Direct | None:
-        """The application of a request, None where it is the framework's. Puts the `name` and the `id` of its path into `path_params`."""
+        """The application of a request; None: the framework. Sets `path_params` to the `name` and the `id` in the path."""
         path: str = scope["path"]
         if path.startswith("/models/"):
-            found = _OF_MODEL.fullmatch(path)
-            if found is None:
+            matched_path = _MODEL_PATH.fullmatch(path)
+            if matched_path is None:
                 return None
-            name, frontier, item_id = found.groups()
+            name, frontier, item_id = matched_path.groups()
             path = FRONTIER if frontier else ITEMS if item_id is None else ITEM
             scope["path_params"] = {"name": name, "id": item_id}
         return self._routes.get((scope["method"], path))

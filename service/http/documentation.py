@@ -1,4 +1,4 @@
-"""The documentation of the interface: /openapi.json, and /docs, which shows it. Each is made once, by the first request for it.
+"""The documentation of the interface: /openapi.json, which the first request builds, and /docs, which shows it.
 
 Knows the framework's description of the routes. Does not know what they do.
 """
@@ -29,17 +29,17 @@ from ..http.single_flight import SingleFlight
 
 TITLE = "Espalier"
 ACCESS = "x-access"
-"""Where the framework's description says which key an operation needs; it is left out of the answer."""
+"""The key of an operation under which routes.py notes its access. It is removed from the published document."""
 OPENAPI, DOCS, STATIC = "/openapi.json", "/docs", "/static-offline-docs"
 NEEDS_KEY: Sequence[Mapping[str, Sequence[str]]] = [{"HTTPBearer": []}]
-_KEYS = {"HTTPBearer": {"type": "http", "description": "An API key; needed where the service has some.", "scheme": "bearer"}}
+_KEYS = {"HTTPBearer": {"type": "http", "description": "An API key; needed if the service has keys.", "scheme": "bearer"}}
 SCHEMA_OF = "#/components/schemas/{model}"
 NO_SNIFF = {"X-Content-Type-Options": "nosniff"}
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.S)
 
 
 def add_pages(app: FastAPI) -> None:
-    """Put the pages on the application, with the scripts of /docs, which so needs no CDN."""
+    """Add both pages to the application, and the scripts of /docs, so that it needs no CDN."""
     openapi = SingleFlight(lambda: orjson.dumps(app.openapi()), keep=True)
     docs = get_swagger_ui_html(
         openapi_url=OPENAPI,
@@ -56,13 +56,13 @@ def add_pages(app: FastAPI) -> None:
     async def show_docs(_: Request) -> Response:
         return Response(docs, media_type="text/html", headers=headers)
 
-    app.mount(STATIC, _Scripts(directory=Path(fastapi_offline.__file__).parent / "static"))
+    app.mount(STATIC, _SwaggerFiles(directory=Path(fastapi_offline.__file__).parent / "static"))
     app.add_route(OPENAPI, show_openapi, include_in_schema=False)
     app.add_route(DOCS, show_docs, include_in_schema=False)
 
 
 def policy_of(page: bytes) -> str:
-    """The Content-Security-Policy of a page of Swagger UI: what it needs of this service, and the scripts that stand in it."""
+    """The Content-Security-Policy of a page of Swagger UI: files of this service, and the page's inline scripts by their hashes."""
     scripts = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in _INLINE.findall(page)]
     allowed = " ".join(["'self'", *(f"'sha256-{digest}'" for digest in scripts)])
     return (
@@ -71,8 +71,8 @@ def policy_of(page: bytes) -> str:
     )
 
 
-class _Scripts(StaticFiles):
-    """The files of Swagger UI, which no browser takes for anything else."""
+class _SwaggerFiles(StaticFiles):
+    """The files of Swagger UI, with the header that keeps browsers from guessing other media types."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         answer = super().file_response(*args, **kwargs)
@@ -80,9 +80,8 @@ class _Scripts(StaticFiles):
         return answer
 
 
-def as_answered(document: dict[str, Any], answers: Sequence[type[BaseModel]], keys: Keys) -> dict[str, Any]:
-    """The framework's OpenAPI document with answers as they are: the schemas of their classes, no other form of 422, and no key where none
-    is needed."""
+def with_answers(document: dict[str, Any], answer_models: Sequence[type[BaseModel]], keys: Keys) -> dict[str, Any]:
+    """The framework's OpenAPI document with schemas of the answers, without its own form of 422, and without keys where none is needed."""
     for methods in document["paths"].values():
         for operation in methods.values():
             documented = operation["responses"]
@@ -96,8 +95,8 @@ def as_answered(document: dict[str, Any], answers: Sequence[type[BaseModel]], ke
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    _, found = models_json_schema([(answer, "serialization") for answer in answers], ref_template=SCHEMA_OF)
-    for name, schema in found["$defs"].items():
-        schemas[name] = jsonable_encoder(Schema(**schema), by_alias=True, exclude_none=True)  # as the framework writes its own
+    _, definitions = models_json_schema([(answer, "serialization") for answer in answer_models], ref_template=SCHEMA_OF)
+    for name, schema in definitions["$defs"].items():
+        schemas[name] = jsonable_encoder(Schema(**schema), by_alias=True, exclude_none=True)  # the form of the framework's own schemas
     document["components"] = {"schemas": dict(sorted(schemas.items())), "securitySchemes": _KEYS}
     return document

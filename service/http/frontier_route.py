@@ -1,7 +1,7 @@
-"""POST /models/{name}/frontier: recall and time of some beams on held-out queries, a line as soon as a beam is measured.
+"""POST /models/{name}/frontier: recall and time of some beam sizes on held-out queries, with a line for each as soon as it is measured.
 
 An ASGI application of its own, because it must end when its client goes; routes.py documents it. The queries are searched behind those of
-customers. They see the bundle alone, without live items and removals, as at export.
+customers. They search only the bundle, without live items and removals, as at export.
 
 Legend: B queries, M results.
 """
@@ -27,36 +27,36 @@ from espalier.search import SearchParams
 from ..batching.priority import Priority
 from ..errors import Conflict, NotReady, QueueFull
 from ..http.dependencies import Service
-from ..http.memory_budget import Budget, Held
+from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo, problem_of
-from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
+from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body, validate
 from ..http.retrieve_route import read_and_write, send_body, until_hung_up
 from ..models.loading import LoadedModel
 from ..retrieval.schemas import StrictBody
 
 MAX_BEAMS = 32
 MAX_QUERIES = 1000
-QUERIES = 256
-"""Held-out queries that are searched where the request does not say how many; as many as the probe replays."""
+DEFAULT_QUERIES = 256
+"""Number of held-out queries if the request does not say; the probe replays as many."""
 NORMAL_95 = 1.959964
-"""Standard deviations that hold 95 % of a normal distribution on both sides of its mean."""
+"""95 % of a normal distribution lie within this many standard deviations of its mean."""
 
 BeamSize = Annotated[int, Field(ge=1)]
 
 
 class FrontierRequest(StrictBody):
-    """Which beams to measure."""
+    """The beams to measure."""
 
     beam_size: list[BeamSize] = Field(min_length=1, max_length=MAX_BEAMS, description="The beams, in the order of the answers.")
     m: int | None = Field(None, ge=1, description="Recall@m; without it the model's default.")
     version: int | None = Field(None, ge=1, description="Version of the model; without it the default.")
-    queries: int = Field(QUERIES, ge=1, le=MAX_QUERIES, description="Most held-out queries, at even distances among all.")
+    queries: int = Field(DEFAULT_QUERIES, ge=1, le=MAX_QUERIES, description="Most held-out queries, evenly spaced among all.")
 
 
 class FrontierRoute:
-    """See the file's docstring. One request is answered at a time: a second would only make both slower.
+    """See the file's docstring. One request is answered at a time, because a second would only slow both down.
 
-    bodies  the memory that the requests share
+    bodies  the memory budget that the requests share
     """
 
     def __init__(self, service: Service) -> None:
@@ -69,12 +69,12 @@ class FrontierRoute:
         info.key, info.model = self.keys.check("private", info.authorization), scope["path_params"]["name"]
         self.keys.admit(info.key, info.model, "admin")
         check_type(info.content_type, JSON_TYPES)
-        with Held(self.bodies) as memory:
-            request = await parsed(await read_body(receive, self.settings.body_timeout_s, memory), partial(validated, FrontierRequest))
+        with Reservation(self.bodies) as memory:
+            request = await parse_body(await read_body(receive, self.settings.body_timeout_s, memory), partial(validate, FrontierRequest))
         model = self.registry.choose_whole(info.model, request.version)
         info.version = model.version
         m = _checked_m(request, model)
-        with Held(self._slots) as slot:
+        with Reservation(self._slots) as slot:
             if not slot.take(1):
                 raise QueueFull("A frontier is being measured already.", 1)
             held_out = await asyncio.to_thread(read_heldout, model.bundle, request.queries)
@@ -86,16 +86,16 @@ class FrontierRoute:
             await read_and_write(until_hung_up(receive), writing, info)
 
     async def _write(
-        self, scope: Scope, send: Send, request: FrontierRequest, m: int, model: LoadedModel, held_out: HeldOut, slot: Held
+        self, scope: Scope, send: Send, request: FrontierRequest, m: int, model: LoadedModel, held_out: HeldOut, slot: Reservation
     ) -> None:
-        """A line for each beam; a problem document where one cannot be measured, and then no more.
+        """Write a line for each beam. If a beam cannot be measured, write a problem document as the last line.
 
-        slot  given back as soon as all is measured, since the client may ask again at the last line
+        slot  given back before the last line, because the client may then send its next request
         """
         for count, beam_size in enumerate(request.beam_size, 1):
             failed = False
             try:
-                line = orjson.dumps(await measure(model, held_out, beam_size, m, partial(self._serves, model)))
+                line = orjson.dumps(await measure(model, held_out, beam_size, m, partial(self._is_serving, model)))
             except Exception as error:
                 line, failed = orjson.dumps(problem_of(error, scope[RequestInfo.KEY])[0]), True
             if failed or count == len(request.beam_size):
@@ -106,13 +106,13 @@ class FrontierRoute:
                 break
         await send({"type": "http.response.body", "body": b""})
 
-    def _serves(self, model: LoadedModel) -> bool:
+    def _is_serving(self, model: LoadedModel) -> bool:
         entry = self.registry.entries.get(model.name)
         return entry is not None and entry.ready.get(model.version) is model
 
 
 def _checked_m(request: FrontierRequest, model: LoadedModel) -> int:
-    """The m of a request. Raises InvalidQuery where it, or a beam, is over the model's limits."""
+    """The m of a request. Raises InvalidQuery if m or a beam exceeds the model's limits."""
     search = model.bundle.manifest.search
     for i, beam_size in enumerate(request.beam_size):
         if beam_size > search.max_beam_size:
@@ -123,16 +123,16 @@ def _checked_m(request: FrontierRequest, model: LoadedModel) -> int:
     return m
 
 
-async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int, serves: Callable[[], bool]) -> dict[str, Any]:
-    """What one beam finds of `held_out`, as routes.py describes it. Each query waits until the engine has nothing else to do.
+async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int, is_serving: Callable[[], bool]) -> dict[str, Any]:
+    """The recall and time of one beam on `held_out`, as routes.py describes it. Each query waits until the engine has no other work.
 
-    serves  whether the version still does
+    is_serving  whether the version still serves
     Raises NotReady, EngineFailed.
     """
     batcher, batch = model.batcher, model.batcher.limits.background_batch
     recalls, engine_s = list[NDArray[np.float64]](), 0.0
     for begin in range(0, len(held_out.queries), batch):
-        if not serves():
+        if not is_serving():
             raise NotReady(f"Version {model.version} of {model.name!r} serves no longer.")
         rows = np.arange(begin, min(begin + batch, len(held_out.queries)))
         params = SearchParams.uniform(len(rows), beam_size, m, mask=model.filters.every_item)
@@ -153,9 +153,9 @@ async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int,
 
 
 def interval(recall_B: NDArray[np.float64]) -> tuple[float, float]:
-    """The 95 % interval of a mean by the normal approximation, within [0, 1]; of a single query all of that."""
+    """The 95 % interval of a mean by the normal approximation, within [0, 1]; for a single query, all of [0, 1]."""
     if len(recall_B) < 2:
         return 0.0, 1.0
-    half = NORMAL_95 * float(recall_B.std(ddof=1)) / len(recall_B) ** 0.5
+    half_width = NORMAL_95 * float(recall_B.std(ddof=1)) / len(recall_B) ** 0.5
     mean = float(recall_B.mean())
-    return round(max(mean - half, 0.0), 6), round(min(mean + half, 1.0), 6)
+    return round(max(mean - half_width, 0.0), 6), round(min(mean + half_width, 1.0), 6)

@@ -1,6 +1,6 @@
-"""One connection until its TLS handshake is done: it counts among the connections, and has the time of a request's head.
+"""One connection during its TLS handshake. It counts as a connection, and the handshake has the time limit of a request's head.
 
-The event loop's own TLS servers show a connection to nobody before its handshake is done, and have one certificate for all.
+The TLS servers of asyncio report a connection only after its handshake, and keep the certificate they started with.
 Knows transports and contexts. Does not know HTTP.
 """
 
@@ -15,13 +15,13 @@ from ..http.connections import Connections
 from ..tls import Certificates
 
 NEVER_S = 86_400.0
-"""The event loop ends no connection that is being closed: connection.py does, by what its client takes."""
+"""The event loop sets no time limit on closing: connection.py ends a connection whose client reads nothing."""
 NO_LIMIT = 1 << 30
-"""Bytes of answers that may wait in TLS: it does not say when the transport below takes no more (_Below)."""
+"""Bytes of answers that may wait in TLS. Its own limit would not tell when the transport below is full; _FlowRelay does."""
 
 
 class Handshake(asyncio.Protocol):
-    """Becomes the connection that `make` makes.
+    """Hands its transport over to the connection from `factory` after the handshake.
 
     since   when it was opened
     unsent  bytes of answers: none
@@ -29,19 +29,19 @@ class Handshake(asyncio.Protocol):
 
     unsent = 0
 
-    def __init__(self, shared: Connections, certificates: Certificates, make: Callable[..., Connection], **given: Any) -> None:
+    def __init__(self, shared: Connections, certificates: Certificates, factory: Callable[..., Connection], **options: Any) -> None:
         self._shared, self._certificates = shared, certificates
-        self._connection = make(**given)
-        self._begun: set[Any] = given["server_state"].connections  # what the server waits for when it stops
+        self._connection = factory(**options)
+        self._open_connections: set[Any] = options["server_state"].connections  # the server waits for these when it stops
         self.since = self._connection.since
         self._received = b""
-        self._lost = self._ended = False
+        self._lost = self._aborted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._begun.add(self)
+        self._open_connections.add(self)
         shared = self._shared
-        if not shared.admit(self, self.since) and len(shared.open) > shared.most + 2 * shared.reserve:
+        if not shared.admit(self, self.since) and len(shared.open) > shared.limit + 2 * shared.reserve:
             shared.refused("too_many")
             self.abort()
             return
@@ -50,68 +50,68 @@ class Handshake(asyncio.Protocol):
     async def _secure(self) -> None:
         loop, timeout_s = self._connection.loop, self._shared.head_timeout_s
         times_s: dict[str, Any] = {"ssl_handshake_timeout": timeout_s, "ssl_shutdown_timeout": NEVER_S}
-        if self._ended or self._transport.is_closing():
+        if self._aborted or self._transport.is_closing():
             return
         if self._received:
             loop.call_soon(self._feed)
         try:
             context = self._certificates.current()
-            secured: Any = await loop.start_tls(self._transport, self, context, server_side=True, **times_s)
-        except OSError:  # no TLS, no certificate, too late, or gone
-            secured = None
-        if secured is None or self._lost or self._ended:
-            if not self._ended:
+            tls_transport: Any = await loop.start_tls(self._transport, self, context, server_side=True, **times_s)
+        except OSError:  # not TLS, no certificate, too slow, or the client has gone
+            tls_transport = None
+        if tls_transport is None or self._lost or self._aborted:
+            if not self._aborted:
                 self._shared.refused("handshake")
             self.abort()
             return
         self._forget()
-        secured.set_write_buffer_limits(NO_LIMIT)
-        secured.set_read_buffer_limits(TURN_BYTES)
-        secured.set_protocol(self._connection)
-        self._connection.secured(secured, self._transport)
-        self._transport.set_protocol(_Below(self._transport.get_protocol(), self._connection))
+        tls_transport.set_write_buffer_limits(NO_LIMIT)
+        tls_transport.set_read_buffer_limits(TURN_BYTES)
+        tls_transport.set_protocol(self._connection)
+        self._connection.begin_after_tls(tls_transport, self._transport)
+        self._transport.set_protocol(_FlowRelay(self._transport.get_protocol(), self._connection))
         if self._received:
             self._connection.data_received(self._received)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes that come before start_tls has begun, or with the end of the handshake."""
+        """Keep bytes that arrive before start_tls has begun, or with the end of the handshake."""
         self._received += data
 
     def _feed(self) -> None:
-        """Give TLS what came before it. It begins after this, and reads nothing before."""
+        """Pass the bytes that arrived before TLS to it. TLS reads nothing before this call."""
         protocol: Any = self._transport.get_protocol()
         while self._received and protocol is not self:
             buffer = memoryview(protocol.get_buffer(len(self._received)))
-            taken = min(len(buffer), len(self._received))
-            buffer[:taken] = self._received[:taken]
-            self._received = self._received[taken:]
-            protocol.buffer_updated(taken)
+            count = min(len(buffer), len(self._received))
+            buffer[:count] = self._received[:count]
+            self._received = self._received[count:]
+            protocol.buffer_updated(count)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self._forget()
 
     def check(self, now: float) -> None:
-        """start_tls has the same time."""
+        """Nothing to check: start_tls has the same time limit."""
 
     def shutdown(self) -> None:
-        """The server stops."""
+        """End the handshake, because the server stops."""
         self.abort()
 
     def abort(self) -> None:
-        self._ended = True
+        self._aborted = True
         self._forget()
         self._transport.abort()
 
     def _forget(self) -> None:
-        self._begun.discard(self)
+        self._open_connections.discard(self)
         self._shared.forget(self)
 
 
-class _Below(asyncio.BufferedProtocol):
-    """Between TLS and its transport: the connection learns, too, when the transport takes no more.
+class _FlowRelay(asyncio.BufferedProtocol):
+    """Stands between TLS and its transport, and tells the connection, too, when the transport's buffer is full.
 
-    The event loop's TLS writes all that it has as soon as the transport takes anything, and tells nobody what the transport then holds.
+    The TLS of asyncio writes all of its bytes as soon as the transport accepts any, and does not report the size of the transport's buffer.
     """
 
     def __init__(self, tls: Any, connection: Connection) -> None:

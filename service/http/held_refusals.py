@@ -1,7 +1,7 @@
-"""Refusals of keys that have had enough: while there is room to hold them, each key gets so many a second, so that who floods makes no more
-requests than that.
+"""Refusals of keys over their limits are held back, so that each key gets at most REFUSALS_PER_S of them a second: this slows a flood down.
 
-A connection whose refusal is held back does not count among those that there may be. Knows times. Does not know why a request is refused.
+If too many are held, a refusal is sent at once. The connection of a held refusal does not count towards the limit of connections.
+Knows times. Does not know why a request is refused.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from starlette.types import Scope
 
 from ..http.connection import CONNECTION
 
-HELD_S, REFUSALS_PER_S = 1.0, 128
-"""How long a refusal is held back at least, and how many each key gets a second."""
-LONGEST_S = 10.0
-"""No refusal is held back for longer, however many of its key came before it."""
+MIN_HELD_S, REFUSALS_PER_S = 1.0, 128
+"""Shortest time for which a refusal is held back, and the rate of refusals for each key."""
+MAX_HELD_S = 10.0
+"""Longest time for which a refusal is held back, however many refusals of its key are held."""
 
 
 class HeldRefusals:
-    """Used by one event loop."""
+    """The held refusals of one event loop."""
 
     def __init__(self) -> None:
-        self._next = defaultdict[str, float](float)  # by key, when it may get its next one
+        self._next = defaultdict[str, float](float)  # time of each key's last refusal
 
     async def wait(self, key: str, scope: Scope) -> bool:
-        """Hold a refusal back until it is its turn, the client has gone or the service stops. False, at once, where too many are held."""
+        """Hold a refusal back until its turn, the client leaves or the service stops. Returns False at once if too many are held."""
         loop, connection = asyncio.get_running_loop(), scope.get(CONNECTION)
-        gone: asyncio.Future[None] = loop.create_future()
-        if connection is not None and not connection.hold(gone):
+        client_gone: asyncio.Future[None] = loop.create_future()
+        if connection is not None and not connection.hold(client_gone):
             return False
         now = loop.time()
-        self._next[key] = at = min(max(self._next[key] + 1 / REFUSALS_PER_S, now + HELD_S), now + LONGEST_S)
+        self._next[key] = answer_at = min(max(self._next[key] + 1 / REFUSALS_PER_S, now + MIN_HELD_S), now + MAX_HELD_S)
         try:
-            await _passed(gone, at - now)
+            await _passed(client_gone, answer_at - now)
         finally:
             if connection is not None:
                 connection.take_back()
         return True
 
 
-async def _passed(gone: asyncio.Future[None], seconds: float) -> None:
-    await asyncio.wait([gone], timeout=seconds)
+async def _passed(client_gone: asyncio.Future[None], seconds: float) -> None:
+    await asyncio.wait([client_gone], timeout=seconds)

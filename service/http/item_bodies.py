@@ -1,6 +1,6 @@
 """Bodies of PUT and lines of a bulk: from JSON to operations on the live catalogue, within limits.
 
-Knows JSON, the model's query kind and the limits. Does not know which items or columns there are: the catalogue checks those.
+Knows JSON, the model's query kind and the limits. Does not know the items and columns of the catalogue, which checks them itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
-import numpy as np
 import orjson
 from fastapi import Path
 from starlette.convertors import Convertor, register_url_convertor
@@ -20,10 +19,11 @@ from starlette.types import Scope
 from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
 from espalier.live.operations import ItemBody
+from espalier.manifest import LARGEST
 from espalier.queries import FeaturesKind, HistoryKind, Kind, TextKind, VectorKind
 
 from ..http.item_schemas import A_TIME, BulkLine, ItemRequest, Text, Vector
-from ..http.request_bodies import validated
+from ..http.request_bodies import validate
 from ..live.catalogue_types import Delete, Put
 from ..models.removals import check_id
 from ..retrieval.schemas import Features, Ids
@@ -31,10 +31,9 @@ from ..settings import Settings
 
 MAX_FIELDS_BYTES = 64 << 10
 """Largest `fields` of an item, as compact JSON."""
-LARGEST = float(np.finfo(np.float32).max)
 INTEGERS = range(-(1 << 63), 1 << 63)
 YEAR_10000 = 253_402_300_800.0
-"""In Unix time, s: later ones cannot be written as text."""
+"""In Unix time, s. Later times cannot be written as text."""
 VALUES = "a string, a number, a boolean, null, or a list of strings"
 
 _PUTS: Mapping[type[Kind], type[ItemRequest[Any]]] = {
@@ -53,27 +52,27 @@ ItemId = Annotated[str, Path(alias="id", description="Id of an item, percent-enc
 
 
 class ItemReader:
-    """Reads what is put into one model. Its methods raise InvalidRequest and InvalidInput."""
+    """Reads the write requests of one model. Its methods raise InvalidRequest and InvalidInput."""
 
     def __init__(self, kind: Kind, settings: Settings) -> None:
         self._kind, self._settings = kind, settings
         self._put, self._line = _PUTS[type(kind)], _LINES[type(kind)]
 
     def put(self, item_id: str, content: bytes) -> Put:
-        """A body of PUT /models/{name}/items/{id}."""
-        return self._checked(item_id, validated(self._put, content))
+        """The operation of PUT /models/{name}/items/{id}, from its body."""
+        return self._checked_put(item_id, validate(self._put, content))
 
     def line(self, content: bytes) -> Put | Delete:
-        """A line of POST /models/{name}/items."""
-        line = validated(self._line, content)
+        """The operation of a line of POST /models/{name}/items."""
+        line = validate(self._line, content)
         check_id(line.id, "id")
         if not line.delete:
-            return self._checked(line.id, line)
+            return self._checked_put(line.id, line)
         if needless := line.model_fields_set - {"id", "delete", "source_version"}:
             raise InvalidInput("delete", True, f"an id and perhaps a source_version beside it, and no {' and no '.join(sorted(needless))}")
         return Delete(line.id, line.source_version)
 
-    def _checked(self, item_id: str, request: ItemRequest[Any]) -> Put:
+    def _checked_put(self, item_id: str, request: ItemRequest[Any]) -> Put:
         if request.fields is not None:
             _check_fields(request.fields)
         if request.text is not None:
@@ -83,7 +82,7 @@ class ItemReader:
         for i, event in enumerate(request.events):
             self._check_event(f"events[{i}]", event)
         if request.count is not None and request.count < len(request.events):
-            raise InvalidInput("count", request.count, f"at least {len(request.events)}, the events that are given")
+            raise InvalidInput("count", request.count, f"at least {len(request.events)}, the number of events in the body")
         body = ItemBody(
             request.fields,
             request.text,
@@ -102,7 +101,7 @@ class ItemReader:
             if not 1 <= len(event) <= kind.length:
                 raise InvalidInput(field, f"{len(event)} ids", f"1 to {kind.length} ids, the length of this model's histories")
             for i, item_id in enumerate(event):
-                if not 1 <= len(item_id) <= MAX_ID_BYTES:  # in characters: an id that is no item's is merely unknown
+                if not 1 <= len(item_id) <= MAX_ID_BYTES:  # counted in characters; an id with too many bytes is only unknown
                     raise InvalidInput(f"{field}[{i}]", item_id, f"an item id of 1 to {MAX_ID_BYTES} bytes")
         elif isinstance(kind, VectorKind):
             if len(event) != kind.width:
@@ -131,36 +130,36 @@ class ItemReader:
             raise InvalidInput(field, f"{len(text)} characters", f"at most {self._settings.max_text} characters")
 
 
-def written(body: ItemBody, source_version: int | None) -> dict[str, Any]:
-    """A body as answers show it, in the form of a PUT; what is not known is left out."""
-    known = {
+def body_json(body: ItemBody, source_version: int | None) -> dict[str, Any]:
+    """A body in the form of a PUT, for answers. Unknown fields are left out."""
+    fields = {
         "fields": body.fields,
         "text": body.text,
         "like": body.like or None,
         "events": body.events or None,
         "users": body.users or None,
         "source_version": source_version,
-        "valid_until": None if body.valid_until is None else written_time(body.valid_until),
+        "valid_until": None if body.valid_until is None else time_text(body.valid_until),
         "count": body.count,
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def written_time(unix_s: float) -> str:
+def time_text(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
-    """Raise InvalidInput for values that no column has, or too many bytes of them."""
+    """Raise InvalidInput for values that no column can have, or too many bytes of them."""
     for name, value in fields.items():
-        if not (_is_single(value) or (isinstance(value, list) and all(isinstance(part, str) for part in value))):
+        if not (_is_scalar(value) or (isinstance(value, list) and all(isinstance(element, str) for element in value))):
             raise InvalidInput(f"fields.{name}", value, VALUES)
     size = len(orjson.dumps(fields))
     if size > MAX_FIELDS_BYTES:
         raise InvalidInput("fields", f"{size} bytes", f"at most {MAX_FIELDS_BYTES} bytes of JSON")
 
 
-def _is_single(value: object) -> bool:
+def _is_scalar(value: object) -> bool:
     if value is None or isinstance(value, str | bool):
         return True
     return value in INTEGERS if isinstance(value, int) else isinstance(value, float) and math.isfinite(value)
@@ -183,7 +182,7 @@ def _unix_time(text: str) -> float:
 
 
 class _ItemIds(Convertor[str]):
-    """The rest of a path, whatever is in it; the framework's own stops at a line break."""
+    """Matches the rest of a path. The framework's own convertor stops at a line break."""
 
     regex = "(?s:.+)"
 

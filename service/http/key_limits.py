@@ -1,9 +1,9 @@
-"""How much of the service a key has had: requests and engine seconds, counted together by all workers of a host.
+"""The rate limits of keys: requests and engine seconds, counted by all workers of a host together.
 
-The generic cell rate algorithm: a moment for each limit, up to which what was taken is spread at the allowed rate. All moments lie in one
-mapped file, a slot for each key with its limits: one whose limits change begins anew. A moment is written under a lock of its slot: a
-worker that is interrupted between reading and writing would undo what others have counted. None waits for the lock for longer than
-LOCK_S, because its holder may stand still; then a request too many may pass.
+This is the generic cell rate algorithm (GCRA). Each limit has a theoretical arrival time: the time at which all that the key has taken
+would be spread at the allowed rate. They are in one mapped file, with a slot for each key and its limits; a key whose limits change gets a
+new slot. A slot is written under a lock, so that a worker interrupted between reading and writing does not undo the counts of others. A
+worker waits for the lock for at most LOCK_S, because the holder may be suspended; then one request too many may pass.
 """
 
 from __future__ import annotations
@@ -22,122 +22,122 @@ from ..errors import KeyLimit
 from ..keys_file import MOST_KEYS, Key
 
 COST_BURST_S = 1.0
-"""Seconds' worth of engine time that a key may take at once."""
+"""A key may use this many seconds of its cost limit at once."""
 DEBT_S = 60.0
-"""How long what a key has taken too much keeps it out, at most."""
+"""Longest time for which a key is refused because of engine seconds that it used beyond its limit."""
 LOCK_S = 0.001
-"""How long the event loop waits for another worker that counts for the same key."""
-MOMENTS = struct.Struct("=dd")
-"""Of requests, and of engine seconds."""
-IDENTITY = 16
-SLOT, SLOTS = IDENTITY + MOMENTS.size, 8 * MOST_KEYS
-"""Bytes of a slot, which begins with whose it is, and how many there are: keys come and go. A key without one is counted by each worker."""
+"""Longest time for which the event loop waits for another worker's lock on a slot."""
+ARRIVAL_TIMES = struct.Struct("=dd")
+"""The theoretical arrival times of requests and of engine seconds."""
+IDENTITY_BYTES = 16
+SLOT_BYTES, SLOTS = IDENTITY_BYTES + ARRIVAL_TIMES.size, 8 * MOST_KEYS
+"""Bytes of a slot, which begins with its key's identity, and number of slots. If none is free, each worker counts a key by itself."""
 
 
 class KeyLimits:
-    """The limits of keys. From one event loop.
+    """The limits of keys. One event loop uses it.
 
-    file   where the workers of a host share what they count; None: this process is alone
-    clock  the same in all processes of a host
+    file   shared by the workers of a host; None: there is only this process
+    clock  seconds, the same clock in all processes of a host
     """
 
     def __init__(self, file: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._file: int | None = None
-        self._slots: bytearray | mmap.mmap = bytearray(SLOT * SLOTS)
+        self._slots: bytearray | mmap.mmap = bytearray(SLOT_BYTES * SLOTS)
         if file is not None:
             self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.truncate(self._file, SLOT * SLOTS)
-            self._slots = mmap.mmap(self._file, SLOT * SLOTS)
+            os.truncate(self._file, SLOT_BYTES * SLOTS)
+            self._slots = mmap.mmap(self._file, SLOT_BYTES * SLOTS)
         self._clock = clock
-        self._places: dict[Key, tuple[bytearray | mmap.mmap, int]] = {}
+        self._key_slots: dict[Key, tuple[bytearray | mmap.mmap, int]] = {}
 
     def refusal(self, key: Key) -> KeyLimit | None:
-        """Why the next request of a key would be one too many; None where it would not."""
+        """The limit that the next request of a key would exceed; None if it exceeds none."""
         if key.rate is None and key.cost is None:
             return None
-        (requests, seconds), now = self._moments(key), self._clock()
-        if key.rate is not None and (early_s := requests - now - (key.burst - 1) / key.rate) > 0:
-            return KeyLimit(f"The key {key.name} may send {key.rate:g} requests a second, {key.burst:g} at once.", early_s)
-        if key.cost is not None and (early_s := seconds - now - COST_BURST_S) > 0:
-            return KeyLimit(f"The key {key.name} may use {key.cost:g} engine seconds a second.", early_s)
+        (requests, seconds), now = self._arrival_times(key), self._clock()
+        if key.rate is not None and (retry_after_s := requests - now - (key.burst - 1) / key.rate) > 0:
+            return KeyLimit(f"The key {key.name} may send {key.rate:g} requests a second, {key.burst:g} at once.", retry_after_s)
+        if key.cost is not None and (retry_after_s := seconds - now - COST_BURST_S) > 0:
+            return KeyLimit(f"The key {key.name} may use {key.cost:g} engine seconds a second.", retry_after_s)
         return None
 
     def take(self, key: Key) -> None:
-        """Count one request. Raises KeyLimit where it is one too many, counting nothing."""
-        with self._alone(key):
+        """Count one request. Raises KeyLimit, and counts nothing, if it exceeds a limit."""
+        with self._slot_lock(key):
             if (refusal := self.refusal(key)) is not None:
                 raise refusal
             if key.rate is not None:
-                requests, seconds = self._moments(key)
+                requests, seconds = self._arrival_times(key)
                 self._write(key, max(requests, self._clock()) + 1 / key.rate, seconds)
 
     def spend(self, key: Key, expected_s: float) -> None:
-        """Count engine seconds that a request is expected to take; `settle` has to follow."""
+        """Count the expected engine seconds of a request. `settle` has to follow."""
         if key.cost is not None:
-            with self._alone(key):
-                requests, seconds = self._moments(key)
+            with self._slot_lock(key):
+                requests, seconds = self._arrival_times(key)
                 self._write(key, requests, max(seconds, self._clock()) + expected_s / key.cost)
 
     def settle(self, key: Key, expected_s: float, taken_s: float) -> None:
-        """Count what a request has taken instead of what it was expected to."""
+        """Replace the expected engine seconds of a request by the actual ones."""
         if key.cost is not None:
-            with self._alone(key):
-                requests, seconds = self._moments(key)
+            with self._slot_lock(key):
+                requests, seconds = self._arrival_times(key)
                 self._write(key, requests, min(seconds + (taken_s - expected_s) / key.cost, self._clock() + COST_BURST_S + DEBT_S))
 
     @contextmanager
-    def _alone(self, key: Key) -> Iterator[None]:
-        """Let no other worker count for a key meanwhile, unless one stands still."""
+    def _slot_lock(self, key: Key) -> Iterator[None]:
+        """Lock the slot of a key against other workers; goes on without the lock after LOCK_S."""
         if self._file is None or (key.rate is None and key.cost is None):
             yield
             return
-        slots, place = self._place(key)
-        at = place if slots is self._slots else 0
-        until = time.monotonic() + LOCK_S
-        while not (held := _locked(self._file, at)) and time.monotonic() < until:
+        buffer, offset = self._slot(key)
+        lock_offset = offset if buffer is self._slots else 0
+        give_up_at = time.monotonic() + LOCK_S
+        while not (is_locked := _locked(self._file, lock_offset)) and time.monotonic() < give_up_at:
             time.sleep(0)
         try:
             yield
         finally:
-            if held:
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, at)
+            if is_locked:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, lock_offset)
 
-    def _moments(self, key: Key) -> tuple[float, float]:
-        slots, place = self._place(key)
-        requests, seconds = MOMENTS.unpack_from(slots, place)
+    def _arrival_times(self, key: Key) -> tuple[float, float]:
+        buffer, offset = self._slot(key)
+        requests, seconds = ARRIVAL_TIMES.unpack_from(buffer, offset)
         return requests, seconds
 
     def _write(self, key: Key, requests: float, seconds: float) -> None:
-        slots, place = self._place(key)
-        MOMENTS.pack_into(slots, place, requests, seconds)
+        buffer, offset = self._slot(key)
+        ARRIVAL_TIMES.pack_into(buffer, offset, requests, seconds)
 
-    def _place(self, key: Key) -> tuple[bytearray | mmap.mmap, int]:
-        found = self._places.get(key)
-        if found is None:
-            if len(self._places) >= SLOTS:
-                self._places.clear()  # most of them are of keys that are gone
-            found = self._places[key] = self._found(key)
-        return found
+    def _slot(self, key: Key) -> tuple[bytearray | mmap.mmap, int]:
+        slot = self._key_slots.get(key)
+        if slot is None:
+            if len(self._key_slots) >= SLOTS:
+                self._key_slots.clear()  # most of these keys no longer exist
+            slot = self._key_slots[key] = self._claim_slot(key)
+        return slot
 
-    def _found(self, key: Key) -> tuple[bytearray | mmap.mmap, int]:
-        """The slot of a key, or the next free one, which is then its own."""
-        about = repr((key.name, key.digest, key.rate, key.burst, key.cost))
-        identity = hashlib.blake2b(about.encode(), digest_size=IDENTITY).digest()
+    def _claim_slot(self, key: Key) -> tuple[bytearray | mmap.mmap, int]:
+        """(buffer, offset in it) of the slot of a key; a key without a slot gets the next free one."""
+        description = repr((key.name, key.digest, key.rate, key.burst, key.cost))
+        identity = hashlib.blake2b(description.encode(), digest_size=IDENTITY_BYTES).digest()
         first = int.from_bytes(identity[:4])
         for step in range(SLOTS):
-            place = (first + step) % SLOTS * SLOT
-            owner = self._slots[place : place + IDENTITY]
+            offset = (first + step) % SLOTS * SLOT_BYTES
+            owner = self._slots[offset : offset + IDENTITY_BYTES]
             if not any(owner):
-                self._slots[place : place + IDENTITY] = owner = identity
+                self._slots[offset : offset + IDENTITY_BYTES] = owner = identity
             if owner == identity:
-                return self._slots, place + IDENTITY
-        return bytearray(MOMENTS.size), 0
+                return self._slots, offset + IDENTITY_BYTES
+        return bytearray(ARRIVAL_TIMES.size), 0
 
 
-def _locked(file: int, at: int) -> bool:
-    """Whether a byte of a file is locked now, by this process."""
+def _locked(file: int, offset: int) -> bool:
+    """Try to lock one byte of a file. Returns whether this process now has the lock."""
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
-    except OSError:  # another has it
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+    except OSError:  # another process has the lock
         return False
     return True

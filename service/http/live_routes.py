@@ -1,4 +1,4 @@
-"""PUT, GET and DELETE of one item of the live catalogue, and the feed of changes. bulk_route.py has many items in one request.
+"""PUT, GET and DELETE of one item of the live catalogue, and the feed of changes. bulk_route.py writes many items in one request.
 
 `ItemRoute` is an ASGI application of its own (direct.py). Knows requests and answers. Does not know how an operation is stored or placed.
 """
@@ -20,11 +20,11 @@ from espalier.live.operations import Operation
 from ..entity_tags import Condition, matches
 from ..errors import NotReady, QueueFull
 from ..http.dependencies import Name, Service, as_json, service_of
-from ..http.item_bodies import ItemReader, check_path_id, written, written_time
+from ..http.item_bodies import ItemReader, body_json, check_path_id, time_text
 from ..http.item_schemas import MAX_SOURCE_VERSION
-from ..http.memory_budget import Budget, Held
+from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
-from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body
+from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body
 from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
 from ..live.catalogue import LiveCatalogue
 from ..live.catalogue_types import Delete, Outcome, Placed, StoredItem, tag_of
@@ -34,13 +34,13 @@ from ..watch.live_metrics import REFUSED, LiveMetrics
 MAX_CHANGES = 1000
 """Most operations in one answer of the feed."""
 CHANGES_BYTES = 8 << 20
-"""The feed's answer ends with the operation that makes it larger than this."""
+"""An answer of the feed ends with the operation that makes it larger than this."""
 CHANGES_STEP = 32
-"""Operations that are read at a time, so that no more than so many large ones are in memory beside the answer."""
+"""Operations that are read from the journal at a time. It limits the memory that large operations take besides the answer."""
 
 
 class WriteRoute:
-    """What both routes that write need. bodies: the memory that their requests share."""
+    """The common part of both routes that write. bodies: the memory budget that their requests share."""
 
     def __init__(self, service: Service) -> None:
         self.settings, self.registry, self.keys = service.settings, service.registry, service.keys
@@ -48,25 +48,25 @@ class WriteRoute:
         self._metrics, self._live_metrics = service.metrics, dict[str, LiveMetrics]()
 
     def reader(self, model: str) -> ItemReader:
-        """How requests of a model are read, by its default version. Raises ModelNotFound, NotReady."""
+        """The reader of a model's write requests, for its default version. Raises ModelNotFound, NotReady."""
         return ItemReader(self.registry.choose(model, None).bundle.manifest.query, self.settings)
 
     def catalogue(self, model: str) -> LiveCatalogue:
-        """Raises ModelNotFound, IsShard."""
+        """The live catalogue of a model. Raises ModelNotFound, IsShard."""
         self.registry.check_whole(model)
         return self.registry.catalogues.of(model)
 
     def refused(self, model: str, status: int) -> None:
-        """Count a write that was refused."""
+        """Count a refused write."""
         if status in REFUSED and model in self.registry.entries:
-            self._of(model).refused(status)
+            self._metrics_of(model).refused(status)
 
     def visible(self, model: str, outcome: Outcome, began: float) -> None:
-        """Note how long a write took from its arrival until all workers answered by it."""
+        """Note the time from the arrival of a write until all workers had applied it."""
         if outcome.visible and outcome.outcome not in ("unchanged", "stale"):
-            self._of(model).visible(time.perf_counter() - began)
+            self._metrics_of(model).visible(time.perf_counter() - began)
 
-    def _of(self, model: str) -> LiveMetrics:
+    def _metrics_of(self, model: str) -> LiveMetrics:
         if model not in self._live_metrics:
             self._live_metrics[model] = LiveMetrics(self._metrics, model)
         return self._live_metrics[model]
@@ -89,8 +89,8 @@ class ItemRoute(WriteRoute):
             check_path_id(scope, item_id)
             outcome = await (self._put if scope["method"] == "PUT" else self._delete)(scope, receive, item_id)
         except Exception as error:
-            if described := document_of(error):
-                self.refused(info.model, described[0]["status"])
+            if problem := document_of(error):
+                self.refused(info.model, problem[0]["status"])
             raise
         self.visible(info.model, outcome, info.began)
         answer = as_json(outcome_json(outcome), status_of(outcome), {"ETag": tag_of(outcome.sequence)})
@@ -100,9 +100,9 @@ class ItemRoute(WriteRoute):
         info: RequestInfo = scope[RequestInfo.KEY]
         check_type(info.content_type, JSON_TYPES)
         catalogue, reader = self.catalogue(info.model), self.reader(info.model)
-        with Held(self.bodies) as memory:
+        with Reservation(self.bodies) as memory:
             body = await read_body(receive, self.settings.body_timeout_s, memory)
-            put = await parsed(body, lambda content: reader.put(item_id, content))
+            put = await parse_body(body, lambda content: reader.put(item_id, content))
             return await catalogue.put(put, _condition(scope))
 
     async def _delete(self, scope: Scope, _: Receive, item_id: str) -> Outcome:
@@ -111,8 +111,8 @@ class ItemRoute(WriteRoute):
 
     async def _get(self, scope: Scope, item_id: str) -> Response:
         item = await self.catalogue(scope[RequestInfo.KEY].model).get(item_id)
-        tag, known = tag_of(item.sequence), _condition(scope).if_none_match
-        if known is not None and matches(known, tag):
+        tag, if_none_match = tag_of(item.sequence), _condition(scope).if_none_match
+        if if_none_match is not None and matches(if_none_match, tag):
             return Response(None, 304, {"ETag": tag})
         return as_json(_item_json(item), 200, {"ETag": tag})
 
@@ -123,32 +123,32 @@ async def changes(
     after: Annotated[int, Query(ge=0, le=MAX_SOURCE_VERSION, description="The last sequence that the caller has.")] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_CHANGES, description="Most changes to return.")] = MAX_CHANGES,
 ) -> Response:
-    """What happened to the live catalogue after a sequence, for another host that follows this one.
+    """The operations on the live catalogue after a sequence, for another host that follows this one.
 
-    Ask again with the sequence of the last change until that is `sequence`.
+    Repeat the request with the sequence of the last change until that equals `sequence`.
     """
     service = service_of(request)
     service.registry.check_whole(name)
-    catalogue, held = service.registry.catalogues.of(name), Held(service.feeds)
-    if not held.take(1):
+    catalogue, slot = service.registry.catalogues.of(name), Reservation(service.feeds)
+    if not slot.take(1):
         raise QueueFull(f"{service.feeds.units} answers of a feed are being made or sent already.", 1)
     try:
-        return _FeedAnswer(await _feed(catalogue, after, limit), held, service.settings.write_timeout_s)
+        return _FeedAnswer(await _feed(catalogue, after, limit), slot, service.settings.write_timeout_s)
     except BaseException:
-        held.give(1)
+        slot.give(1)
         raise
 
 
 async def _feed(catalogue: LiveCatalogue, after: int, limit: int) -> bytes:
-    end = await catalogue.committed()  # not what this worker has applied: it may be behind the others
+    committed = await catalogue.committed()  # not this worker's last applied operation: other workers may have committed more
     dropped = await catalogue.dropped()
-    found: list[bytes] = []
+    lines: list[bytes] = []
     size = 0
-    while len(found) < limit and size < CHANGES_BYTES:
-        step = await catalogue.changes(after, min(CHANGES_STEP, limit - len(found)))
+    while len(lines) < limit and size < CHANGES_BYTES:
+        step = await catalogue.changes(after, min(CHANGES_STEP, limit - len(lines)))
         for operation in step:
-            found.append(orjson.dumps(_change_json(operation)))
-            size += len(found[-1])
+            lines.append(orjson.dumps(_change_json(operation)))
+            size += len(lines[-1])
             after = operation.sequence
             if size >= CHANGES_BYTES:
                 break
@@ -156,27 +156,27 @@ async def _feed(catalogue: LiveCatalogue, after: int, limit: int) -> bytes:
             break
     if await catalogue.dropped() != dropped:
         raise NotReady("The journal was compacted while it was read; ask again.")
-    last, journal = max(end, after if found else 0), orjson.dumps(await catalogue.identity())
-    return b'{"changes":[%s],"sequence":%d,"dropped":%d,"journal":%s}' % (b",".join(found), last, dropped, journal)
+    last, journal = max(committed, after if lines else 0), orjson.dumps(await catalogue.identity())
+    return b'{"changes":[%s],"sequence":%d,"dropped":%d,"journal":%s}' % (b",".join(lines), last, dropped, journal)
 
 
 class _FeedAnswer(Response):
-    """An answer that counts as one of those under way until its client has taken it, or is cut off."""
+    """An answer that keeps its slot until its client has read it or is cut off."""
 
     media_type = "application/json"
 
-    def __init__(self, body: bytes, held: Held, timeout_s: float) -> None:
+    def __init__(self, body: bytes, slot: Reservation, timeout_s: float) -> None:
         super().__init__(body)
-        self._held, self._timeout_s = held, timeout_s
+        self._slot, self._timeout_s = slot, timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held:
+        with self._slot:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send_body(send, scope, bytes(self.body), self._timeout_s)
 
 
 def status_of(outcome: Outcome) -> int:
-    """202: durable, but a worker was still behind. 201: there was no such item."""
+    """202: durable, but not yet applied by every worker. 201: the item is new."""
     if not outcome.visible:
         return 202
     return 201 if outcome.outcome == "inserted" else 200
@@ -197,15 +197,15 @@ def _item_json(item: StoredItem) -> dict[str, Any]:
         "id": item.id,
         "sequence": item.sequence,
         "live": item.live,
-        "at": None if item.at is None else written_time(item.at),
+        "at": None if item.at is None else time_text(item.at),
         "placed": _placed_json(item.placed),
-        **written(item.body, item.source_version),
+        **body_json(item.body, item.source_version),
     }
 
 
 def _change_json(operation: Operation) -> dict[str, Any]:
-    said = {"sequence": operation.sequence, "id": operation.id, "kind": operation.kind, "at": written_time(operation.at)}
-    return said | written(operation.body, operation.source_version)
+    document = {"sequence": operation.sequence, "id": operation.id, "kind": operation.kind, "at": time_text(operation.at)}
+    return document | body_json(operation.body, operation.source_version)
 
 
 def _placed_json(placed: Placed | None) -> dict[str, Any] | None:
@@ -213,10 +213,10 @@ def _placed_json(placed: Placed | None) -> dict[str, Any] | None:
 
 
 def _condition(scope: Scope) -> Condition:
-    """The conditional headers; of several with one name, all their tags."""
+    """The conditional headers. Several headers of one name count as one with all their tags."""
     headers = Headers(scope=scope)
-    of_each = [headers.getlist(name) for name in ("If-Match", "If-None-Match")]
-    return Condition(*(", ".join(tags) if tags else None for tags in of_each))
+    tags_by_header = [headers.getlist(name) for name in ("If-Match", "If-None-Match")]
+    return Condition(*(", ".join(tags) if tags else None for tags in tags_by_header))
 
 
 def _source_version(scope: Scope) -> int | None:

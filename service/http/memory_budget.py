@@ -1,6 +1,6 @@
-"""Memory that requests share: a budget for all of them together, and a small free share for each.
+"""Memory that requests share: one budget for all of them, and a small free share for each.
 
-Knows units: bytes of bodies, values of answers. Used by the event loop alone.
+Knows units: bytes of bodies, values of answers. Only the event loop uses it.
 """
 
 from __future__ import annotations
@@ -9,37 +9,38 @@ import asyncio
 from collections.abc import Callable
 
 RECHECK_S = 1.0
-"""How often a waiting holder checks whether its client is still there."""
+"""Interval at which a waiting holder checks whether its client is still connected."""
 
 
 class Budget:
-    """`units` for all holders together.
+    """`units` that all holders share.
 
     free          units of each holder that are not counted, so that small requests never wait for large ones
-    most_waiting  holders that may wait at a time
+    available     units that no holder has
+    most_waiting  most holders that wait at a time
     """
 
     def __init__(self, units: int, free: int, most_waiting: int = 64) -> None:
-        self.units, self.free, self.left, self.most_waiting = units, free, units, most_waiting
-        self.waiting: set[asyncio.Future[None]] = set()
+        self.units, self.free, self.available, self.most_waiting = units, free, units, most_waiting
+        self.waiters: set[asyncio.Future[None]] = set()
 
     def wake(self) -> None:
         """Let all waiting holders try again."""
-        waiting, self.waiting = self.waiting, set()
-        for one in waiting:
-            if not one.done():
-                one.set_result(None)
+        waiters, self.waiters = self.waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
-class Held:
-    """The units of one request or stream; a context manager that gives all of them back."""
+class Reservation:
+    """The units of one request or stream. As a context manager, it gives all of them back at the end."""
 
     __slots__ = ("_budget", "_counted", "units")
 
     def __init__(self, budget: Budget) -> None:
         self._budget, self.units, self._counted = budget, 0, 0
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> Reservation:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,36 +48,36 @@ class Held:
             self.give(self.units)
 
     def take(self, units: int) -> bool:
-        """Hold this many more units. False, and nothing changes, where the budget has not enough left."""
+        """Take this many more units. Returns False, and takes none, if the budget does not have enough."""
         units += self.units
         counted = max(units - self._budget.free, 0)
-        if counted - self._counted > self._budget.left:
+        if counted - self._counted > self._budget.available:
             return False
-        self._budget.left -= counted - self._counted
+        self._budget.available -= counted - self._counted
         self.units, self._counted = units, counted
         return True
 
-    async def wait(self, units: int, most: int, gone: Callable[[], bool]) -> bool:
-        """Take `units` as soon as the budget has them and this holder has at most `most` with them.
+    async def wait(self, units: int, most: int, has_gone: Callable[[], bool]) -> bool:
+        """Take `units` as soon as the budget has them and this holder then has at most `most`.
 
-        False where too many holders wait already, or once `gone()` says that the client has left, which is checked every RECHECK_S.
+        Returns False if too many holders wait already, or once `has_gone()` is true, which is checked every RECHECK_S.
         """
         while (self.units and self.units + units > most) or not self.take(units):
-            if len(self._budget.waiting) >= self._budget.most_waiting or gone():
+            if len(self._budget.waiters) >= self._budget.most_waiting or has_gone():
                 return False
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._budget.waiting.add(waiting)
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._budget.waiters.add(waiter)
             try:
-                await asyncio.wait((waiting,), timeout=RECHECK_S)
+                await asyncio.wait((waiter,), timeout=RECHECK_S)
             finally:
-                self._budget.waiting.discard(waiting)
+                self._budget.waiters.discard(waiter)
         return True
 
     def give(self, units: int) -> None:
         budget = self._budget
         self.units -= units
         counted = max(self.units - budget.free, 0)
-        budget.left += self._counted - counted
+        budget.available += self._counted - counted
         self._counted = counted
-        if budget.waiting:
+        if budget.waiters:
             budget.wake()

@@ -1,7 +1,7 @@
 """The outermost layer: request ids, body limits, metrics, logs and traces of requests, and the answers to errors.
 
-HEAD is answered as GET, whatever the route; the server leaves the body out. Plain ASGI, because a layer that builds request objects would
-cost more than the rest of the service. It calls the applications of direct.py itself; all other requests go to the framework.
+HEAD is answered as GET on every route; the server leaves the body out. It is plain ASGI, because a layer that builds request objects would
+cost more than the rest of the service. It calls the applications of direct.py itself and passes all other requests to the framework.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..errors import BodyTooLarge, ClientGone, Denied, Encoded
 from ..http.api_keys import Keys
 from ..http.connection import CONNECTION
 from ..http.direct import RETRIEVE, DirectRoutes
-from ..http.memory_budget import Budget, Held
+from ..http.memory_budget import Budget, Reservation
 from ..http.request_bodies import JSON_TYPES, check_type, read_body
 from ..keys_file import Key
 from ..problems import NO_ROUTE, document_of, internal_problem, problem, send_problem
@@ -38,27 +38,25 @@ from ..watch.tracing import Tracer, trace_id
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("service.requests")
 
-_PROCESS, _NUMBERS = secrets.token_hex(6).encode(), itertools.count(1)
-"""Parts of the ids of requests that bring none: unique over all processes, without a system call each."""
+_PROCESS, _COUNTER = secrets.token_hex(6).encode(), itertools.count(1)
+"""Together they make ids for requests without one: unique over all processes, without a system call for each."""
 _WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|candidate|removed)")
 """Paths of admin requests that have a body."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-
-
-SEVERAL = b"several"
-"""In place of several Authorization headers: whatever stands before the service may have looked at another one."""
+SEVERAL_KEYS = b"several"
+"""Replaces the value of several Authorization headers, because a proxy before the service may have checked another one of them."""
 
 
 @dataclass(slots=True)
 class RequestInfo:
-    """A request's headers that matter here, and what its route found out for the log, the metrics and the trace.
+    """Headers of a request, and the values that its route adds for the log, the metrics and the trace.
 
-    authorization   as the header says; of several, one value that no key has
-    content_length  as the header says; 0 without one
-    encoding        of the body, as the headers say; empty without one
-    key             with which it was let in; None where none is needed
-    by_client       whether only a deadline or a condition of the client's own made the answer an error
-    priority        what the header Espalier-Priority says; None without one
+    authorization   value of the header; SEVERAL_KEYS if there are several
+    content_length  value of the header; 0 without one
+    encoding        of the body, from the headers; empty without one
+    key             the request's API key; None if none is needed
+    by_client       whether the answer is an error only because of a deadline or condition that the client chose
+    priority        value of the header Espalier-Priority; None without one
     """
 
     KEY: ClassVar = "espalier.request_info"
@@ -84,7 +82,7 @@ class RequestInfo:
 
     @staticmethod
     def of(headers: Iterable[tuple[bytes, bytes]]) -> RequestInfo:
-        """Of a request that begins now."""
+        """The information of a request that begins now."""
         info = RequestInfo(time.perf_counter())
         for name, value in headers:
             match name:
@@ -93,7 +91,7 @@ class RequestInfo:
                 case b"content-length" if value.isdigit():
                     info.content_length = int(value[:19])
                 case b"authorization":
-                    info.authorization = value if info.authorization is None else SEVERAL
+                    info.authorization = value if info.authorization is None else SEVERAL_KEYS
                 case b"content-encoding":
                     info.encoding += value.strip().lower()
                 case b"x-request-id" if _REQUEST_ID.fullmatch(value):
@@ -106,7 +104,7 @@ class RequestInfo:
                     info.user = value or None
                 case b"espalier-group":
                     info.group = value
-        info.request_id = info.request_id or b"%s%08x" % (_PROCESS, next(_NUMBERS))
+        info.request_id = info.request_id or b"%s%08x" % (_PROCESS, next(_COUNTER))
         return info
 
     @property
@@ -117,12 +115,12 @@ class RequestInfo:
 class Edge:
     """Wraps the application.
 
-    direct  what is called instead of the framework
-    keys    checked here for admin requests, before their body is read
-    audit   logs denied requests
-    lines   of the log on errors that clients alone cause
-    shown   the paths that the address of customers answers, where operators have one of their own
-    tracer  takes spans of the requests of `direct`
+    direct          the applications that are called instead of the framework
+    keys            checked here for admin requests, before their body is read
+    audit           logs denied requests
+    error_lines     rations the log lines about errors that only clients cause
+    customer_paths  the paths that the customers' address answers if operators have an address of their own
+    tracer          takes spans of the requests of `direct`
     """
 
     def __init__(
@@ -133,14 +131,14 @@ class Edge:
         audit: Audit,
         metrics: Metrics,
         settings: Settings,
-        lines: Ration,
-        shown: re.Pattern[str],
+        error_lines: Ration,
+        customer_paths: re.Pattern[str],
         tracer: Tracer | None = None,
     ) -> None:
         self.app, self.direct, self.keys = app, direct, keys
-        self.audit, self.metrics, self.lines, self.shown, self.tracer = audit, metrics, lines, shown, tracer
+        self.audit, self.metrics, self.error_lines, self.customer_paths, self.tracer = audit, metrics, error_lines, customer_paths, tracer
         self.settings = settings
-        self.bodies = Budget(settings.max_body_bytes, 0)  # of admin requests: one of the largest size at a time
+        self.bodies = Budget(settings.max_body_bytes, 0)  # of admin requests, which share the memory of one largest body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -169,27 +167,27 @@ class Edge:
             await send(message)
 
         connection = scope.get(CONNECTION)
-        if connection is not None and connection.for_customers and not self.shown.fullmatch(scope["path"]):
+        if connection is not None and connection.for_customers and not self.customer_paths.fullmatch(scope["path"]):
             await send_problem(send_marked, problem(404, NO_ROUTE), {})
             return
         direct = self.direct.find(scope)
         most = self.settings.max_body_bytes if direct is None or direct.max_body_bytes is None else direct.max_body_bytes
         try:
             if info.encoding not in (b"", b"identity"):
-                given = info.encoding.decode("latin-1")
-                raise Encoded(f"Content-Encoding: got {given!r}, expected none: bodies are sent as they are.")
+                encoding = info.encoding.decode("latin-1")
+                raise Encoded(f"Content-Encoding: got {encoding!r}, expected none: bodies are sent as they are.")
             if direct is not None:
                 await direct.application(scope, receive if direct.streams else receive_limited, send_marked)
             else:
                 await self.app(scope, await self._checked(scope, info, receive_limited), send_marked)
         except Exception as error:
-            if status and isinstance(error, ClientGone):  # it does not take its answer; the connection has been cut off
+            if status and isinstance(error, ClientGone):  # the client does not read its answer; the connection has been cut off
                 status = error.status
             else:
                 if isinstance(error, Denied):
                     self.audit.denied(scope, info.request_id.decode(), error)
                 document, headers = problem_of(error, info)
-                if status:  # an answer has begun; the server can only cut it off
+                if status:  # the answer has begun, so the server can only cut it off
                     raise
                 await send_problem(send_marked, document, headers)
         finally:
@@ -197,12 +195,12 @@ class Edge:
                 self._account(scope["method"], direct.route, info, status)
 
     async def _checked(self, scope: Scope, info: RequestInfo, receive: Receive) -> Receive:
-        """Read the body of an admin request before the framework does: only with a key, in time, of the right size, type and form."""
+        """Read the body of an admin request before the framework does, and check its key, time, size, type and JSON syntax."""
         if scope["method"] not in ("POST", "PUT") or not _WITH_BODY.fullmatch(scope["path"]):
             return receive
         self.keys.check("admin", info.authorization)
         check_type(info.content_type, JSON_TYPES)
-        with Held(self.bodies) as memory:
+        with Reservation(self.bodies) as memory:
             body = await read_body(receive, self.settings.body_timeout_s, memory)
         try:
             orjson.loads(body)
@@ -224,7 +222,7 @@ class Edge:
             self.metrics.request(info.model, status, seconds, info.by_client)
         left_out: int | None = 0
         if self.settings.log_requests == "failed":
-            left_out = None if status < 500 else self.lines.take() if info.by_client else 0
+            left_out = None if status < 500 else self.error_lines.take() if info.by_client else 0
         if self.settings.log_requests != "none" and left_out is not None:
             fields = {
                 "request_id": info.request_id.decode(),
@@ -248,7 +246,7 @@ class Edge:
 
 
 def write_left_out(left_out: int) -> None:
-    """Log how many errors that clients alone caused had no line."""
+    """Log the number of errors that only clients caused and that had no line."""
     _write({"left_out": left_out})
 
 
@@ -258,9 +256,9 @@ def _write(fields: Mapping[str, object]) -> None:
 
 
 def problem_of(error: Exception, info: RequestInfo) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """The problem document of the exception that is being handled, and its headers; one that was not expected is logged."""
-    described = document_of(error)
-    if described is None:
+    """(problem document, headers) for the exception that is being handled. An unexpected exception is logged."""
+    answer = document_of(error)
+    if answer is None:
         request_id = info.request_id.decode()
         log.exception("request %s failed", request_id, extra={"fields": {"request_id": request_id}})
-    return described or (internal_problem(), {})
+    return answer or (internal_problem(), {})

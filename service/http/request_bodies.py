@@ -1,4 +1,4 @@
-"""Request bodies as they arrive: read whole, within a time and a size, or line by line. JSON of any size, parsed.
+"""Reading and parsing of request bodies: whole, within limits of time and size, or line by line as they arrive.
 
 Small bodies are parsed on the event loop, large ones in a thread. Knows ASGI messages and bytes. Does not know their meaning.
 """
@@ -17,46 +17,44 @@ from starlette.types import Receive
 from espalier.errors import InvalidInput
 
 from ..errors import BodyTooLarge, Busy, InvalidRequest, NotJson, ServiceError, SlowBody
-from ..http.memory_budget import Held
+from ..http.memory_budget import Reservation
 from ..problems import invalid_body
 
 JSON_TYPES = ("application/json",)
 LINES_TYPES = ("application/x-ndjson", "application/jsonl", "application/json-lines")
-
-
 TURN_LINES = 1024
-"""Lines of one piece of a body that are looked at before other requests have their turn: most may be empty."""
+"""Lines of one piece of a body that are handled before other requests have their turn. (A piece may have very many empty lines.)"""
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 INLINE_BYTES = 1 << 16
-"""Bodies up to this size are parsed on the event loop. Larger ones would keep other requests waiting, and go to a thread."""
-MAX_NESTED = 1 << 16
-"""Objects and lists in a body. Each takes some hundred bytes and a microsecond, however short its text is."""
+"""Bodies up to this size are parsed on the event loop. Larger ones go to a thread, so that other requests do not wait."""
+MAX_CONTAINERS = 1 << 16
+"""Most objects and lists in a large body. Each takes some hundred bytes and a microsecond, however short its text is."""
 _parser = ThreadPoolExecutor(1, thread_name_prefix="parser")
 
 
 def check_type(media_type: bytes, accepted: Sequence[str]) -> None:
     """Raise NotJson unless a content type is one of `accepted`."""
-    given = media_type.partition(b";")[0].strip().lower().decode("latin-1")
-    if given not in accepted:
-        raise NotJson(f"Expected the content type {' or '.join(accepted)}, got {given or 'none'}.")
+    media = media_type.partition(b";")[0].strip().lower().decode("latin-1")
+    if media not in accepted:
+        raise NotJson(f"Expected the content type {' or '.join(accepted)}, got {media or 'none'}.")
 
 
-async def read_body(receive: Receive, timeout_s: float | None, memory: Held) -> bytes:
-    """A whole body; its bytes are counted in `memory`. timeout_s: None where the body has arrived already, which saves a timer.
+async def read_body(receive: Receive, timeout_s: float | None, memory: Reservation) -> bytes:
+    """A whole body; `memory` counts its bytes. timeout_s: None if the body has arrived already, which saves a timer.
 
-    Raises SlowBody after `timeout_s`, ClientDisconnect when the client hangs up before the end, Busy when the budget has no room.
+    Raises SlowBody after `timeout_s`, ClientDisconnect if the client hangs up before the end, Busy if the budget has no room.
     """
     if timeout_s is None:
-        return await _read(receive, memory)
+        return await _read_all(receive, memory)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _read(receive, memory)
+            return await _read_all(receive, memory)
     except TimeoutError:
         raise SlowBody(f"The body did not arrive within {timeout_s:g} s.") from None
 
 
-async def _read(receive: Receive, memory: Held) -> bytes:
+async def _read_all(receive: Receive, memory: Reservation) -> bytes:
     chunks = bytearray()
     while True:
         message = await receive()
@@ -70,15 +68,15 @@ async def _read(receive: Receive, memory: Held) -> bytes:
         chunks += body
 
 
-async def read_lines(receive: Receive, longest: int, timeout_s: float, memory: Held) -> AsyncIterator[bytes | ServiceError]:
-    """The non-empty lines of a body as they arrive, without their line ends.
+async def read_lines(receive: Receive, max_bytes: int, timeout_s: float, memory: Reservation) -> AsyncIterator[bytes | ServiceError]:
+    """Yield the non-empty lines of a body as they arrive, without their line ends.
 
-    longest    bytes of a line; a longer one is read to its end and comes as BodyTooLarge
-    timeout_s  between two pieces of the body; then SlowBody comes last
-    memory     counts the bytes of a line that has not arrived whole; when its budget has no room, Busy comes last
+    max_bytes  most bytes of a line; a longer line is read to its end and yields BodyTooLarge
+    timeout_s  longest time between two pieces of the body; after it, SlowBody is the last to be yielded
+    memory     counts the bytes of an incomplete line; if its budget has no room, Busy is the last to be yielded
     Raises ClientDisconnect.
     """
-    start = bytearray()  # of the line that has not arrived whole
+    partial_line = bytearray()
     too_long = False
     more = True
     while more:
@@ -91,56 +89,56 @@ async def read_lines(receive: Receive, longest: int, timeout_s: float, memory: H
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         more = message.get("more_body", False)
-        *whole, rest = message.get("body", b"").split(b"\n")
-        for number, line in enumerate(whole, 1):
+        *complete_lines, remainder = message.get("body", b"").split(b"\n")
+        for number, line in enumerate(complete_lines, 1):
             if number % TURN_LINES == 0:
                 await asyncio.sleep(0)
-            if too_long or len(start) + len(line) > longest:
-                yield _too_long(longest)
-            elif stripped := bytes(start + line).strip():
+            if too_long or len(partial_line) + len(line) > max_bytes:
+                yield _too_long(max_bytes)
+            elif stripped := bytes(partial_line + line).strip():
                 yield stripped
-            memory.give(len(start))
-            start.clear()
+            memory.give(len(partial_line))
+            partial_line.clear()
             too_long = False
-        if too_long or len(start) + len(rest) > longest:
-            memory.give(len(start))
-            start.clear()
+        if too_long or len(partial_line) + len(remainder) > max_bytes:
+            memory.give(len(partial_line))
+            partial_line.clear()
             too_long = True
-        elif not memory.take(len(rest)):
+        elif not memory.take(len(remainder)):
             yield _too_many_bodies()
             return
         else:
-            start += rest
+            partial_line += remainder
     if too_long:
-        yield _too_long(longest)
-    elif stripped := bytes(start).strip():
+        yield _too_long(max_bytes)
+    elif stripped := bytes(partial_line).strip():
         yield stripped
 
 
-def _too_long(longest: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The line has more than {longest} bytes.")
+def _too_long(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The line has more than {max_bytes} bytes.")
 
 
 def _too_many_bodies() -> Busy:
     return Busy("Too many large request bodies are being read.")
 
 
-async def parsed(content: bytes, parse: Callable[[bytes], T]) -> T:
-    """What `parse` makes of a body. Raises what it raises, and InvalidRequest.
+async def parse_body(content: bytes, parse: Callable[[bytes], T]) -> T:
+    """The result of `parse` on a body. Raises the errors of `parse`, and InvalidRequest.
 
-    Large bodies are parsed one after the other: the parser keeps the interpreter while it works, and its result is larger than the body.
+    Large bodies are parsed one after the other: the parser holds the interpreter lock, and its result is larger than the body.
     """
     if len(content) <= INLINE_BYTES:
         return parse(content)
-    if (nested := content.count(b"{") + content.count(b"[")) > MAX_NESTED:
-        raise InvalidRequest([InvalidInput("body", f"{nested} objects and lists", f"at most {MAX_NESTED}")])
+    if (containers := content.count(b"{") + content.count(b"[")) > MAX_CONTAINERS:
+        raise InvalidRequest([InvalidInput("body", f"{containers} objects and lists", f"at most {MAX_CONTAINERS}")])
     return await asyncio.get_running_loop().run_in_executor(_parser, parse, content)
 
 
-def validated(kind: type[Body], content: bytes) -> Body:
+def validate(kind: type[Body], content: bytes) -> Body:
     """A body as a `kind`. Raises InvalidRequest.
 
-    Straight from the bytes: that refuses what JSON refuses, names the field of a NaN, and takes a third of parsing first.
+    pydantic reads the bytes directly: it refuses invalid JSON, names the field of a NaN, and takes a third of the time of parsing first.
     """
     try:
         return kind.model_validate_json(content)

@@ -1,7 +1,7 @@
-"""POST /retrieve, as an ASGI application of its own: the framework's layers would cost more than the work itself.
+"""POST /retrieve, as an ASGI application of its own, because the framework's layers would cost more than the work itself.
 
-It raises what goes wrong; middleware.py answers that. routes.py documents it. stream_route.py answers each of its lines in the same way.
-With `Espalier-Priority: background` a request waits behind all others (priority.py), and customers' metrics do not count it.
+It raises errors, and middleware.py answers them. routes.py documents it. stream_route.py answers each of its lines in the same way. With
+`Espalier-Priority: background` a request waits behind all others (priority.py) and does not count in customers' metrics.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ..http.api_keys import may_use
 from ..http.connection import CONNECTION
 from ..http.dependencies import Service
 from ..http.held_refusals import HeldRefusals
-from ..http.memory_budget import Budget, Held
+from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
-from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
+from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body, validate
 from ..keys_file import Key
 from ..models.loading import LoadedModel
 from ..models.trial import is_tried
@@ -45,21 +45,21 @@ from ..watch.tracing import trace_id
 log = logging.getLogger(__name__)
 
 WATCH_AFTER_S = 0.002
-"""A request that waits for longer than this is watched for a client that hangs up. Watching costs as much as parsing the body."""
+"""After this time, a waiting request is watched for a client that hangs up. Watching costs as much as parsing the body."""
 PIECE_BYTES = 1 << 16
-"""Answers are handed to the connection in pieces of this size, the next one when the last one has been taken."""
-SLOWEST_BYTES_PER_S = 1 << 16
-"""A client that takes an answer more slowly than this, after ESPALIER_WRITE_TIMEOUT_S, is cut off."""
+"""Answers are passed to the connection in pieces of this size, the next one when the client has read the last one."""
+MIN_BYTES_PER_S = 1 << 16
+"""A client that reads an answer more slowly than this, after ESPALIER_WRITE_TIMEOUT_S, is cut off."""
 FREE_BYTES, FREE_VALUES = 1 << 16, 4096
-"""Size of a body and of an answer that every request may have, whatever others hold."""
+"""Bytes of a body and values of an answer that every request may have, however much other requests hold."""
 BODIES_BYTES = 32 << 20
-"""Bytes of all larger bodies that are being read or parsed."""
+"""Most bytes of all larger bodies that are being read or parsed."""
 ANSWERS = 4
-"""Answers of the largest size that one route may hold at a time, until their clients have taken them."""
+"""Most answers of the largest size that one route holds at a time, until their clients have read them."""
 
 
 def origin_of(info: RequestInfo) -> tuple[tuple[str, str], ...]:
-    """The headers by which other machines know a request. One without a trace gets one, so that its spans meet those of shards."""
+    """The headers that identify a request on other machines. A request without a trace gets one, so that shards' spans belong to it."""
     if trace_id(info.traceparent) is None:
         info.traceparent = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01".encode()
     values = (("X-Request-Id", info.request_id), ("traceparent", info.traceparent or b""))
@@ -67,33 +67,33 @@ def origin_of(info: RequestInfo) -> tuple[tuple[str, str], ...]:
 
 
 class RetrievalRoute:
-    """What both retrieval routes need, and the memory that the requests of one route share."""
+    """The common part of both retrieval routes, with the memory budgets that the requests of one route share."""
 
     def __init__(self, service: Service) -> None:
         self.settings, self.registry, self.keys, self.metrics = service.settings, service.registry, service.keys, service.metrics
-        self.asked, self.audit = service.asked, service.audit
+        self.query_notes, self.audit = service.query_notes, service.audit
         self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
         self.answers = Budget(ANSWERS * self.settings.max_answer_values, FREE_VALUES)
         self._shadows = Shadows(self.settings)
 
     def check(self, request: RetrieveRequest, info: RequestInfo) -> CheckedRequest:
-        """Find the model of a request, note it in `info`, and check the request against it. Raises what `choose` and `check` raise."""
+        """Choose the version for a request, note it in `info`, and check the request against it. Raises the errors of both steps."""
         if request.model is not None:
             may_use(info.key, request.model, "retrieve")
         model = self.registry.choose_whole(request.model, request.version)
         info.model, info.version, info.queries = model.name, model.version, len(request.queries)
         may_use(info.key, model.name, "retrieve")
-        if request.version is None and (found := self.registry.candidate(model.name)) is not None:
-            tried, candidate = found
+        if request.version is None and (trial := self.registry.candidate(model.name)) is not None:
+            candidate_model, candidate = trial
             if is_tried(candidate, model.name, info.key_name, info.user, info.group):
-                with suppress(EspalierError):  # what it does not take, the default version may: it has other limits and fields
-                    checked = check(request, tried, self.settings)
-                    info.version = tried.version
+                with suppress(EspalierError):  # then the default version answers, which has other limits and fields
+                    checked = check(request, candidate_model, self.settings)
+                    info.version = candidate_model.version
                     return checked
         return check(request, model, self.settings)
 
-    def take(self, key: Key, info: RequestInfo) -> KeyLimit | None:
-        """Count a request of a key; why it is one too many."""
+    def count_request(self, key: Key, info: RequestInfo) -> KeyLimit | None:
+        """Count a request of a key. Returns the limit that it exceeds, if any."""
         try:
             self.keys.limits.take(key)
         except KeyLimit as limit:
@@ -104,12 +104,12 @@ class RetrievalRoute:
         return None
 
     async def answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority = Priority.NORMAL) -> Retrieved:
-        """Answer a checked request, count it, and note in `info` what the log and the metrics need."""
+        """Answer a checked request, count it, and note the values for the log and the metrics in `info`."""
         counts = priority is not Priority.BACKGROUND
         try:
             retrieved = await self._answer(checked, info, began, priority)
         except InvalidInput:
-            default = self._by_default(checked)
+            default = self._checked_by_default(checked)
             if default is None:
                 raise
             info.version = default.model.version
@@ -124,64 +124,65 @@ class RetrievalRoute:
             self._compare(checked, retrieved)
         return retrieved
 
-    def _by_default(self, checked: CheckedRequest) -> CheckedRequest | None:
-        """A request that a candidate does not take as one to the default version; None where it was none, or the answer would be larger."""
+    def _checked_by_default(self, checked: CheckedRequest) -> CheckedRequest | None:
+        """A request that a candidate refused, checked against the default version. None if no candidate did, or if its answer is larger."""
         default = self.registry.choose_whole(checked.model.name, None)
         if checked.request.version is not None or default is checked.model:
             return None
-        again = check(checked.request, default, self.settings)
-        return again if again.answer_values <= checked.answer_values else None
+        default_request = check(checked.request, default, self.settings)
+        return default_request if default_request.answer_values <= checked.answer_values else None
 
     def _compare(self, checked: CheckedRequest, retrieved: Retrieved) -> None:
-        """Have the candidate answer the request, too, where it is drawn for that."""
-        found = self.registry.candidate(checked.model.name)
-        if found is not None and found[0] is not checked.model and random.random() < found[1].shadow:
-            self._shadows.begin(checked, retrieved, found[0])
+        """Draw whether the request is a shadow request; if so, the candidate answers it, too."""
+        if (trial := self.registry.candidate(checked.model.name)) is not None:
+            candidate_model, candidate = trial
+            if candidate_model is not checked.model and random.random() < candidate.shadow:
+                self._shadows.begin(checked, retrieved, candidate_model)
 
     async def _answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority) -> Retrieved:
         settings, model, timeout_ms = self.settings, checked.model, checked.timeout_ms
-        expected_s = taken_s = 0.0  # engine seconds; a search that fails may have begun, so it costs what was expected
+        expected_s = actual_s = 0.0  # engine seconds; a failed search may have begun, so it costs the expected seconds
         if info.key is not None and info.key.cost is not None:
-            expected_s = taken_s = model.batcher.expected_s(len(checked.request.queries), checked.beam_size)
+            expected_s = actual_s = model.batcher.expected_s(len(checked.request.queries), checked.beam_size)
             self.keys.limits.spend(info.key, expected_s)
         try:
             if priority is Priority.NORMAL:
                 model.batcher.check_overload(len(checked.request.queries), info.key_name or "")
             deadline = began + timeout_ms / 1e3
             if checked.request.min_sequence:
-                await self._reach(checked.model, checked.request.min_sequence, deadline)
+                await self._wait_for_sequence(checked.model, checked.request.min_sequence, deadline)
             origin = origin_of(info) if model.batcher.limits.calls > 1 else ()
             retrieved = await retrieve(checked, settings, began, deadline, priority, origin, info.key_name or "")
-            taken_s = retrieved.engine_s
+            actual_s = retrieved.engine_s
         except QueueFull:
-            taken_s = 0.0
+            actual_s = 0.0
             self.metrics.shed(model.name)
             raise
         except (DeadlinePassed, Uncovered):
             info.by_client = timeout_ms < settings.timeout_ms
             raise
         except Behind as error:
-            taken_s = 0.0
+            actual_s = 0.0
             info.by_client = timeout_ms < settings.timeout_ms or not error.committed
             raise
         finally:
             if info.key is not None and info.key.cost is not None:
-                self.keys.limits.settle(info.key, expected_s, taken_s)
+                self.keys.limits.settle(info.key, expected_s, actual_s)
         info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
         if priority is not Priority.BACKGROUND:
-            self.asked.note(model.name, model.version, checked.request.queries, retrieved.unknown)
+            self.query_notes.note(model.name, model.version, checked.request.queries, retrieved.unknown)
         return retrieved
 
-    async def _reach(self, model: LoadedModel, sequence: int, deadline: float) -> None:
-        """Wait until this worker answers by an operation of the live catalogue. Raises Behind, NotWritable."""
+    async def _wait_for_sequence(self, model: LoadedModel, sequence: int, deadline: float) -> None:
+        """Wait until this worker has applied an operation of the live catalogue. Raises Behind, NotWritable."""
         catalogue = self.registry.catalogues.of(model.name)
         if not await catalogue.reached(model.version, sequence, deadline):
-            has, committed = catalogue.applied(model.version), sequence <= await catalogue.committed()
-            raise Behind(f"min_sequence: got {sequence}, and by the deadline this worker has the operations up to {has}.", committed)
+            applied, committed = catalogue.applied(model.version), sequence <= await catalogue.committed()
+            raise Behind(f"min_sequence: got {sequence}, and by the deadline this worker has the operations up to {applied}.", committed)
 
 
 def _outcome_of(error: Exception) -> VersionOutcome | None:
-    """What an error is to the version that was asked; None where it is the request's."""
+    """How an error counts for the version that raised it; None if the request caused it."""
     described = document_of(error)
     status = 500 if described is None else described[0]["status"]
     if status == 429:
@@ -192,7 +193,7 @@ def _outcome_of(error: Exception) -> VersionOutcome | None:
 
 
 class RetrieveRoute(RetrievalRoute):
-    """POST /retrieve. Answers of background requests share a memory of their own, so that customers' never lack room for them."""
+    """POST /retrieve. Answers of background requests have a budget of their own, so that they take no memory from customers' answers."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -202,7 +203,7 @@ class RetrieveRoute(RetrievalRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("retrieve", info.authorization)
-        if info.key is not None and (limit := self.take(info.key, info)) is not None:
+        if info.key is not None and (limit := self.count_request(info.key, info)) is not None:
             await self._refuse(limit, scope)
         try:
             await self._respond(scope, receive, send, info)
@@ -210,7 +211,7 @@ class RetrieveRoute(RetrievalRoute):
         except QueueFull as error:
             if not error.crowds:
                 raise
-            refusal = QueueFull(str(error), error.retry_after_s)  # the other one holds the frames of the request, and with them its body
+            refusal = QueueFull(str(error), error.retry_after_s)  # a new exception: the traceback of the other one holds the request's body
         await self._refuse(refusal, scope)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send, info: RequestInfo) -> None:
@@ -219,17 +220,17 @@ class RetrieveRoute(RetrievalRoute):
         if not background:
             self._check_overload(info)
         answers = self.background_answers if background else self.answers
-        with Held(self.bodies) as body_memory, Held(answers) as answer_memory:  # a parsed body is larger than the body
-            whole = CONNECTION in scope and scope[CONNECTION].complete
-            body = await read_body(receive, None if whole else self.settings.body_timeout_s, body_memory)
-            request = await parsed(body, partial(validated, RetrieveRequest))
-            async with WhileConnected(receive):
+        with Reservation(self.bodies) as body_memory, Reservation(answers) as answer_memory:  # a parsed body is larger than the body
+            has_arrived = CONNECTION in scope and scope[CONNECTION].complete
+            body = await read_body(receive, None if has_arrived else self.settings.body_timeout_s, body_memory)
+            request = await parse_body(body, partial(validate, RetrieveRequest))
+            async with CancelOnDisconnect(receive):
                 checked = self.check(request, info)
                 if not answer_memory.take(checked.answer_values):
                     if not background:
                         self.metrics.shed(info.model)
                     raise QueueFull("Too many large answers are being made or sent.", 1)
-                retrieved = await (self._answer_behind(checked, info) if background else self.answer(checked, info, info.began))
+                retrieved = await (self._answer_in_background(checked, info) if background else self.answer(checked, info, info.began))
             timing = ", ".join([f"{stage};dur={ms}" for stage, ms in retrieved.stages_ms.items()])
             headers = [
                 (b"content-type", b"application/json"),
@@ -237,18 +238,18 @@ class RetrieveRoute(RetrievalRoute):
                 (b"server-timing", timing.encode()),
             ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            taken = await send_body(send, scope, retrieved.body, self.settings.write_timeout_s)
-        if not taken:
-            raise ClientGone("The client does not take its answer.")
+            is_sent = await send_body(send, scope, retrieved.body, self.settings.write_timeout_s)
+        if not is_sent:
+            raise ClientGone("The client does not read its answer.")
 
     async def _refuse(self, refusal: KeyLimit | QueueFull, scope: Scope) -> NoReturn:
-        """Raise it, held back where there is room."""
+        """Raise a refusal after holding it back, or at once if too many are held."""
         if not await self._refusals.wait(scope[RequestInfo.KEY].key_name or "", scope):
             refusal.headers += (("Connection", "close"),)
         raise refusal
 
-    async def _answer_behind(self, checked: CheckedRequest, info: RequestInfo) -> Retrieved:
-        """Answer a background request when it is its turn."""
+    async def _answer_in_background(self, checked: CheckedRequest, info: RequestInfo) -> Retrieved:
+        """Wait for the turn of a background request, then answer it."""
         await self._turns.enter(info.began + checked.timeout_ms / 1e3)
         try:
             return await self.answer(checked, info, info.began, Priority.BACKGROUND)
@@ -256,50 +257,49 @@ class RetrieveRoute(RetrievalRoute):
             self._turns.leave()
 
     def _check_overload(self, info: RequestInfo) -> None:
-        """Raise QueueFull before the body is even parsed, where only one version serves and it is overloaded."""
-        only = self.registry.only()
-        if only is None:
+        """Raise QueueFull before the body is parsed, if only one version serves and it is overloaded."""
+        model = self.registry.only()
+        if model is None:
             return
         try:
-            only.batcher.check_overload(1, info.key_name or "")
+            model.batcher.check_overload(1, info.key_name or "")
         except QueueFull:
-            info.model = only.name
-            self.metrics.shed(only.name)
+            info.model = model.name
+            self.metrics.shed(model.name)
             raise
 
 
-async def hold(memory: Held, units: int, most: int, scope: Scope) -> int:
-    """Wait until `memory` has room for so many more units of a request in lines, and return them.
+async def reserve(memory: Reservation, units: int, most: int, scope: Scope) -> int:
+    """Wait until `memory` has room for more units of a request in lines, and return their number.
 
-    most  units of one request, so that others get their share
-    Raises ClientDisconnect, and QueueFull where too many wait.
+    most  most units of one request, so that others get their share
+    Raises ClientDisconnect, and QueueFull if too many requests wait.
     """
-    if not await memory.wait(units, most, partial(_has_gone, scope)):
-        if _has_gone(scope):
+    if not await memory.wait(units, most, partial(_client_has_gone, scope)):
+        if _client_has_gone(scope):
             raise ClientDisconnect
         raise QueueFull("Too many requests in lines wait for room.", 1)
     return units
 
 
-def _has_gone(scope: Scope) -> bool:
-    return CONNECTION in scope and scope[CONNECTION].gone
+def _client_has_gone(scope: Scope) -> bool:
+    return CONNECTION in scope and scope[CONNECTION].is_gone
 
 
 async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, more: bool = False) -> bool:
-    """Send a body, or with `more` a part of one, as fast as the client takes it.
+    """Send a body, or with `more` a part of one, as fast as the client reads it.
 
-    False where the client has gone. False, and the connection is cut off, when that takes longer than `timeout_s` and
-    SLOWEST_BYTES_PER_S allow. (It returns a value, because a task that ends with an exception from asyncio.timeout is part of a reference
-    cycle, and so is what it has sent.)
+    Returns False if the client has gone, or if it is slower than `timeout_s` and MIN_BYTES_PER_S allow; then the connection is cut off.
+    (It does not raise: a task that ends with an exception from asyncio.timeout forms a reference cycle, which would keep the body alive.)
     """
-    if _has_gone(scope):
-        scope[CONNECTION].leave_answer()
+    if _client_has_gone(scope):
+        scope[CONNECTION].abandon_answer()
         return False
     if len(body) <= PIECE_BYTES and not more:
         await send({"type": "http.response.body", "body": body})
         return True
     try:
-        async with asyncio.timeout(timeout_s + len(body) / SLOWEST_BYTES_PER_S):
+        async with asyncio.timeout(timeout_s + len(body) / MIN_BYTES_PER_S):
             for begin in range(0, len(body), PIECE_BYTES):
                 piece, end = body[begin : begin + PIECE_BYTES], begin + PIECE_BYTES >= len(body)
                 await send({"type": "http.response.body", "body": piece, "more_body": more or not end})
@@ -313,20 +313,20 @@ async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, mor
 async def read_and_write(
     read: Coroutine[Any, Any, None], write: Coroutine[Any, Any, None], info: RequestInfo, tasks: Collection[asyncio.Future[Any]] = ()
 ) -> None:
-    """Both sides of an answer in lines, until `write` ends or `read` fails; else `read` goes on. Raises what one of them raises.
+    """Run both sides of an answer in lines, until `write` ends or one of them fails. Raises the error of the failed side.
 
-    A client that hangs up (ClientDisconnect) is no failure. tasks: what they have begun, and what ends with them.
+    ClientDisconnect is not a failure: the client hung up. tasks: tasks that they have begun, which are cancelled at the end.
     """
     sides = asyncio.create_task(write), asyncio.create_task(read)
     try:
         await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        under_way = (*sides, *tasks)
-        for task in under_way:
+        all_tasks = (*sides, *tasks)
+        for task in all_tasks:
             task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*all_tasks, return_exceptions=True)
         failure = next((error for side in sides if not side.cancelled() and (error := side.exception()) is not None), None)
-        del sides, under_way, task  # their exceptions hold this frame
+        del sides, all_tasks, task  # the exceptions in them hold this frame
     if isinstance(failure, ClientDisconnect):
         log.debug("request %s: the client hung up inside its stream", info.request_id.decode())
     elif failure is not None:
@@ -340,8 +340,8 @@ async def until_hung_up(receive: Receive) -> None:
     raise ClientDisconnect
 
 
-class WhileConnected:
-    """Cancels its body when the client hangs up, and raises ClientGone instead."""
+class CancelOnDisconnect:
+    """A context manager that cancels its block when the client hangs up, and then raises ClientGone."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -350,10 +350,10 @@ class WhileConnected:
         self._task = asyncio.current_task()
         self._cancelled = False
         self._hung_up: asyncio.Future[Message] | None = None
-        self._begin = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._watch)
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._watch)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._begin.cancel()
+        self._timer.cancel()
         task, self._task = self._task, None
         if self._hung_up is not None:
             self._hung_up.cancel()

@@ -1,4 +1,4 @@
-"""The routes of the framework: method, path, role and documentation of each. admin.py has the admin routes' functions."""
+"""The table of routes: method, path, role and documentation of each. admin.py has the functions of the admin routes."""
 
 from __future__ import annotations
 
@@ -39,24 +39,25 @@ ItemIfNoneMatch = Annotated[
     str | None, Header(alias="If-None-Match", description="Entity tags that the item must not have; with `*` there must be none. Else 412.")
 ]
 ItemIfChanged = Annotated[
-    str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 where the item has one of them.")
+    str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 if the item has one of them.")
 ]
 
 Priority = Annotated[
     Literal["background"] | None,
-    Header(alias=HEADER, description="`background`: the request waits behind all others, and no metric of customers counts it."),
+    Header(alias=HEADER, description="`background`: the request waits behind all others and does not count in customers' metrics."),
 ]
-
-
 User = Annotated[
-    str | None, Header(alias=USER, description="Whose request it is: while a version is tried, a user's requests go to the same one.")
+    str | None, Header(alias=USER, description="The user of the request. During a trial, all requests of a user go to the same version.")
 ]
-Group = Annotated[str | None, Header(alias=GROUP, description="A group of requests that a version which is tried may answer.")]
+Group = Annotated[str | None, Header(alias=GROUP, description="The group of the request. A candidate may answer certain groups.")]
 
 
 class _Route(NamedTuple):
-    """One route. answer: class or OpenAPI response of its 200; statuses: of its problem documents, without those of its key; also: other
-    statuses with the answer of its 200."""
+    """One route.
+
+    answer           class or OpenAPI response of status 200; also that of other_successes
+    statuses         statuses of its problem documents, except those about keys
+    """
 
     method: str
     path: str
@@ -65,17 +66,17 @@ class _Route(NamedTuple):
     answer: Any
     statuses: tuple[int, ...] = ()
     access: Access | None = None
-    also: tuple[int, ...] = ()
+    other_successes: tuple[int, ...] = ()
 
 
 def add_routes(app: FastAPI) -> None:
-    """Put every route on the application. Those of direct.py never get here; they are documented."""
-    app.router.routes += _built()
+    """Add every route to the application. Requests to the routes of direct.py never get here; these are added for the documentation."""
+    app.router.routes += _framework_routes()
 
 
 @cache
-def _built() -> Sequence[BaseRoute]:
-    """The routes. They know no application, so all of a process share them."""
+def _framework_routes() -> Sequence[BaseRoute]:
+    """The framework's routes. They refer to no application, so all applications of a process share them."""
     router = APIRouter()
     for route in _routes():
         router.add_api_route(
@@ -84,19 +85,19 @@ def _built() -> Sequence[BaseRoute]:
             methods=[route.method],
             responses=_responses(route),
             tags=[route.tag],
-            dependencies=_needs(route.access) if route.access else None,
-            openapi_extra=_more_of(route),
+            dependencies=_key_check(route.access) if route.access else None,
+            openapi_extra=_openapi_extra(route),
         )
     return router.routes
 
 
-def _more_of(route: _Route) -> dict[str, Any]:
-    """What is documented of a route that its function does not say: which key it needs, and a body that is no class."""
-    more: dict[str, Any] = {"security": NEEDS_KEY, ACCESS: route.access} if route.access else {}
+def _openapi_extra(route: _Route) -> dict[str, Any]:
+    """Documentation that a route's function cannot express: the key that it needs, and a body that has no class."""
+    extra: dict[str, Any] = {"security": NEEDS_KEY, ACCESS: route.access} if route.access else {}
     for answer, content in ((_ANSWERED_LINES, _LINES), (_ANSWERED_SEARCH, _MESSAGE)):
         if route.answer is answer:
-            more["requestBody"] = {"content": content, "required": True}
-    return more
+            extra["requestBody"] = {"content": content, "required": True}
+    return extra
 
 
 def _routes() -> Sequence[_Route]:
@@ -141,10 +142,10 @@ def _routes() -> Sequence[_Route]:
 
 @cache
 def for_customers() -> re.Pattern[str]:
-    """The paths that the address of customers answers, where operators have one of their own: those of probes, and of roles but admin and
-    private. What is no route of this table, as pages for people, is for operators too."""
-    shown = [route.path for route in _routes() if route.access in _CUSTOMERS or route.path in _PROBES]
-    return re.compile("|".join(re.sub(r"\?P<\w+>", "?:", compile_path(path)[0].pattern[1:-1]) for path in shown))  # without ^ and $
+    """The paths that the customers' address answers if operators have an address of their own: /livez, /readyz, and the routes of all roles
+    except admin and private. Paths that are not in this table, such as pages for people, are for operators."""
+    paths = [route.path for route in _routes() if route.access in _CUSTOMERS or route.path in _PROBES]
+    return re.compile("|".join(re.sub(r"\?P<\w+>", "?:", compile_path(path)[0].pattern[1:-1]) for path in paths))  # without ^ and $
 
 
 _CUSTOMERS: tuple[Access, ...] = ("retrieve", "write", "internal")
@@ -155,9 +156,9 @@ def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
     """The documented answers of a route."""
     answer = route.answer if isinstance(route.answer, dict) else _content_of(route.answer)
     responses: dict[int | str, dict[str, Any]] = {200: {**answer}}
-    for status in route.also:
-        responses[status] = {"description": _ALSO[status], **answer}
-    for status in (200, *route.also):
+    for status in route.other_successes:
+        responses[status] = {"description": _OTHER_SUCCESSES[status], **answer}
+    for status in (200, *route.other_successes):
         if route.answer in (schemas.Removed, schemas.RemovedId, schemas.RemovedIds):
             responses[status]["headers"] = _ETAG
         elif route.answer in (ItemOutcome, LiveItem):
@@ -176,12 +177,12 @@ def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
     return responses
 
 
-def _content_of(kind: type[BaseModel], media_type: str = "application/json") -> dict[str, Any]:
-    """The documented content of an answer. It refers to the schema of the class, which documentation.py adds once.
+def _content_of(model: type[BaseModel], media_type: str = "application/json") -> dict[str, Any]:
+    """The documented content of an answer: a reference to the schema of the class, which documentation.py adds once.
 
-    Given the class instead, the framework would make a validator of it for each status of each route: most of an application's start.
+    If it got the class instead, the framework would build a validator for each status of each route, which would take most of the start.
     """
-    return {"content": {media_type: {"schema": {"$ref": SCHEMA_OF.format(model=kind.__name__)}}}}
+    return {"content": {media_type: {"schema": {"$ref": SCHEMA_OF.format(model=model.__name__)}}}}
 
 
 def answer_classes() -> Sequence[type[BaseModel]]:
@@ -189,8 +190,8 @@ def answer_classes() -> Sequence[type[BaseModel]]:
     return (schemas.Problem, *(route.answer for route in _routes() if not isinstance(route.answer, dict)))
 
 
-def _needs(access: Access) -> Sequence[Any]:
-    """The check of a request's key."""
+def _key_check(access: Access) -> Sequence[Any]:
+    """The dependency that checks the key of a request."""
 
     async def check(request: Request) -> None:
         keys, info = service_of(request).keys, info_of(request)
@@ -203,14 +204,14 @@ def _needs(access: Access) -> Sequence[Any]:
 def retrieve_items(body: RetrieveRequest, priority: Priority = None, user: User = None, group: Group = None) -> None:
     """The top m items of each query, best first, and the milliseconds of each stage.
 
-    Queries of concurrent requests share engine calls; `timing.batch` says how many did, `timing.ms_per_query` what each cost.
+    Queries of concurrent requests share engine calls: `timing.batch` is their number, `timing.ms_per_query` the engine time of each.
     """
 
 
 def retrieve_stream(user: User = None, group: Group = None) -> None:
-    """Many requests in one: each line in is a body of `POST /retrieve`, each line out its answer or its problem document, in order.
+    """Many requests in one: each line is a body of `POST /retrieve`. For each, the answer has one line, in order: an answer or a problem.
 
-    Lines are read only as fast as they are answered and the answers are taken; a wrong line costs one line.
+    Lines are read only as fast as they are answered and the client reads the answers. A faulty line does not affect other lines.
     """
 
 
@@ -218,8 +219,8 @@ async def models(request: Request) -> Response:
     """Every model of the models folder, ready or not."""
     service = service_of(request)
     models = None if (key := info_of(request).key) is None else key.models
-    described = [describe(entry, service) for name, entry in service.registry.entries.items() if models is None or name in models]
-    return as_json({"models": described, "keys": sorted(service.keys.roles)})
+    documents = [describe(entry, service) for name, entry in service.registry.entries.items() if models is None or name in models]
+    return as_json({"models": documents, "keys": sorted(service.keys.roles)})
 
 
 async def model(request: Request, name: Name) -> Response:
@@ -231,26 +232,26 @@ async def model(request: Request, name: Name) -> Response:
 async def complete_items(
     request: Request,
     name: Name,
-    prefix: Annotated[str, Query(max_length=200, description="Start of an id or a title, in any case.")] = "",
+    prefix: Annotated[str, Query(max_length=200, description="Start of an id or a title; upper and lower case are the same.")] = "",
     limit: Annotated[int, Query(ge=1, le=100, description="Most items to return.")] = 10,
 ) -> Response:
     """Items whose id or title starts with `prefix`, in catalogue order."""
     service = service_of(request)
     model = service.registry.choose(name, None)
-    found = await service.completions.run(lambda check: completions(model.bundle.items, model.live.state.table, prefix, limit, check))
-    return as_json({"items": found})
+    items = await service.completions.run(lambda check: completions(model.bundle.items, model.live.state.table, prefix, limit, check))
+    return as_json({"items": items})
 
 
 def put_item(name: Name, item_id: ItemId, body: PutRequest, if_match: ItemIfMatch = None, if_none_match: ItemIfNoneMatch = None) -> None:
-    """Put an item into the running model, or change one. Once this is answered 200 or 201, every worker's next answer counts it.
+    """Put an item into the running model, or change one. After 200 or 201, every later answer of every worker takes it into account.
 
-    A new item needs evidence of where it belongs, else 422. Evidence for an item that there is gives it a new row; without, its row stays.
-    The same body again is `unchanged`, so a request may be repeated.
+    A new item needs evidence of where it belongs, else 422. Evidence for an existing item gives it a new row; without evidence, the row
+    stays. The same body again is `unchanged`, so a request may be repeated.
     """
 
 
 def get_item(name: Name, item_id: ItemId, if_none_match: ItemIfChanged = None) -> None:
-    """An item as it is now: trained, live, or both. 404 where it was deleted."""
+    """The current state of an item: trained, live, or both. 404 if it was deleted."""
 
 
 def delete_item(
@@ -260,23 +261,23 @@ def delete_item(
     if_none_match: ItemIfNoneMatch = None,
     source_version: Annotated[int | None, Query(ge=0, le=MAX_SOURCE_VERSION, description="As in a PUT.")] = None,
 ) -> None:
-    """Delete an item, trained or live. A PUT brings it back; a trained one then needs no evidence."""
+    """Delete an item, trained or live. A PUT brings it back; a trained item then needs no evidence."""
 
 
 def put_items(name: Name) -> None:
-    """Many writes in one request: each line in is `{"id": …}` with a body of a PUT, or with `"delete": true`, perhaps a `source_version`.
+    """Many writes in one request: each line is `{"id": …}` with the body of a PUT, or with `"delete": true` and perhaps a `source_version`.
 
-    Each line out, in order, is `{"id", "status", "sequence", "outcome"}`, with `unknown` ids of its evidence where there were some, or a
-    problem document with the `id`. A wrong line costs one line. Lines are read only as fast as they are committed, 256 or 5 ms at a time.
+    The answer has a line for each, in order: `{"id", "status", "sequence", "outcome"}`, with `unknown` ids of its evidence if there were
+    any, or a problem document with the `id`. A faulty line does not affect others. Lines are committed in groups of 256 or of 5 ms.
     """
 
 
 def frontier(name: Name, body: FrontierRequest) -> None:
-    """What each beam finds of held-out queries, and what it costs: a line a beam, as soon as it is measured.
+    """Recall and time of each beam on held-out queries: a line a beam, as soon as it is measured.
 
     `{"beam_size", "m", "recall", "recall_ci", "ms_per_query", "queries", "default"}`: mean recall@m with its 95 % interval, engine time
-    per query, and whether it is the model's default beam. A problem document ends the answer where a beam cannot be measured. The queries
-    wait behind all others; one such request is answered at a time.
+    per query, and whether it is the model's default beam. If a beam cannot be measured, a problem document ends the answer. The queries
+    wait behind all others. One such request is answered at a time.
     """
 
 
@@ -286,13 +287,13 @@ async def livez() -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """200 once every model is loaded, verified and warm; 503 with the reasons before, after a failure, and while shutting down."""
+    """200 once every model is loaded, verified and warm. 503 with the reasons before that, after a failure, and while shutting down."""
     reasons = service_of(request).registry.not_ready()
     return as_json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus metrics. Those who ask at the same time get the same answer."""
+    """Prometheus metrics. Simultaneous requests get the same answer."""
     return Response(await service_of(request).exposition.get(), media_type=CONTENT_TYPE)
 
 
@@ -301,13 +302,13 @@ _MESSAGE: dict[str, Any] = {MEDIA_TYPE: {"schema": {"type": "string", "format": 
 _ANSWERED_SEARCH = {"content": _MESSAGE, "description": "The answer, in the same format as the query."}
 _ANSWERED_LINES = {"content": _LINES, "description": "One answer or problem document a line."}
 _ANSWERED_BEAMS = {"content": _LINES, "description": "One beam a line."}
-_ALSO = {201: "There was no such item.", 202: "The change is durable, and a worker was still behind after a second."}
+_OTHER_SUCCESSES = {201: "There was no such item.", 202: "The change is durable, and a worker was still behind after a second."}
 _ETAG = {"ETag": {"description": "Of the list of removed ids.", "required": True, "schema": {"type": "string"}}}
 _ITEM_ETAG = {"ETag": {"description": "Of the item: its sequence.", "required": True, "schema": {"type": "string"}}}
 
 
 def match_whole_paths(app: FastAPI) -> None:
-    """The framework's patterns end with `$`, which matches before a last line feed too: `/retrieve%0A` would be a path of its own."""
+    """End the framework's path patterns with `\\Z` instead of `$`, which also matches before a final line feed, as in `/retrieve%0A`."""
     for route in app.router.routes:
         if isinstance(route, Route | Mount):
             route.path_regex = re.compile(re.sub(r"\$$", r"\\Z", route.path_regex.pattern))
@@ -317,17 +318,17 @@ UNREADABLE = (400, 408, 431)
 """Statuses that connection.py answers, before any route."""
 _PROBLEMS = {
     400: "The request is not HTTP/1.1.",
-    401: "No API key, or one that is not known.",
-    403: "The key's role does not reach here, or the role has no keys, so that its routes are off.",
+    401: "No API key, or an unknown one.",
+    403: "The key's role does not allow this route, or the role has no keys, so that its routes are off.",
     404: "No such model, item or node, or the version is not loaded.",
     408: "The head or the body did not arrive in time.",
     409: "The models' state does not allow it; `detail` says why.",
-    410: "Changes after that sequence are not kept any more; or the shard, its version or its layout is not served here.",
-    412: "The list of removed ids, or the item, does not match If-Match or If-None-Match; ETag has its tag.",
+    410: "Changes after that sequence are no longer kept; or the shard, its version or its layout is not served here.",
+    412: "The list of removed ids, or the item, does not match If-Match or If-None-Match; ETag has its current tag.",
     413: "The body is too large.",
     415: "The route does not take this content type.",
     422: "A value is wrong; `errors` lists the fields, the values and what was expected.",
-    429: "Too many requests wait already; Retry-After says when to try again.",
+    429: "Too many requests wait already, or the key is over its limit; Retry-After says when to try again.",
     431: "The head of the request is too large.",
     500: "An unexpected failure; the log has the reason.",
     503: "The model is not ready, or the service is shutting down.",

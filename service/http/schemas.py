@@ -1,4 +1,4 @@
-"""The JSON of all routes but POST /retrieve: admin requests are validated by these classes, answers are documented by them."""
+"""The JSON of the models, admin, console and operation routes: these classes validate admin requests and document answers."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ..retrieval.schemas import Ids, StrictBody
 
 
 class Version(BaseModel):
-    """A version in the models folder, or still in memory."""
+    """A version that is in the models folder or still in memory."""
 
     version: int
     state: Literal["loading", "ready", "draining", "failed", "available"]
-    engine: str | None = Field(description="The engine that searches it, where it is ready.")
+    engine: str | None = Field(description="The engine that searches it, if it is ready.")
     reason: str | None = Field(description="Why it failed, or another remark.")
 
 
 class Candidate(BaseModel):
-    """A version that is tried on some of the requests that name none."""
+    """A version on trial: it answers some of the requests that name no version."""
 
     version: int
     share: float = Field(description="Share of the users whose requests it answers.")
     keys: list[str] = Field(description="Names of API keys whose requests it answers.")
     groups: list[str] = Field(description="Values of the header Espalier-Group of requests that it answers.")
-    shadow: float = Field(description="Share of the other requests that it answers a second time, unseen.")
+    shadow: float = Field(description="Share of the other requests that it answers as shadow requests. No client sees these answers.")
 
 
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class VersionFigures(BaseModel):
-    """What a version has answered since it was loaded, over all workers."""
+    """The answers of a version since it was loaded, over all workers."""
 
     version: int
     answered: int
@@ -49,14 +49,14 @@ class VersionFigures(BaseModel):
 
 
 class ShadowFigures(BaseModel):
-    """The requests that the candidate answered, too."""
+    """The shadow requests, and the comparison of both answers to them."""
 
     compared: int
     failed: int
     left_out: int = Field(
-        description="Large ones, those that came while others waited or too many were under way, and those that it does not take."
+        description="Not answered by the candidate: large requests, requests while others waited or too many ran, and refused ones."
     )
-    overlap: float | None = Field(description="Mean share of items that both answers have in common.")
+    overlap: float | None = Field(description="Mean share of items that both answers share.")
     overlap_ci: Interval | None = Field(description="Its 95 % interval.")
     default_p50_ms: float | None = Field(description="Engine time of a query.")
     candidate_p50_ms: float | None
@@ -74,21 +74,21 @@ class LiveCatalogue(BaseModel):
     """The live catalogue of a model, as this worker sees it."""
 
     sequence: int = Field(description="The last committed operation that this worker has applied to all its versions.")
-    applied: int = Field(description="The operation up to which the default version's answers hold everything.")
-    items: int = Field(description="Items that were put since training, and not deleted.")
+    applied: int = Field(description="The default version's answers reflect all operations up to this one.")
+    items: int = Field(description="Items that were put since training and are not deleted.")
     tombstones: int = Field(description="Trained items that were deleted.")
     capacity: int = Field(description="Most live items.")
-    reason: str | None = Field(description="Why it takes no writes now; null where it does.")
+    reason: str | None = Field(description="Why it takes no writes now; null if it takes them.")
 
 
 class StoreWait(BaseModel):
-    """A version that should come from the store."""
+    """A version that is to be downloaded from the store."""
 
     version: int
-    came: int = Field(description="Bytes of it that are here.")
-    size: int = Field(description="Bytes of it in all; 0 while unknown.")
-    reason: str | None = Field(description="Why it does not come; null while it does.")
-    damaged: bool = Field(description="Whether the store's copy is wrong or not there: no start waits for that.")
+    came: int = Field(description="Bytes that are downloaded.")
+    size: int = Field(description="Bytes of the whole version; 0 while unknown.")
+    reason: str | None = Field(description="Why the download does not go on; null while it does.")
+    damaged: bool = Field(description="Whether the store's copy is damaged or missing. The service does not wait for it at its start.")
 
 
 class Model(BaseModel):
@@ -96,29 +96,29 @@ class Model(BaseModel):
 
     name: str
     state: Literal["loading", "ready", "failed"]
-    reason: str | None = Field(description="Why it failed, or what is wrong although it serves.")
-    version: int = Field(description="The version that answers where a request names none.")
+    reason: str | None = Field(description="Why it failed, or a problem although it serves.")
+    version: int = Field(description="The default version, which answers requests that name none.")
     versions: list[Version] = Field(description="All versions, ascending.")
-    candidate: Candidate | None = Field(None, description="A version that is tried on some requests.")
+    candidate: Candidate | None = Field(None, description="The version on trial.")
     engine: str | None = None
     algorithm: str | None = None
     query: QueryKind | None = None
     search: SearchDefaults | None = Field(None, description="Defaults and limits of beam_size and m.")
     max_queries: int = Field(description="Most queries in one request.")
-    tree: TreeInfo | None = Field(None, description="The only tree, or a forest's first.")
-    trees: int | None = Field(None, description="How many trees the model has.")
-    tail: TailInfo | None = Field(None, description="What else enters the scores of a forest, where the model has it.")
-    stacking: StackingInfo | None = Field(None, description="What orders the best candidates anew, where the model has it.")
-    ranker: RankerInfo | None = Field(None, description="The second stage, where the model has one.")
+    tree: TreeInfo | None = Field(None, description="The only tree, or the first tree of a forest.")
+    trees: int | None = Field(None, description="Number of trees.")
+    tail: TailInfo | None = Field(None, description="The tail, which also enters the scores of a forest, if the model has one.")
+    stacking: StackingInfo | None = Field(None, description="The stacker, which reorders the best candidates, if the model has one.")
+    ranker: RankerInfo | None = Field(None, description="The re-ranker, if the model has one.")
     fields: list[str] | None = Field(None, description="Columns of the item table.")
     metrics: dict[str, Any] | None = Field(None, description="Measured at training.")
     live: LiveCatalogue | None = None
-    store: StoreWait | None = Field(None, description="What it waits for, where models come from a store; null where nothing is missing.")
+    store: StoreWait | None = Field(None, description="The version from the store that it waits for; null if none is missing.")
 
 
 class Models(BaseModel):
     models: list[Model]
-    keys: list[Literal["admin", "retrieve", "write"]] = Field(description="Roles that have keys; none on a service that is open to all.")
+    keys: list[Literal["admin", "retrieve", "write"]] = Field(description="Roles that have keys; empty on a service that is open to all.")
 
 
 class VersionRequest(StrictBody):
@@ -126,7 +126,7 @@ class VersionRequest(StrictBody):
 
 
 class LoadRequest(VersionRequest):
-    default: bool = Field(True, description="Whether requests without a version go to it once it is ready.")
+    default: bool = Field(True, description="Whether it becomes the default version once it is ready.")
 
 
 class CandidateRequest(VersionRequest):
@@ -138,19 +138,19 @@ class CandidateRequest(VersionRequest):
         [], max_length=MAX_NAMED, description="Values of the header Espalier-Group of requests that it answers."
     )
     shadow: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="Share of the other requests that it answers a second time, to be compared; nobody sees those answers."
+        0.0, description="Share of the other requests that it answers as shadow requests, for comparison. No client sees these answers."
     )
 
 
 class RemovedRequest(StrictBody):
-    ids: Ids = Field(description="All standing exclusions of the model, in place of the former ones.")
+    ids: Ids = Field(description="All standing exclusions of the model. They replace the former list.")
 
 
-Behind = Annotated[list[int], Field(description="Process ids of the workers that do not answer by this list yet; without any, 200.")]
+Behind = Annotated[list[int], Field(description="Process ids of the workers that have not applied this list yet; if none, 200.")]
 
 
 class Tagged(BaseModel):
-    etag: str = Field(description="Entity tag of the list, as in the header ETag, which a proxy may change; for If-Match.")
+    etag: str = Field(description="Entity tag of the list, for If-Match. It is also in the header ETag, which a proxy may change.")
 
 
 class Removed(Tagged):
@@ -165,8 +165,8 @@ class RemovedId(Tagged):
     id: str
     removed: bool = Field(description="Whether it is excluded now.")
     changed: bool = Field(description="Whether the request changed that.")
-    known: bool = Field(description="Whether the default version's catalogue has it; an id that it lacks is kept.")
-    total: int = Field(description="Ids that are on the model's list now.")
+    known: bool = Field(description="Whether the default version's catalogue has it. An unknown id is kept on the list.")
+    total: int = Field(description="Number of ids on the model's list now.")
     behind: Behind
 
 
@@ -201,7 +201,7 @@ class Problem(BaseModel):
 
 class Readiness(BaseModel):
     ready: bool
-    reasons: list[str] = Field(description="What is missing, one line per model.")
+    reasons: list[str] = Field(description="Why the service is not ready, one line per model.")
 
 
 class FacetValue(BaseModel):
@@ -210,7 +210,7 @@ class FacetValue(BaseModel):
 
 
 class Bin(BaseModel):
-    """Values from `min` to below `max`; in the last bin `max` itself too."""
+    """Values from `min` to below `max`. The last bin includes `max`."""
 
     min: float
     max: float
@@ -218,22 +218,22 @@ class Bin(BaseModel):
 
 
 class Facets(BaseModel):
-    """How many eligible items have each value of a column."""
+    """The values of a column with the number of eligible items that have each."""
 
     column: str
-    values: list[FacetValue] = Field(description="The most frequent values, then the lower ones.")
-    others: int = Field(description="Eligible items that have values, and none of `values`.")
+    values: list[FacetValue] = Field(description="The most frequent values, most items first, ties by value.")
+    others: int = Field(description="Eligible items that have only values that are not listed in `values`.")
     missing: int = Field(description="Eligible items without a value: null, not finite, or an empty list.")
     eligible: int = Field(description="Items that pass the conditions on other columns.")
-    distinct: int | None = Field(description="Distinct values among them; null where there are more than 131,072, of which none is listed.")
-    min: float | None = Field(None, description="Numbers, where not all values are listed: the least.")
-    max: float | None = Field(None, description="The largest.")
-    histogram: list[Bin] | None = Field(None, description="How many values lie in each of 20 bins of equal width.")
+    distinct: int | None = Field(description="Number of distinct values; null if there are more than 131,072. Then no value is listed.")
+    min: float | None = Field(None, description="The least value of a column of numbers, if not all values are listed.")
+    max: float | None = Field(None, description="The largest value, likewise.")
+    histogram: list[Bin] | None = Field(None, description="The number of values in each of 20 bins of equal width, likewise.")
 
 
 class TypicalValue(BaseModel):
     value: str | int | float | bool
-    count: int = Field(description="Items that have it, of those that were looked at.")
+    count: int = Field(description="Items that have it, among the `looked_at` items.")
     share: float = Field(description="`count` ÷ `looked_at`.")
     lift: float = Field(description="`share` ÷ the value's share in the catalogue.")
 
@@ -246,25 +246,25 @@ class ItemBelow(BaseModel):
 
 
 class Node(BaseModel):
-    """A node of a tree and what is below it."""
+    """A node of a tree, its children and the items below it."""
 
     node: int
     level: int
     height: int = Field(description="Level of the leaves.")
-    trained_nodes: int = Field(description="Nodes of the tree. Nodes with a number from this on are live leaves.")
+    trained_nodes: int = Field(description="Number of nodes of the tree. Live leaves have numbers from this one on.")
     parent: int | None = Field(description="Null at the root.")
-    path: list[int] = Field(description="Node numbers from the root to it.")
-    children: list[int] = Field(description="Node numbers, at most 4096. Live leaves have those from the number of nodes on.")
+    path: list[int] = Field(description="Node numbers from the root to this node.")
+    children: list[int] = Field(description="Node numbers, at most 4096.")
     children_items: list[int] = Field(description="Items below each of `children`.")
     child_count: int
-    item_count: int = Field(description="Items below it now: not those that were deleted.")
-    items: list[ItemBelow] = Field(description="Some of them: live ones first, then at even distances.")
-    looked_at: int = Field(description="How many of them `values` were counted from.")
-    values: dict[str, list[TypicalValue]] = Field(description="By column: the values that are most typical of the items below, at most 5.")
+    item_count: int = Field(description="Number of items below the node now, without deleted ones.")
+    items: list[ItemBelow] = Field(description="Some of the items below, evenly spaced: first live ones, then trained ones.")
+    looked_at: int = Field(description="Number of items below that `values` were counted from.")
+    values: dict[str, list[TypicalValue]] = Field(description="By column: the most typical values of the items below, at most 5.")
 
 
 class ItemPath(BaseModel):
-    """Where an item is in a tree."""
+    """The path of an item in a tree."""
 
     item: str
     nodes: list[int] = Field(description="Node numbers from the root to its leaf.")
@@ -275,7 +275,7 @@ class HeldOutQuery(BaseModel):
 
     query: dict[str, Any] = Field(description="A query as `POST /retrieve` takes it.")
     relevant: list[str] = Field(description="Ids of the items that it should find.")
-    recall: dict[str, float | None] = Field(description="m → recall@m when the version was made, by its default beam; empty if unknown.")
+    recall: dict[str, float | None] = Field(description="m → recall@m when the version was made, with its default beam; empty if unknown.")
 
 
 class HeldOutQueries(BaseModel):
@@ -287,10 +287,10 @@ class Alert(BaseModel):
 
     name: str
     firing: bool
-    since: int | None = Field(description="Since when its condition holds, in seconds since 1970; null where it does not fire.")
-    value: float | None = Field(description="Null where it is not known.")
+    since: int | None = Field(description="When its condition began to hold, in seconds since 1970; null if it does not fire.")
+    value: float | None = Field(description="Null if unknown.")
     threshold: float | None
-    what: str = Field(description="What the value is.")
+    what: str = Field(description="Meaning of the value.")
 
 
 class Event(BaseModel):
@@ -299,8 +299,8 @@ class Event(BaseModel):
 
 
 class UnknownId(BaseModel):
-    id: str = Field(description="The first 512 bytes of it.")
-    count: int = Field(description="How often it was asked for at least, in the last 12 to 24 hours.")
+    id: str = Field(description="The first 512 bytes of the id.")
+    count: int = Field(description="Least number of its occurrences in queries of the last 12 to 24 hours.")
 
 
 class Health(BaseModel):
@@ -313,10 +313,10 @@ class Health(BaseModel):
     step_s: int = Field(description="Seconds between two numbers of a series.")
     at: list[int] = Field(description="The times of the numbers of all series.")
     recall_m: int | None = Field(description="m of the series of recall.")
-    series: dict[str, list[float | None]] = Field(description="Name → a number for each time; null where it is not known.")
+    series: dict[str, list[float | None]] = Field(description="Name → a number for each time; null if unknown.")
     alerts: list[Alert]
     events: list[Event] = Field(description="Oldest first.")
-    unknown_ids: list[UnknownId] = Field(description="The ids that queries asked for most, and that the catalogue does not have.")
+    unknown_ids: list[UnknownId] = Field(description="The most frequent ids in queries that the catalogue does not have.")
 
 
 class SampledQuery(BaseModel):
@@ -329,4 +329,4 @@ class Samples(BaseModel):
     """Customers' most recent queries, newest first."""
 
     queries: list[SampledQuery]
-    most: int = Field(description="How many are kept of all models; 0: none.")
+    most: int = Field(description="Number of queries that are kept, over all models; 0: none.")

@@ -1,7 +1,7 @@
-"""What a shard answers to routers: POST /internal/search and GET /internal/shards.
+"""A shard's routes for routers: POST /internal/search and GET /internal/shards.
 
-The first is an ASGI application of its own (direct.py), in bytes and not in JSON. routes.py documents both. Knows requests. Does not know
-how a search is answered.
+The first is an ASGI application of its own (direct.py), whose messages are bytes and not JSON. routes.py documents both. Knows requests.
+Does not know how a search is answered.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ..errors import ClientGone, QueueFull, UnknownMasks
 from ..http.api_keys import may_use
 from ..http.connection import CONNECTION
 from ..http.dependencies import Service, as_json, service_of
-from ..http.memory_budget import Budget, Held
+from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import check_type, read_body
-from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, WhileConnected, send_body
+from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, CancelOnDisconnect, send_body
 from ..shards.search import search
 
 ANSWER_BYTES = 64 << 20
-"""Bytes of all larger answers that have been made and that routers have not taken yet."""
+"""Most bytes of all larger answers that routers have not read yet."""
 
 
 class SearchRoute:
-    """POST /internal/search. bodies, answers: the memory that its requests share."""
+    """POST /internal/search. bodies, answers: the memory budgets that its requests share."""
 
     def __init__(self, service: Service) -> None:
         self.settings, self.registry, self.keys = service.settings, service.registry, service.keys
@@ -40,50 +40,50 @@ class SearchRoute:
         info.key = self.keys.check("internal", info.authorization)
         self.keys.admit(info.key, None, "internal")
         check_type(info.content_type, (MEDIA_TYPE,))
-        whole = CONNECTION in scope and scope[CONNECTION].complete
-        with Held(self.bodies) as body_memory, Held(self.answers) as answer_memory:
-            body = await read_body(receive, None if whole else self.settings.body_timeout_s, body_memory)
+        has_arrived = CONNECTION in scope and scope[CONNECTION].complete
+        with Reservation(self.bodies) as body_memory, Reservation(self.answers) as answer_memory:
+            body = await read_body(receive, None if has_arrived else self.settings.body_timeout_s, body_memory)
             try:
-                async with WhileConnected(receive):
-                    found = await search(self.registry, body, info.began)
+                async with CancelOnDisconnect(receive):
+                    result = await search(self.registry, body, info.began)
             except UnknownMasks as error:
                 await as_json(error.digests, 409)(scope, receive, send)
                 return
-            may_use(info.key, found.model, "internal")
-            info.model, info.version, info.queries = found.model, found.version, found.queries
-            info.m, info.beam_size, info.stages_ms = found.m, found.beam_size, found.stages_ms
-            if not answer_memory.take(len(found.body)):
+            may_use(info.key, result.model, "internal")
+            info.model, info.version, info.queries = result.model, result.version, result.queries
+            info.m, info.beam_size, info.stages_ms = result.m, result.beam_size, result.stages_ms
+            if not answer_memory.take(len(result.body)):
                 raise QueueFull("Too many large answers are being sent.", 1)
-            headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(found.body))]
+            headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(result.body))]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            taken = await send_body(send, scope, found.body, self.settings.write_timeout_s)
-        if not taken:
-            raise ClientGone("The router does not take its answer.")
+            is_sent = await send_body(send, scope, result.body, self.settings.write_timeout_s)
+        if not is_sent:
+            raise ClientGone("The router does not read its answer.")
 
 
 class ShardEntry(BaseModel):
-    """One version of a shard that serves."""
+    """One version of a shard."""
 
     model: str = Field(description="Name of the model here: the shard's number.")
     of: str = Field(description="Name of the bundle that was cut into shards.")
     version: int
     digest: str = Field(description="SHA-256 of that bundle's manifest.json.")
     index: int
-    count: int = Field(description="Into how many shards it was cut.")
+    count: int = Field(description="Number of shards of that bundle.")
     items: int = Field(description="Items of this shard.")
     engine: str
-    ready: bool = Field(description="False while the service shuts down: it answers what has come, and nothing more should.")
+    ready: bool = Field(description="False while the service shuts down: it answers accepted requests; send it no more.")
 
 
 class Shards(BaseModel):
     """The shards that a process serves."""
 
     shards: list[ShardEntry]
-    process: str = Field(description="Another one after each start of the service.")
+    process: str = Field(description="Changes with each start of the service.")
 
 
 async def shards(request: Request) -> Response:
-    """Every version of a shard that serves here, for routers. While the service shuts down none is ready."""
+    """Every version of a shard that this service serves, for routers. While the service shuts down, none is ready."""
     registry = service_of(request).registry
     ready = {"ready": not (registry.leaving or registry.draining)}
     return as_json({"shards": [entry | ready for entry in registry.shards.described()], "process": registry.shards.process})
@@ -92,6 +92,6 @@ async def shards(request: Request) -> Response:
 def search_shard() -> None:
     """A router's search of a shard: a query and its answer in the format of `espalier.shards.messages`, which is safetensors.
 
-    The query names the bundle that was cut, its version, its manifest's digest, the shard and the number of shards: 410 where that is not
-    served here. Where the shard lacks masks of filters, 409 and their digests: the router sends the query again, with them.
+    The query names the bundle that was cut, its version, its manifest's digest, the shard and the number of shards. 410: this service does
+    not serve that. 409 with digests: the shard lacks the masks of some filters; the router sends the query again, with these masks.
     """

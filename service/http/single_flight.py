@@ -1,4 +1,4 @@
-"""One computation for all requests that need its result at the same time. Knows threads and the event loop, not the result."""
+"""Shares one computation between all requests that need its result at the same time. Knows threads and the event loop, not the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SingleFlight(Generic[T]):
     """Requests that arrive during a computation wait for its result.
 
     compute  called in a thread
-    keep     whether the result serves all later requests as well
+    keep     whether later requests get the same result
     """
 
     def __init__(self, compute: Callable[[], T], keep: bool = False) -> None:
@@ -21,11 +21,11 @@ class SingleFlight(Generic[T]):
         self._running: asyncio.Future[T] | None = None
 
     async def get(self) -> T:
-        """The result. Raises what `compute` raised; the next request then tries again."""
+        """The result. Raises the error of `compute`; the next request then computes again."""
         if self._running is None:
             self._running = asyncio.ensure_future(asyncio.to_thread(self._compute))
             self._running.add_done_callback(self._done)
-        return await asyncio.shield(self._running)  # a client that hangs up does not end it for the others
+        return await asyncio.shield(self._running)  # so that a client that hangs up does not cancel it for others
 
     def _done(self, made: asyncio.Future[T]) -> None:
         failed = made.cancelled() or made.exception() is not None

@@ -1,4 +1,4 @@
-"""POST /retrieve/stream: each line in is a body of POST /retrieve, each line out its answer or its problem document, in the same order.
+"""POST /retrieve/stream: each line of the request is a body of POST /retrieve, and the same line of the answer is its answer or problem.
 
 An ASGI application of its own, because it reads and writes at the same time. routes.py documents it.
 """
@@ -15,11 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from ..batching.priority import Priority
 from ..errors import ClientGone, Denied, ServiceError
-from ..http.held_refusals import HELD_S
-from ..http.memory_budget import Held
+from ..http.held_refusals import MIN_HELD_S
+from ..http.memory_budget import Reservation
 from ..http.middleware import RequestInfo, problem_of
-from ..http.request_bodies import LINES_TYPES, check_type, parsed, read_lines, validated
-from ..http.retrieve_route import RetrievalRoute, hold, read_and_write, send_body, until_hung_up
+from ..http.request_bodies import LINES_TYPES, check_type, parse_body, read_lines, validate
+from ..http.retrieve_route import RetrievalRoute, read_and_write, reserve, send_body, until_hung_up
 from ..retrieval.request import CheckedRequest
 from ..retrieval.schemas import RetrieveRequest
 
@@ -27,8 +27,8 @@ from ..retrieval.schemas import RetrieveRequest
 class StreamRoute(RetrievalRoute):
     """POST /retrieve/stream.
 
-    At most `stream_window` lines are read ahead of the answers, and no more than there is memory for their answers. So a client that does
-    not read, or an engine that is behind, slows the sending down. A stream waits for room in the queue; a single request would be refused.
+    At most `stream_window` lines are read ahead of the answers, and only as many as have memory for their answers. So a client that does
+    not read, or a slow engine, slows down the reading of lines. A stream waits for room in the queue; a single request would be refused.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,40 +36,41 @@ class StreamRoute(RetrievalRoute):
         info.key = self.keys.check("retrieve", info.authorization)
         check_type(info.content_type, LINES_TYPES)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
-        with Held(self.bodies) as arriving, Held(self.bodies) as line_memory, Held(self.answers) as answer_memory:
-            lines = _Lines(self, info, scope, arriving, line_memory, answer_memory)
+        with Reservation(self.bodies) as partial_line, Reservation(self.bodies) as line_memory, Reservation(self.answers) as answer_memory:
+            lines = _Lines(self, scope, partial_line, line_memory, answer_memory)
             read, write, tasks = lines.read(receive), lines.write(send), lines.tasks
             del lines  # an exception holds this frame
             await read_and_write(read, write, info, tasks)
 
 
 class _Lines:
-    """The lines of one stream: read, answered, written.
+    """The lines of one stream, from reading to writing.
 
-    arriving       counts the bytes of the line that has not arrived whole
-    line_memory    counts the bytes of the lines that have not been answered
-    answer_memory  counts the values of their answers
-    tasks          the answers, until they are written or given up
+    partial_line  counts the bytes of an incomplete line
+    lines         counts the bytes of the lines that have not been answered
+    answers       counts the values of their answers
+    tasks         the answers that have not been written
     """
 
-    def __init__(self, route: StreamRoute, info: RequestInfo, scope: Scope, arriving: Held, line_memory: Held, answer_memory: Held) -> None:
-        self._route, self._settings, self._info, self._scope = route, route.settings, info, scope
-        self._arriving, self._line_memory, self._answer_memory = arriving, line_memory, answer_memory
+    def __init__(self, route: StreamRoute, scope: Scope, partial_line: Reservation, lines: Reservation, answers: Reservation) -> None:
+        self._route, self._settings, self._scope = route, route.settings, scope
+        self._info: RequestInfo = scope[RequestInfo.KEY]
+        self._partial_line, self._line_memory, self._answer_memory = partial_line, lines, answers
         self._queue: asyncio.Queue[tuple[asyncio.Future[bytes], int, int] | None] = asyncio.Queue(route.settings.stream_window)
         self.tasks: set[asyncio.Future[bytes]] = set()
 
     async def read(self, receive: Receive) -> None:
-        """Begin to answer each line as it arrives, then watch for a client that hangs up. Only ends by an exception."""
+        """Begin to answer each line as it arrives, then wait for the client to hang up. Ends only by an exception."""
         settings = self._settings
-        async for line in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._arriving):
+        async for line in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._partial_line):
             await self._begin(line)
         await self._queue.put(None)
         await until_hung_up(receive)
 
     async def write(self, send: Send) -> None:
-        """Send the answers in the order of the lines, as long as the client takes them."""
-        while (next_one := await self._queue.get()) is not None:
-            task, size, values = next_one
+        """Send the answers in the order of the lines, as long as the client reads them."""
+        while (pending := await self._queue.get()) is not None:
+            task, size, values = pending
             line = await task + b"\n"
             self.tasks.discard(task)
             self._line_memory.give(size)
@@ -83,22 +84,22 @@ class _Lines:
         info, size, values = RequestInfo(time.perf_counter(), self._info.request_id), 0, 0
         info.key, info.user, info.group = self._info.key, self._info.user, self._info.group
         if isinstance(line, ServiceError):
-            task = self._refuse(line, info)
+            task = self._refusal(line, info)
         else:
             try:
-                if info.key is not None and (limit := self._route.take(info.key, info)) is not None:
-                    await asyncio.sleep(HELD_S)  # so that a stream of them is slow, too
+                if info.key is not None and (limit := self._route.count_request(info.key, info)) is not None:
+                    await asyncio.sleep(MIN_HELD_S)  # slows down a stream that exceeds the limits
                     raise limit
-                size = await hold(self._line_memory, len(line), self._settings.max_body_bytes, self._scope)
-                checked = self._route.check(await parsed(line, partial(validated, RetrieveRequest)), info)
-                values = await hold(self._answer_memory, checked.answer_values, self._settings.max_answer_values, self._scope)
+                size = await reserve(self._line_memory, len(line), self._settings.max_body_bytes, self._scope)
+                checked = self._route.check(await parse_body(line, partial(validate, RetrieveRequest)), info)
+                values = await reserve(self._answer_memory, checked.answer_values, self._settings.max_answer_values, self._scope)
                 task = asyncio.create_task(self._answer(checked, info))
             except ClientDisconnect:
                 raise
             except Exception as error:
                 if isinstance(error, Denied):
                     self._route.audit.denied(self._scope, info.request_id.decode(), error)
-                task = self._refuse(error, info)
+                task = self._refusal(error, info)
         self.tasks.add(task)
         await self._queue.put((task, size, values))
 
@@ -117,10 +118,10 @@ class _Lines:
         finally:
             self._route.metrics.request(info.model, status, None, info.by_client)
 
-    def _refuse(self, error: Exception, info: RequestInfo) -> asyncio.Future[bytes]:
-        """The problem document of a line that could not be answered at all."""
+    def _refusal(self, error: Exception, info: RequestInfo) -> asyncio.Future[bytes]:
+        """The problem document of a line whose search cannot begin, as a finished future."""
         document, _ = problem_of(error, info)
         self._route.metrics.request(info.model, document["status"], None)
-        refused: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        refused.set_result(orjson.dumps(document))
-        return refused
+        document_future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        document_future.set_result(orjson.dumps(document))
+        return document_future

@@ -1,10 +1,10 @@
-"""One process that listens: uvicorn's server, which stops without losing requests.
+"""One process that listens: uvicorn's server, stopped without losing requests.
 
-After the first signal it serves for ESPALIER_DRAIN_DELAY_S more, while /readyz and every answer's `Connection: close` say that it stops, so
-that load balancers choose another one. Then it stops listening and finishes the accepted requests. A second signal ends it at once; SIGHUP,
-which a terminal that closes may send twice, and service managers together with SIGTERM, is never a second one.
+After the first signal it serves for another ESPALIER_DRAIN_DELAY_S. Meanwhile /readyz, and `Connection: close` in every answer, say that it
+stops, so that load balancers choose another one. Then it stops listening and finishes the accepted requests. A second signal ends it at
+once. SIGHUP never counts as a second signal: a closing terminal may send it twice, and service managers send it together with SIGTERM.
 
-The system's limit of descriptors (`ulimit -n`) is raised as far as it may be; what no connection needs leaves room for so many connections.
+The process raises its limit of descriptors (`ulimit -n`) as far as allowed. Those that nothing else needs limit the connections.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from espalier.errors import InvalidData
 from espalier.serving import Serving
 
 from ..http.connection import Connection
-from ..http.connections import MOST_HELD, RESERVE, Connections
+from ..http.connections import MAX_HELD, RESERVE, Connections
 from ..http.handshake import Handshake
 from ..models.desired_state import DesiredState
 from ..models.registry import Registry
@@ -42,25 +42,25 @@ from ..watch.process_usage import open_descriptors
 log = logging.getLogger(__name__)
 
 CLOSE = (b"connection", b"close")
-OWN, MODEL, VERSION = 48, 8, 5
-"""Descriptors of a process without a model (38 were counted in a worker), and of each model and each version."""
-SPARE = 16
-"""Beside those that are open: for a version that is loaded beside the others, and for files that are read."""
-LEAST_CONNECTIONS = 16
-"""Room for fewer is no service."""
+OWN_DESCRIPTORS, MODEL_DESCRIPTORS, VERSION_DESCRIPTORS = 48, 8, 5
+"""Descriptors of a process without models (a worker had 38), of each model, and of each version."""
+SPARE_DESCRIPTORS = 16
+"""Descriptors in reserve for another version that is loaded, and for files that are read."""
+MIN_CONNECTIONS = 16
+"""The service does not start with descriptors for fewer connections."""
 
 
 class Server(uvicorn.Server):
     """Serves one application.
 
-    alone  signals are meant for this process. Otherwise its parent says when to stop; a signal may reach both of them
+    owns_signals  whether signals stop this process. Otherwise its parent says when to stop, because a signal may reach both
     """
 
-    def __init__(self, app: FastAPI, settings: Settings, alone: bool = True) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, owns_signals: bool = True) -> None:
         self._registry: Registry = app.state.service.registry
         self._metrics: Metrics = app.state.service.metrics
-        self._requested, self._others = settings.max_connections, needed(settings)
-        self._told = self._requested
+        self._requested, self._other_descriptors = settings.max_connections, needed_descriptors(settings)
+        self._reported_limit = self._requested
         times_s = settings.head_timeout_s, settings.keep_alive_s, settings.write_timeout_s
         self._connections = Connections(self._requested, *times_s, self._metrics.connection_refused)
         self._certificates = settings.certificates
@@ -77,55 +77,55 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(settings.drain_s),
             )
         )
-        self._delay_s, self._alone = settings.drain_delay_s, alone
+        self._delay_s, self._owns_signals = settings.drain_delay_s, owns_signals
         self._leave_at: float | None = None
 
-    def serve_on(self, *listening: socket.socket) -> None:
-        """Serve until a signal or `leave` says stop. listening: the service's address, and that of operators where they have one."""
-        self.run(sockets=[*listening])
+    def serve_on(self, *sockets: socket.socket) -> None:
+        """Serve until a signal or `leave`. sockets: of the service's address and, if there is one, of the operators' address."""
+        self.run(sockets=[*sockets])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's, and the address of operators."""
-        first, *others = sockets or []
-        await super().startup([first])
-        for other in others:
-            given = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
-            make = partial(self._protocol(for_customers=False), **given)
-            self.servers.append(await asyncio.get_running_loop().create_server(make, sock=other, backlog=self.config.backlog))
+        """Start uvicorn on the first socket, and listen on the operators' socket, too."""
+        first_socket, *other_sockets = sockets or []
+        await super().startup([first_socket])
+        for other_socket in other_sockets:
+            arguments = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+            make = partial(self._protocol(for_customers=False), **arguments)
+            self.servers.append(await asyncio.get_running_loop().create_server(make, sock=other_socket, backlog=self.config.backlog))
 
     def _protocol(self, for_customers: bool) -> type[asyncio.Protocol]:
-        """What makes a connection of an address, as uvicorn takes it."""
+        """The factory of an address's connections, in the form that uvicorn takes."""
         make = partial(Connection, self._connections, for_customers)
-        secured = None if self._certificates is None else partial(Handshake, self._connections, self._certificates, make)
-        return cast(type[asyncio.Protocol], secured or make)
+        handshake = None if self._certificates is None else partial(Handshake, self._connections, self._certificates, make)
+        return cast(type[asyncio.Protocol], handshake or make)
 
     def leave(self) -> None:
-        """Stop soon. From any thread."""
+        """Stop after the drain delay. May be called from any thread."""
         if self._leave_at is None:
             self._registry.leaving = True
             self._leave_at = time.monotonic() + self._delay_s
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's signals, and SIGHUP unless it is ignored, as under nohup."""
-        here = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-        before = signal.signal(signal.SIGHUP, self.handle_exit) if here else None
+        """Handle uvicorn's signals, and SIGHUP unless it is ignored (as under nohup)."""
+        handles_hangup = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+        former_handler = signal.signal(signal.SIGHUP, self.handle_exit) if handles_hangup else None
         try:
             with super().capture_signals():
                 yield
         finally:
-            if here:
-                signal.signal(signal.SIGHUP, before)
+            if handles_hangup:
+                signal.signal(signal.SIGHUP, former_handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop. (uvicorn would raise the signal again at the end, but a requested stop is not a failure.)"""
         self.leave()
-        if self._alone and sig != signal.SIGHUP:
+        if self._owns_signals and sig != signal.SIGHUP:
             for handled in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(handled, signal.SIG_DFL)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to stop; called ten times a second."""
+        """Whether to stop. uvicorn calls it ten times a second."""
         stop = await super().on_tick(counter)
         if counter % 10 == 0:
             self._make_room()
@@ -140,64 +140,65 @@ class Server(uvicorn.Server):
         return stop or time.monotonic() >= self._leave_at
 
     def _make_room(self) -> None:
-        """Take as many connections as there are descriptors for beside those that are open for something else."""
+        """Set the limits of connections by the descriptors that are not in use for something else."""
         connections = self._connections
-        others = max((open_descriptors() or 0) - len(connections.open) - len(connections.held) + SPARE, self._others)
-        connections.most = most = most_connections(self._requested, others)
-        room = _raised(most + 2 * RESERVE + others + MOST_HELD) - most - 2 * RESERVE - others
-        connections.most_held = min(max(room, 0), MOST_HELD)
-        if most < self._told:
-            self._told = most
+        used = (open_descriptors() or 0) - len(connections.open) - len(connections.held)
+        other_descriptors = max(used + SPARE_DESCRIPTORS, self._other_descriptors)
+        connections.limit = limit = affordable_connections(self._requested, other_descriptors)
+        held_room = _raise_limit(limit + 2 * RESERVE + other_descriptors + MAX_HELD) - limit - 2 * RESERVE - other_descriptors
+        connections.held_limit = min(max(held_room, 0), MAX_HELD)
+        if limit < self._reported_limit:
+            self._reported_limit = limit
             log.warning(
-                "of the open files that the process may have (ulimit -n), %d are for other things: at most %d connections are taken "
+                "of the open files that the process may have (ulimit -n), %d are for other things: at most %d connections are accepted "
                 "(ESPALIER_MAX_CONNECTIONS: %d)",
-                others,
-                most,
+                other_descriptors,
+                limit,
                 self._requested,
             )
 
 
 class TooFewDescriptors(OSError):
-    """The system gives the process fewer descriptors than a service needs."""
+    """The process may have fewer descriptors than a service needs."""
 
 
-def needed(settings: Settings) -> int:
-    """About how many descriptors a process has open, besides connections, when everything that should serve does."""
-    found = find_versions(settings.models)
-    count = OWN
-    for name in found:
+def needed_descriptors(settings: Settings) -> int:
+    """Estimated number of descriptors, besides connections, that a process needs when all versions serve."""
+    models = find_versions(settings.models)
+    count = OWN_DESCRIPTORS
+    for name in models:
         serving = None
         with suppress(InvalidData):
             serving = DesiredState(settings.models / name).read(Serving)
-        count += MODEL + VERSION * (1 if serving is None else len(serving.versions))
+        count += MODEL_DESCRIPTORS + VERSION_DESCRIPTORS * (1 if serving is None else len(serving.versions))
     return count
 
 
 def check_descriptors(settings: Settings) -> None:
-    """Raise TooFewDescriptors where the process may not have enough of them to serve LEAST_CONNECTIONS."""
-    own = needed(settings)
-    least = own + LEAST_CONNECTIONS * 3 // 2
-    soft = _raised(least)
-    if soft != resource.RLIM_INFINITY and soft < least:
+    """Raise TooFewDescriptors if the process cannot have enough descriptors for MIN_CONNECTIONS."""
+    needed = needed_descriptors(settings)
+    minimum = needed + MIN_CONNECTIONS * 3 // 2
+    soft = _raise_limit(minimum)
+    if soft != resource.RLIM_INFINITY and soft < minimum:
         raise TooFewDescriptors(
-            f"the process may have {soft} open files (ulimit -n), expected at least {least}: {own} for the models and for itself, the rest "
-            f"for {LEAST_CONNECTIONS} connections; {own + settings.max_connections + 2 * RESERVE} for all of ESPALIER_MAX_CONNECTIONS. "
+            f"the process may have {soft} open files (ulimit -n), expected at least {minimum}: {needed} for the models and for itself, the "
+            f"rest for {MIN_CONNECTIONS} connections; {needed + settings.max_connections + 2 * RESERVE} for ESPALIER_MAX_CONNECTIONS. "
             "Raise the limit: ulimit -n, LimitNOFILE= of systemd, --ulimit nofile= of containers"
         )
 
 
-def most_connections(requested: int, others: int) -> int:
-    """`requested`, or as many connections as the process has descriptors for beside `others`."""
-    soft = _raised(requested + 2 * RESERVE + others)
-    room = soft - others
+def affordable_connections(requested: int, other_descriptors: int) -> int:
+    """The largest number of connections, at most `requested`, for which there are descriptors besides `other_descriptors`."""
+    soft = _raise_limit(requested + 2 * RESERVE + other_descriptors)
+    room = soft - other_descriptors
     if soft == resource.RLIM_INFINITY or room >= requested + 2 * RESERVE:
         return requested
-    # with a reserve of a quarter at most, twice
+    # RESERVE twice, but each at most a quarter of the connections
     return max(min(requested, room - 2 * RESERVE if room >= 6 * RESERVE else room * 2 // 3), 1)
 
 
-def _raised(wanted: int) -> int:
-    """The limit of descriptors, after it was raised to `wanted` or as far as it may be."""
+def _raise_limit(wanted: int) -> int:
+    """Raise the limit of descriptors to `wanted`, or as far as allowed. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if soft == resource.RLIM_INFINITY or soft >= allowed:

@@ -1,9 +1,8 @@
-"""Several worker processes behind the same listening sockets: started, replaced when one dies, stopped together.
+"""Several worker processes behind the same listening sockets: their start, replacement and stop.
 
-uvicorn's own supervisor is not used: it kills workers that answer no ping in 5 s, restarts a broken worker for ever, and knows nothing of
-counts that a dead worker leaves. A worker stops when its pipe says so or is closed, not by a signal:
-so it also stops when its parent is gone, and a signal to the whole process group does not count as a second one. Knows processes; server.py
-has what a worker does.
+uvicorn's own supervisor is not used: it kills workers that do not answer a ping in 5 s, restarts a broken worker for ever, and ignores the
+metrics that a dead worker leaves. A worker stops when its pipe says so or is closed, not by a signal. So it also stops if its parent has
+died, and a signal to the whole process group does not count twice. Knows processes; server.py has the work of a worker.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from ..watch.multiprocess import count_in, forget_process
 log = logging.getLogger(__name__)
 
 FAILED_STARTS = 3
-"""Workers that may end in a row before they follow the models; then the service gives up, unless others serve."""
+"""The service gives up when so many workers in a row have ended before they followed the models, unless other workers serve."""
 RESTART_S, MAX_RESTART_S = 1.0, 30.0
-"""Least seconds between two starts of one worker; doubled after each worker that ended before it followed the models, up to
+"""Least seconds between two starts of one worker. They double with each worker that ends before it followed the models, up to
 MAX_RESTART_S."""
 KILL_AFTER_S = 10.0
-"""A worker is killed this long after the time that stopping may take."""
+"""A worker is killed this long after the end of the time that it may take to stop."""
 
 
 @dataclass(eq=False)
 class _Worker:
-    """number: which of the workers it is; its replacement has the same number."""
+    """number: the worker's number; its replacement has the same number."""
 
     process: BaseProcess
     pipe: Connection
@@ -53,81 +52,82 @@ class _Worker:
 
 
 class Supervisor:
-    """Keeps `settings.workers` workers at work on listening sockets."""
+    """Keeps `settings.workers` workers running on listening sockets."""
 
-    def __init__(self, settings: Settings, *listening: socket.socket) -> None:
-        self._listening = listening
+    def __init__(self, settings: Settings, *sockets: socket.socket) -> None:
+        self._sockets = sockets
         remove_dead()
-        self._folder, self._owned = make()
-        self._counted = metrics_folder(self._folder)
-        self._counted.mkdir()
+        self._folder, self._owner_lock = make()
+        self._metrics_folder = metrics_folder(self._folder)
+        self._metrics_folder.mkdir()
         self._settings = settings.model_copy(update={"run_folder": self._folder})
         self._spawn = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._failed_starts = 0
-        self._signals, self._hung_up = 0, False
+        self._signals, self._hangup = 0, False
 
     def run(self) -> int:
         """Serve until a signal says stop. Returns the exit code."""
         code, kill_at = 0, float("inf")
-        with self._waking() as woken:
+        with self._wakeup_on_signals() as wakeup_socket:
             self._workers = [self._start(number) for number in range(self._settings.workers)]
             log.info("%d workers: %s", len(self._workers), ", ".join(str(worker.process.pid) for worker in self._workers))
             while self._workers:
-                living = self._living()
-                dead = [worker for worker in self._workers if worker not in living]
-                left_s = min([kill_at, *map(self._restart_at, dead)]) - time.monotonic()
-                wait([woken, *(worker.process.sentinel for worker in living)], None if left_s == float("inf") else max(left_s, 0))
+                living_workers = self._living_workers()
+                dead = [worker for worker in self._workers if worker not in living_workers]
+                wait_until = min([kill_at, *map(self._restart_at, dead)])
+                timeout_s = None if wait_until == float("inf") else max(wait_until - time.monotonic(), 0)
+                wait([wakeup_socket, *(worker.process.sentinel for worker in living_workers)], timeout_s)
                 with suppress(BlockingIOError):
-                    woken.recv(64)
+                    wakeup_socket.recv(64)
                 if self._leaving and kill_at == float("inf"):
                     kill_at = self._leave()
                 if self._signals > 1 or time.monotonic() >= kill_at:
                     code = self._kill() or code
                 code = self._replace_dead() or code
         shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._owned)
+        os.close(self._owner_lock)
         return code
 
     @property
     def _leaving(self) -> bool:
-        return self._signals > 0 or self._hung_up
+        return self._signals > 0 or self._hangup
 
-    def _living(self) -> list[_Worker]:
+    def _living_workers(self) -> list[_Worker]:
         return [worker for worker in self._workers if worker.process.is_alive()]
 
     def _start(self, number: int, restarted: bool = False) -> _Worker:
-        ours, theirs = self._spawn.Pipe()
-        process = self._spawn.Process(target=work, args=(self._settings, self._listening, theirs, number, restarted), name="worker")
+        our_end, their_end = self._spawn.Pipe()
+        process = self._spawn.Process(target=work, args=(self._settings, self._sockets, their_end, number, restarted), name="worker")
         process.start()
-        theirs.close()
-        return _Worker(process, ours, time.monotonic(), number)
+        their_end.close()
+        return _Worker(process, our_end, time.monotonic(), number)
 
     def _restart_at(self, worker: _Worker) -> float:
-        """When a dead worker may be replaced."""
+        """The time from which a dead worker may be replaced."""
         return worker.started + min(RESTART_S * 2.0 ** min(self._failed_starts, 10), MAX_RESTART_S)
 
-    def _has_begun(self, worker: _Worker) -> bool:
-        """Whether a worker followed the models."""
+    def _followed_models(self, worker: _Worker) -> bool:
+        """Whether a worker got as far as following the models."""
         return (self._folder / f"{worker.process.pid}.lock").exists()
 
     def _replace_dead(self) -> int:
-        """Replace dead workers, unless the service stops. Returns the exit code, 1 when it gives up."""
+        """Replace dead workers, unless the service stops. Returns the exit code: 1 if the service gives up."""
         for worker in self._workers[:]:
             if worker.process.is_alive():
                 continue
             if not self._leaving and time.monotonic() < self._restart_at(worker):
                 continue
-            pid, began = worker.process.pid, self._has_begun(worker)
+            pid, followed_models = worker.process.pid, self._followed_models(worker)
             self._workers.remove(worker)
             worker.pipe.close()
             if pid is not None:
-                forget_process(pid, self._counted)
+                forget_process(pid, self._metrics_folder)
                 forget(self._folder, pid)
             if self._leaving:
                 continue
-            self._failed_starts = 0 if began else self._failed_starts + 1
-            if self._failed_starts >= FAILED_STARTS and not any(map(self._has_begun, self._living())):
+            self._failed_starts = 0 if followed_models else self._failed_starts + 1
+            if self._failed_starts >= FAILED_STARTS and not any(map(self._followed_models, self._living_workers())):
                 log.error("%d workers ended before they followed the models; the service gives up", self._failed_starts)
                 self._signals = 1
                 return 1
@@ -136,12 +136,11 @@ class Supervisor:
         return 0
 
     def _leave(self) -> float:
-        """Tell all workers to stop. Returns the time to kill the others. Workers accept connections until they close the sockets
-        themselves."""
-        for listening in self._listening:
-            listening.close()
+        """Tell all workers to stop; they accept connections until they close the sockets. Returns the time to kill those that still run."""
+        for listening_socket in self._sockets:
+            listening_socket.close()
         log.info("stopping %d workers", len(self._workers))
-        for worker in self._living():
+        for worker in self._living_workers():
             try:
                 worker.pipe.send("leave")
             except OSError:
@@ -149,60 +148,60 @@ class Supervisor:
         return time.monotonic() + self._settings.drain_delay_s + 2 * self._settings.drain_s + KILL_AFTER_S
 
     def _kill(self) -> int:
-        """Kill the workers that still run. Returns the exit code, 1 where there were any."""
-        living = self._living()
-        for worker in living:
+        """Kill the workers that still run. Returns the exit code: 1 if there were any."""
+        living_workers = self._living_workers()
+        for worker in living_workers:
             log.warning("worker %s is stopped at once", worker.process.pid)
             worker.process.kill()
             worker.process.join()
-        return 1 if living else 0
+        return 1 if living_workers else 0
 
     @contextmanager
-    def _waking(self) -> Iterator[socket.socket]:
-        """Count signals, each of which makes a socket readable."""
-        woken, waker = socket.socketpair()
-        woken.setblocking(False)
-        waker.setblocking(False)
+    def _wakeup_on_signals(self) -> Iterator[socket.socket]:
+        """Handle signals in the block, and yield a socket that becomes readable with each signal."""
+        wakeup_socket, signal_socket = socket.socketpair()
+        wakeup_socket.setblocking(False)
+        signal_socket.setblocking(False)
         signals = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
             signals.append(signal.SIGHUP)
-        before = {sig: signal.signal(sig, self._count) for sig in signals}
-        former = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        former_handlers = {sig: signal.signal(sig, self._handle_signal) for sig in signals}
+        former_fd = signal.set_wakeup_fd(signal_socket.fileno(), warn_on_full_buffer=False)
         try:
-            yield woken
+            yield wakeup_socket
         finally:
-            signal.set_wakeup_fd(former)
-            for sig, handler in before.items():
+            signal.set_wakeup_fd(former_fd)
+            for sig, handler in former_handlers.items():
                 signal.signal(sig, handler)
-            woken.close()
-            waker.close()
+            wakeup_socket.close()
+            signal_socket.close()
 
-    def _count(self, sig: int, _: object) -> None:
-        """SIGHUP stops, and is never a second signal (server.py)."""
+    def _handle_signal(self, sig: int, _: object) -> None:
+        """Count a signal. SIGHUP stops the service, but never counts as a second signal (server.py)."""
         if sig == signal.SIGHUP:
-            self._hung_up = True
+            self._hangup = True
         else:
             self._signals += 1
 
 
-def work(settings: Settings, listening: Sequence[socket.socket], pipe: Connection, number: int, restarted: bool) -> None:
-    """One worker process: serves until the other end of the pipe says so, or is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server handles it: Ctrl-C reaches the parent as well
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # so does the end of a terminal
+def work(settings: Settings, sockets: Sequence[socket.socket], pipe: Connection, number: int, restarted: bool) -> None:
+    """One worker process: serves until a message comes through the pipe, or its other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server handles it, because Ctrl-C reaches the parent, too
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # likewise: the end of a terminal reaches the parent, too
     logs.configure(settings.log_level, settings.log_format)
     if settings.run_folder is not None:
         count_in(metrics_folder(settings.run_folder))
     make_ready()
     app = create_app(settings)
     app.state.service.metrics.begin(number, restarted)
-    server = Server(app, settings, alone=False)
+    server = Server(app, settings, owns_signals=False)
 
-    def stop_when_told() -> None:
+    def stop_on_message() -> None:
         try:
             pipe.recv()
         except (EOFError, OSError):
             log.warning("the parent process is gone")
         server.leave()
 
-    threading.Thread(target=stop_when_told, name="stop", daemon=True).start()
-    server.serve_on(*listening)
+    threading.Thread(target=stop_on_message, name="stop", daemon=True).start()
+    server.serve_on(*sockets)

@@ -16,48 +16,48 @@ from espalier.live.items import LiveItem, LiveItems
 from ..retrieval.scans import Check
 
 SCANNED_ROWS = 1 << 16
-"""Rows that are scanned between two checks of the number of results and the deadline."""
+"""Rows that are scanned between two checks of the deadline."""
 LIVE_ENTRIES = 1 << 12
-"""Live items likewise."""
+"""Live items that are scanned between two checks of the deadline."""
 
 Completion = dict[str, str | None]
 
 
 def completions(items: ItemTable, live: LiveItems | None, prefix: str, limit: int, check: Check) -> list[Completion]:
-    """The first `limit` items whose id or title starts with `prefix`, in any case. Raises DeadlinePassed.
+    """The first `limit` items whose id or title starts with `prefix`, ignoring case. Raises DeadlinePassed.
 
-    live  what was put and deleted since training; live items come last
+    live  the live items, which come last, and the deleted ones
     """
-    found: list[Completion] = []
+    completions: list[Completion] = []
     for id_name, title in _slices(items):
         matches = pc.starts_with(id_name, prefix, ignore_case=True)
         if title is not None:
             matches = pc.or_(matches, pc.fill_null(pc.starts_with(title, prefix, ignore_case=True), False))
-        at = pc.indices_nonzero(matches)
-        for begin in range(0, len(at), limit):
-            found += _completions(id_name, title, at[begin : begin + limit], live)
-            if len(found) >= limit:
-                return found[:limit]
+        matching_rows = pc.indices_nonzero(matches)
+        for begin in range(0, len(matching_rows), limit):
+            completions += _completions(id_name, title, matching_rows[begin : begin + limit], live)
+            if len(completions) >= limit:
+                return completions[:limit]
         check()
-    return found if live is None else found + _live_completions(live, prefix, limit - len(found), check)
+    return completions if live is None else completions + _live_completions(live, prefix, limit - len(completions), check)
 
 
-def _completions(id_name: pa.ChunkedArray, title: pa.ChunkedArray | None, at: pa.Array, live: LiveItems | None) -> list[Completion]:
-    """The trained items at some places of a slice, without those that were deleted or are others now."""
-    titles = [None] * len(at) if title is None else title.take(at).to_pylist()
-    found = [{"id": i, "title": t} for i, t in zip(id_name.take(at).to_pylist(), titles, strict=True)]
-    return found if live is None else [one for one in found if _as_trained(live.entry(one["id"]))]
+def _completions(id_name: pa.ChunkedArray, title: pa.ChunkedArray | None, rows: pa.Array, live: LiveItems | None) -> list[Completion]:
+    """The trained items in some rows of a slice, without those that were deleted or whose fields were replaced."""
+    titles = [None] * len(rows) if title is None else title.take(rows).to_pylist()
+    trained_items = [{"id": i, "title": t} for i, t in zip(id_name.take(rows).to_pylist(), titles, strict=True)]
+    return trained_items if live is None else [item for item in trained_items if _is_unchanged(live.entry(item["id"]))]
 
 
-def _as_trained(entry: LiveItem | None) -> bool:
+def _is_unchanged(entry: LiveItem | None) -> bool:
     return entry is None or (not entry.is_deleted and entry.fields is None)
 
 
 def _live_completions(live: LiveItems, prefix: str, limit: int, check: Check) -> list[Completion]:
-    found: list[Completion] = []
+    completions: list[Completion] = []
     start = prefix.casefold()
     for handle in range(live.handles):
-        if len(found) == limit:
+        if len(completions) == limit:
             break
         if handle % LIVE_ENTRIES == 0:
             check()
@@ -67,13 +67,13 @@ def _live_completions(live: LiveItems, prefix: str, limit: int, check: Check) ->
         title = entry.fields.get("title")
         title = title if isinstance(title, str) else None
         if entry.id.casefold().startswith(start) or (title or "").casefold().startswith(start):
-            found.append({"id": entry.id, "title": title})
-    return found
+            completions.append({"id": entry.id, "title": title})
+    return completions
 
 
 def _slices(items: ItemTable) -> Iterator[tuple[pa.ChunkedArray, pa.ChunkedArray | None]]:
-    ids, titles = items.column("id"), None
+    ids, title = items.column("id"), None
     if "title" in items.fields and items.column("title").type in (pa.string(), pa.large_string()):
-        titles = items.column("title")
+        title = items.column("title")
     for begin in range(0, len(items), SCANNED_ROWS):
-        yield ids.slice(begin, SCANNED_ROWS), None if titles is None else titles.slice(begin, SCANNED_ROWS)
+        yield ids.slice(begin, SCANNED_ROWS), None if title is None else title.slice(begin, SCANNED_ROWS)

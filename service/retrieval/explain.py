@@ -1,8 +1,8 @@
-"""Why an answer is what it is: what each level of a traced search kept, where a requested item was dropped, which features or past items
-spoke for it.
+"""Explanations of an answer: the nodes that each level of a traced search kept, the level on which a requested item was dropped, and the
+features or past items that contributed to its key.
 
-Knows trees, traces and filters. Does not know HTTP. Keys order the nodes of one level: their ranks, and the memory's part where the bundle
-has one. Only those of leaves have a score.
+Knows trees, traces and filters. Does not know HTTP. Keys order the nodes of one level. A key is the node's rank, plus the memory's part if
+the bundle has a memory. Only leaves have scores.
 
 Legend: B queries, K beam, C candidates, W requested items.
 """
@@ -30,15 +30,15 @@ from ..retrieval.request import CheckedRequest, EncodedRequest
 from ..retrieval.second_stage import Candidates
 
 MAX_FEATURES = 10
-"""Features that are listed of an item."""
+"""Most features that are listed for an item."""
 MAX_SOURCES = 3
-"""Past items that are listed of an item."""
+"""Most past items that are listed for an item."""
 
 
 class RequestedItems:
     """The items of `explain_items`, the same for all queries of a request.
 
-    rows_W      int64[W]   item rows, −1 where the catalogue does not have the id
+    rows_W      int64[W]   item rows; −1 if the catalogue does not have the id
     removed_W   bool[W]    whether the item is a standing exclusion
     filtered_W  bool[W]    whether the request's filter excludes it
     """
@@ -46,9 +46,9 @@ class RequestedItems:
     def __init__(self, checked: CheckedRequest, view: View, conditions: Filter | None) -> None:
         self.ids = checked.request.explain_items
         self.rows_W = view.items.rows_of(self.ids)
-        known_W = np.maximum(self.rows_W, 0)
-        self.removed_W = view.is_removed(known_W)
-        self.filtered_W = np.zeros(len(known_W), np.bool_) if conditions is None else ~view.matches(conditions, known_W)
+        row_W = np.maximum(self.rows_W, 0)
+        self.removed_W = view.is_removed(row_W)
+        self.filtered_W = np.zeros(len(row_W), np.bool_) if conditions is None else ~view.matches(conditions, row_W)
 
 
 def explain(
@@ -60,13 +60,13 @@ def explain(
     requested: RequestedItems,
     final: Candidates,
 ) -> dict[str, Any]:
-    """The explanation of query b. final: what of the result is returned, and in which order."""
+    """The explanation of query b. final: the candidates after the second stage, in the order of the answer."""
     query = _Query(checked, view, encoded, result, b, final)
     bundle, items = checked.model.bundle, []
     for w, (item_id, row) in enumerate(zip(requested.ids, requested.rows_W.tolist(), strict=True)):
         entry: dict[str, Any] = {"id": item_id}
-        put = view.entry(item_id)
-        if put is not None and put.is_deleted:
+        live_item = view.entry(item_id)
+        if live_item is not None and live_item.is_deleted:
             entry["outcome"] = "deleted"
         elif row < 0:
             entry["outcome"] = "unknown"
@@ -78,24 +78,24 @@ def explain(
             entry["outcome"] = "excluded"
         else:
             entry |= query.outcome_of(row)
-        if put is not None and not put.is_deleted:
-            since = datetime.fromtimestamp(put.since, UTC).isoformat(timespec="milliseconds")
-            entry["live"] = {"since": since, "sequence": put.sequence, "placed_by": put.by}
+        if live_item is not None and not live_item.is_deleted:
+            since = datetime.fromtimestamp(live_item.since, UTC).isoformat(timespec="milliseconds")
+            entry["live"] = {"since": since, "sequence": live_item.sequence, "placed_by": live_item.by}
         if row >= 0 and isinstance(encoded.queries.rows, SparseRows):
-            own = encoded.queries.rows.between(b, b + 1)
-            entry["features"] = _features(bundle, view, own.indices, own.values, row)
+            row_features = encoded.queries.rows.between(b, b + 1)
+            entry["features"] = _features(bundle, view, row_features.indices, row_features.values, row)
             if bundle.tail is not None:
-                entry["tail"] = view.tail_part(bundle.tail, row, own.indices, own.values)
-        if row >= 0 and not query.apart:
-            entry["path"] = query.trees[0].way_to(row)
+                entry["tail"] = view.tail_part(bundle.tail, row, row_features.indices, row_features.values)
+        if row >= 0 and not query.merges_trees:
+            entry["path"] = query.trees[0].ancestors_of(row)
         if row >= 0 and query.memory is not None:
             entry["memory"] = _memory(view, query.memory, encoded.queries.array[b], row)
         items.append(entry)
     with_nodes = checked.request.explain_nodes
     levels = [[level.summary() | (level.nodes() if with_nodes else {}) for level in tree.levels] for tree in query.trees]
     document: dict[str, Any] = {"levels": levels[0], "items": items}
-    if query.apart:
-        document["trees"] = [{"levels": own} for own in levels]
+    if query.merges_trees:
+        document["trees"] = [{"levels": tree_levels} for tree_levels in levels]
     if query.reranking is not None:
         ids = view.items.ids_of(final.rows_BM[b, : final.count_B[b]])
         document["moved"] = query.reranking.moved(ids)
@@ -105,11 +105,11 @@ def explain(
 class _Query:
     """Query b of a traced search.
 
-    trees            the only tree, or those of a forest
-    found_M          item rows that the search found, best first
-    count, eligible  how many are returned, and how many `min_score` left
-    memory           the bundle's; without one keys are ranks
-    apart            whether a result's rank is not that of a leaf: it comes of several trees, or of stacking
+    trees            the search of the only tree, or of each tree of a forest
+    retrieved_M      item rows that the search returned, best first
+    count, eligible  how many of them the answer has, and how many passed `min_score`
+    memory           the bundle's memory; without one, keys are ranks
+    merges_trees     a result's rank is not the rank of one leaf, but is made from several trees or by stacking
     """
 
     def __init__(
@@ -117,39 +117,39 @@ class _Query:
     ) -> None:
         bundle = checked.model.bundle
         traced = list(zip(bundle.alone, result.traces, strict=True))
-        self.apart = len(traced) > 1 or bundle.manifest.stacking is not None
-        last = None if self.apart else result
+        self.merges_trees = len(traced) > 1 or bundle.manifest.stacking is not None
+        last_result = None if self.merges_trees else result
         self.trees = [
-            _TreeSearch(view, place, alone.tree, [_Level(view, alone.tree, level, last, b) for level in trace])
-            for place, (alone, trace) in enumerate(traced)
+            _TreeSearch(view, tree_index, bundle_tree.tree, [_Level(view, bundle_tree.tree, level, last_result, b) for level in trace])
+            for tree_index, (bundle_tree, trace) in enumerate(traced)
         ]
-        self.found_M = result.item_rows_BM[b, : result.count_B[b]]
+        self.retrieved_M = result.item_rows_BM[b, : result.count_B[b]]
         self.ranks_M, self.keys_M = result.ranks_BM[b], result.keys_BM[b]
         self.count, self.eligible = int(final.count_B[b]), int(final.eligible_B[b])
         self.reranking, self.memory = _Reranking.of(checked, encoded, result, b, final), bundle.memory
 
     def outcome_of(self, row: int) -> dict[str, Any]:
-        """Where an eligible item was returned or dropped."""
-        at = np.flatnonzero(self.found_M == row)
-        if len(at) == 0:
-            return self._below_m(row) if self.apart else self.trees[0].pruned(row, self.memory is not None)
-        retrieved = int(at[0])
+        """The place at which an eligible item was returned, or the level on which it was dropped."""
+        positions = np.flatnonzero(self.retrieved_M == row)
+        if len(positions) == 0:
+            return self._outcome_if_not_retrieved(row) if self.merges_trees else self.trees[0].pruned(row, self.memory is not None)
+        retrieved = int(positions[0])
         place = retrieved if self.reranking is None else self.reranking.place_of(retrieved)
         outcome = "below_min_score"
         if retrieved < self.eligible:
             outcome = "returned" if place < self.count else "below_m"
         entry = {"outcome": outcome, "rank": float(self.ranks_M[retrieved]), "place": place + 1}
-        entry |= {"trees": self._in_trees(row)} if self.apart else {"level": self.trees[0].tree.height}
+        entry |= {"trees": self._in_trees(row)} if self.merges_trees else {"level": self.trees[0].tree.height}
         if self.memory is not None:
             entry["key"] = float(self.keys_M[retrieved])
         return entry if self.reranking is None else entry | self.reranking.describe(retrieved)
 
-    def _below_m(self, row: int) -> dict[str, Any]:
-        """An item that did not come: pruned in every tree, or of too low a mean, or of too low a key of stacking."""
-        own = self._in_trees(row)
-        scored = any(entry["outcome"] == "scored" for entry in own)
-        cut = {"cut": float(self.ranks_M[len(self.found_M) - 1])} if scored and len(self.found_M) else {}
-        return {"outcome": "below_m" if scored else "pruned", "trees": own} | cut
+    def _outcome_if_not_retrieved(self, row: int) -> dict[str, Any]:
+        """The outcome of an item that the search did not return: every tree pruned it, or its mean or stacking key was too low."""
+        tree_outcomes = self._in_trees(row)
+        scored = any(entry["outcome"] == "scored" for entry in tree_outcomes)
+        cut = {"cut": float(self.ranks_M[len(self.retrieved_M) - 1])} if scored and len(self.retrieved_M) else {}
+        return {"outcome": "below_m" if scored else "pruned", "trees": tree_outcomes} | cut
 
     def _in_trees(self, row: int) -> list[dict[str, Any]]:
         return [tree.outcome_of(row) for tree in self.trees]
@@ -157,11 +157,11 @@ class _Query:
 
 @dataclass(frozen=True)
 class _Reranking:
-    """What the ranker did to one query's candidates, by their places after retrieval.
+    """The re-ranking of one query's candidates.
 
-    place_M        the retrieved place of the candidate that is here now
-    score_M        the ranker's scores, by the new places; NaN where it gave none
-    features_NF    the features of the first N
+    place_M        retrieved place of the candidate at each new place
+    score_M        ranker's score at each new place; NaN if the ranker gave none
+    features_NF    features of the first N retrieved candidates
     """
 
     names: Sequence[str]
@@ -171,7 +171,7 @@ class _Reranking:
 
     @staticmethod
     def of(checked: CheckedRequest, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates) -> _Reranking | None:
-        """None where nothing was re-ranked."""
+        """The re-ranking of query b; None if nothing was re-ranked."""
         reranker = checked.model.reranker
         if final.reranked is None or reranker is None:
             return None
@@ -193,19 +193,19 @@ class _Reranking:
         return entry
 
     def moved(self, ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The items of the answer whose place changed."""
-        places = enumerate(zip(ids, self.place_M.tolist(), strict=False))
-        return [{"id": item_id, "retrieved_place": was + 1, "place": place + 1} for place, (item_id, was) in places if was != place]
+        """The items of the answer whose places the ranker changed."""
+        places = zip(ids, self.place_M.tolist(), range(len(ids)), strict=False)
+        return [{"id": item_id, "retrieved_place": old + 1, "place": new + 1} for item_id, old, new in places if old != new]
 
 
 def _features(bundle: Bundle, view: View, indices: NDArray[np.int32], values: NDArray[np.float32], item: int) -> list[dict[str, Any]]:
     """The features of a query that contribute most to an item."""
     weights = np.zeros(len(indices), np.float64)
-    for place, (tree, chunks) in enumerate(bundle.trees):
-        *above, leaf = view.path_of(tree, place, item)[1:].tolist()
+    for tree_index, (tree, chunks) in enumerate(bundle.trees):
+        *inner_nodes, leaf = view.path_of(tree, tree_index, item)[1:].tolist()
         handle = leaf - tree.node_count
-        weights += np.sum([chunks.weights_of(tree, node, indices) for node in above if node >= 0], axis=0)
-        weights += chunks.weights_of(tree, leaf, indices) if handle < 0 else view.weights_of(place, handle, indices)
+        weights += np.sum([chunks.weights_of(tree, node, indices) for node in inner_nodes if node >= 0], axis=0)
+        weights += chunks.weights_of(tree, leaf, indices) if handle < 0 else view.weights_of(tree_index, handle, indices)
     contributions = weights / len(bundle.trees) * values
     order = np.argsort(-np.abs(contributions), kind="stable")[:MAX_FEATURES]
     order = order[contributions[order] != 0]
@@ -215,80 +215,80 @@ def _features(bundle: Bundle, view: View, indices: NDArray[np.int32], values: ND
 
 
 def _memory(view: View, memory: Memory, history_T: NDArray[Any], item: int) -> dict[str, Any]:
-    """What the memory adds to an item's key, and the past items that add most of it."""
+    """The memory's part of an item's key, and the past items that contribute most to it."""
     sources = view.sources(memory, history_T, item)
-    most = sources[:MAX_SOURCES]
-    ids = view.items.ids_of(np.array([source for source, _ in most], np.int64))
-    past = [{"id": item_id, "part": part} for item_id, (_, part) in zip(ids, most, strict=True)]
-    return {"part": sum(part for _, part in sources), "items": past}
+    top_sources = sources[:MAX_SOURCES]
+    ids = view.items.ids_of(np.array([source for source, _ in top_sources], np.int64))
+    source_items = [{"id": item_id, "part": part} for item_id, (_, part) in zip(ids, top_sources, strict=True)]
+    return {"part": sum(part for _, part in sources), "items": source_items}
 
 
 class _Level:
-    """The level of query b: its candidates with their ranks and keys, and which were kept.
+    """One level of the search for query b: its candidates with their ranks and keys, and which of them were kept.
 
-    result  of the only tree, whose results are what the last level kept; None: each tree of a forest keeps what it scores
+    result  of a single tree: its items are the kept nodes of the last level. None in a forest, whose trees keep all leaves that they score
     """
 
     def __init__(self, view: View, tree: Tree, trace: LevelTrace, result: SearchResult | None, b: int) -> None:
         present_C = trace.candidates_BC[b] >= 0
         self.level, self.candidates_C = trace.level, trace.candidates_BC[b][present_C]
         self.ranks_C, self.keys_C = trace.candidate_ranks_BC[b][present_C], trace.candidate_keys_BC[b][present_C]
-        kept = trace.nodes_BK[b]
+        kept_K = trace.nodes_BK[b]
         if result is not None and trace.level == tree.height:
-            kept = view.leaves_of(tree, result.item_rows_BM[b, : result.count_B[b]])
-        self.kept_C = np.isin(self.candidates_C, kept[kept >= 0])
+            kept_K = view.leaves_of(tree, result.item_rows_BM[b, : result.count_B[b]])
+        self.kept_C = np.isin(self.candidates_C, kept_K[kept_K >= 0])
 
     def nodes(self) -> dict[str, Any]:
-        """Its candidates with their keys: those that were kept, then the others, each by key."""
+        """The candidates with their keys: first the kept ones, then the others, both by descending key."""
         order = np.lexsort((self.candidates_C, -self.keys_C, ~self.kept_C))
         return {"nodes": self.candidates_C[order], "keys": self.keys_C[order]}
 
     def ancestor(self, node: int) -> dict[str, Any]:
-        """A node of this level: its rank, its key, its place by key from 1, and whether it was kept. Nulls where it was no candidate."""
+        """A node of this level: rank, key, place by key from 1, and whether it was kept. Other nodes than candidates have nulls."""
         entry: dict[str, Any] = {"level": self.level, "node": node, "rank": None, "key": None, "place": None, "kept": False}
-        at = np.flatnonzero(self.candidates_C == node)
-        if len(at) == 0:
+        positions = np.flatnonzero(self.candidates_C == node)
+        if len(positions) == 0:
             return entry
-        key = self.keys_C[at[0]]
-        before = np.count_nonzero((self.keys_C > key) | ((self.keys_C == key) & (self.candidates_C < node)))
-        found = {"rank": float(self.ranks_C[at[0]]), "key": float(key), "place": int(before) + 1, "kept": bool(self.kept_C[at[0]])}
-        return entry | found
+        key = self.keys_C[positions[0]]
+        better_nodes = np.count_nonzero((self.keys_C > key) | ((self.keys_C == key) & (self.candidates_C < node)))
+        place, kept = int(better_nodes) + 1, bool(self.kept_C[positions[0]])
+        return entry | {"rank": float(self.ranks_C[positions[0]]), "key": float(key), "place": place, "kept": kept}
 
     def cut(self) -> float | None:
         return float(self.keys_C[self.kept_C].min()) if self.kept_C.any() else None
 
     def summary(self) -> dict[str, Any]:
         dropped = None if self.kept_C.all() else float(self.keys_C[~self.kept_C].max())
-        kept = int(np.count_nonzero(self.kept_C))
-        return {"level": self.level, "candidates": len(self.candidates_C), "kept": kept, "cut": self.cut(), "dropped": dropped}
+        kept_count = int(np.count_nonzero(self.kept_C))
+        return {"level": self.level, "candidates": len(self.candidates_C), "kept": kept_count, "cut": self.cut(), "dropped": dropped}
 
 
 @dataclass(frozen=True)
 class _TreeSearch:
-    """One query's search of one tree, level by level. place: which tree of a forest, from 0."""
+    """One query's search of one tree, level by level. tree_index: the tree's number in a forest, from 0."""
 
     view: View
-    place: int
+    tree_index: int
     tree: Tree
     levels: Sequence[_Level]
 
     def pruned(self, row: int, with_keys: bool) -> dict[str, Any]:
-        """The level on which the search left an item's path."""
-        for level, ancestor in zip(self.levels, self.way_to(row), strict=True):
+        """The first level on which the search dropped an ancestor of an item."""
+        for level, ancestor in zip(self.levels, self.ancestors_of(row), strict=True):
             if not ancestor["kept"]:
                 entry = {"outcome": "pruned", "level": level.level, "rank": ancestor["rank"], "cut": level.cut()}
                 return entry | {"key": ancestor["key"]} if with_keys else entry
         return {"outcome": "pruned"}
 
-    def way_to(self, row: int) -> list[dict[str, Any]]:
-        """An item's ancestors on the levels of the search, and its leaf."""
-        path = self.view.path_of(self.tree, self.place, row)
+    def ancestors_of(self, row: int) -> list[dict[str, Any]]:
+        """An item's ancestors on the levels of the search, its leaf included."""
+        path = self.view.path_of(self.tree, self.tree_index, row)
         return [level.ancestor(int(path[level.level])) for level in self.levels]
 
     def outcome_of(self, row: int) -> dict[str, Any]:
-        """Whether a tree of a forest scored an item, and how."""
+        """Whether a tree of a forest scored an item or pruned it, on which level, and the rank there."""
         last = self.levels[-1]
-        at = np.flatnonzero(last.candidates_C == self.view.leaves_of(self.tree, np.array([row]))[0])
-        if len(at) == 0:
+        positions = np.flatnonzero(last.candidates_C == self.view.leaves_of(self.tree, np.array([row]))[0])
+        if len(positions) == 0:
             return self.pruned(row, with_keys=False)
-        return {"outcome": "scored", "level": last.level, "rank": float(last.ranks_C[at[0]])}
+        return {"outcome": "scored", "level": last.level, "rank": float(last.ranks_C[positions[0]])}

@@ -1,6 +1,6 @@
-"""A request before its search: checked against its model and the limits, then turned into arrays.
+"""Preparation of a request: check it against its model and the limits, then encode it as arrays.
 
-Knows the request's fields and the model's manifest. Does not know queues or answers.
+Knows the fields of a request and the model's manifest. Does not know queues or answers.
 
 Legend: B queries, E excluded items.
 """
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
 from espalier.items import Items
+from espalier.manifest import LARGEST
 from espalier.masks.eligibility import widened_beam
 from espalier.masks.filters import Filter
 from espalier.queries import (
@@ -38,18 +39,17 @@ from ..models.loading import LoadedModel
 from ..retrieval.schemas import Query, RetrieveRequest
 from ..settings import Settings
 
-LARGEST = float(np.finfo(np.float32).max)
 _NO_ROWS = np.empty(0, np.int64)
 
 
 class CheckedRequest(NamedTuple):
-    """A request that fits its model and its limits.
+    """A request that fits its model and the limits.
 
     m, beam_size   as requested, or the model's defaults
-    timeout_ms     as requested, or the service's default; counted from the request's head
-    depth          candidates to re-rank, 0 for none
-    answer_values  most values that the answer can hold
-    traced         whether the search is to be explained
+    timeout_ms     as requested, or the service's default; counted from the arrival of the request's head
+    depth          candidates to re-rank; 0 for none
+    answer_values  most values that the answer may have
+    traced         whether the search is traced, because the request asks for an explanation
     """
 
     request: RetrieveRequest
@@ -66,10 +66,10 @@ class CheckedRequest(NamedTuple):
 class EncodedRequest:
     """The arrays of a request.
 
-    params           beam size (widened where a filter leaves few items) and number of candidates (max(m, depth))
-    excluded         item rows that each query excludes, −1 for unknown ids
-    unknown          ids of each query that the catalogue does not have
-    caller_features  ranker features that came with each query; empty where nothing is re-ranked
+    params           beam size (widened if a filter leaves few items) and number of candidates (max(m, depth))
+    excluded         item rows that each query excludes; −1 for an unknown id
+    unknown          the unknown ids of each query
+    caller_features  ranker features in each query; empty if nothing is re-ranked
     """
 
     queries: QueryBatch
@@ -80,22 +80,22 @@ class EncodedRequest:
 
 
 def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> CheckedRequest:
-    """Check a request before it costs anything, or counts as load. Raises InvalidQuery."""
+    """Check a request before any work is done for it and before it counts as load. Raises InvalidQuery."""
     search, items = model.bundle.manifest.search, model.live.items
     m, beam_size = request.m or search.m, request.beam_size or search.beam_size
     timeout_ms = settings.timeout_ms if request.timeout_ms is None else request.timeout_ms
-    _at_most("timeout_ms", timeout_ms, settings.max_timeout_ms)
-    _at_most("m", m, search.max_m)
-    _at_most("beam_size", beam_size, search.max_beam_size)
-    _at_most("queries", len(request.queries), settings.max_queries, "queries")
+    _check_limit("timeout_ms", timeout_ms, settings.max_timeout_ms)
+    _check_limit("m", m, search.max_m)
+    _check_limit("beam_size", beam_size, search.max_beam_size)
+    _check_limit("queries", len(request.queries), settings.max_queries, "queries")
     traced = request.explain or bool(request.explain_items)
     if traced:
-        _at_most("queries", len(request.queries), settings.max_explained, "queries with explain")
-        _at_most("explain_items", len(request.explain_items), settings.max_explained, "ids")
+        _check_limit("queries", len(request.queries), settings.max_explained, "queries with explain")
+        _check_limit("explain_items", len(request.explain_items), settings.max_explained, "ids")
     if request.explain_nodes and not traced:
         raise InvalidQuery("explain_nodes", True, "false, because neither `explain` nor `explain_items` is given")
     if request.fields:
-        _at_most("fields", len(request.fields), len(items.fields), "columns")
+        _check_limit("fields", len(request.fields), len(items.fields), "columns")
         for i, field in enumerate(request.fields):
             if field not in items.fields:
                 raise InvalidQuery(f"fields[{i}]", field, f"one of {', '.join(items.fields)}")
@@ -108,23 +108,23 @@ def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> C
     return CheckedRequest(request, model, m, beam_size, timeout_ms, depth, values, traced)
 
 
-def conditions_of(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> Filter | None:
-    """The request's filter, None where it has none. Raises InvalidQuery."""
+def filter_of(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> Filter | None:
+    """The request's filter; None if it has none. Raises InvalidQuery."""
     if not request.filter and not request.exclude_filter:
         return None
-    return parsed_conditions(request.filter, request.exclude_filter, model, settings)
+    return parsed_filter(request.filter, request.exclude_filter, model, settings)
 
 
-def parsed_conditions(filter: Mapping[str, object], exclude_filter: Mapping[str, object], model: LoadedModel, settings: Settings) -> Filter:
-    """A filter of JSON, checked. Raises InvalidQuery."""
+def parsed_filter(filter: Mapping[str, object], exclude_filter: Mapping[str, object], model: LoadedModel, settings: Settings) -> Filter:
+    """A checked filter from its JSON. Raises InvalidQuery."""
     for name, conditions in (("filter", filter), ("exclude_filter", exclude_filter)):
         count = sum(len(values) if isinstance(values, list) else 1 for values in conditions.values())
-        _at_most(name, count, settings.max_filter_values, "values")
+        _check_limit(name, count, settings.max_filter_values, "values")
     return model.filters.parse(filter, exclude_filter)
 
 
 def input_values(request: RetrieveRequest) -> int:
-    """Ids, numbers and characters in the queries of a request."""
+    """Number of ids, numbers and characters in the queries of a request."""
     return sum(
         [
             len(query.history)
@@ -141,25 +141,25 @@ def input_values(request: RetrieveRequest) -> int:
 def encode(checked: CheckedRequest, view: View, widen: float, mask: NodeMask | None) -> EncodedRequest:
     """The arrays of a request.
 
-    view   what it sees of the catalogue
-    widen  how many times the beam may grow where `mask` leaves few items eligible
-    Raises InvalidQuery where a vector has a wrong width, or values are too large for the model's weights.
+    view   the request's view of the live catalogue
+    widen  largest factor by which the beam may grow if `mask` leaves few items eligible
+    Raises InvalidQuery if a vector has the wrong width, or values are too large for the model's weights.
     """
     model, queries, items = checked.model, checked.request.queries, view.items
     beam_size = checked.beam_size
     eligible = view.eligible(mask)
     if eligible is not None:
         beam_size = min(widened_beam(beam_size, eligible, view.count, widen), model.bundle.manifest.search.max_beam_size)
-    batch, seen = _encode_queries(queries, model, items)
+    batch, history_rows = _encode_queries(queries, model, items)
     excluded, unknown, caller_features = [], [], []
     for b, query in enumerate(queries):
-        own = items.rows_of(query.exclude) if query.exclude else _NO_ROWS
-        ids = _unknown(query.history, seen[b]) + _unknown(query.exclude, own)
+        exclude_rows = items.rows_of(query.exclude) if query.exclude else _NO_ROWS
+        ids = _unknown_ids(query.history, history_rows[b]) + _unknown_ids(query.exclude, exclude_rows)
         if checked.depth:
             rows = items.rows_of(list(query.item_features)) if query.item_features else _NO_ROWS
             caller_features.append(_caller_features(query, rows))
-            ids += _unknown(list(query.item_features), rows)
-        excluded.append(np.concatenate([seen[b], own]) if query.exclude_seen else own)
+            ids += _unknown_ids(list(query.item_features), rows)
+        excluded.append(np.concatenate([history_rows[b], exclude_rows]) if query.exclude_seen else exclude_rows)
         unknown.append(list(dict.fromkeys(ids)))
     params = SearchParams.uniform(
         len(queries), beam_size, max(checked.m, checked.depth), _exclusions(excluded), trace=checked.traced, mask=mask
@@ -168,7 +168,7 @@ def encode(checked: CheckedRequest, view: View, widen: float, mask: NodeMask | N
 
 
 def _encode_queries(queries: Sequence[Query], model: LoadedModel, items: Items) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
-    """The queries as arrays, and the item rows of their histories (empty for other kinds of queries)."""
+    """(batch, item rows of each query's history). The rows are empty for queries without histories."""
     kind, bundle = model.bundle.manifest.query, model.bundle
     if isinstance(kind, HistoryKind):
         return encode_histories(kind, items, [query.history for query in queries])
@@ -185,15 +185,15 @@ def _encode_queries(queries: Sequence[Query], model: LoadedModel, items: Items) 
 
 def _check_query(i: int, query: Query, model: LoadedModel, settings: Settings) -> None:
     kind = model.bundle.manifest.query.kind
-    given = query.model_fields_set.intersection(KIND_NAMES) - ({"features"} if query.features is None else set())
-    if given != {kind}:
-        found = " and ".join(sorted(given)) or f"none of {', '.join(KIND_NAMES)}"
-        raise InvalidQuery(f"queries[{i}]", found, f"{kind!r}, the query kind of this model")
-    _at_most(f"queries[{i}].history", len(query.history), settings.max_history, "ids")
-    _at_most(f"queries[{i}].exclude", len(query.exclude), settings.max_history, "ids")
-    _at_most(f"queries[{i}].text", len(query.text), settings.max_text, "characters")
+    query_kinds = query.model_fields_set.intersection(KIND_NAMES) - ({"features"} if query.features is None else set())
+    if query_kinds != {kind}:
+        got = " and ".join(sorted(query_kinds)) or f"none of {', '.join(KIND_NAMES)}"
+        raise InvalidQuery(f"queries[{i}]", got, f"{kind!r}, the query kind of this model")
+    _check_limit(f"queries[{i}].history", len(query.history), settings.max_history, "ids")
+    _check_limit(f"queries[{i}].exclude", len(query.exclude), settings.max_history, "ids")
+    _check_limit(f"queries[{i}].text", len(query.text), settings.max_text, "characters")
     if query.features is not None:
-        _at_most(f"queries[{i}].features.indices", len(query.features.indices), settings.max_features, "features")
+        _check_limit(f"queries[{i}].features.indices", len(query.features.indices), settings.max_features, "features")
     if query.exclude_seen and kind != "history":
         raise InvalidQuery(f"queries[{i}].exclude_seen", True, f"false, because a query of kind {kind} has no history")
     if query.rank_features or query.item_features:
@@ -201,7 +201,7 @@ def _check_query(i: int, query: Query, model: LoadedModel, settings: Settings) -
 
 
 def _checked_depth(requested: int | None, model: LoadedModel) -> int:
-    """How many candidates to re-rank."""
+    """Number of candidates to re-rank. Raises InvalidQuery."""
     if model.reranker is None:
         raise InvalidQuery("rerank", True, "false, because this model has no ranker")
     if (requested or 0) > model.reranker.info.max_depth:
@@ -210,28 +210,28 @@ def _checked_depth(requested: int | None, model: LoadedModel) -> int:
 
 
 def _check_caller_features(field: str, query: Query, model: LoadedModel) -> None:
-    """Raise InvalidQuery unless the ranker knows the features that come with a query."""
-    reranker, most = model.reranker, model.bundle.manifest.search.max_m
+    """Raise InvalidQuery unless the ranker knows the features in a query."""
+    reranker, max_items = model.reranker, model.bundle.manifest.search.max_m
     if reranker is None:
         raise InvalidQuery(field, "features for a ranker", "none, because this model has no ranker")
     _check_numbers(f"{field}.rank_features", query.rank_features, [*reranker.features.caller_query])
-    if len(query.item_features) > most:
-        raise InvalidQuery(f"{field}.item_features", len(query.item_features), f"at most {most} items")
+    if len(query.item_features) > max_items:
+        raise InvalidQuery(f"{field}.item_features", len(query.item_features), f"at most {max_items} items")
     for item_id, numbers in query.item_features.items():
         _check_numbers(f"{field}.item_features.{item_id}", numbers, [*reranker.features.caller_item])
 
 
-def _check_numbers(field: str, numbers: Mapping[str, float], known: Sequence[str]) -> None:
+def _check_numbers(field: str, numbers: Mapping[str, float], names: Sequence[str]) -> None:
     for name, value in numbers.items():
-        if name not in known:
-            expected = f"one of {', '.join(known)}" if known else "no feature: the ranker takes none here"
+        if name not in names:
+            expected = f"one of {', '.join(names)}" if names else "no feature: the ranker takes none here"
             raise InvalidQuery(f"{field}.{name}", value, expected)
         if abs(value) > LARGEST:
             raise InvalidQuery(f"{field}.{name}", value, "a 32-bit number")
 
 
 def _answer_values(request: RetrieveRequest, items: int, candidates: int, settings: Settings) -> int:
-    """Most values that the answer can hold. Raises InvalidQuery where that is more than an answer may hold."""
+    """Most values that the answer can have. Raises InvalidQuery if they exceed the limit."""
     m, fields = min(candidates, items), len(request.fields)
     values = len(request.queries) * m * (2 + fields)
     if values > settings.max_answer_values:
@@ -245,13 +245,13 @@ def _answer_values(request: RetrieveRequest, items: int, candidates: int, settin
 
 
 def _node_values(request: RetrieveRequest, model: LoadedModel, beam_size: int, settings: Settings, room: int) -> int:
-    """Most values of explained nodes. Raises InvalidQuery where they are more than the room in the answer.
+    """Most values of explained nodes, with the widest beam that a filter may cause.
 
-    The beam counts as large as a filter may widen it.
+    room  values that the answer has left; raises InvalidQuery if the nodes need more
     """
-    most = min(math.ceil(beam_size * settings.widen), model.bundle.manifest.search.max_beam_size)
-    trees = [alone.tree for alone in model.bundle.alone]
-    nodes = sum(min(most * tree.max_children[level - 1], tree.level_size(level)) for tree in trees for level in range(1, tree.height + 1))
+    beam_size = min(math.ceil(beam_size * settings.widen), model.bundle.manifest.search.max_beam_size)
+    levels = [(single.tree, level) for single in model.bundle.alone for level in range(1, single.tree.height + 1)]
+    nodes = sum(min(beam_size * tree.max_children[level - 1], tree.level_size(level)) for tree, level in levels)
     values = 2 * len(request.queries) * nodes
     if values > room:
         raise InvalidQuery(
@@ -263,25 +263,25 @@ def _node_values(request: RetrieveRequest, model: LoadedModel, beam_size: int, s
     return values
 
 
-def _at_most(field: str, value: float, limit: float, noun: str = "") -> None:
+def _check_limit(field: str, value: float, limit: float, noun: str = "") -> None:
     if value > limit:
         raise InvalidQuery(field, value, f"at most {limit:g} {noun}".rstrip())
 
 
 def _caller_features(query: Query, rows: NDArray[np.int64]) -> CallerFeatures:
-    """The ranker features that come with a query. rows: item rows of its `item_features`, −1 where the catalogue lacks an id."""
-    numbers = zip(rows.tolist(), query.item_features.values(), strict=True)
-    return CallerFeatures(query.rank_features, {row: own for row, own in numbers if row >= 0})
+    """The ranker features in a query. rows: item rows of its `item_features`; −1 for an unknown id."""
+    features_of_rows = zip(rows.tolist(), query.item_features.values(), strict=True)
+    return CallerFeatures(query.rank_features, {row: numbers for row, numbers in features_of_rows if row >= 0})
 
 
-def _unknown(ids: list[str], rows: NDArray[np.int64]) -> list[str]:
+def _unknown_ids(ids: list[str], rows: NDArray[np.int64]) -> list[str]:
     if not len(rows) or rows.min() >= 0:
         return []
     return [item_id for item_id, row in zip(ids, rows.tolist(), strict=False) if row < 0]
 
 
 def _exclusions(rows: list[NDArray[np.int64]]) -> NDArray[np.int64] | None:
-    """int64[B, E], or None when nothing is excluded. The row of an unknown id, −1, is NO_ITEM: padding."""
+    """int64[B, E], or None if nothing is excluded. An unknown id's row, −1, equals NO_ITEM, the padding."""
     width = max(map(len, rows))
     if width == 0:
         return None

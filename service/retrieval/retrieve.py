@@ -1,4 +1,4 @@
-"""One request from its arrays to the JSON of its answer: search, second stage, serialisation, and how long each took.
+"""The stages of a request: encode, search, second stage, serialise; with the seconds of each.
 
 Knows the stages of a retrieval. Does not know HTTP or how requests share an engine call.
 
@@ -22,13 +22,13 @@ from espalier.masks.filters import Filter
 from espalier.queries import QueryBatch
 from espalier.search import Coverage
 
-from ..batching.parts import Answer
-from ..batching.priority import Priority
+from ..batching.priority import ANSWER_TOO_LATE, Priority
+from ..batching.request_parts import Answer
 from ..errors import DeadlinePassed, Uncovered
 from ..live.views import View
 from ..models.loading import LoadedModel
 from ..retrieval.explain import RequestedItems, explain
-from ..retrieval.request import CheckedRequest, EncodedRequest, conditions_of, encode, input_values
+from ..retrieval.request import CheckedRequest, EncodedRequest, encode, filter_of, input_values
 from ..retrieval.second_stage import Candidates, second_stage
 from ..settings import Settings
 from ..watch.metrics import STAGES
@@ -36,16 +36,17 @@ from ..watch.metrics import STAGES
 P = ParamSpec("P")
 T = TypeVar("T")
 INLINE_VALUES = 1024
-"""Ids, numbers and characters up to this many are handled on the event loop. More would keep other requests waiting, and go to a thread."""
+"""The event loop itself handles up to this many ids, numbers and characters. More go to a thread, so that other requests do not wait."""
 BLOCK_ROWS = 4096
-"""Items that are turned into JSON at a time, or those of one query. The deadline is checked between blocks."""
-LATE = "The deadline passed before the answer was there."
+"""Items that are serialised between two checks of the deadline, or all items of one query if they are more."""
 
 
 @dataclass(frozen=True)
 class Retrieved:
-    """The body of the answer, the milliseconds of its stages, the beam that was searched with, the unknown ids of each query, and the share
-    of its queries in the engine seconds of their calls.
+    """An answer.
+
+    unknown   the unknown ids of each query
+    engine_s  the request's share of the seconds of its engine calls
     """
 
     body: bytes
@@ -66,59 +67,55 @@ async def retrieve(
 ) -> Retrieved:
     """Answer one request.
 
-    began, deadline  points of time.perf_counter(). A search that has not begun by the deadline never does; a later answer is not given
-    priority         how it waits for the engine; metrics leave background requests out
+    began, deadline  times of time.perf_counter(). No search begins, and no answer is returned, after the deadline
+    priority         how the request waits for the engine; background requests do not count in metrics
     origin           of `SearchContext`
-    key              the name of its API key
+    key              the name of the request's API key
     Raises InvalidQuery, NotReady, QueueFull, DeadlinePassed, EngineFailed, Uncovered.
     """
     started = time.perf_counter()
     request, model = checked.request, checked.model
     view = model.live.view(request.live)
-    mask, conditions = view.standing, conditions_of(request, model, settings)
-    if conditions is not None:
-        mask = view.cached(conditions) or await _run(False, deadline, view.mask, conditions)
+    mask, filter = view.standing, filter_of(request, model, settings)
+    if filter is not None:
+        mask = view.cached(filter) or await _run(False, deadline, view.mask, filter)
     encoded = await _run(input_values(request) <= INLINE_VALUES, deadline, encode, checked, view, settings.widen, mask)
     submitted = time.perf_counter()
-    whole = request.partial == "refuse"
-    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, priority, origin, whole, key)
+    needs_all = request.partial == "refuse"
+    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, priority, origin, needs_all, key)
     answered = time.perf_counter()
     if answer.result.coverage is not None:
-        check_coverage(answer.result.coverage, 1.0 if whole else request.min_coverage)
+        check_coverage(answer.result.coverage, 1.0 if needs_all else request.min_coverage)
     if answer.result.finite_B is not None:
         _check_finite(encoded.queries, answer.result.finite_B)
-    found, small = Candidates.of(answer.result), answer.result.item_rows_BM.size <= INLINE_VALUES
+    candidates, is_small = Candidates.of(answer.result), answer.result.item_rows_BM.size <= INLINE_VALUES
     if checked.depth or request.min_score is not None:
-        found = await _run(small, deadline, second_stage, checked, encoded.queries, encoded.caller_features, answer.result)
+        candidates = await _run(is_small, deadline, second_stage, checked, encoded.queries, encoded.caller_features, answer.result)
     reranked = time.perf_counter()
-    seen = view if view.is_frozen else model.live.newest()  # the engine may have found what came after the request
-    at_once = small and not checked.traced
-    results = await _run(at_once, deadline, results_json, checked, seen, conditions, encoded, answer, found, deadline)
+    answer_view = view if view.is_frozen else model.live.newest()  # the answer may have items that were put during the search
+    is_quick = is_small and not checked.traced
+    results = await _run(is_quick, deadline, results_json, checked, answer_view, filter, encoded, answer, candidates, deadline)
     done = time.perf_counter()
     if done > deadline:
-        raise DeadlinePassed(LATE)
+        raise DeadlinePassed(ANSWER_TOO_LATE)
     queue_s = max(answered - submitted - answer.engine_s, 0.0)
     stages_s = (queue_s, submitted - started, answer.engine_s, done - reranked, *([reranked - answered] if checked.depth else []))
     if priority is not Priority.BACKGROUND:
-        _count(model, stages_s, answer, found, encoded.unknown)
-    body, stages_ms = _answer(model, view, results, stages_s, answer, done - began)
+        queries = len(encoded.queries)
+        model.metrics.retrieved(
+            stages_s,
+            answer.engine_s / answer.batch,
+            answer.beam_size,
+            queries=queries,
+            incomplete=queries - int(np.count_nonzero(candidates.complete_B)),
+            degraded=queries if answer.degraded else 0,
+            unknown=sum(map(len, encoded.unknown)),
+        )
+    body, stages_ms = _document(model, view, results, stages_s, answer, done - began)
     return Retrieved(body, stages_ms, answer.beam_size, encoded.unknown, answer.engine_s / answer.batch * len(encoded.queries))
 
 
-def _count(model: LoadedModel, stages_s: tuple[float, ...], answer: Answer, found: Candidates, unknown: Sequence[Sequence[str]]) -> None:
-    queries = len(found.count_B)
-    model.metrics.retrieved(
-        stages_s,
-        answer.engine_s / answer.batch,
-        answer.beam_size,
-        queries=queries,
-        incomplete=queries - int(np.count_nonzero(found.complete_B)),
-        degraded=queries if answer.degraded else 0,
-        unknown=sum(map(len, unknown)),
-    )
-
-
-def _answer(
+def _document(
     model: LoadedModel,
     view: View,
     results: bytes,
@@ -126,7 +123,7 @@ def _answer(
     answer: Answer,
     total_s: float,
 ) -> tuple[bytes, dict[str, float]]:
-    """The whole answer, and the milliseconds of its stages. stages_s: queue, encode, search, serialise, and rerank where there was one."""
+    """(body of the answer, milliseconds of its stages). stages_s: queue, encode, search, serialise, and rerank if there was one."""
     stages_ms = {stage: round(seconds * 1e3, 4) for stage, seconds in zip(STAGES, stages_s, strict=False)}
     stages_ms["total"] = round(total_s * 1e3, 4)
     timing = {"rerank_ms": 0.0} | {f"{stage}_ms": ms for stage, ms in stages_ms.items()}
@@ -146,59 +143,60 @@ def _answer(
 
 
 def _check_finite(queries: QueryBatch, finite_B: NDArray[np.bool_]) -> None:
-    """Raise InvalidQuery where the model makes an infinite score of a vector, which only the search finds out."""
+    """Raise InvalidQuery if a vector has an infinite score, which only the search can tell."""
     if not finite_B.all():
         b = int(np.flatnonzero(~finite_B)[0])
         largest = float(queries.array[b][np.argmax(np.abs(queries.array[b]))])
-        raise InvalidQuery(f"queries[{b}].vector", largest, "numbers of which the model makes finite scores")
+        raise InvalidQuery(f"queries[{b}].vector", largest, "numbers whose scores are finite")
 
 
 def results_json(
     checked: CheckedRequest,
     view: View,
-    conditions: Filter | None,
+    filter: Filter | None,
     encoded: EncodedRequest,
     answer: Answer,
-    found: Candidates,
+    candidates: Candidates,
     deadline: float = float("inf"),
 ) -> bytes:
     """The JSON list of results. Raises DeadlinePassed."""
-    items, fields, count_B = view.items, checked.request.fields, found.count_B
-    requested = RequestedItems(checked, view, conditions) if checked.traced else None
+    items, fields, count_B = view.items, checked.request.fields, candidates.count_B
+    requested = RequestedItems(checked, view, filter) if checked.traced else None
     results: list[bytes] = []
-    step = max(BLOCK_ROWS // max(found.rows_BM.shape[1], 1), 1)
+    step = max(BLOCK_ROWS // max(candidates.rows_BM.shape[1], 1), 1)
     for begin_b in range(0, len(count_B), step):
         end_b = min(begin_b + step, len(count_B))
         if time.perf_counter() > deadline:
-            raise DeadlinePassed(LATE)
-        rows = found.rows_BM[begin_b, : count_B[begin_b]]
+            raise DeadlinePassed(ANSWER_TOO_LATE)
+        rows = candidates.rows_BM[begin_b, : count_B[begin_b]]
         if end_b > begin_b + 1:
-            rows = np.concatenate([found.rows_BM[b, : count_B[b]] for b in range(begin_b, end_b)])
+            rows = np.concatenate([candidates.rows_BM[b, : count_B[b]] for b in range(begin_b, end_b)])
         ids = items.ids_of(rows)
         columns = [items.values(field, rows) for field in fields]
         end = 0
         for b in range(begin_b, end_b):
             begin, end = end, end + int(count_B[b])
-            own = _items(ids[begin:end], found.scores_BM[b], [column[begin:end] for column in columns], fields)
-            if found.reranked is not None:
-                own = [{**item, "rerank_score": score} for item, score in zip(own, found.reranked.score_BM[b], strict=False)]
-            named = checked.request.queries[b].excluded if encoded.unknown[b] else frozenset()
-            kept = [item for item in own if item["id"] not in named]  # unknown to the request, and put before the search
+            entries = _item_entries(ids[begin:end], candidates.scores_BM[b], [column[begin:end] for column in columns], fields)
+            if candidates.reranked is not None:
+                entries = [{**item, "rerank_score": score} for item, score in zip(entries, candidates.reranked.score_BM[b], strict=False)]
+            # an excluded item may have been unknown when the request was encoded, and put before the search
+            excluded_ids = checked.request.queries[b].excluded if encoded.unknown[b] else frozenset()
+            allowed_items = [item for item in entries if item["id"] not in excluded_ids]
             entry: dict[str, Any] = {
-                "items": kept,
-                "complete": bool(found.complete_B[b]) and len(kept) == len(own),
+                "items": allowed_items,
+                "complete": bool(candidates.complete_B[b]) and len(allowed_items) == len(entries),
                 "beam_size": answer.beam_size,
                 "degraded": answer.degraded,
                 "unknown": encoded.unknown[b],
             }
             if requested is not None:
-                entry["explain"] = explain(checked, view, encoded, answer.result, b, requested, found)
+                entry["explain"] = explain(checked, view, encoded, answer.result, b, requested, candidates)
             # OPT_SERIALIZE_NUMPY writes float32 scores with as few digits as identify them
             results.append(orjson.dumps(entry, default=str, option=orjson.OPT_SERIALIZE_NUMPY))
     return b"[" + b",".join(results) + b"]"
 
 
-def _items(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any]], fields: list[str]) -> list[dict[str, Any]]:
+def _item_entries(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any]], fields: list[str]) -> list[dict[str, Any]]:
     if not columns:
         return [{"id": item_id, "score": score} for item_id, score in zip(ids, scores_M, strict=False)]
     values = zip(*columns, strict=True)
@@ -208,30 +206,30 @@ def _items(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any
     ]
 
 
-async def _run(at_once: bool, deadline: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of work, which is done in a thread if it would hold up the event loop. Raises DeadlinePassed."""
-    if at_once:
+async def _run(is_quick: bool, deadline: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of `work`, which runs in a thread unless it is quick. Raises DeadlinePassed."""
+    if is_quick:
         return work(*args, **kwargs)
     try:
         async with asyncio.timeout(max(deadline - time.perf_counter(), 0)):
             return await asyncio.to_thread(work, *args, **kwargs)
     except TimeoutError:
-        raise DeadlinePassed(LATE) from None
+        raise DeadlinePassed(ANSWER_TOO_LATE) from None
 
 
-def check_coverage(coverage: Coverage, least: float | None) -> None:
-    """Raise Uncovered where shards with less than `least` of the items answered a query, or none did. least: None: any share will do."""
-    described = coverage_fields(coverage)
-    if not described["answered"] or described["items"] < (least or 0.0):
-        missing = ", ".join(map(str, described["missing"]))
+def check_coverage(coverage: Coverage, min_coverage: float | None) -> None:
+    """Raise Uncovered if no shard answered, or if the shards that did hold less than this share of the items. None: any share is enough."""
+    fields = coverage_fields(coverage)
+    if not fields["answered"] or fields["items"] < (min_coverage or 0.0):
+        missing = ", ".join(map(str, fields["missing"]))
         raise Uncovered(
-            f"coverage: got {described['items']:.4g}, the share of the items on shards that answered, expected at least {least or 0.0:g}, "
-            f"above 0; of {described['shards']} shards, these did not answer in time: {missing}."
+            f"coverage: got {fields['items']:.4g}, the share of the items on shards that answered, expected at least "
+            f"{min_coverage or 0.0:g}, above 0; of {fields['shards']} shards, these did not answer in time: {missing}."
         )
 
 
 def coverage_fields(coverage: Coverage) -> dict[str, Any]:
-    """The coverage of a request: a shard counts where it answered all of its queries."""
+    """The coverage of a request as JSON fields. A shard counts only if it answered all queries of the request."""
     if coverage.answered_BS.all():
         shards = coverage.answered_BS.shape[1]
         return {"items": 1.0, "shards": shards, "answered": shards, "missing": []}

@@ -1,4 +1,4 @@
-"""What happens to the candidates of a search before they become the answer: min_score, re-ranking and m.
+"""The second stage: min_score, re-ranking and m turn the candidates of a search into the items of the answer.
 
 Knows requests and candidates. Does not know JSON or queues.
 
@@ -25,9 +25,9 @@ from ..retrieval.request import CheckedRequest
 class Candidates:
     """The items of an answer, best first.
 
-    rows_BM, scores_BM  item rows and their scores of retrieval; the first `count_B` of each query are returned
-    eligible_B          int64[B]: candidates that `min_score` left; the returned ones are the best of them
-    reranked            the new order, where the request asked for one
+    rows_BM, scores_BM  item rows and their retrieval scores; the answer has the first `count_B` of each query
+    eligible_B          int64[B]: number of candidates that passed `min_score`; the answer has the best of these
+    reranked            the new order; None if the request did not ask for re-ranking
     """
 
     rows_BM: NDArray[np.int64]
@@ -39,7 +39,7 @@ class Candidates:
 
     @staticmethod
     def of(result: SearchResult) -> Candidates:
-        """As the search found them."""
+        """The candidates in the order of the search."""
         return Candidates(result.item_rows_BM, result.scores_BM, result.count_B, result.count_B, result.complete_B)
 
 
@@ -48,7 +48,7 @@ def second_stage(
 ) -> Candidates:
     """Apply min_score, then the ranker, then m, to the result of a search for max(m, depth) items.
 
-    Whether a query is complete was decided before `min_score`.
+    `min_score` does not change whether a query is complete.
     """
     min_score, reranker, count_B = checked.request.min_score, checked.model.reranker, result.count_B
     if min_score is not None:  # best first, so the items to keep come first

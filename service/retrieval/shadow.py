@@ -1,7 +1,7 @@
-"""Requests that a candidate answers a second time, so that its answers can be compared with the default version's.
+"""Shadow requests: the candidate answers a request a second time, so that its answer can be compared with that of the default version.
 
-Nobody sees the second answer: how many items both have in common and the engine time of both are counted. Few run at a time, and only while
-nobody waits for the default version; the others are left out, and counted. Knows requests and answers, not which requests are drawn.
+No client sees the second answer. Metrics count the items that both answers share and the engine time of both. If too many run, or queries
+wait for the default version, a request is left out and counted. Knows requests and answers, not which requests are drawn.
 """
 
 from __future__ import annotations
@@ -22,50 +22,52 @@ from ..settings import Settings
 
 log = logging.getLogger(__name__)
 
-MOST = 16
-"""Second answers that one worker makes at a time."""
-MOST_VALUES = 4096
-"""Values of the largest answer that is compared."""
+MAX_RUNNING = 16
+"""Most shadow requests of one worker at a time."""
+MAX_VALUES = 4096
+"""Most values of an answer that is compared."""
 
 
 class Shadows:
-    """Those of one worker; used from its event loop alone."""
+    """The shadow requests of one worker. Only its event loop uses them."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._running: set[asyncio.Task[None]] = set()
 
-    def begin(self, checked: CheckedRequest, answered: Retrieved, candidate: LoadedModel) -> None:
-        """Have the candidate answer a request that the default version has answered, soon."""
-        is_large = checked.answer_values > MOST_VALUES or input_values(checked.request) > INLINE_VALUES
-        if len(self._running) >= MOST or is_large or checked.model.batcher.depth:
+    def begin(self, checked: CheckedRequest, default_answer: Retrieved, candidate: LoadedModel) -> None:
+        """Start a task in which the candidate answers a request that the default version has answered."""
+        is_large = checked.answer_values > MAX_VALUES or input_values(checked.request) > INLINE_VALUES
+        if len(self._running) >= MAX_RUNNING or is_large or checked.model.batcher.depth:
             candidate.metrics.shadow("left_out")
             return
-        task = asyncio.create_task(self._compare(checked, answered, candidate))
+        task = asyncio.create_task(self._compare(checked, default_answer, candidate))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _compare(self, checked: CheckedRequest, answered: Retrieved, candidate: LoadedModel) -> None:
-        """Ask for as many items as the default version did, whatever the candidate's own default is."""
+    async def _compare(self, checked: CheckedRequest, default_answer: Retrieved, candidate: LoadedModel) -> None:
+        """Let the candidate answer the request with the m of the default version, and compare both answers."""
         began, request = time.perf_counter(), checked.request.model_copy(update={"m": checked.m})
         try:
-            again = check(request, candidate, self._settings)
-            own = await retrieve(again, self._settings, began, began + again.timeout_ms / 1e3, Priority.BACKGROUND)
-        except InvalidInput:  # it has other limits or fields
+            candidate_request = check(request, candidate, self._settings)
+            deadline = began + candidate_request.timeout_ms / 1e3
+            candidate_answer = await retrieve(candidate_request, self._settings, began, deadline, Priority.BACKGROUND)
+        except InvalidInput:  # the candidate has other limits or fields
             candidate.metrics.shadow("left_out")
             return
-        except Exception as error:  # whatever it is, it is the candidate's, and no request's
+        except Exception as error:  # an error of the candidate fails no request
             log.debug("%s version %d: no second answer: %s", candidate.name, candidate.version, error)
             candidate.metrics.shadow("failed")
             return
-        queries = len(request.queries)
-        candidate.metrics.compared(_overlap(answered.body, own.body), answered.engine_s / queries, own.engine_s / queries)
+        queries, overlap = len(request.queries), _overlap(default_answer.body, candidate_answer.body)
+        candidate.metrics.compared(overlap, default_answer.engine_s / queries, candidate_answer.engine_s / queries)
 
 
-def _overlap(answered: bytes, own: bytes) -> float:
-    """Items that two answers to the same queries have in common, as a share of the longer one's; the mean over queries."""
+def _overlap(default_body: bytes, candidate_body: bytes) -> float:
+    """The items that two answers to the same queries share, divided by the items of the longer answer; the mean over queries."""
     shares = []
-    for one, other in zip(orjson.loads(answered)["results"], orjson.loads(own)["results"], strict=True):
-        ids, others = ({item["id"] for item in found["items"]} for found in (one, other))
-        shares.append(len(ids & others) / max(len(ids), len(others), 1) if ids or others else 1.0)
+    for results in zip(orjson.loads(default_body)["results"], orjson.loads(candidate_body)["results"], strict=True):
+        default_ids, candidate_ids = ({item["id"] for item in result["items"]} for result in results)
+        longer = max(len(default_ids), len(candidate_ids))
+        shares.append(len(default_ids & candidate_ids) / longer if longer else 1.0)
     return sum(shares) / len(shares)

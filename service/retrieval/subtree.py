@@ -1,7 +1,7 @@
-"""A node of a tree as people see it: where it is, what is below it, and what is typical of that.
+"""A node of a tree for the console: its path, its children, items below it, and their typical values.
 
-Node numbers are those of explanations: that of a live leaf is N + its handle. Nodes are numbered level by level and children are
-contiguous, so the leaves below a node are contiguous too. Knows trees and views. Does not know HTTP.
+Node numbers are those of explanations: a live leaf has the number N + its handle. Nodes are numbered level by level and children are
+contiguous, so the leaves below a node are contiguous, too. Knows trees and views. Does not know HTTP.
 
 Legend: N nodes, H height, K children, X live leaves.
 """
@@ -21,48 +21,48 @@ from espalier.tree import EMPTY_LEAF
 from ..errors import ItemNotFound, NodeNotFound
 from ..models.loading import LoadedModel
 from ..retrieval.scans import Check
-from ..retrieval.typical_values import TypicalValues, evenly, summed, typical
+from ..retrieval.typical_values import TypicalValues, count_blocks, evenly_spaced, typical
 
 Int64 = NDArray[np.int64]
 
 MAX_CHILDREN = 4096
-"""Children that are listed."""
+"""Most children that are listed."""
 MAX_TITLE = 1000
-"""Characters of a title that are shown."""
+"""Most characters of a title."""
 SAMPLED_ITEMS = 1 << 14
-"""Items below a node that are looked at for typical values; where there are more, at even distances."""
+"""Most items below a node that are counted for typical values. Of more, an evenly spaced sample is counted."""
 
 
-class Trees:
-    """One tree of a version, with what is live in it now. Raises InvalidQuery where there is no such tree.
+class TreeView:
+    """One tree of a version with its live leaves. Raises InvalidQuery if the version has no such tree.
 
-    place   of a forest, counted from 0
-    hidden  int64, ascending: trained leaves whose items were deleted, or are live elsewhere
+    tree_index  the tree's number in a forest, from 0
+    hidden      int64, ascending: trained leaves whose items were deleted, or have a live leaf instead
     """
 
-    def __init__(self, model: LoadedModel, place: int) -> None:
+    def __init__(self, model: LoadedModel, tree_index: int) -> None:
         trees = model.bundle.alone
-        if place >= len(trees):
-            raise InvalidQuery("tree", place, f"at most {len(trees) - 1}: the model has {len(trees)} trees")
-        self.model, self.place, self.tree, self.view = model, place, trees[place].tree, model.live.view()
+        if tree_index >= len(trees):
+            raise InvalidQuery("tree", tree_index, f"at most {len(trees) - 1}: the model has {len(trees)} trees")
+        self.model, self.tree_index, self.tree, self.view = model, tree_index, trees[tree_index].tree, model.live.view()
         self.overlay = None if self.view.overlay.is_empty else self.view.overlay
-        self.leaves = None if self.overlay is None else self.overlay.trees[place]
+        self.leaves = None if self.overlay is None else self.overlay.trees[tree_index]
         self.hidden: Int64 = np.sort(self.tree.leaf_of_item[[] if self.overlay is None else self.overlay.hidden])
 
-    def path_to(self, item_id: str) -> list[int]:
+    def path_to_item(self, item_id: str) -> list[int]:
         """The nodes from the root to an item's leaf. Raises ItemNotFound."""
         row, entry = int(self.view.items.rows_of([item_id])[0]), self.view.entry(item_id)
         if entry is not None and entry.is_deleted:
             raise ItemNotFound(f"{item_id!r} was deleted.")
         if row < 0:
             raise ItemNotFound(f"There is no item {item_id!r} in version {self.model.version}.")
-        path: list[int] = self.view.path_of(self.tree, self.place, row).tolist()
+        path: list[int] = self.view.path_of(self.tree, self.tree_index, row).tolist()
         if -1 in path:
             raise ItemNotFound(f"{item_id!r} was deleted.")
         return path
 
-    def path(self, node: int) -> list[int]:
-        """The nodes from the root to a node. Raises NodeNotFound."""
+    def path_to_node(self, node: int) -> list[int]:
+        """The nodes from the root to `node`. Raises NodeNotFound."""
         nodes = self.tree.node_count
         if 0 <= node < nodes:
             path = [node]
@@ -77,41 +77,41 @@ class Trees:
         return path[::-1]
 
     def _live_leaf(self, node: int) -> int | None:
-        """The parent of a live leaf; None where it is none."""
+        """The parent of a live leaf; None if `node` is not a live leaf."""
         handle = node - self.tree.node_count
         entry = 0 if self.leaves is None else int(self.leaves.of_handles(np.array([handle]))[0])
         return None if self.leaves is None or not entry else int(self.leaves.entries.rows[entry, PARENT])
 
-    def first_below(self, nodes_K: Int64, level: int, below: int) -> Int64:
-        """int64[K]: the first node on the level `below` under each node of a level; of the node after that level, the one after `below`."""
-        for _ in range(level, below):
+    def first_descendants(self, nodes_K: Int64, level: int, descendant_level: int) -> Int64:
+        """int64[K]: the first descendant of each node on a deeper level; one past that level's end for the node after `level`'s last."""
+        for _ in range(level, descendant_level):
             nodes_K = self.tree.first_child[nodes_K]
         return nodes_K
 
-    def live_below(self, first: int, end: int) -> Int64:
-        """int64: positions 0 … X − 1 of the live leaves under the parents (nodes of level H − 1) first … end − 1."""
+    def live_leaves_below(self, first: int, end: int) -> Int64:
+        """int64: positions, 0 … X − 1, of the live leaves whose parents are the nodes first … end − 1 of level H − 1."""
         if self.leaves is None:
             return np.empty(0, np.int64)
         return np.arange(*np.searchsorted(self.leaves.parent_X, [first, end]))
 
-    def items_of_children(self, first: int, end: int, level: int) -> Int64:
-        """int64[K]: how many items the nodes first … end − 1 of a level have below them now."""
+    def item_counts(self, first: int, end: int, level: int) -> Int64:
+        """int64[K]: the number of items below each of the nodes first … end − 1 of a level, live ones included."""
         bounds = np.arange(first, end + 1)
-        leaves = self.first_below(bounds, level, self.tree.height)
+        leaves = self.first_descendants(bounds, level, self.tree.height)
         count_K = self.tree.items_below[first:end] - np.diff(np.searchsorted(self.hidden, leaves))
         if self.leaves is not None and level < self.tree.height:
-            parents = self.first_below(bounds, level, self.tree.height - 1)
+            parents = self.first_descendants(bounds, level, self.tree.height - 1)
             count_K = count_K + np.diff(np.searchsorted(self.leaves.parent_X, parents))
         return count_K
 
 
-class Below(NamedTuple):
-    """What is below a node.
+class Subtree(NamedTuple):
+    """The children of a node and the items below it.
 
-    children     node numbers, at most MAX_CHILDREN of `child_count`; children_items: int64[K], items below each
-    items        how many items are below it
-    trained      int64: rows of trained ones, in a large subtree of some at even distances
-    live         int64: rows of live ones
+    children     node numbers, at most MAX_CHILDREN of `child_count`; children_items: int64[K], number of items below each
+    items        number of items below the node
+    trained      int64: rows of trained items below; in a large subtree, of an evenly spaced sample
+    live         int64: rows of live items below
     """
 
     children: list[int]
@@ -122,95 +122,96 @@ class Below(NamedTuple):
     live: Int64
 
 
-def describe_node(trees: Trees, node: int, limit: int, typical_values: TypicalValues, check: Check) -> dict[str, Any]:
-    """The answer to a request for a node, with at most `limit` of its items. Raises NodeNotFound, DeadlinePassed."""
-    path = trees.path(node)
-    below = _below(trees, node, len(path) - 1)
-    later = below.live[evenly(len(below.live), SAMPLED_ITEMS - min(len(below.trained), SAMPLED_ITEMS) + 1)]
+def describe_node(tree_view: TreeView, node: int, limit: int, typical_values: TypicalValues, check: Check) -> dict[str, Any]:
+    """The answer to a request for a node, with at most `limit` of the items below it. Raises NodeNotFound, DeadlinePassed."""
+    path = tree_view.path_to_node(node)
+    subtree = _subtree(tree_view, node, len(path) - 1)
+    sampled_live = subtree.live[evenly_spaced(len(subtree.live), SAMPLED_ITEMS - min(len(subtree.trained), SAMPLED_ITEMS) + 1)]
     return {
         "node": node,
         "level": len(path) - 1,
-        "height": trees.tree.height,
-        "trained_nodes": trees.tree.node_count,
+        "height": tree_view.tree.height,
+        "trained_nodes": tree_view.tree.node_count,
         "parent": path[-2] if len(path) > 1 else None,
         "path": path,
-        "children": below.children,
-        "children_items": below.children_items.tolist(),
-        "child_count": below.child_count,
-        "item_count": below.items,
-        "items": _listed(trees, below.trained, below.live, limit),
-        "looked_at": len(below.trained) + len(later),
-        "values": _values(trees, below.trained, later, below.items, typical_values, check),
+        "children": subtree.children,
+        "children_items": subtree.children_items.tolist(),
+        "child_count": subtree.child_count,
+        "item_count": subtree.items,
+        "items": _listed_items(tree_view, subtree.trained, subtree.live, limit),
+        "looked_at": len(subtree.trained) + len(sampled_live),
+        "values": _values(tree_view, subtree.trained, sampled_live, subtree.items, typical_values, check),
     }
 
 
-def _below(trees: Trees, node: int, level: int) -> Below:
-    tree = trees.tree
-    if node >= tree.node_count or trees.overlay is None:
+def _subtree(tree_view: TreeView, node: int, level: int) -> Subtree:
+    tree = tree_view.tree
+    if node >= tree.node_count or tree_view.overlay is None:
         live = np.array([node - tree.node_count] if node >= tree.node_count else [], np.int64)
-    elif level < tree.height and trees.leaves is not None:
-        live = trees.leaves.handle_X[trees.live_below(*_ends(trees, node, level, tree.height - 1))]
+    elif level < tree.height and tree_view.leaves is not None:
+        live = tree_view.leaves.handle_X[tree_view.live_leaves_below(*_descendants(tree_view, node, level, tree.height - 1))]
     else:
         live = np.empty(0, np.int64)
-    rows = np.empty(0, np.int64) if trees.overlay is None else trees.overlay.item_R[live]
+    rows = np.empty(0, np.int64) if tree_view.overlay is None else tree_view.overlay.item_R[live]
     if node >= tree.node_count:
-        return Below([], np.empty(0, np.int64), 0, 1, np.empty(0, np.int64), rows)
-    items = int(trees.items_of_children(node, node + 1, level)[0])
-    trained = _trained_items(trees, *_ends(trees, node, level, tree.height), SAMPLED_ITEMS * (items - len(live)) // max(items, 1) + 1)
+        return Subtree([], np.empty(0, np.int64), 0, 1, np.empty(0, np.int64), rows)
+    items = int(tree_view.item_counts(node, node + 1, level)[0])
+    sampled = SAMPLED_ITEMS * (items - len(live)) // max(items, 1) + 1
+    trained = _trained_items(tree_view, *_descendants(tree_view, node, level, tree.height), sampled)
     if level == tree.height:
-        return Below([], np.empty(0, np.int64), 0, items, trained, rows)
-    first, end = _ends(trees, node, level, level + 1)
-    listed = min(end, first + MAX_CHILDREN)
-    children, count_K = list(range(first, listed)), trees.items_of_children(first, listed, level + 1)
+        return Subtree([], np.empty(0, np.int64), 0, items, trained, rows)
+    first, end = _descendants(tree_view, node, level, level + 1)
+    listed_end = min(end, first + MAX_CHILDREN)
+    children, count_K = list(range(first, listed_end)), tree_view.item_counts(first, listed_end, level + 1)
     if level == tree.height - 1:  # live leaves have no nodes below
-        own = live[: MAX_CHILDREN - len(children)]
-        children += (tree.node_count + own).tolist()
-        count_K, end = np.append(count_K, np.ones(len(own), np.int64)), end + len(live)
-    return Below(children, count_K, end - first, items, trained, rows)
+        live_leaves = live[: MAX_CHILDREN - len(children)]
+        children += (tree.node_count + live_leaves).tolist()
+        count_K, end = np.append(count_K, np.ones(len(live_leaves), np.int64)), end + len(live)
+    return Subtree(children, count_K, end - first, items, trained, rows)
 
 
-def _ends(trees: Trees, node: int, level: int, below: int) -> tuple[int, int]:
-    """The nodes of the level `below` under a node: the first, and one past the last."""
-    first, end = trees.first_below(np.array([node, node + 1]), level, below).tolist()
+def _descendants(tree_view: TreeView, node: int, level: int, descendant_level: int) -> tuple[int, int]:
+    """A node's descendants on a deeper level: the first, and one past the last."""
+    first, end = tree_view.first_descendants(np.array([node, node + 1]), level, descendant_level).tolist()
     return first, end
 
 
-def _trained_items(trees: Trees, leaf: int, end: int, most: int) -> Int64:
-    """int64: the rows of trained items in the leaves leaf … end − 1; of at most so many leaves, at even distances."""
-    offset = trees.tree.leaf_offset
-    slots = leaf + evenly(end - leaf, most)
-    slots = slots[~np.isin(slots, trees.hidden)]
-    rows = trees.tree.leaf_item[slots - offset]
-    kept: Int64 = rows[rows != EMPTY_LEAF]
-    return kept
+def _trained_items(tree_view: TreeView, leaf: int, end: int, most: int) -> Int64:
+    """int64: the rows of trained items in the leaves leaf … end − 1, or in `most` evenly spaced ones of them."""
+    offset = tree_view.tree.leaf_offset
+    leaves = leaf + evenly_spaced(end - leaf, most)
+    leaves = leaves[~np.isin(leaves, tree_view.hidden)]
+    rows = tree_view.tree.leaf_item[leaves - offset]
+    item_rows: Int64 = rows[rows != EMPTY_LEAF]
+    return item_rows
 
 
-def _listed(trees: Trees, trained: Int64, live: Int64, limit: int) -> list[dict[str, Any]]:
-    """At most `limit` items, of both kinds at even distances: live ones first, and at least half of the room for them if they need it."""
-    live = live[evenly(len(live), max(limit - len(trained), limit // 2, 1))]
-    trained = trained[evenly(len(trained), limit - len(live))] if limit > len(live) else trained[:0]
-    rows, items = np.concatenate([live, trained]), trees.view.items
+def _listed_items(tree_view: TreeView, trained: Int64, live: Int64, limit: int) -> list[dict[str, Any]]:
+    """At most `limit` items: live ones first, up to half of them or more if there is room, then trained ones. Both are evenly spaced."""
+    live = live[evenly_spaced(len(live), max(limit - len(trained), limit // 2, 1))]
+    trained = trained[evenly_spaced(len(trained), limit - len(live))] if limit > len(live) else trained[:0]
+    rows, items = np.concatenate([live, trained]), tree_view.view.items
     titles = items.values("title", rows) if "title" in items.fields else [None] * len(rows)
-    first = trees.model.bundle.tree
-    eligible = trees.view.is_eligible(first, rows)
+    first_tree = tree_view.model.bundle.tree
+    eligible = tree_view.view.is_eligible(first_tree, rows)
     columns = zip(items.ids_of(rows), titles, eligible.tolist(), strict=True)
     return [
-        {"id": item_id, "title": title[:MAX_TITLE] if isinstance(title, str) else None, "live": i < len(live), "eligible": may}
-        for i, (item_id, title, may) in enumerate(columns)
+        {"id": item_id, "title": title[:MAX_TITLE] if isinstance(title, str) else None, "live": i < len(live), "eligible": is_eligible}
+        for i, (item_id, title, is_eligible) in enumerate(columns)
     ]
 
 
 def _values(
-    trees: Trees, trained: Int64, later: Int64, below: int, typical_values: TypicalValues, check: Check
+    tree_view: TreeView, trained: Int64, sampled_live: Int64, represented: int, typical_values: TypicalValues, check: Check
 ) -> dict[str, list[dict[str, Any]]]:
-    if trees.overlay is not None:  # trained items whose fields were changed
-        changed = np.isin(trained, trees.overlay.changed[1])
-        trained, later = trained[~changed], np.concatenate([later, trained[changed]])
-    catalogue, found = int(trees.items_of_children(0, 1, 0)[0]), {}
-    for name, base in typical_values.columns(trees.model, trees.view, check).items():
+    if tree_view.overlay is not None:  # trained items whose fields were changed
+        changed = np.isin(trained, tree_view.overlay.changed[1])
+        trained, sampled_live = trained[~changed], np.concatenate([sampled_live, trained[changed]])
+    catalogue, values = int(tree_view.item_counts(0, 1, 0)[0]), {}
+    for name, base in typical_values.columns(tree_view.model, tree_view.view, check).items():
         check()
-        column = trees.model.bundle.items.column(name)
-        parts = [column.take(pa.array(trained)).combine_chunks(), pa.array(trees.view.items.values(name, later), column.type)]
-        counts = summed(column.type, parts)
-        found[name] = typical(base, counts, len(trained) + len(later), below, catalogue)
-    return found
+        column = tree_view.model.bundle.items.column(name)
+        blocks = [column.take(pa.array(trained)).combine_chunks(), pa.array(tree_view.view.items.values(name, sampled_live), column.type)]
+        counts = count_blocks(column.type, blocks)
+        values[name] = typical(base, counts, len(trained) + len(sampled_live), represented, catalogue)
+    return values

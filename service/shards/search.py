@@ -16,7 +16,7 @@ import orjson
 from espalier.errors import EspalierError, InvalidInput
 from espalier.shards.messages import ShardAnswer, ShardQuery, decode_query, encode_answer
 
-from ..batching.parts import Answer
+from ..batching.request_parts import Answer
 from ..errors import DeadlinePassed, NotReady, NotServed, QueueFull, ServiceError, UnknownMasks
 from ..models.loading import LoadedModel
 from ..models.registry import Registry

@@ -20,7 +20,7 @@ from starlette.types import Message
 from service import lifecycle
 from service.http import memory_budget
 from service.http.connection import CONNECTION
-from service.http.memory_budget import Budget, Held
+from service.http.memory_budget import Budget, Reservation
 from service.http.retrieve_route import FREE_BYTES, FREE_VALUES, send_body
 from service.http.stream_route import _Lines
 from service.retrieval.retrieve import BLOCK_ROWS
@@ -78,27 +78,27 @@ def test_large_answers_that_are_not_taken_keep_others_out_but_no_small_ones(larg
         wires = [one.__enter__() for one in unread]
         for wire in wires:
             wire.send(post("/retrieve", body))
-        until(lambda: budget.left < 24 * MANY)
+        until(lambda: budget.available < 24 * MANY)
         refused = running.ask(post("/retrieve", body))
         assert refused.problem["status"] == 429
         assert refused.headers["retry-after"] == "1"
         assert running.ask(retrieval()).status == 200
         assert len(wires[0].reply().document["results"]) == 8
-        until(lambda: budget.left >= 24 * MANY)
+        until(lambda: budget.available >= 24 * MANY)
         assert running.ask(post("/retrieve", body)).status == 200
         for one in unread:
             one.__exit__(None, None, None)
-        until(lambda: budget.left == budget.units)
+        until(lambda: budget.available == budget.units)
 
 
 def test_an_answer_that_is_taken_too_slowly_is_cut_off_and_its_room_comes_back(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.retrieve_route.SLOWEST_BYTES_PER_S", 1 << 30)
+    monkeypatch.setattr("service.http.retrieve_route.MIN_BYTES_PER_S", 1 << 30)
     body = json.dumps(many(30, fields=["title"])).encode()
     with listening(large, write_timeout_s=0.3) as running, running.connected(receive_buffer=4096) as wire:
         budget = direct(running, "/retrieve").answers
         wire.send(post("/retrieve", body))
         assert wire.raw.recv(12) == b"HTTP/1.1 200"
-        while budget.left < budget.units:  # it takes a little all the time
+        while budget.available < budget.units:  # it takes a little all the time
             wire.raw.recv(256)
             time.sleep(0.01)
         until(lambda: running.refused("not_read") == 1)
@@ -144,8 +144,8 @@ def test_a_stream_that_is_not_read_holds_one_answer_of_the_largest_size(large: P
         budget = direct(running, "/retrieve/stream").answers
         wire.send(stream(200))
         engine = running.engines["books"]
-        until(lambda: budget.left <= budget.units - 3 * MANY and len(engine.calls) > 1)
-        assert budget.units - budget.left <= 6 * MANY
+        until(lambda: budget.available <= budget.units - 3 * MANY and len(engine.calls) > 1)
+        assert budget.units - budget.available <= 6 * MANY
         with running.connected() as other:  # another one goes on
             assert other.ask(stream(1)).status == 200
         assert len(engine.calls) < 20
@@ -168,7 +168,7 @@ def test_an_unread_stream_leaves_nothing_behind(large: Path, monkeypatch: pytest
             await pass_time(60)
         await talk.task
 
-    monkeypatch.setattr("service.http.retrieve_route.SLOWEST_BYTES_PER_S", 1 << 40)
+    monkeypatch.setattr("service.http.retrieve_route.MIN_BYTES_PER_S", 1 << 40)
     with run(large, stream_idle_s=60) as running:
         running.client.runner.run(scenario(running))
         gc.collect()
@@ -195,7 +195,7 @@ def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch, bu
 
     async def looks() -> None:
         budget = Budget(10, 0)
-        with Held(budget) as held:
+        with Reservation(budget) as held:
             held.take(1 if busy else 0)
             task = asyncio.create_task(lifecycle.give_memory_back([budget]))
             while len(sizes) > 1 and not task.done():
@@ -257,32 +257,32 @@ def test_a_stream_that_waits_for_room_ends_when_its_client_leaves(
     monkeypatch.setattr(memory_budget, "RECHECK_S", 0.01)
     caplog.set_level(logging.DEBUG, "service.http.retrieve_route")
     answers = direct(service, "/retrieve/stream").answers
-    with Held(answers) as others:
-        assert others.take(answers.left + FREE_VALUES)
+    with Reservation(answers) as others:
+        assert others.take(answers.available + FREE_VALUES)
         with service.connected() as wire:
             wire.send(HEAD + chunk(BODY))
-            until(lambda: answers.waiting, "the line waits for room")
+            until(lambda: answers.waiters, "the line waits for room")
         until(lambda: left(caplog), "the stream ends")
-        assert not answers.waiting
-    assert answers.left == answers.units
+        assert not answers.waiters
+    assert answers.available == answers.units
     assert service.engines["books"].calls == []
 
 
 def test_lines_wait_for_room_go_on_and_count_until_they_are_answered(service: Listening) -> None:
     answers = direct(service, "/retrieve/stream").answers
     with service.connected() as wire:
-        with Held(answers) as others:
-            assert others.take(answers.left + FREE_VALUES)
+        with Reservation(answers) as others:
+            assert others.take(answers.available + FREE_VALUES)
             wire.send(HEAD + chunk(BODY))
-            until(lambda: answers.waiting, "the line waits for room")
+            until(lambda: answers.waiters, "the line waits for room")
             assert service.engines["books"].calls == []
         wire.send(chunk(b""))
         [document] = received(wire)
     assert len(document["results"]) == 3
-    until(lambda: answers.left == answers.units, "the room comes back")
+    until(lambda: answers.available == answers.units, "the room comes back")
     bodies = direct(service, "/retrieve/stream").bodies
-    with Held(bodies) as others:
-        assert others.take(bodies.left + FREE_BYTES)
+    with Reservation(bodies) as others:
+        assert others.take(bodies.available + FREE_BYTES)
         with service.connected() as wire:
             [document] = streamed(wire, json.dumps(many(1, m=3)).encode())
             assert "results" in document
@@ -290,15 +290,15 @@ def test_lines_wait_for_room_go_on_and_count_until_they_are_answered(service: Li
             [document] = streamed(wire, json.dumps(many(1, m=3)).encode() + b" " * (2 * FREE_BYTES))
     assert document["status"] == 503
     assert "bodies" in str(document["detail"])
-    until(lambda: bodies.left == bodies.units, "the room comes back")
+    until(lambda: bodies.available == bodies.units, "the room comes back")
     bodies, engine = direct(service, "/retrieve/stream").bodies, service.engines["books"]
     line = b"{" + b" " * 40_000 + json.dumps(many(1, m=3)).encode()[1:]
     with service.connected() as wire:
         engine.go.clear()
         wire.send(HEAD + b"".join(chunk(line + b"\n") for _ in range(3)))
-        until(lambda: bodies.left == bodies.units - (3 * len(line) - FREE_BYTES), "all lines are counted")
+        until(lambda: bodies.available == bodies.units - (3 * len(line) - FREE_BYTES), "all lines are counted")
         engine.go.set()
-        until(lambda: bodies.left == bodies.units, "answered lines are counted no more")
+        until(lambda: bodies.available == bodies.units, "answered lines are counted no more")
         wire.send(chunk(b""))
         assert len(received(wire)) == 3
 
@@ -310,11 +310,11 @@ def test_nothing_is_sent_to_a_client_that_has_gone() -> None:
         sent.append(message)
 
     left: list[bool] = []
-    connection = SimpleNamespace(gone=True, leave_answer=lambda: left.append(True))
+    connection = SimpleNamespace(is_gone=True, abandon_answer=lambda: left.append(True))
     scope = {CONNECTION: connection}
     assert asyncio.run(send_body(send, scope, b"answer", 1.0)) is False
     assert sent == []
     assert left, "or the server logs an error about the answer"
-    connection.gone = False
+    connection.is_gone = False
     assert asyncio.run(send_body(send, scope, b"answer", 1.0)) is True
     assert sent == [{"type": "http.response.body", "body": b"answer"}]

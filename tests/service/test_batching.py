@@ -17,8 +17,8 @@ from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_CONTEXT, NodeMask, SearchContext, SearchParams, SearchResult
 from service.batching.admission import Admission, Limits
 from service.batching.batcher import Batcher
-from service.batching.parts import Answer
 from service.batching.priority import Priority
+from service.batching.request_parts import Answer
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import pass_time, settled, turns_until
@@ -81,7 +81,7 @@ async def learnt(engine: FakeEngine, batcher: Batcher, query_s: float, beam_size
 
 async def idle(batcher: Batcher) -> None:
     """Its thread has seen that nothing is left to do: answers come a moment before."""
-    await turns_until(lambda: batcher._asleep)
+    await turns_until(lambda: batcher._wake_locks)
 
 
 def newest(engine: FakeEngine, call: int) -> list[int]:
@@ -311,7 +311,7 @@ async def test_a_request_that_wants_all_or_nothing_keeps_its_beam(engine: FakeEn
     batcher = new_batcher(smallest_beam_size=4)
     await learnt(engine, batcher, query_s=0.002, beam_size=32)
     async with held(engine, batcher, beam_size=1):
-        (whole,) = await accepted(ask(batcher, 1, beam_size=32, deadline=100, whole=True))
+        (whole,) = await accepted(ask(batcher, 1, beam_size=32, deadline=100, fixed_beam=True))
         await pass_time(100 - 0.002 - 1e-9)
     answer = await whole
     assert (answer.beam_size, answer.degraded) == (32, False)

@@ -125,8 +125,8 @@ async def test_where_queries_lead_is_found_by_who_asks_while_the_engine_is_idle_
     assert asking == ["engine-test"]
     asking.clear()
     await idle(batcher)
-    (wake,) = batcher._asleep
-    batcher._asleep.clear()  # as after it was woken, and before it has looked what for
+    (wake,) = batcher._wake_locks
+    batcher._wake_locks.clear()  # as after it was woken, and before it has looked what for
     found = asyncio.create_task(asyncio.to_thread(batcher.parents_now, engine.parents, queries(1), params))
     await turns_until(lambda: batcher._jobs.waiting or asking)
     wake.release()

@@ -160,11 +160,11 @@ def test_bodies_share_a_memory(models: Path, monkeypatch: pytest.MonkeyPatch) ->
     with listening(models, max_body_bytes=120_000) as running, running.connected() as slow:
         budget = direct(running, "/retrieve").bodies
         slow.send(request[:-1])
-        until(lambda: budget.left < 60_000)
+        until(lambda: budget.available < 60_000)
         assert running.ask(request).problem["status"] == 503
         assert running.ask(retrieval()).status == 200
         assert slow.ask(request[-1:]).status == 200
-        assert budget.left == budget.units
+        assert budget.available == budget.units
 
 
 # -- pipelines ----------------------------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ def test_what_is_sent_ahead_stays_in_the_socket(models: Path) -> None:
             pass
         assert sent < 64 << 20  # the kernel's buffers are full
         connection = cast(Connection, next(iter(running.server._connections.open)))
-        until(lambda: len(connection._ahead) > 0)
-        assert len(connection._ahead) <= 512 << 10
+        until(lambda: len(connection._unparsed) > 0)
+        assert len(connection._unparsed) <= 512 << 10
         wire.raw.settimeout(20)
         engine.go.set()
         assert wire.reply().status == 200
@@ -381,7 +381,7 @@ def test_connections_whose_refusals_are_held_back_keep_nobody_out(
     models: Path, two_keys: tuple[Path, bytes, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.http.connections.GRACE_S", 0)
-    monkeypatch.setattr("service.http.held_refusals.HELD_S", 2.0)
+    monkeypatch.setattr("service.http.held_refusals.MIN_HELD_S", 2.0)
     keys, flood, shop = two_keys
     with listening(models, max_connections=2, keys_file=keys) as running, ExitStack() as many:
         assert running.ask(flood).status == 200
@@ -405,19 +405,19 @@ def test_connections_whose_refusals_are_held_back_keep_nobody_out(
 def test_no_more_are_held_than_there_is_room_for_and_none_when_the_service_stops(
     models: Path, two_keys: tuple[Path, bytes, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.held_refusals.HELD_S", 600)
-    monkeypatch.setattr("service.http.held_refusals.LONGEST_S", 600)
+    monkeypatch.setattr("service.http.held_refusals.MIN_HELD_S", 600)
+    monkeypatch.setattr("service.http.held_refusals.MAX_HELD_S", 600)
     keys, flood, _ = two_keys
     with ExitStack() as many:
         with listening(models, max_connections=64, keys_file=keys) as running:
             assert running.ask(flood).status == 200
             connections = running.server._connections
-            assert connections.most_held > 2
+            assert connections.held_limit > 2
             held = [many.enter_context(running.connected()) for _ in range(2)]
             for wire in held:
                 wire.send(flood)
             until(lambda: len(connections.held) == 2)
-            connections.most_held = 2  # as where few descriptors are left
+            connections.held_limit = 2  # as where few descriptors are left
             beyond = running.ask(flood)
             assert (beyond.status, beyond.headers["connection"]) == (429, "close")
         assert [wire.reply().status for wire in held] == [429, 429]
@@ -426,14 +426,14 @@ def test_no_more_are_held_than_there_is_room_for_and_none_when_the_service_stops
 def test_held_connections_are_no_other_things_that_take_descriptors(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listening(models, max_connections=64) as running:
         connections = running.server._connections
-        monkeypatch.setattr("service.processes.server._raised", lambda wanted: 300)
+        monkeypatch.setattr("service.processes.server._raise_limit", lambda wanted: 300)
         monkeypatch.setattr("service.processes.server.open_descriptors", lambda: 50 + len(connections.held))
         running.server._make_room()
-        before = connections.most, connections.most_held
+        before = connections.limit, connections.held_limit
         assert 0 < before[1] < 300
         connections.held |= {cast(Connection, number) for number in range(before[1])}
         running.server._make_room()
-        assert (connections.most, connections.most_held) == before
+        assert (connections.limit, connections.held_limit) == before
         connections.held.clear()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from service.http.console import FOLDER, HEADERS, read_files
-from service.http.console_modules import joined
+from service.http.console_modules import join_modules
 from tests.service.running import Running, problem, run
 
 MAX_BYTES = 62_000
@@ -37,7 +37,7 @@ def test_the_page_and_every_file_come_without_a_key_under_a_strict_policy_and_on
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
     for path, file in read_files().items():
-        for encoding, content in (("identity", file.content), ("gzip", gzip.decompress(file.zipped))):
+        for encoding, content in (("identity", file.content), ("gzip", gzip.decompress(file.gzipped))):
             answer = running.client.get(path, headers={"Accept-Encoding": encoding})
             assert answer.status_code == 200, path
             assert answer.headers.get("content-encoding", "identity") == encoding, path
@@ -70,7 +70,7 @@ def test_the_files_are_small_whole_and_as_their_makers_published_them() -> None:
     folder = FOLDER / "vendor"
     sums = {name: digest for digest, name in (line.split() for line in (folder / "SHA256SUMS").read_text().splitlines())}
     assert sums == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.*") if path.suffix != ".txt"}
-    sizes = {path: len(file.zipped) for path, file in read_files().items()}
+    sizes = {path: len(file.gzipped) for path, file in read_files().items()}
     assert sum(sizes.values()) <= MAX_BYTES, sizes
     script = read_files()["/console/app.js"].content.decode()
     for path in FOLDER.rglob("*.js"):
@@ -162,7 +162,7 @@ def test_they_do_what_they_do_apart(tmp_path: Path, node: str) -> None:
     said = []
     for folder, files in (
         (tmp_path / "apart", MODULES),
-        (tmp_path / "one", {"app.js": joined(MODULES, ["vendor/library.js"], "app.js")}),
+        (tmp_path / "one", {"app.js": join_modules(MODULES, ["vendor/library.js"], "app.js")}),
     ):
         for name, text in (files | {"vendor/library.js": "export const plain = 'plain';\n", "package.json": '{"type": "module"}'}).items():
             path = folder / name
@@ -198,4 +198,4 @@ def test_the_consoles_own_modules_are_one_script(node: str) -> None:
 )
 def test_another_form_is_refused(line: str, said: str) -> None:
     with pytest.raises(ValueError, match=rf"^app.js: {said}"):
-        joined({"app.js": line, "core/a.js": ""}, [], "app.js")
+        join_modules({"app.js": line, "core/a.js": ""}, [], "app.js")

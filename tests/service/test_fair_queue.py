@@ -8,9 +8,9 @@ import pytest
 
 from espalier.search import NO_CONTEXT, SearchParams
 from service.batching.admission import Limits
-from service.batching.parts import Answer, Part
 from service.batching.priority import Priority
-from service.batching.queues import PartQueue, Room
+from service.batching.queues import RequestQueue, Room
+from service.batching.request_parts import Answer, RequestPart
 from service.errors import QueueFull
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import settled
@@ -72,13 +72,13 @@ async def test_a_refusal_takes_nothing_from_others_and_counts_once(engine: FakeE
         flood = await accepted(*(ask(batcher, i, key="flood") for i in range(1, 5)))
         with pytest.raises(QueueFull):
             await ask(batcher, 5, key="flood")
-        counted = batcher._admission._busy
+        counted = batcher._admission._busy_queries
         batcher.check_overload(6, "shop")
         (shop,) = await accepted(ask(batcher, *range(20, 26), key="shop"))  # nothing is before it, as in an empty queue
-        assert batcher._admission._busy == counted + 6
+        assert batcher._admission._busy_queries == counted + 6
         with pytest.raises(QueueFull):
             await ask(batcher, 27, key="shop")
-        assert batcher._admission._busy == counted + 7
+        assert batcher._admission._busy_queries == counted + 7
         assert not any(task.done() for task in flood)
     await asyncio.gather(busy, *flood, shop)
 
@@ -147,7 +147,7 @@ async def test_what_was_taken_back_leaves_the_queue(engine: FakeEngine, new_batc
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
         assert (batcher.depth, batcher._queue.seconds) == (3, 0.0)
-        assert sum(len(flow.parts) for flow in batcher._queue._flows.values()) == 3
+        assert sum(len(flow.waiting_parts) for flow in batcher._queue._flows.values()) == 3
     await asyncio.gather(busy, *waiting)
     assert [newest(engine, call)[0] for call in range(1, len(engine.calls))] == [1, 2, 3]
     assert not batcher._queue._flows
@@ -165,11 +165,11 @@ async def test_a_key_that_is_alone_beside_the_probe_is_refused_at_once(engine: F
 
 
 def test_who_comes_late_gets_no_more_for_it() -> None:
-    queue, limits = PartQueue(), Limits(max_batch=1)
+    queue, limits = RequestQueue(), Limits(max_batch=1)
 
-    def part(key: str, item: int) -> Part:
+    def part(key: str, item: int) -> RequestPart:
         params, answer = SearchParams.uniform(1, 5, 5), asyncio.Future[Answer](loop=loop)
-        return Part(queries(item), params, answer, float("inf"), 5, 0.001, 0.001, NO_CONTEXT, key=key)
+        return RequestPart(queries(item), params, answer, float("inf"), 5, 0.001, 0.001, NO_CONTEXT, key=key)
 
     def taken(count: int) -> list[int]:
         return [int(queue.take(limits, 0.0)[0].queries.array[0, -1]) for _ in range(count)]

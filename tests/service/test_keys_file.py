@@ -21,7 +21,7 @@ from pydantic import SecretStr, ValidationError
 from service.errors import Forbidden, KeyLimit, Unauthorized
 from service.http import held_refusals, key_limits, stream_route
 from service.http.api_keys import Keys
-from service.http.held_refusals import HELD_S, LONGEST_S, REFUSALS_PER_S, HeldRefusals
+from service.http.held_refusals import MAX_HELD_S, MIN_HELD_S, REFUSALS_PER_S, HeldRefusals
 from service.http.key_limits import COST_BURST_S, DEBT_S, SLOTS, KeyLimits, _locked
 from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE, Key, read_keys
 from service.settings import Settings, is_local
@@ -315,8 +315,8 @@ def test_a_worker_that_is_interrupted_while_it_counts_undoes_nothing(tmp_path: P
     key = limited(rate=0.001, burst=2.0)
     with get_context("spawn").Pool(1) as pool:
         pool.apply(patiently_taken, (tmp_path / "other", key))  # it has imported everything
-        with limits._alone(key):
-            requests, seconds = limits._moments(key)
+        with limits._slot_lock(key):
+            requests, seconds = limits._arrival_times(key)
             other = pool.apply_async(patiently_taken, (tmp_path / "key-limits", key))
             other.wait(0.5)
             assert not other.ready()
@@ -330,7 +330,7 @@ def test_a_worker_that_stands_still_while_it_counts_stops_no_other(tmp_path: Pat
     limits = KeyLimits(tmp_path / "key-limits")
     key = limited(rate=0.001, burst=2.0)
     limits.take(key)
-    _, place = limits._place(key)
+    _, place = limits._slot(key)
     with get_context("spawn").Pool(1) as pool:
         pool.apply(lock_for_ever, (tmp_path / "key-limits", place))
         began = time.monotonic()
@@ -357,7 +357,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (held_refusals, stream_route):
-        monkeypatch.setattr(module, "HELD_S", 0.0)
+        monkeypatch.setattr(module, "MIN_HELD_S", 0.0)
 
     def asked(running: Running, key: str, body: dict[str, Any] | None = None) -> Any:
         body = {"queries": [{"history": []}]} | (body or {})
@@ -415,11 +415,11 @@ def test_engine_seconds_are_those_of_the_queries_themselves(versions: Path, file
         for _ in range(3):
             answer = running.client.post("/retrieve", json={"queries": [{"history": []}] * 8}, headers=headers).json()
             searched_s += answer["timing"]["search_ms"] / 1e3
-        spent_s = keys.limits._moments(partner)[1] - began
+        spent_s = keys.limits._arrival_times(partner)[1] - began
         assert spent_s <= time.monotonic() - began + searched_s
         beyond = running.client.post("/retrieve", json={"queries": [{"history": []}], "beam_size": 10**9}, headers=headers)
         assert beyond.status_code == 422
-        assert keys.limits._moments(partner)[1] - began == spent_s  # what is never searched costs nothing
+        assert keys.limits._arrival_times(partner)[1] - began == spent_s  # what is never searched costs nothing
 
 
 def test_a_refusal_is_held_back_before_the_body_is_looked_at(versions: Path, file: Path, held: list[float]) -> None:
@@ -431,8 +431,8 @@ def test_a_refusal_is_held_back_before_the_body_is_looked_at(versions: Path, fil
         refused = [running.client.post("/retrieve", content=b"no JSON", headers=headers) for _ in range(2)]
     assert [answer.status_code for answer in refused] == [429, 429]
     assert [answer.headers.get("Connection") for answer in refused] == [None, None]
-    assert held == pytest.approx([HELD_S, HELD_S], abs=0.1)
-    assert int(refused[0].headers["Retry-After"]) >= HELD_S
+    assert held == pytest.approx([MIN_HELD_S, MIN_HELD_S], abs=0.1)
+    assert int(refused[0].headers["Retry-After"]) >= MIN_HELD_S
 
 
 def test_a_search_that_may_have_begun_costs_what_was_expected(versions: Path, file: Path) -> None:
@@ -447,7 +447,7 @@ def test_a_search_that_may_have_begun_costs_what_was_expected(versions: Path, fi
         keys.limits._clock = lambda: 1e9
         late = running.client.post("/retrieve", json=body | {"timeout_ms": 1e-3}, headers=headers)
         assert late.status_code == 504
-        assert keys.limits._moments(partner)[1] > 1e9
+        assert keys.limits._arrival_times(partner)[1] > 1e9
 
 
 def test_more_names_of_keys_than_a_file_may_have_are_counted_together() -> None:
@@ -504,6 +504,6 @@ def test_each_key_gets_so_many_refusals_a_second_and_none_waits_for_long(held: l
         await refusals.wait("other", {"type": "http"})
 
     asyncio.run(refused())
-    assert [held[count] - HELD_S for count in (0, 128, 256)] == pytest.approx([0, 128 / REFUSALS_PER_S, 256 / REFUSALS_PER_S], abs=0.2)
-    assert max(held) == pytest.approx(LONGEST_S)
-    assert held[-1] == pytest.approx(HELD_S)
+    assert [held[count] - MIN_HELD_S for count in (0, 128, 256)] == pytest.approx([0, 128 / REFUSALS_PER_S, 256 / REFUSALS_PER_S], abs=0.2)
+    assert max(held) == pytest.approx(MAX_HELD_S)
+    assert held[-1] == pytest.approx(MIN_HELD_S)

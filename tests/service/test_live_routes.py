@@ -247,14 +247,14 @@ async def test_large_bodies_share_their_memory(shelf: Running, catalogue: FakeCa
     catalogue.go.clear()
     first = sent("one", 900)
     await settled()
-    assert shelf.app.state.bodies["item"].left < 1000
+    assert shelf.app.state.bodies["item"].available < 1000
     refused = await sent("two", 900)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     small = sent("three", 1)
     await settled()
     catalogue.go.set()
     assert [(await first).status_code, (await small).status_code] == [201, 201]
-    assert shelf.app.state.bodies["item"].left == 1000
+    assert shelf.app.state.bodies["item"].available == 1000
 
 
 # -- bad input names field, value and expectation -------------------------------------------------------------------------
@@ -270,7 +270,7 @@ async def test_large_bodies_share_their_memory(shelf: Running, catalogue: FakeCa
         ({"count": 0}, "count", "0", "greater than or equal to 1"),
         ({"count": 2.5}, "count", "2.5", "a valid integer"),
         ({"count": 2**53 + 1}, "count", str(2**53 + 1), f"less than or equal to {2**53}"),
-        ({"events": [["a"], ["b"]], "count": 1}, "count", "1", "at least 2, the events that are given"),
+        ({"events": [["a"], ["b"]], "count": 1}, "count", "1", "at least 2, the number of events in the body"),
         ({"fields": {"title": {"en": "x"}}}, "fields.title", "{'en': 'x'}", VALUES),
         ({"fields": {"tags": ["a", 1]}}, "fields.tags", "['a', 1]", VALUES),
         ({"fields": {"n": 2**63}}, "fields.n", str(2**63), VALUES),
@@ -395,7 +395,7 @@ async def test_only_some_feeds_are_answered_at_a_time(shelf: Running, catalogue:
     assert {(await answer).status_code for answer in asked} == {200}
     assert (await ask()).status_code == 200
     assert (await ask(after=99)).status_code in (200, 410)
-    assert shelf.app.state.service.feeds.left == FEEDS
+    assert shelf.app.state.service.feeds.available == FEEDS
 
 
 def test_a_model_says_how_full_its_live_catalogue_is(shelf: Running, catalogue: FakeCatalogue) -> None:

@@ -24,8 +24,8 @@ from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from service.batching.batcher import Batcher
-from service.batching.parts import Answer
 from service.batching.priority import Priority
+from service.batching.request_parts import Answer
 from service.models import probe
 from service.models.probe import PATIENCE_S, Probe, Replay
 from service.watch.metrics import Metrics

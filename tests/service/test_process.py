@@ -166,7 +166,7 @@ def opened(count: int) -> Iterator[None]:
 def test_what_is_open_for_other_things_takes_no_room_of_connections(models: Path, limit: Limit, caplog: pytest.LogCaptureFixture) -> None:
     def promised() -> int:
         """Descriptors of all connections that may be open, by the log."""
-        return int(re.findall(r"at most (\d+) connections are taken", caplog.text)[-1]) + 2 * RESERVE
+        return int(re.findall(r"at most (\d+) connections are accepted", caplog.text)[-1]) + 2 * RESERVE
 
     limit(2000)
     with opened(300), listening(models, max_connections=5000):
@@ -180,7 +180,7 @@ def test_where_all_connections_have_room_all_are_taken(models: Path, limit: Limi
     limit(2000)
     with listening(models, max_connections=1000) as running:
         assert running.ask(get("/livez")).status == 200
-    assert "connections are taken" not in caplog.text
+    assert "connections are accepted" not in caplog.text
 
 
 def test_a_version_that_is_loaded_keeps_no_file_open(models: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from service.batching.batcher import Batcher
 from service.errors import NotReady, QueueFull
 from service.http import bulk_route, live_routes
 from service.http.bulk_route import GROUP_LINES, GROUP_S
-from service.http.memory_budget import Budget, Held
-from service.http.retrieve_route import hold
+from service.http.memory_budget import Budget, Reservation
+from service.http.retrieve_route import reserve
 from tests.service.conversation import LINES, Conversation, sent
 from tests.service.fake_catalogue import WRITE, FakeCatalogue
 from tests.service.fake_engine import FakeEngine
@@ -329,13 +329,13 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(shelf: Running, cata
     await settled()
     await pass_time(GROUP_S)
     assert catalogue.groups
-    assert budget.left < budget.units
+    assert budget.available < budget.units
     await talk.leave()
-    assert budget.left < budget.units  # what was handed on is finished, and counts till then
+    assert budget.available < budget.units  # what was handed on is finished, and counts till then
     assert await talking(shelf).head() == 429
     catalogue.go.set()
     await talk.task
-    assert budget.left == budget.units
+    assert budget.available == budget.units
     again = talking(shelf)
     again.say(more=False)
     assert await again.head() == 200
@@ -345,7 +345,7 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(shelf: Running, cata
 
 async def test_a_line_is_refused_where_as_many_wait_for_room_as_may() -> None:
     memory = Budget(units=1, free=0, most_waiting=0)
-    with Held(memory) as first, Held(memory) as second:
-        assert await hold(first, 1, 10, {}) == 1
+    with Reservation(memory) as first, Reservation(memory) as second:
+        assert await reserve(first, 1, 10, {}) == 1
         with pytest.raises(QueueFull, match="Too many requests in lines wait for room"):
-            await hold(second, 1, 10, {})
+            await reserve(second, 1, 10, {})

@@ -21,7 +21,7 @@ from espalier.manifest import Ranking
 from espalier.search import Engine
 from espalier.tree import Tree, complete_tree, tree_from_children
 from service.retrieval import subtree, typical_values
-from service.retrieval.subtree import Trees, describe_node
+from service.retrieval.subtree import TreeView, describe_node
 from tests.service.damaged_models import content_of, draft_of
 from tests.service.live_running import ALL, Live, live_service
 from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
@@ -92,8 +92,8 @@ def refused(running: Running, address: str) -> Json:
 
 def agree(running: Running, fields: Mapping[str, Json], tree: int = 0) -> dict[int, Json]:
     """All nodes that are reached from the root say of themselves what the paths of these items say. fields: of every item that is there."""
-    trees = Trees(running.app.state.service.registry.choose("books", None), tree)
-    paths = {item: trees.path_to(item) for item in fields}
+    trees = TreeView(running.app.state.service.registry.choose("books", None), tree)
+    paths = {item: trees.path_to_item(item) for item in fields}
     nodes, waiting = dict[int, Json](), [0]
     while waiting:
         number = waiting.pop()
@@ -114,7 +114,7 @@ def agree(running: Running, fields: Mapping[str, Json], tree: int = 0) -> dict[i
         assert set(found["values"]) == set(TYPICAL)
         for column, values in found["values"].items():
             counts = Counter(value for item in below for value in values_of(fields[item][column]))
-            assert len(values) == min(len(counts), typical_values.LISTED)
+            assert len(values) == min(len(counts), typical_values.MAX_LISTED)
             for value in values:
                 everywhere = sum(value["value"] in values_of(own[column]) for own in fields.values())
                 assert value["count"] == counts[value["value"]]
@@ -252,7 +252,7 @@ def test_titles_are_texts_and_cut_where_they_are_long(tmp_path: Path, columns: J
 def test_a_large_node_is_looked_at_in_part(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subtree, "SAMPLED_ITEMS", 7)
     monkeypatch.setattr(subtree, "MAX_CHILDREN", 1)
-    monkeypatch.setattr(typical_values, "BASE_ITEMS", 16)
+    monkeypatch.setattr(typical_values, "SAMPLED_BASE", 16)
     with live_service(models, monkeypatch) as live:
         for i in range(5):
             live.put(f"new-{i}", like=("item-1",), fields={"colour": "grey"})

@@ -17,7 +17,7 @@ import pytest
 from service.__main__ import main
 from service.healthcheck import main as healthcheck
 from service.http.connection import Connection
-from service.tls import CertificatesUnusable, calling, served
+from service.tls import CertificatesUnusable, calling, certificates_of_service
 from service.watched_files import WatchedFiles
 from tests.certificates import Authority, Pair
 from tests.service.listening import Listening, get, listening, post, retrieval
@@ -101,13 +101,13 @@ def test_a_client_that_reads_slowly_gets_all_of_an_answer_that_ends_the_connecti
     models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    end = Connection._end_secured
+    end = Connection._end_tls
 
     def counted(connection: Connection) -> None:
         looked.append(connection.unsent)
         end(connection)
 
-    monkeypatch.setattr(Connection, "_end_secured", counted)
+    monkeypatch.setattr(Connection, "_end_tls", counted)
     monkeypatch.setattr("service.http.connection.CLOSE_S", 0.05)
     monkeypatch.setattr("service.__main__.BUFFER_BYTES", 4096)
     with listening(models, **own(authority.signs("service"))) as running, running.connected(4096, client(authority)) as wire:
@@ -261,7 +261,7 @@ def test_wrong_files_keep_the_certificate_of_before_and_are_logged_once(
 def test_files_are_looked_at_once_a_second_and_made_into_a_context_when_they_have_changed(authority: Authority) -> None:
     now = 0.0
     pair = authority.signs("service")
-    certificates = served(*pair, None)
+    certificates = certificates_of_service(*pair, None)
     certificates._watched = WatchedFiles(certificates._files, lambda: now)
     first = certificates.current()
     authority.signs("service")
@@ -281,9 +281,9 @@ def test_files_that_were_never_right_are_an_error_that_names_them(authority: Aut
     pair, other = authority.signs("service"), authority.signs("other")
     (tmp_path / "empty.pem").touch()
     for made, name in (
-        (served(tmp_path / "none.pem", pair.key, None), "none.pem: No such file"),
-        (served(pair.certificate, other.key, None), "other.key"),
-        (served(*pair, tmp_path / "empty.pem"), "empty.pem"),
+        (certificates_of_service(tmp_path / "none.pem", pair.key, None), "none.pem: No such file"),
+        (certificates_of_service(pair.certificate, other.key, None), "other.key"),
+        (certificates_of_service(*pair, tmp_path / "empty.pem"), "empty.pem"),
         (calling(tmp_path / "empty.pem", None, None), "empty.pem"),
         (calling(None, pair.certificate, other.key), "service.pem"),
     ):

@@ -18,7 +18,7 @@ from espalier.search import Engine
 from espalier.serving import Candidate
 from service.batching.batcher import Batcher
 from service.models.trial import is_tried, place_of
-from service.retrieval.shadow import MOST, MOST_VALUES
+from service.retrieval.shadow import MAX_RUNNING, MAX_VALUES
 from service.watch.trial_figures import figures
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import settled
@@ -290,14 +290,14 @@ def test_a_shadow_that_fails_or_hangs_harms_nobody(both: Path) -> None:
         assert running.retrieve(queries=[{"history": []}])["version"] == 1
         until(lambda: shadowed(running)["failed"] == 1)
         apart.go.clear()
-        for _ in range(MOST + 5):
+        for _ in range(MAX_RUNNING + 5):
             assert running.retrieve(queries=[{"history": []}])["version"] == 1
         until(lambda: shadowed(running)["left_out"] == 5)
-        large = running.retrieve(queries=[{"history": []}] * (MOST_VALUES // (2 * ITEMS) + 1), m=40)
+        large = running.retrieve(queries=[{"history": []}] * (MAX_VALUES // (2 * ITEMS) + 1), m=40)
         assert large["version"] == 1
         apart.go.set()
-        until(lambda: shadowed(running)["compared"] == MOST)
-        running.retrieve(queries=[{"history": []}] * (MOST_VALUES // (2 * ITEMS) + 1), m=40)
+        until(lambda: shadowed(running)["compared"] == MAX_RUNNING)
+        running.retrieve(queries=[{"history": []}] * (MAX_VALUES // (2 * ITEMS) + 1), m=40)
         until(lambda: shadowed(running)["left_out"] == 7)
 
 
