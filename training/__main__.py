@@ -404,7 +404,7 @@ def compare(
             for option, value in (measured | {"--json": json_file, "--plot": plot, "--log-to": log_to}).items():
                 if value:
                     raise InvalidConfig(option, value, "nothing beside --queries-to, which compares nothing")
-            command.write_asked(configuration, data, queries_to)
+            command.export_queries(configuration, data, queries_to)
             return
         report = command.run(configuration, data, methods, minutes, beams, json_file, plot, device, own or (), metrics, segments, log_to)
         if report["interrupted"]:

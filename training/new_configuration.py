@@ -338,8 +338,8 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
         raise InvalidData(f"{layout.log.name}: events", f"{interactions.event_count:,} of {interactions.user_count:,} users", expected)
     layout.notes.append(f"{interactions.user_count:,} users, {interactions.item_count:,} items, {interactions.event_count:,} events")
     layout.notes.append(f"min_user_events: of {LEAST_EVENTS} the first with which half of the events stay")
-    written = ", ".join(f"{key} = {_toml(value)}" for key, value in form.items())
-    lines = [f"log = {_toml(str(layout.log))}", f"format = {{ {written} }}"]
+    format_text = ", ".join(f"{key} = {_toml(value)}" for key, value in form.items())
+    lines = [f"log = {_toml(str(layout.log))}", f"format = {{ {format_text} }}"]
     if interactions.order != "none" or kind in (None, "otm-sequence", "neighbours"):
         return kind or "otm-sequence", lines
     window = int(np.clip(np.quantile(length_U, 0.95), 1, MOST_IN_WINDOW))
@@ -377,14 +377,11 @@ def _formats(values: pa.Array) -> list[str]:
         values = values.dictionary_decode()
     if not is_text_type(values.type):
         return []
-    most_unreadable = int(MOST_BAD * len(values))
-    readers = [(written, Timestamps("datetime", written=written)) for written in (day + time for day in DATES for time in TIMES)]
-    is_iso = len(Timestamps("datetime").unreadable(values, most_unreadable + 1)) <= most_unreadable
-    return (
-        []
-        if is_iso
-        else [written for written, timestamps in readers if len(timestamps.unreadable(values, most_unreadable + 1)) <= most_unreadable]
-    )
+    most = int(MOST_BAD * len(values))
+    if len(Timestamps("datetime").unreadable(values, most + 1)) <= most:  # ISO 8601
+        return []
+    formats = [day + time for day in DATES for time in TIMES]
+    return [form for form in formats if len(Timestamps("datetime", time_format=form).unreadable(values, most + 1)) <= most]
 
 
 def _looks_dated(column: Column, kind: TimestampType | None) -> bool:
@@ -395,9 +392,9 @@ def _looks_dated(column: Column, kind: TimestampType | None) -> bool:
 def _first_without_time(values: pa.Array, decimal: str) -> object:
     """The first value that is not a time of the same format as the first value; the first value itself if it is no time."""
     kind = _time_type(values[:1], decimal)
-    written = next(iter(_formats(values[:1])), None)
-    wrong = [0] if kind is None else Timestamps(kind, decimal, written).unreadable(values, 1).tolist()
-    return values[wrong[0]].as_py()
+    time_format = next(iter(_formats(values[:1])), None)
+    wrong_rows = [0] if kind is None else Timestamps(kind, decimal, time_format).unreadable(values, 1).tolist()
+    return values[wrong_rows[0]].as_py()
 
 
 def _word(name: object) -> str:

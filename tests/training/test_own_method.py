@@ -15,7 +15,7 @@ from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 from espalier.search import NO_ITEM
 from tests.training.commands import command
-from training.baselines.own import _answer_rows, own_method
+from training.baselines.own_method import _answer_rows, own_method
 from training.compare.compare import CompareOptions
 
 METHOD = """

@@ -22,7 +22,7 @@ from espalier.queries import FeaturesKind, TextKind
 from espalier.text.sparse_rows import SparseRows
 
 from ..data.csr import as_rows, read_by_rows
-from ..data.log_values import BadRows, Place
+from ..data.log_values import BadRows, RowSource
 from ..data.parquet_logs import is_parquet, parquet_batches
 from ..data.text_files import TextTableFile, first_record, text_batches
 from ..data.xmc import begins_with_weights, in_blocks, parse_points, reading
@@ -87,17 +87,17 @@ class PointFile:
         if not self.file.is_file() or Path(self.file.name.removesuffix(".gz")).suffix not in TABLES:
             raise InvalidConfig("--data", str(self.file), "a .csv, .tsv or .parquet file of texts")
         try:
-            for place, batch in self._batches():
-                texts = place.strings(COLUMN, batch.column(0))
+            for source, batch in self._batches():
+                texts = source.strings(COLUMN, batch.column(0))
                 if texts.null_count:
-                    raise InvalidData(*place.wrong(COLUMN, texts.is_null().index(True).as_py(), None, "a text"))
+                    raise InvalidData(*source.problem(COLUMN, texts.is_null().index(True).as_py(), None, "a text"))
                 yield texts
         except InvalidData as error:  # no configuration has keys for this table
             error.expected = re.split(rf"[;,] (?:or )?{re.escape(TextTable.SECTION)}", error.expected)[0]
             error.args = (f"{error.field}: got {error.value}, expected {error.expected}",)
             raise
 
-    def _batches(self) -> Iterator[tuple[Place, pa.RecordBatch]]:
+    def _batches(self) -> Iterator[tuple[RowSource, pa.RecordBatch]]:
         columns = {COLUMN: self.column}
         if is_parquet(self.file):
             with tempfile.TemporaryDirectory() as scratch:

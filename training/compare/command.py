@@ -13,8 +13,8 @@ from typing import Any, Literal
 from espalier.errors import InvalidConfig
 
 from ..baselines.methods import FOR_VECTORS, METHODS, NEEDS
-from ..baselines.own import own_method
 from ..baselines.own_lists import is_listed, listed_method, write_queries
+from ..baselines.own_method import own_method
 from ..compare import texts
 from ..compare.compare import CompareOptions, compare
 from ..compare.contest import FUSION, RECIPE, checked_names
@@ -112,7 +112,7 @@ def run(
     return report
 
 
-def write_asked(config: Path, data: Path | None, folder: Path) -> None:
+def export_queries(config: Path, data: Path | None, folder: Path) -> None:
     """Write training lists and queries for a method that runs elsewhere. Raises InvalidConfig unless queries are histories."""
     settings = read_config(config, train=data)
     if isinstance(settings, LinearConfig | NeighboursConfig) or isinstance(settings.data.format, VectorsFormat):
