@@ -417,10 +417,8 @@ def _configuration(file: Path | None, config: Path | None, columns: Mapping[str,
     if (file is None) == (config is None):
         raise InvalidConfig("LOG", None if file is None else str(file), "either a log or a configuration of one (--config)")
     if config is not None:
-        if column_options := [f"--{name}" for name, value in columns.items() if value is not None]:
-            raise InvalidConfig(
-                ", ".join(column_options), columns[column_options[0][2:]], "nothing beside --config, which names the columns"
-            )
+        if named := {f"--{name}": value for name, value in columns.items() if value is not None}:
+            raise InvalidConfig(", ".join(named), next(iter(named.values())), "nothing beside --config, which names the columns")
         yield config
     elif file is not None:
         from .new_configuration import write_configuration

@@ -82,10 +82,8 @@ class Layout:
         names, option = list(self.values), self.column_options[role]
         matches, reason = [name for name in names if str(name) == option], f"as --{role} says"
         if option is None:
-            matches, reason = (
-                next(filter(None, ([name for name in names if _word(name) == word] for word in NAMES[role])), []),
-                "by its name",
-            )
+            by_word = ([name for name in names if _word(name) == word] for word in NAMES[role])
+            matches, reason = next(filter(None, by_word), []), "by its name"
         if option is None and not matches and role in POSITIONS and POSITIONS[role] in names:
             matches, reason = [POSITIONS[role]], "by its position, since no line names the columns"
         if len(matches) > 1 or (not matches and (is_needed or option is not None)):

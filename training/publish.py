@@ -83,8 +83,7 @@ def publish(
 def scratch(parent: Path) -> Iterator[Path]:
     """A hidden folder, deleted at the end. Folders of killed runs, each as large as a bundle, are deleted first.
 
-    A running process holds a lock on a file in its folder; the system frees the lock of a killed process. The lock file gets its final name
-    only when it is locked, so no other run takes a new folder for an abandoned one.
+    A running process holds a lock in its folder; the system frees that of a killed one. The file gets its name when it is locked.
     """
     for lock in parent.glob(".publish-*/lock"):
         with suppress(OSError), lock.open("r+") as stream:

@@ -1,8 +1,7 @@
 """`espalier trial`: compares what users did with the answers of several versions, with intervals.
 
-Knows a log of answers. Does not know versions. Users were drawn at random, and requests of one user are not independent. So a version's
-figure is the mean over its users of each user's sum. The interval of a difference is Welch's with a normal distribution, which is close
-enough from 20 users on.
+Knows a log of answers. Users are drawn at random; requests of one user are not independent. So a version's figure is the mean over its
+users of each user's sum. The interval of a difference is Welch's with a normal distribution, which is close enough from 20 users on.
 """
 
 from __future__ import annotations

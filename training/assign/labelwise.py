@@ -28,9 +28,8 @@ from espalier.scores import scores_of_ranks
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
+from ..arrays import Array
 from ..assign.retention import Retention
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +117,8 @@ class Labelwise:
         """The best points of each item below a last inner node."""
         leaves_C, ranks_RC = self._ranks(t, points, visit)
         positions_C = [best_positions(ranks_RC[:, c], self._per_item) for c in range(len(leaves_C))]
-        position, column = (
-            np.concatenate([*positions_C, np.empty(0, np.int64)]),
-            np.repeat(np.arange(len(leaves_C)), [len(rows) for rows in positions_C]),
-        )
+        position = np.concatenate([*positions_C, np.empty(0, np.int64)])
+        column = np.repeat(np.arange(len(leaves_C)), [len(rows) for rows in positions_C])
         items = self._items(t, leaves_C)
         return Pairs(items[column], visit.points_R[position], scores_of_ranks(self._ranking, ranks_RC[position, column]))
 

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from espalier.tree import Tree
 
-Float64 = NDArray[np.float64]
+from ..arrays import Float64
+
 SLOPE = -0.05
 """Change of the kept share from one level to the next, in the authors' code."""
 
 
 @dataclass(frozen=True, eq=False)
 class Retention:
-    """A node gets the largest of three numbers, at most all points of its parent: its share of the block, its level's share of the parent's
-    points, and `least`.
+    """A node gets the largest of its share of the block, its level's share of its parent's points, and `least`; at most all of them.
 
     of_block_N   float64[N]: share of the block
     of_parent_H  float64[H + 1]: share of the parent's points, of the nodes of each level

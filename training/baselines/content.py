@@ -19,12 +19,12 @@ from itertools import islice
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from scipy import sparse
 
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
 
+from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.log_values import is_text_type
 from ..data.user_item_matrix import events_of_items, latest_items
@@ -33,8 +33,6 @@ from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import Fitted, Task
 from ..retrieval.tuning import Option, Options
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 Vectors = sparse.csr_array[np.float32]
 
 GRID = (Option("recency", (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 1.0)),)

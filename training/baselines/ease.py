@@ -26,6 +26,7 @@ from scipy.linalg import lapack
 
 from espalier.errors import InvalidConfig, InvalidData
 
+from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.interactions import Interactions
 from ..data.user_item_matrix import damped_items, user_item_matrix
@@ -34,10 +35,6 @@ from ..retrieval.needs import LEAST_S, Needs, available_bytes
 from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import Fitted, Task
 from ..retrieval.tuning import Option, Options, Remembered
-
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 
 WITHOUT_INVERSION = (
     Option("recency", (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99, 1.0)),

@@ -16,17 +16,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.search import NO_ITEM
 
+from ..arrays import Int64
 from ..retrieval.scores import empty_rows, keep_best
 from ..retrieval.task import Fitted, Rank, Task
 from ..retrieval.tuning import Option, Options, search
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 
 GRID = (
     Option("share", (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)),

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
 from espalier.errors import InvalidData
 
+from ..arrays import Float32, Float64, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import damped_items
 from ..neighbours.cooccurrence import counted, lists_of
@@ -30,10 +30,6 @@ from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import Fitted, Task
 from ..retrieval.tuning import Option, Options
 from ..trees.embeddings import item_embeddings
-
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 
 GRID = (
     Option("alpha", (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),

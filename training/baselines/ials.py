@@ -29,6 +29,7 @@ from scipy import sparse
 
 from espalier.errors import DeviceUnavailable, InvalidData
 
+from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import latest_items, user_item_matrix
 from ..neighbours.fit import fading
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from implicit.cpu.als import AlternatingLeastSquares
     from threadpoolctl import ThreadpoolController
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 
 GRID = (
     Option("recency", (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99, 1.0)),

@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..neighbours.cooccurrence import LONGEST, Counts, counted, lists_of
 from ..neighbours.neighbour_lists import NeighbourLists
 from ..retrieval.scores import by_popularity
 from ..retrieval.task import Fitted, Task, Trial
-
-Int64 = NDArray[np.int64]
 
 GRID = (10, 20, 50, 100, 200, 500, 1000, 2000)
 """Numbers of neighbours an item that are tried."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import events_of_items
 from ..deep.vector_start import item_means as means_of
@@ -26,9 +27,6 @@ from ..deep.vector_start import start_of
 from ..retrieval.scores import best_of_all
 from ..retrieval.task import Fitted, Task
 from ..retrieval.tuning import Option, Options
-
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 
 GRID = (
     Option("centred", (False, True), ordered=False),

@@ -21,19 +21,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidInput
 from espalier.frames import as_table
 from espalier.items import ItemTable
 from espalier.search import NO_ITEM
 
+from ..arrays import Int64
 from ..data.splits import EvaluationPair, Split
 from ..retrieval.task import Fitted, Method, Task
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 
 ENDINGS = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 COLUMNS, PART = ("user", "item", "rank"), "part"

@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.items import Items
 from espalier.search import NO_ITEM
 
+from ..arrays import Int64
 from ..retrieval.task import Fitted, Method, Task
-
-Int64 = NDArray[np.int64]
 
 
 class OwnMethod(Protocol):

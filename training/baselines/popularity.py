@@ -6,15 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..data.user_item_matrix import users_of_items
 from ..retrieval.scores import by_popularity, empty_rows, filled
 from ..retrieval.task import Fitted, Task
-
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

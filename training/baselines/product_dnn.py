@@ -30,6 +30,7 @@ from tqdm import tqdm
 from espalier.errors import InvalidData
 from espalier.queries import HistoryKind, pad_histories
 
+from ..arrays import Float32, Int64
 from ..baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
 from ..data.interactions import Interactions
 from ..data.splits import EvaluationPair, Split, without_seen
@@ -47,8 +48,6 @@ from ..trees.embeddings import item_embeddings, spread_unseen
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 
 VALIDATION_QUERIES = 2000
 TIMED_QUERIES = 50

@@ -105,8 +105,7 @@ def sasrec(task: Task, loss: Loss | None = None) -> Fitted:
 
 
 def grid(task: Task, loss: Loss | None = None) -> list[SasRecConfig]:
-    """The configurations, with dropout 0.5 and 0.2. A deadline may leave no time for the second, so the one that suits the log's events an
-    item comes first.
+    """Configurations with dropout 0.5 and 0.2. The one that suits the log's events an item comes first: there may be no time for the other.
 
     Rules set the other options: histories as long as 99 of 100 lists, from 50 to 200 places; some 400 steps an epoch in batches of 1,024 to
     4,096 places; the width is halved, down to 32, until training fits in MAX_BYTES. Raises InvalidData if it does not fit.

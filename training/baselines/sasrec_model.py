@@ -18,9 +18,9 @@ from typing import Literal, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..arrays import Float32, Int64
 from ..baselines.sampled_softmax import Proposal
 from ..data.user_item_matrix import events_of_items
 from ..deep.directed_start import followers
@@ -35,8 +35,6 @@ from ..trees.embeddings import item_embeddings, spread_unseen
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 
 PLACES = 1 << 13
 """Most places of histories encoded at a time; at least one history is."""

@@ -27,10 +27,11 @@ from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
 from espalier.text.vectoriser import Vectoriser, words_of
 
+from ..arrays import Int64
 from ..baselines.tuned_method import bytes_of
 from ..data.csr import Csr, as_matrix
 from ..data.query_logs import LabelledTexts
-from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric, Question, Rank
+from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Metric, Question, Rank
 from ..retrieval.tuning import Option, Options, search
 
 K1, B = Option("k1", (0.3, 0.6, 1.2, 2.0), times=1.7, least=0.01, most=20), Option("b", (0.0, 0.3, 0.6, 0.75, 0.9, 1.0))
@@ -57,7 +58,7 @@ class Learned:
 
 @dataclass(frozen=True, eq=False)
 class TextTask:
-    """The data of a method of texts: what it learns from, and what chooses its options.
+    """The data of a method of texts.
 
     columns           the texts of all items, by column; there may be none
     whole             all training data
@@ -141,9 +142,8 @@ class WordIndex:
         for weight, field in zip(weights, self.of_field, strict=True):
             length = field.sum(1)
             mean_length = length[length > 0].mean() if length.any() else 1.0
-            weighted_fields.append(
-                diags_array(weight / np.maximum(1 - b + b * length / mean_length, 1e-9)) @ field
-            )  # an empty field has no word
+            factor = weight / np.maximum(1 - b + b * length / mean_length, 1e-9)  # an empty field has no word
+            weighted_fields.append(diags_array(factor) @ field)
         frequency = csr_array(sum(weighted_fields[1:], start=weighted_fields[0]))
         frequency.eliminate_zeros()
         items_F = np.bincount(frequency.indices, minlength=frequency.shape[1])

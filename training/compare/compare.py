@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from ..arrays import Int64
 from ..compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, attempted, fused_methods, in_order, reason_of
-from ..compare.figures import Figures, Int64
+from ..compare.figures import Figures
 from ..compare.plan import Plan, is_judged
 from ..compare.recipe import MEMORY_SHARE
 from ..compare.report import (

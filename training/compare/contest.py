@@ -196,9 +196,7 @@ def checked_names(text: str, known_names: Sequence[str], *, fusions: bool = True
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Quick methods first, then trained ones, the tree, fusions. So the tree gets the time that others leave, and a fusion's methods are
-    fitted before it.
-    """
+    """Quick methods first, then trained ones, the tree, fusions. So the tree gets the time that others leave, and fusions come last."""
     return sorted(names, key=lambda name: (name.split(":")[0] == FUSION, name == RECIPE, name not in QUICK))
 
 

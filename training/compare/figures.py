@@ -15,15 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from espalier.errors import InvalidData
 
+from ..arrays import Float64, Int64
 from ..retrieval.task import Metric, Question, Rank
-
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 
 BLOCK = 4096
 """Queries answered in one call. This bounds a method's memory."""

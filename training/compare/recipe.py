@@ -27,6 +27,7 @@ from espalier.errors import InvalidConfig
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, Engine, SearchParams
 
+from ..arrays import Int64
 from ..deep.first_model import build_model
 from ..deep.fit import CURVE, steps_of
 from ..deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
@@ -46,7 +47,6 @@ from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 
 BATCH = 64
 """Queries in one engine call."""

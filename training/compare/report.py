@@ -23,8 +23,9 @@ import numpy as np
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.hardware import hardware
 
+from ..arrays import Int64
 from ..compare.contest import FUSION, RECIPE, Entry, fused_methods
-from ..compare.figures import Difference, Figures, Int64, answered, figures_of, ms_per_query, paired
+from ..compare.figures import Difference, Figures, answered, figures_of, ms_per_query, paired
 from ..compare.verdict import Contestant, Field
 from ..data.splits import EvaluationPair, without_seen
 from ..publish import training_command

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Int64
 from ..compare.figures import standard_error
 from ..data.splits import EvaluationPair
 from ..retrieval.task import Metric
-
-Int64 = NDArray[np.int64]
 
 
 def segments_of(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric, users_I: Int64) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import TextKind, encode_texts
 from espalier.search import Engine, SearchParams
 
+from ..arrays import Int64
 from ..baselines.texts import METHODS, METRIC, Learned, TextTask
 from ..compare.contest import RECIPE, REFUSALS, Entry, reason_of
 from ..compare.figures import Figures
@@ -39,7 +40,7 @@ from ..linear.label_features import label_features
 from ..linear.own_texts import made_queries
 from ..linear.prepare import OF_ITEMS, OF_LOG, Prepared, prepare
 from ..linear.run import fit_and_export
-from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric
+from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Metric
 from ..specification.linear import WEIGHTS_OF_ONE_NODE, LinearConfig, LogData, TailOptions
 
 log = logging.getLogger(__name__)

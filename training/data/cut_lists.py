@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Int64
 from ..data import grouping
 from ..data.grouping import user_chunks
 from ..data.interactions import Interactions
 from ..data.log_values import Stamps
 from ..specification.splits import microseconds
 
-Int64 = NDArray[np.int64]
 EventMask = Callable[[slice], NDArray[np.bool_]]
 """A slice of the events of some whole users → whether each event stays."""
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
+from ..arrays import Int32, Int64
 
 CHUNK = 1 << 22
 """Events handled at a time (a single user may have more)."""

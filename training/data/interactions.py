@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Int32, Int64
 from ..data import grouping
 from ..data.grouping import user_chunks
 from ..data.log_files import read_as, read_log
@@ -35,9 +36,6 @@ from ..data.parquet_logs import files_of
 from ..data.vector_files import read_vectors, vectors_in_order
 from ..data.vocabulary import Vocabulary
 from ..specification.log_format import LogFormat, Order, TableFormat, VectorsFormat
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
 
 EVENTS_FILE = "item_of_event.int32"
 """Name, inside the work folder, of the file behind `Interactions.item_of_event_E`."""

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Float32
 from ..data.ranking_set import RankingSet
 
-Float32 = NDArray[np.float32]
 Pairs = Callable[[str, int, list[str], str], list[str]]
 """A line's location, its row, its fields after the grade and its comment → its `feature:value` fields."""
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Int64
 from ..specification.log_format import DATED, BadRowsPolicy, Column, TimestampType
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 Stamps = Int64 | NDArray[np.float64]
 
 MICROSECONDS = {"seconds": 1e6, "milliseconds": 1e3, "microseconds": 1.0, "nanoseconds": 1e-3}

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
 
+from ..arrays import Float64
 from ..data.csr import Csr
 from ..specification.linear import RelevanceOptions
 
-Float64 = NDArray[np.float64]
 SMALLEST, LARGEST = 1e-9, 1e9
 """Bounds of a weight above 0: ratios of two weights are ordinary float32 numbers."""
 WEIGHTS = f"0, or a number from {SMALLEST:g} to {LARGEST:g}"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
 
+from ..arrays import Int64
 from ..data.cut_lists import events_before, first_events, iso, moment_of, with_events
 from ..data.interactions import Interactions, read_interactions
 from ..specification.log_format import DATED, LogFormat, TableFormat
@@ -29,7 +30,6 @@ from ..specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig,
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 
 FINAL = "final"
 """Folder of the final training lists, inside the work folder."""
@@ -64,9 +64,8 @@ class Split:
     train             int64 rows of the training users, ascending
     validation, test  queries, by user
     config            the configuration, with the chosen dates
-    final             (lists, training users) of the last training, once all is chosen: with validation events, if these are later events
-                      of the same users; None: `lists` and `train`. Adding the lists of validation users, an eighth more, gained nothing
-                      measurable
+    final             (lists, users) of the last training, once all is chosen: with validation events, if these are later events of the same
+                      users; None: `lists` and `train`. An eighth more users, those of validation, gained nothing measurable
     """
 
     lists: Interactions

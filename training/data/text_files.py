@@ -2,8 +2,7 @@
 
 Knows bytes, lines and fields. Does not know what columns mean. A file is read in blocks, and no line may be longer than MAX_LINE bytes.
 
-Legend: R rows of a block. A record is a line with its fields, or several lines if a field in quotes has line ends. Empty lines are no
-records.
+Legend: R rows of a block. A record is a non-empty line with its fields, or several lines if a field in quotes has line ends.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ from scipy import sparse
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Int64
 from ..data.interactions import Interactions
-
-Int64 = NDArray[np.int64]
 
 
 def user_item_matrix(interactions: Interactions, users: Int64) -> sparse.csr_array[np.float64]:

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from espalier.queries import MAX_VECTOR_WIDTH
 
+from ..arrays import Float32, Int64
 from ..data.log_files import LogBatch
 from ..data.log_values import RowSource, empty_rows
 from ..data.parquet_logs import parquet_batches
@@ -29,8 +29,6 @@ from ..specification.log_format import VectorsFormat
 
 log = logging.getLogger(__name__)
 
-Float32 = NDArray[np.float32]
-Int64 = NDArray[np.int64]
 
 LARGEST = float(np.finfo(np.float32).max)
 

@@ -8,18 +8,13 @@ Legend: R rows of a block, V ids.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
-Array = NDArray[Any]
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
+from ..arrays import Array, Int32, Int64
 
 EMPTY = -1
 """An empty slot of the table; the code of a null row."""

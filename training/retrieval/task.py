@@ -14,19 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.metrics import ndcg_at_m, precision_recall_f, reciprocal_rank_at_m
 
+from ..arrays import Float64, Int64
 from ..data.splits import EvaluationPair, Split, without_seen
 from ..specification.deep import InstanceConfig
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 METRICS: tuple[Literal["recall", "ndcg", "hr", "mrr"], ...] = ("recall", "ndcg", "hr", "mrr")
 MOST_M = 10_000
 """Largest m of a metric."""

@@ -2,10 +2,9 @@
 
 Knows options, figures and a deadline. Does not know methods.
 
-The search begins at the best of some starts. An ordered option climbs: it tries the next value up, and goes on while that is better, else
-the next one down. If the best value is the grid's last, the search goes beyond the grid by the option's step, within its limits. Of an
-unordered option every value is tried. At equal figures the earlier options stay, so starts and grids list simpler values first. No
-combination is measured twice.
+The search begins at the best of some starts. An ordered option climbs: it tries the next value up, and on while that is better, else the
+next one down. After the grid's last value it goes on by the option's step, within its limits. Of an unordered option every value is tried.
+At equal figures the earlier options stay, so starts and grids list simpler values first. No combination is measured twice.
 
 Legend: B queries, C cuts.
 """

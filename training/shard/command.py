@@ -99,13 +99,9 @@ def missing_shards(out: Path, cut: Cut) -> list[int]:
         if layout.version not in versions:
             continue
         path, index = out / name / str(layout.version), int(name)
-        found_shard = Bundle.open(path, verify=False).manifest.shard
-        if index >= cut.count or found_shard != cut.info(index):
-            shard_text = (
-                "no shard"
-                if found_shard is None
-                else f"shard {found_shard.index} of {found_shard.count} of {found_shard.of} ({found_shard.digest[:12]}…)"
-            )
+        info = Bundle.open(path, verify=False).manifest.shard
+        if index >= cut.count or info != cut.info(index):
+            shard_text = "no shard" if info is None else f"shard {info.index} of {info.count} of {info.of} ({info.digest[:12]}…)"
             raise BundleExists(
                 f"{path}: {shard_text}, which is not of the layout in {cut.count} shards of {layout.of} version {layout.version} "
                 f"({layout.digest[:12]}…). Choose another folder, or delete the folders of this version in all shards"

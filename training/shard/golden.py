@@ -53,10 +53,7 @@ def unanswered_golden(bundle: Bundle) -> pa.Table:
 
 
 def encoded(bundle: Bundle, queries: QueryBatch) -> NDArray[np.float32]:
-    """float32[B, L, S]: the states of queries.
-
-    ONNX Runtime computes them if it can: it maps node rows, which may exceed the memory.
-    """
+    """float32[B, L, S]: the states of queries, by ONNX Runtime if possible: it maps node rows, which may exceed the memory."""
     try:
         encoder = QueryEncoder.open(bundle)
     except UnsupportedGraph:

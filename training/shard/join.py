@@ -78,12 +78,9 @@ def joined(shards: Sequence[Bundle], folder: Path) -> Bundle:
     Raises BundleCorrupt if items or nodes of the bundle are missing from the shards.
     """
     first, info = shards[0], _info(shards[0])
-    shard_parts = [shard.shard for shard in shards if shard.shard is not None]
-    items = [part.items for part in shard_parts]
-    trees = [
-        JoinedTree([shard.alone[t].tree for shard in shards], [part.nodes[t] for part in shard_parts], items)
-        for t in range(len(first.alone))
-    ]
+    cuts = [shard.shard for shard in shards if shard.shard is not None]
+    items = [cut.items for cut in cuts]
+    trees = [JoinedTree([shard.alone[t].tree for shard in shards], [cut.nodes[t] for cut in cuts], items) for t in range(len(first.alone))]
     for name, numbers, count in (("items", np.sort(np.concatenate(items)), info.items), ("nodes", trees[0].node_N, info.nodes)):
         if not np.array_equal(numbers, np.arange(count)):
             raise BundleCorrupt(f"{first.path.parent.parent}: {len(numbers)} {name} in all shards, expected {count}, each once")
@@ -228,10 +225,7 @@ def joined_chunks(joined: JoinedTree, chunks: Sequence[Chunks], folder: Path) ->
 
 
 def _entries(chunks: Chunks, tree: Tree, node_of: Int64, inner_range: Array) -> tuple[Array, Array, Array, Array]:
-    """Joined parent, feature, joined node and weight of the entries of a shard's inner nodes inner_range[0] … inner_range[1] − 1.
-
-    node_of  int64[n]: the joined node of each of the shard's nodes
-    """
+    """Joined parent, feature, joined node and weight of the entries of a range of a shard's inner nodes. node_of: node → joined node."""
     begin, end = chunks.chunk_row[inner_range[0]], chunks.chunk_row[inner_range[1]]
     parent_r = np.repeat(np.arange(inner_range[0], inner_range[1]), np.diff(chunks.chunk_row[inner_range[0] : inner_range[1] + 1]))
     counts = np.diff(chunks.row_entry[begin : end + 1])
