@@ -247,7 +247,7 @@ def judged(
 
 
 def fused(figure: float, *parts: str) -> Contestant:
-    return contestant(f"fusion:{':'.join(parts)}", figure, parts=parts, ms=2.0)
+    return contestant(f"fusion:{':'.join(parts)}", figure, fused_methods=parts, ms=2.0)
 
 
 def test_a_tree_that_finds_more_pays() -> None:

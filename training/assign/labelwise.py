@@ -44,8 +44,8 @@ class Pairs:
         return Pairs(self.item[positions], self.point[positions], self.score[positions])
 
     @staticmethod
-    def concatenated(parts: Sequence[Pairs]) -> Pairs:
-        return Pairs(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("item", "point", "score")))
+    def concatenated(groups: Sequence[Pairs]) -> Pairs:
+        return Pairs(*(np.concatenate([getattr(group, name) for group in groups]) for name in ("item", "point", "score")))
 
 
 class ScoredTree(NamedTuple):
@@ -173,9 +173,9 @@ def best_positions(ranks_R: NDArray[np.float32], most: int) -> NDArray[np.int64]
     return best
 
 
-def _joined(parts: Iterable[Pairs]) -> Pairs:
+def _joined(groups: Iterable[Pairs]) -> Pairs:
     """The pairs of one tree by item, then by point."""
-    return _distinct(Pairs.concatenated([Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)), *parts]))
+    return _distinct(Pairs.concatenated([Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)), *groups]))
 
 
 def _distinct(pairs: Pairs) -> Pairs:

@@ -70,7 +70,7 @@ def fit_sasrec(task: Task, candidates: Sequence[SasRecConfig]) -> Fitted:
             ended = f"{training.step:,} of {max(steps, training.step):,} steps of configuration {len(trials) + 1} of {len(candidates)}"
         share = max(share, 1.0 if training.is_over else min(1.0, training.step / steps))
         if best is None or training.best > max(trial.figure for trial in trials):
-            best = training.kept
+            best = training.best_model
         trials.append(Trial(asdict(config), training.best))
         del training  # frees its gradients and moments before the next one allocates its own
     if best is None:

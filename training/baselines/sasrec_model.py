@@ -167,7 +167,7 @@ class Training:
         torch.manual_seed(task.seed)
         self.network = Network(start_ID.clone(), config)
         self.averaged = averaged_over(config.average, self.network)
-        self.kept = self.copied()
+        self.best_model = self.copied()
         self.generator = torch.Generator().manual_seed(task.seed)
         self.dropout = Dropout(config.dropout, self.generator)
         share_I = self.events_I / max(1.0, float(self.events_I.sum())) + 1 / len(self.events_I)
@@ -205,15 +205,15 @@ class Training:
 
     def anneal(self) -> None:
         """Return to the best weights. From now on the learning rate falls."""
-        weights = {"item_ID": self.kept.item_ID}
-        weights |= {f"encoder.{name}": value for name, value in self.kept.encoder.state_dict().items()}
+        weights = {"item_ID": self.best_model.item_ID}
+        weights |= {f"encoder.{name}": value for name, value in self.best_model.encoder.state_dict().items()}
         for network in (self.network, self.averaged.module):
             network.load_state_dict(weights)
         self.rounds_left = max(1, round(ANNEALED * len(self.curve)))
         self.steps_left = self.falling_steps = 1 + self.rounds_left * self.step // len(self.curve)
 
     def round(self, deadline: Deadline) -> None:
-        """Train for a round, or until the deadline, and measure. `kept` holds the best weights."""
+        """Train for a round, or until the deadline, and measure. `best_model` has the best weights."""
         losses: list[Tensor] = []
         for batch, is_last in islice(self.batches, STEPS):
             losses.append(self.update(batch))
@@ -226,7 +226,7 @@ class Training:
         candidate = self.copied()
         figure = self.task.measured(candidate.rank, self.pairs)
         if figure > self.best:
-            self.kept = candidate
+            self.best_model = candidate
         self.curve.append(figure)
         if self.rounds_left is not None:
             self.rounds_left -= 1

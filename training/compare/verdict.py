@@ -27,10 +27,10 @@ MUCH_FASTER = 0.5
 class Contestant:
     """A method at the serving beam that validation chose.
 
-    figure      mean over test queries
-    validation  mean over validation queries
-    ended       why its choosing or training ended early, or None
-    parts       of a fusion: its methods
+    figure         mean over test queries
+    validation     mean over validation queries
+    ended          why its choosing or training ended early, or None
+    fused_methods  of a fusion
     """
 
     name: str
@@ -40,7 +40,7 @@ class Contestant:
     bytes: int
     ms: float
     ended: str | None = None
-    parts: tuple[str, ...] = ()
+    fused_methods: tuple[str, ...] = ()
 
     @property
     def cost(self) -> str:
@@ -71,11 +71,11 @@ class Field:
     @property
     def baselines(self) -> list[Contestant]:
         """All contestants that do not need the tree, with fusions of other methods."""
-        return [contestant for contestant in self.others if self.tree is None or self.tree.name not in contestant.parts]
+        return [contestant for contestant in self.others if self.tree is None or self.tree.name not in contestant.fused_methods]
 
     @property
     def fusions(self) -> list[Contestant]:
-        return [contestant for contestant in self.others if self.tree is not None and self.tree.name in contestant.parts]
+        return [contestant for contestant in self.others if self.tree is not None and self.tree.name in contestant.fused_methods]
 
 
 def verdict(field: Field) -> tuple[str, str]:
@@ -175,7 +175,7 @@ def _reserves(field: Field, tree: Contestant, best: Contestant, *, says_so: bool
 
 
 def _fused(fusion: Contestant) -> str:
-    return f"{' and '.join('the tree' if part == 'recipe' else part for part in fusion.parts)}, fused,"
+    return f"{' and '.join('the tree' if method == 'recipe' else method for method in fusion.fused_methods)}, fused,"
 
 
 def _interval(difference: Difference) -> str:

@@ -295,8 +295,8 @@ def whole_lists(interactions: Interactions, users: Int64) -> list[EvaluationPair
     """Queries of vectors: all of a query's items are relevant."""
     if interactions.vectors_UF is None:
         raise InvalidData("log", "histories", "vectors")
-    vectors_UF, nothing = np.asarray(interactions.vectors_UF), np.zeros(0, np.int64)
-    return [EvaluationPair(user, nothing, items, vectors_UF[user]) for user in users.tolist() if len(items := interactions.of(user))]
+    vectors_UF, no_items = np.asarray(interactions.vectors_UF), np.zeros(0, np.int64)
+    return [EvaluationPair(user, no_items, items, vectors_UF[user]) for user in users.tolist() if len(items := interactions.of(user))]
 
 
 def without_seen(pairs: Iterable[EvaluationPair]) -> list[EvaluationPair]:

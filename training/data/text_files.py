@@ -176,7 +176,7 @@ def _record_lines(table: TextTableFile) -> Iterator[int]:
             if not inside and line.strip(b"\r\n"):
                 begin = number
                 yield number
-            if fields is not None:  # a quote before it makes the rest of a field in quotes a field in quotes
+            if fields is not None:  # inside quotes, a leading quote lets the pattern match
                 ends = fields.findall(table.quote * inside + line.decode("latin-1"))
                 inside = ends[-1:] == [""]
     if inside:

@@ -146,9 +146,9 @@ class Deadline:
     def is_over(self) -> bool:
         return self.at_s is not None and self.clock() >= self.at_s
 
-    def part(self, parts: int) -> Deadline:
-        """The end of the first of `parts` equal parts of the remaining time."""
-        return self if self.at_s is None else Deadline(self.clock() + self.left_s() / parts, self.clock)
+    def part(self, count: int) -> Deadline:
+        """The end of the first of `count` equal parts of the remaining time."""
+        return self if self.at_s is None else Deadline(self.clock() + self.left_s() / count, self.clock)
 
     def left_s(self) -> float:
         """Seconds until then, at least 0; infinite without a deadline."""

@@ -133,18 +133,18 @@ class Remembered(Generic[T]):
     names: tuple[str, ...]
     best: tuple[Any, ...] = ()
     figure: float = float("-inf")
-    held: dict[tuple[Any, ...], T] = field(default_factory=dict)
+    results: dict[tuple[Any, ...], T] = field(default_factory=dict)
 
     def has(self, options: Options) -> bool:
-        return self._key(options) in self.held
+        return self._key(options) in self.results
 
     def of(self, options: Options) -> T:
         key = self._key(options)
-        if key not in self.held:
-            for other_key in [other_key for other_key in self.held if other_key != self.best]:
-                del self.held[other_key]  # before the next is made: memory has room for two
-            self.held[key] = self.make(options)
-        return self.held[key]
+        if key not in self.results:
+            for other_key in [other_key for other_key in self.results if other_key != self.best]:
+                del self.results[other_key]  # before the next is made: memory has room for two
+            self.results[key] = self.make(options)
+        return self.results[key]
 
     def _key(self, options: Options) -> tuple[Any, ...]:
         return tuple(options[name] for name in self.names)
