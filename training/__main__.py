@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 try:
     import typer
-except ModuleNotFoundError as missing:  # after `make run`, which installs only what serves
+except ModuleNotFoundError as missing:  # `make run` installs only the packages of the service
     sys.exit(f"error: {missing.name} is not installed, which these commands need: `make install`, or `pip install 'espalier[train]'`")
 
 from espalier.bundle import Bundle
@@ -39,7 +39,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train, measu
 log = logging.getLogger(str(__package__))
 
 INTERRUPTED = 130
-"""Exit code of what Ctrl-C ended, though it has written what was done until then."""
+"""Exit code of a command that Ctrl-C ended after it wrote its results so far."""
 
 
 @app.command()
@@ -155,18 +155,18 @@ def fit_ranker(
     bundle = Bundle.open(model)
     ranker = ranker_config(config, loss=loss, kind=function, seed=seed)
     if judgements is not None:
-        for option, given in (("--data", data), ("--users", users), ("--exclude-seen", exclude_seen or None)):
-            if given is not None:
-                raise InvalidConfig(option, given, "no such option with --judgements")
-        parts = from_judgements(bundle, judgements, ranker.seed)
+        for option, value in (("--data", data), ("--users", users), ("--exclude-seen", exclude_seen or None)):
+            if value is not None:
+                raise InvalidConfig(option, value, "no such option with --judgements")
+        split = from_judgements(bundle, judgements, ranker.seed)
     else:
         users = users or default_users(bundle)
-        parts = from_log(bundle, data, users, exclude_seen)
-        log.info("the ranker learns from %d %s, %d choose when it ends", len(parts.train), query_source(bundle, users), len(parts.valid))
-    wanted = tuple(filter(None, (name.strip() for name in features.split(","))))
+        split = from_log(bundle, data, users, exclude_seen)
+        log.info("the ranker learns from %d %s, %d choose when it ends", len(split.train), query_source(bundle, users), len(split.valid))
+    feature_names = tuple(filter(None, (name.strip() for name in features.split(","))))
     notes = {"users": users, "exclude_seen": exclude_seen} if judgements is None else {"judgements": judgements.name}
     engine = open_engine(bundle, device)
-    add_ranker(bundle, engine, parts, StageConfig(depth, wanted, queries, ranker), out, notes)
+    add_ranker(bundle, engine, split, StageConfig(depth, feature_names, queries, ranker), out, notes)
     log.info("wrote %s", out)
 
 
@@ -224,8 +224,8 @@ def assign(
     from .assign.command import assign as write_pairs
 
     begin = time.perf_counter()
-    asked = Assignment(per_item, per_point, rule, factor, block, filter_json, column)
-    pairs = write_pairs(Bundle.open(model), data, asked, out, resume)
+    assignment = Assignment(per_item, per_point, rule, factor, block, filter_json, column)
+    pairs = write_pairs(Bundle.open(model), data, assignment, out, resume)
     log.info("wrote %s: %d pairs of items and points, %.0f s", out, pairs, time.perf_counter() - begin)
 
 
@@ -246,7 +246,7 @@ def options(
 
 
 def _report(bundle: Bundle, begin: float, run_log: RunLog | None = None) -> None:
-    """Log what was written, how long it took, and the recall on test users or queries, which a run's log gets too."""
+    """Log the bundle's path, the time, and the recall on test users or queries, and note the recall in `run_log`."""
     log.info("wrote %s in %.0f s", bundle.path, time.perf_counter() - begin)
     tested = "test users" if bundle.manifest.query.kind == "history" else f"test queries{_tested(bundle)}"
     of_history = {"raw": ", items of the history may come back", "seen_excluded": ", without items of the history"}
@@ -259,7 +259,7 @@ def _report(bundle: Bundle, begin: float, run_log: RunLog | None = None) -> None
 
 
 def _tested(bundle: Bundle) -> str:
-    """What the held-out queries of a bundle are, where it says so."""
+    """The origin of a bundle's held-out queries, in brackets; "" if the manifest has none."""
     tested = bundle.manifest.data.get("tested")
     return f" ({tested})" if tested else ""
 
@@ -332,9 +332,9 @@ def evaluate(
 
 
 def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool) -> list[tuple[dict[str, str], LabelledQueries]]:
-    """The queries of a file, or the bundle's own held-out ones, beside what their rows say first.
+    """(first columns of their rows, queries) pairs, of a file or of the bundle's held-out queries.
 
-    unseen  items alone count that no training user touched, ranked among all items and among each other
+    unseen  only items that no training user touched count as relevant, ranked among all items and among each other
     """
     from espalier.masks.eligibility import node_mask
 
@@ -342,8 +342,8 @@ def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool
     from .held_out import held_out_log, labelled_queries
 
     kind = bundle.manifest.query
-    for option, given in (("--unseen", unseen), ("--exclude-seen", exclude_seen)):
-        if given and kind.kind != "history":
+    for option, is_given in (("--unseen", unseen), ("--exclude-seen", exclude_seen)):
+        if is_given and kind.kind != "history":
             raise InvalidConfig(option, True, f"a model of histories, not of {kind.kind} queries")
     if unseen:
         log = held_out_log(bundle, data)
@@ -398,27 +398,27 @@ def compare(
     beams = None if beam is None else _numbers("--beam", beam)
     columns = {"user": user, "item": item, "time": at, "query": query}
     command.check_options(minutes, beams, metrics, plot)
-    with _configuration(file, config, columns) as found:
+    with _configuration(file, config, columns) as configuration:
         if queries_to is not None:
             measured = {"--own": own, "--methods": methods, "--beam": beam, "--metrics": metrics, "--segments": segments}
-            for option, given in (measured | {"--json": json_file, "--plot": plot, "--log-to": log_to}).items():
-                if given:
-                    raise InvalidConfig(option, given, "nothing beside --queries-to, which compares nothing")
-            command.write_asked(found, data, queries_to)
+            for option, value in (measured | {"--json": json_file, "--plot": plot, "--log-to": log_to}).items():
+                if value:
+                    raise InvalidConfig(option, value, "nothing beside --queries-to, which compares nothing")
+            command.export_queries(configuration, data, queries_to)
             return
-        report = command.run(found, data, methods, minutes, beams, json_file, plot, device, own or (), metrics, segments, log_to)
+        report = command.run(configuration, data, methods, minutes, beams, json_file, plot, device, own or (), metrics, segments, log_to)
         if report["interrupted"]:
             raise typer.Exit(INTERRUPTED)
 
 
 @contextmanager
 def _configuration(file: Path | None, config: Path | None, columns: Mapping[str, str | None]) -> Iterator[Path]:
-    """A configuration, or one that is written for a log. Raises InvalidConfig unless one of the two is given."""
+    """The path of a given configuration, or of one that is written for a log. Raises InvalidConfig unless exactly one is given."""
     if (file is None) == (config is None):
         raise InvalidConfig("LOG", None if file is None else str(file), "either a log or a configuration of one (--config)")
     if config is not None:
-        if given := [f"--{name}" for name, value in columns.items() if value is not None]:
-            raise InvalidConfig(", ".join(given), columns[given[0][2:]], "nothing beside --config, which names the columns")
+        if named := {f"--{name}": value for name, value in columns.items() if value is not None}:
+            raise InvalidConfig(", ".join(named), next(iter(named.values())), "nothing beside --config, which names the columns")
         yield config
     elif file is not None:
         from .new_configuration import write_configuration
@@ -469,8 +469,8 @@ def set_default(
 
     if candidate is None and (share or shadow):
         raise InvalidConfig("--share" if share else "--shadow", share or shadow, "no such option without --candidate")
-    tried = None if candidate is None else Candidate(version=candidate, share=share, shadow=shadow)
-    change_default(store, model, version, _numbers("--beside", beside) if beside else [], tried)
+    trial_candidate = None if candidate is None else Candidate(version=candidate, share=share, shadow=shadow)
+    change_default(store, model, version, _numbers("--beside", beside) if beside else [], trial_candidate)
 
 
 @app.command()
@@ -491,9 +491,9 @@ def trial(
 @app.command()
 def inspect(model: Model) -> None:
     """Show a bundle: levels, branching, balance, sample paths."""
-    from .inspect import inspect as report
+    from .inspect import inspect as inspect_bundle
 
-    print(report(Bundle.open(model)))
+    print(inspect_bundle(Bundle.open(model)))
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -504,12 +504,12 @@ def _numbers(option: str, text: str) -> list[int]:
 
 
 def _is_full(error: Exception) -> bool:
-    """Whether an error may be that a disk has no room: NumPy gives no number, and mostly there is no name of a file."""
+    """Whether an error may mean a full disk. NumPy's errors have no errno, and mostly no file name."""
     return isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or "requested and" in str(error))
 
 
 def _free() -> str:
-    """What is free where most is written."""
+    """The free space of the current folder and of the folder for temporary files, which get most of the data."""
     temporary, current = (shutil.disk_usage(folder).free >> 20 for folder in (tempfile.gettempdir(), "."))
     return f"; {current:,} MiB are free here, {temporary:,} MiB in {tempfile.gettempdir()} (another folder: TMPDIR), where logs are read"
 
@@ -517,20 +517,20 @@ def _free() -> str:
 def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Run a command. Returns the exit code."""
     logging.basicConfig(format="%(message)s")
-    for name in (str(__package__), "espalier"):  # others (torch.onnx, onnxscript) narrate every step of an export at INFO
+    for name in (str(__package__), "espalier"):  # torch.onnx and onnxscript log every step of an export at INFO
         logging.getLogger(name).setLevel(logging.INFO)
     try:
         app(arguments, prog_name=prog)
     except (EspalierError, FloatingPointError, OSError) as error:
         print(f"error: {error}{_free() if _is_full(error) else ''}", file=sys.stderr)
         return 1
-    except ModuleNotFoundError as missing:  # something else has brought typer
+    except ModuleNotFoundError as missing:  # typer is installed, the other dependencies of training are not
         print(f"error: {missing.name} is not installed, which this command needs: pip install 'espalier[train]'", file=sys.stderr)
         return 1
     except MemoryError as error:
         print(f"error: out of memory {error}".rstrip(), file=sys.stderr)
         return 1
-    except SystemExit as ended:  # how the library that reads arguments ends
+    except SystemExit as ended:  # typer ends every command so
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0
 

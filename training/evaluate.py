@@ -29,17 +29,18 @@ from .data.splits import EvaluationPair, without_seen
 from .graded import Grades, graded_figures, grades_of, print_graded
 
 MIN_STANDARD_ERRORS = 3.0
-"""A smaller fall of recall is taken for noise. About one in a thousand comparisons without a difference exceeds it."""
+"""A smaller fall of recall counts as noise. About one in a thousand comparisons without a difference exceeds it."""
 MIN_QUERIES = 30
 """With fewer, the standard error itself is unreliable."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledQueries:
-    """B queries of any kind with their relevant item rows, and the item rows that the search of each excludes (int64[B, E], −1 = none).
+    """B queries of any kind with their relevant item rows.
 
-    mask    the items that all searches are restricted to; None: all
-    grades  how relevant items are; None: relevant or not is all that is known
+    exclude_BE  int64[B, E], −1 = none: the item rows that each search excludes
+    mask        restricts all searches to these items; None: all
+    grades      degrees of relevance; None: items are only relevant or not
     """
 
     queries: QueryBatch
@@ -54,22 +55,22 @@ class LabelledQueries:
 
 @dataclass(frozen=True)
 class Rerank:
-    """The second stage and how many candidates it re-ranks; it gets no features from callers."""
+    """The second stage and the number of candidates that it re-ranks. It gets no caller features."""
 
     reranker: Reranker
     depth: int
 
 
 def check_whole(bundle: Bundle) -> None:
-    """Raises InvalidConfig where a bundle is a shard: it has no held-out queries, and not all items that are relevant for a log's."""
+    """Raise InvalidConfig if a bundle is a shard: it has no held-out queries, and lacks items that are relevant for a log's queries."""
     if (shard := bundle.manifest.shard) is not None:
-        found = f"{bundle.path}, shard {shard.index} of {shard.count}"
-        whole = f"the whole bundle, {shard.of} version {shard.version}; espalier loadtest measures its shards behind a router"
-        raise InvalidConfig("--model", found, whole)
+        shard_text = f"{bundle.path}, shard {shard.index} of {shard.count}"
+        expected = f"the whole bundle, {shard.of} version {shard.version}; espalier loadtest measures its shards behind a router"
+        raise InvalidConfig("--model", shard_text, expected)
 
 
 def second_stage(bundle: Bundle, rerank: bool, depth: int | None) -> Rerank | None:
-    """The second stage that `--rerank` and `--depth` ask for. Raises InvalidConfig where the model has none such."""
+    """The second stage of `--rerank` and `--depth`, or None. Raises InvalidConfig if the model does not have it."""
     if not rerank:
         if depth is not None:
             raise InvalidConfig("--depth", depth, "--rerank with it")
@@ -94,22 +95,22 @@ def held_out_pairs(bundle: Bundle) -> list[EvaluationPair]:
 
 
 def in_rows(pairs: Iterable[EvaluationPair], row_of: Int64) -> list[EvaluationPair]:
-    """Queries of a log in a bundle's item rows (−1: it lacks the item), those that are left with something to ask by and to find."""
+    """Queries of a log in a bundle's item rows, without items that it lacks (−1). Those left without history or relevant items drop out."""
     rows = ((pair, row_of[pair.history], row_of[pair.relevant]) for pair in pairs)
-    known = [replace(pair, history=history[history >= 0], relevant=relevant[relevant >= 0]) for pair, history, relevant in rows]
-    return [pair for pair in known if len(pair.relevant) and (len(pair.history) or pair.vector is not None)]
+    known_pairs = [replace(pair, history=history[history >= 0], relevant=relevant[relevant >= 0]) for pair, history, relevant in rows]
+    return [pair for pair in known_pairs if len(pair.relevant) and (len(pair.history) or pair.vector is not None)]
 
 
 def held_out_queries(bundle: Bundle) -> LabelledQueries:
-    """The bundle's own held-out queries of any kind, with the grades that it knows."""
-    held = read_heldout(bundle)
-    return LabelledQueries(held.queries, held.relevant, grades=grades_of(bundle, held.relevance))
+    """The bundle's own held-out queries of any kind, with their grades."""
+    held_out = read_heldout(bundle)
+    return LabelledQueries(held_out.queries, held_out.relevant, grades=grades_of(bundle, held_out.relevance))
 
 
 def with_recall(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> pa.Table:
-    """heldout.parquet with a column recall@m of each query at the default beam, nothing excluded; NaN where nothing is relevant.
+    """heldout.parquet with a column recall@m of each query at the default beam, without exclusions; NaN if nothing is relevant.
 
-    Replaces such columns of the bundle. The service's recall probe compares live recall with them.
+    The columns replace earlier ones. The service's recall probe compares live recall with them.
     """
     table, held_out = bundle.heldout(), read_heldout(bundle)
     table = table.select([name for name in table.column_names if not name.startswith(RECALL_COLUMN.format(""))])
@@ -125,9 +126,9 @@ def with_recall(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> pa.Table:
 
 
 def labelled(kind: Kind, pairs: Sequence[EvaluationPair], exclude_seen: bool = False, mask: NodeMask | None = None) -> LabelledQueries:
-    """Queries of histories or vectors. Raises InvalidData for other kinds, and for vectors whose seen items are to be excluded.
+    """Queries of histories or vectors. Raises InvalidData for other kinds, and for vectors with `exclude_seen`.
 
-    exclude_seen  the history's items are excluded from the search and from what is relevant; queries left with nothing relevant drop out
+    exclude_seen  exclude the history's items from the search and from the relevant items; queries without relevant items drop out
     """
     if isinstance(kind, VectorKind) and not exclude_seen:
         vectors = [pair.vector for pair in pairs if pair.vector is not None]
@@ -151,10 +152,10 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Rows {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}, means over queries.
 
-    Where items have grades, also "graded", see `graded_figures`.
+    With grades also "graded", see `graded_figures`.
 
-    Where a smaller beam was measured too, also "recall_against": {"beam_size", "difference", "standard_error"} of the recall minus that of
-    the smaller beam with the highest recall, paired by query.
+    If a smaller beam was measured, also "recall_against": {"beam_size", "difference", "standard_error"} of the recall minus that of the
+    smaller beam with the highest recall, paired by query.
 
     batch   queries in one engine call; ms_per_query is the engine's wall time over all calls ÷ queries
     rerank  the second stage; rows have its "rerank_ms_per_query" too
@@ -177,7 +178,7 @@ def measure(
             quality, recalls[m][beam] = _quality(found_BM, labelled.relevant, m)
             row: dict[str, Any] = {"beam_size": beam, "m": m, "batch": batch} | quality | times
             rows.append(row)
-        if labelled.grades is not None and rerank is None:  # a ranker's scores are no relevance
+        if labelled.grades is not None and rerank is None:  # scores of a ranker do not estimate relevance
             items = bundle.manifest.tree.items
             graded = graded_figures(labelled.relevant, labelled.grades, found_BM, scores_BM, ms, items)
             for row in rows[-len(ms) :]:
@@ -189,35 +190,35 @@ def measure(
 
 
 def _quality(found_BM: Int64, relevant: Sequence[Int64], m: int) -> tuple[dict[str, float], NDArray[np.float64]]:
-    """Means over queries, and float64[B]: the recall of each."""
+    """Means over queries, and float64[B]: the recall of each query."""
     precision_B, recall_B, f_B = precision_recall_f(found_BM, relevant, m)
     columns = {"precision": precision_B, "recall": recall_B, "f": f_B, "ndcg": ndcg_at_m(found_BM, relevant, m)}
     return {name: float(column_B.mean()) for name, column_B in columns.items()}, recall_B
 
 
 def _against_smaller(recall_by_beam: Mapping[int, NDArray[np.float64]], beam: int) -> dict[str, Any] | None:
-    """How a beam's recall (float64[B]) differs from that of the smaller beam with the highest mean; None where there is none."""
-    smaller = [other for other in sorted(recall_by_beam) if other < beam]
-    if not smaller or len(recall_by_beam[beam]) < 2:
+    """The difference of a beam's recall (float64[B]) from that of the smaller beam with the highest mean; None if there is none."""
+    smaller_beams = [size for size in sorted(recall_by_beam) if size < beam]
+    if not smaller_beams or len(recall_by_beam[beam]) < 2:
         return None
-    best = max(smaller, key=lambda other: float(recall_by_beam[other].mean()))
+    best = max(smaller_beams, key=lambda size: float(recall_by_beam[size].mean()))
     difference_B = recall_by_beam[beam] - recall_by_beam[best]
     error = float(difference_B.std(ddof=1)) / math.sqrt(len(difference_B))
     return {"beam_size": best, "difference": float(difference_B.mean()), "standard_error": error}
 
 
 def falls(rows: Sequence[dict[str, Any]], queries: int) -> list[str]:
-    """A sentence for each m whose recall falls significantly as the beam grows, from the rows of `measure` over so many queries.
+    """A sentence for each m whose recall falls significantly as the beam grows, from the rows of `measure` over `queries` queries.
 
-    A wider beam scores more nodes. It finds less only where the ranks of inner nodes mislead the search.
+    A wider beam scores more nodes. It finds less only if the ranks of inner nodes mislead the search.
     """
     if queries < MIN_QUERIES:
         return []
     warnings = []
     for m in sorted({row["m"] for row in rows}):
-        fallen = [row for row in rows if row["m"] == m and "recall_against" in row and _falls(row["recall_against"])]
-        if fallen:
-            worst = min(fallen, key=lambda row: float(row["recall_against"]["difference"]))
+        falling_rows = [row for row in rows if row["m"] == m and "recall_against" in row and _falls(row["recall_against"])]
+        if falling_rows:
+            worst = min(falling_rows, key=lambda row: float(row["recall_against"]["difference"]))
             against = worst["recall_against"]
             warnings.append(
                 f"recall@{m} falls as the beam grows: {worst['recall']:.4f} at beam {worst['beam_size']}, "
@@ -233,36 +234,36 @@ def _falls(against: dict[str, Any]) -> bool:
 def _search_all(
     engine: Engine, labelled: LabelledQueries, beam: int, m: int, batch: int, rerank: Rerank | None = None
 ) -> tuple[Int64, NDArray[np.float32], float, float]:
-    """int64[B, M] item rows, their scores, and the seconds spent in the engine and in the ranker; one call before that warms them up.
+    """int64[B, M] item rows, their scores, and the seconds in the engine and in the ranker, after one call to warm them up.
 
-    With a ranker, scores are those of the search, not in the order of the item rows.
+    With a ranker, scores are those of the search, and not in the order of the item rows.
     """
     width = m if rerank is None else max(m, rerank.depth)
     queries, exclude_BE, mask = labelled.queries, labelled.exclude_BE, labelled.mask
 
     def call(rows: Int64) -> tuple[Int64, NDArray[np.float32], float, float]:
         params = SearchParams.uniform(len(rows), beam, width, None if exclude_BE is None else exclude_BE[rows], mask=mask)
-        part = queries.take(rows)
+        batch_queries = queries.take(rows)
         begin = time.perf_counter()
-        result = engine.search(part, params)
+        result = engine.search(batch_queries, params)
         searched = time.perf_counter()
         found_BM = result.item_rows_BM
         if rerank is not None:
-            found_BM = rerank.reranker.rerank(part, result, rerank.depth).of(found_BM)
+            found_BM = rerank.reranker.rerank(batch_queries, result, rerank.depth).of(found_BM)
         return found_BM[:, :m], result.scores_BM[:, :m], searched - begin, time.perf_counter() - searched
 
-    found, scores, search_s, rerank_s = [], [], 0.0, 0.0
+    rows_of_calls, scores_of_calls, search_s, rerank_s = [], [], 0.0, 0.0
     call(np.arange(min(batch, len(queries))))
     for start in tqdm(range(0, len(queries), batch), desc=f"beam {beam}", unit="call", leave=False, disable=None):
         rows_BM, scores_BM, searching_s, reranking_s = call(np.arange(start, min(start + batch, len(queries))))
-        found.append(rows_BM)
-        scores.append(scores_BM)
+        rows_of_calls.append(rows_BM)
+        scores_of_calls.append(scores_BM)
         search_s, rerank_s = search_s + searching_s, rerank_s + reranking_s
-    return np.concatenate(found), np.concatenate(scores), search_s, rerank_s
+    return np.concatenate(rows_of_calls), np.concatenate(scores_of_calls), search_s, rerank_s
 
 
 def padded(lists: Sequence[Int64]) -> Int64:
-    """int64[B, E]: item rows of each query, NO_ITEM behind them; E is at least 1."""
+    """int64[B, E]: the lists, padded with NO_ITEM at their ends; E is at least 1."""
     rows_BE = np.full((len(lists), max(1, *map(len, lists))), NO_ITEM, np.int64)
     for row_E, values in zip(rows_BE, lists, strict=True):
         row_E[: len(values)] = values
@@ -270,14 +271,14 @@ def padded(lists: Sequence[Int64]) -> Int64:
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    stage, among = "rerank_depth" in rows[0], "among" in rows[0]
+    reranked, has_among = "rerank_depth" in rows[0], "among" in rows[0]
     print(
-        f"{'among':>7} " * among
-        + f"{'beam':>6} {'m':>5} {'precision':>10} {'recall':>8} {'F':>8} {'nDCG':>8} {'ms/query':>9}{' + re-ranking' if stage else ''}"
+        f"{'among':>7} " * has_among
+        + f"{'beam':>6} {'m':>5} {'precision':>10} {'recall':>8} {'F':>8} {'nDCG':>8} {'ms/query':>9}{' + re-ranking' if reranked else ''}"
     )
     for row in rows:
         figures = f"{row['precision']:10.4f} {row['recall']:8.4f} {row['f']:8.4f} {row['ndcg']:8.4f} {row['ms_per_query']:9.3f}"
-        reranking = f" {row['rerank_ms_per_query']:12.3f}" if stage else ""
-        place = f"{row['among']:>7} " if among else ""
-        print(f"{place}{row['beam_size']:6d} {row['m']:5d} {figures}{reranking}")
+        reranking = f" {row['rerank_ms_per_query']:12.3f}" if reranked else ""
+        among_text = f"{row['among']:>7} " if has_among else ""
+        print(f"{among_text}{row['beam_size']:6d} {row['m']:5d} {figures}{reranking}")
     print_graded(rows)

@@ -1,4 +1,4 @@
-"""Golden queries of a new bundle: the reference engine's answers, with each query's smallest margin at a cut.
+"""Golden queries of a new bundle: the reference engine's answers, and each query's smallest margin at a cut.
 
 Legend: B queries, K beam, C candidates.
 """
@@ -15,42 +15,42 @@ from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 
 
-def golden_answers(bundle: Bundle, queries: QueryBatch, written: pa.Array, params: SearchParams) -> pa.Table:
-    """The golden table of some queries; `written` holds the queries as clients write them. `keys` are stored where the bundle has a memory,
-    candidates where it has stacking.
+def golden_answers(bundle: Bundle, queries: QueryBatch, query_column: pa.Array, params: SearchParams) -> pa.Table:
+    """The golden table of some queries. `query_column` has the queries as clients write them. The table has `keys` if the bundle has a
+    memory, and candidates if it has stacking.
     """
     reference, stacking = ReferenceEngine(bundle), bundle.manifest.stacking
     rows, ranks, keys, margins, candidates = [], [], [], [], []
     for b in range(len(queries)):
-        found, m = reference.found(queries, params, b), int(params.m_B[b])
-        if stacking is not None and found.before is not None:
-            candidates.append((found.before.item_rows[: max(m, stacking.candidates)], found.before.ranks[: max(m, stacking.candidates)]))
-        rows.append(found.item_rows[:m])
-        ranks.append(found.ranks[:m])
-        keys.append(found.keys[:m])
-        margins.append(_margin(found, m))
+        result, m = reference.found(queries, params, b), int(params.m_B[b])
+        if stacking is not None and result.before is not None:
+            candidates.append((result.before.item_rows[: max(m, stacking.candidates)], result.before.ranks[: max(m, stacking.candidates)]))
+        rows.append(result.item_rows[:m])
+        ranks.append(result.ranks[:m])
+        keys.append(result.keys[:m])
+        margins.append(_margin(result, m))
     values = {"beam_size": params.beam_size_B, "m": params.m_B, "item_rows": rows, "ranks": ranks, "keys": keys, "margin": margins}
-    values |= {CANDIDATE_ROWS: [found for found, _ in candidates], CANDIDATE_RANKS: [found for _, found in candidates]}
+    values |= {CANDIDATE_ROWS: [result for result, _ in candidates], CANDIDATE_RANKS: [result for _, result in candidates]}
     columns = {name: pa.array(values[name], kind) for name, kind in columns_of_golden(bundle.manifest.memory, stacking).items()}
-    return pa.table({bundle.manifest.query.kind: written} | columns)
+    return pa.table({bundle.manifest.query.kind: query_column} | columns)
 
 
 def answered_anew(golden: pa.Table, bundle: Bundle, queries: QueryBatch) -> pa.Table:
-    """The queries of a golden table with the answers of a bundle, which takes them as `queries`."""
+    """The queries of a golden table, which are `queries` for the bundle's engine, with the bundle's answers."""
     params = SearchParams(np.asarray(golden.column("beam_size"), np.int64), np.asarray(golden.column("m"), np.int64))
     return golden_answers(bundle, queries, golden.column(bundle.manifest.query.kind).combine_chunks(), params)
 
 
-def _margin(found: Found, m: int) -> float:
-    """The smallest difference in key between a kept and a dropped candidate over all cuts; inf where nothing was dropped.
+def _margin(result: Found, m: int) -> float:
+    """The smallest difference in key between a kept and a dropped candidate over all cuts; inf if nothing was dropped.
 
-    The last cuts are those of the items, by stacking and by m: no tree of a forest cuts its leaves. A mean of scores moves its log no more
-    than one of them its own.
+    The last cuts are over items, by stacking and by m: no tree of a forest cuts its leaves. The log of a mean of scores changes no more
+    than the log of one of them.
     """
-    smallest = found.gap
-    for step in (step for steps in found.steps for step in steps[:-1]):
-        kept_C = np.isin(step.candidates_C, step.kept_K)
-        if not kept_C.all():
-            smallest = min(smallest, float(step.keys_C[kept_C].min() - step.keys_C[~kept_C].max()))
-    keys = found.keys
+    smallest = result.gap
+    for step in (step for steps in result.steps for step in steps[:-1]):
+        is_kept_C = np.isin(step.candidates_C, step.kept_K)
+        if not is_kept_C.all():
+            smallest = min(smallest, float(step.keys_C[is_kept_C].min() - step.keys_C[~is_kept_C].max()))
+    keys = result.keys
     return min(smallest, float(keys[m - 1] - keys[m])) if len(keys) > m else smallest

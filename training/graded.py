@@ -1,4 +1,4 @@
-"""Figures of what was found where relevance has degrees, or where propensities of items are known: `evaluate` adds them to its rows.
+"""Figures for relevance with degrees, or for known propensities of items. `evaluate` adds them to its rows.
 
 Legend: B queries, I items, M results.
 """
@@ -26,10 +26,10 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, eq=False)
 class Grades:
-    """What is known of the relevant items of B queries besides which they are.
+    """Degrees of relevance and propensities for B queries.
 
     relevance             of each query's relevant items, above 0; None: no degrees
-    scale                 what relevance is divided by before errors are taken, as scores lie in [0, 1]
+    scale                 divisor of relevance for errors, since scores are in [0, 1]
     inverse_propensity_I  float64[I]; None: not known
     """
 
@@ -39,9 +39,9 @@ class Grades:
 
 
 def grades_of(bundle: Bundle, relevance: Sequence[NDArray[np.float32]] | None) -> Grades | None:
-    """What a bundle says of its items, for queries with some relevance; None where it knows neither degrees nor propensities.
+    """The grades of queries with this relevance, by a bundle; None if it has neither degrees nor propensities.
 
-    Raises BundleCorrupt where `data.relevance.scale` of the manifest is no number above 0.
+    Raises BundleCorrupt if `data.relevance.scale` of the manifest is no number above 0.
     """
     counts, degrees = bundle.label_counts(), bundle.manifest.data.get(RELEVANCE)
     inverse_I = None
@@ -64,43 +64,43 @@ def graded_figures(
     ms: Sequence[int],
     items: int,
 ) -> dict[int, dict[str, Figures]]:
-    """For each m {"pointwise": figures, "labelwise": figures} of the m best: of each query its items, and of each item its queries.
+    """m → {"pointwise": figures of each query's m best items, "labelwise": figures of each item's m best queries}.
 
     psp, psn              with inverse propensities
     wp, wn, tau           with relevance
-    xmad, xrmse           errors of all items, largest first, where relevance has degrees; means over queries, or over items
-    released_xmad         errors of the m best alone, divided by wp, as the authors of XReg print; likewise released_xrmse
-    auprc, auprc_zero     of all results; auprc_zero with values that keep only each query's order (XReg-zero), pointwise alone
+    xmad, xrmse           if relevance has degrees: errors of all items, largest first; means over queries, or over items
+    released_xmad         errors of the m best only, divided by wp, as the authors of XReg print; likewise released_xrmse
+    auprc, auprc_zero     of all results, only pointwise; auprc_zero with values that keep only each query's order (XReg-zero)
 
-    Labelwise, the results of all queries take part, and the m best queries of each item are judged.
+    Labelwise figures are over the results of all queries.
     """
     values = [np.ones(len(rows)) for rows in relevant] if grades.relevance is None else grades.relevance
     true = Relevance.of_lists(relevant, values, items).times(1 / grades.scale)
-    found = Relevance.of_predictions(item_rows_BM, scores_BM, items)
+    predicted = Relevance.of_predictions(item_rows_BM, scores_BM, items)
     scored = None if grades.inverse_propensity_I is None else propensity_scored(true, grades.inverse_propensity_I)
     figures: dict[int, dict[str, Figures]] = {m: {} for m in ms}
     for side in ("pointwise", "labelwise"):
         if side == "labelwise":
-            true, found, scored = true.transposed(), found.transposed(), None if scored is None else scored.transposed()
-        errors = None if grades.relevance is None else (RankedErrors.of(true, found), RankedErrors.of(true, found, "predicted"))
+            true, predicted, scored = true.transposed(), predicted.transposed(), None if scored is None else scored.transposed()
+        errors = None if grades.relevance is None else (RankedErrors.of(true, predicted), RankedErrors.of(true, predicted, "predicted"))
         for m in ms:
-            own: Figures = {}
+            of_side: Figures = {}
             if scored is not None:
-                own |= {"psp": wp_at_k(scored, found, m), "psn": wn_at_k(scored, found, m)}
+                of_side |= {"psp": wp_at_k(scored, predicted, m), "psn": wn_at_k(scored, predicted, m)}
             if errors is not None:
-                own |= {"wp": wp_at_k(true, found, m), "wn": wn_at_k(true, found, m), "tau": tau_at_k(true, found, m)}
-                own |= _errors(*errors, m, own["wp"])
-            figures[m][side] = own
+                of_side |= {"wp": wp_at_k(true, predicted, m), "wn": wn_at_k(true, predicted, m), "tau": tau_at_k(true, predicted, m)}
+                of_side |= _errors(*errors, m, of_side["wp"])
+            figures[m][side] = of_side
         if side == "pointwise" and grades.relevance is not None:
-            filtering = {"auprc": auprc(true, found), "auprc_zero": auprc(true, almost_zero(found))}
+            auprc_figures = {"auprc": auprc(true, predicted), "auprc_zero": auprc(true, almost_zero(predicted))}
             for m in ms:
-                figures[m][side] |= filtering
+                figures[m][side] |= auprc_figures
     return figures
 
 
-def _errors(largest: RankedErrors, of_predictions: RankedErrors, m: int, wp: float) -> Figures:
-    figures = {"xmad": largest.xmad(m), "xrmse": largest.xrmse(m)}
-    released = {"released_xmad": of_predictions.xmad(m), "released_xrmse": of_predictions.xrmse(m)}
+def _errors(largest_errors: RankedErrors, predicted_errors: RankedErrors, m: int, wp: float) -> Figures:
+    figures = {"xmad": largest_errors.xmad(m), "xrmse": largest_errors.xrmse(m)}
+    released = {"released_xmad": predicted_errors.xmad(m), "released_xrmse": predicted_errors.xrmse(m)}
     divisor = wp if wp > 0 else 1.0
     return {name: float(error_B.mean()) for name, error_B in figures.items()} | {
         name: float(error_B.mean()) / divisor for name, error_B in released.items()
@@ -108,7 +108,7 @@ def _errors(largest: RankedErrors, of_predictions: RankedErrors, m: int, wp: flo
 
 
 def print_graded(rows: Sequence[dict[str, Any]]) -> None:
-    """The figures of each row as a table for each side."""
+    """Print the figures of each row, in a table for each side."""
     for side in ("pointwise", "labelwise"):
         sides = [(row, row["graded"][side]) for row in rows if "graded" in row]
         if not sides:

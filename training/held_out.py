@@ -1,4 +1,4 @@
-"""Queries that nothing was learned from, read from a file: the test users of a log, or the queries of a text or feature file."""
+"""Reads held-out queries from a file: the test users of a log, or the queries of a text or feature file."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ log = logging.getLogger(__name__)
 class HeldOutLog:
     """The test queries of a log, split as in training, with the bundle's item rows.
 
-    pairs     with known items alone
-    unseen_I  bool[I]: the bundle's items that no training user touched
+    pairs     with known items only
+    unseen_I  bool[I]: whether no training user touched the item
     """
 
     pairs: list[EvaluationPair]
     unseen_I: NDArray[np.bool_]
 
     def of_unseen(self) -> list[EvaluationPair]:
-        """The queries for which an unseen item is relevant, with these alone as relevant. Raises InvalidData where there is none."""
+        """The queries for which unseen items are relevant, with only these as relevant. Raises InvalidData if there is none."""
         pairs = [replace(pair, relevant=pair.relevant[self.unseen_I[pair.relevant]]) for pair in self.pairs]
         pairs = [pair for pair in pairs if len(pair.relevant)]
         if not pairs:
-            found = f"{len(self.pairs)} test queries, {int(self.unseen_I.sum())} unseen items"
-            raise InvalidData("log", found, "a test query with a relevant item that no training user touched; see data.split.unseen_items")
+            counts = f"{len(self.pairs)} test queries, {int(self.unseen_I.sum())} unseen items"
+            raise InvalidData("log", counts, "a test query with a relevant item that no training user touched; see data.split.unseen_items")
         return pairs
 
 
 def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
-    """The test queries of a log, which may have grown since; without a file, of the log that the model was trained on.
+    """The test queries of a log, which may have grown since training; without a file, of the training log.
 
-    Raises InvalidConfig where that is no longer at its place.
+    Raises InvalidConfig if the training log is no longer at its path.
     """
     config = config_of(bundle.manifest, DeepConfig)
     if file is None:
@@ -59,8 +59,8 @@ def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
             raise InvalidConfig("--data", None, f"the log, since {file}, which the model was trained on, is not there")
     with split_as_trained(bundle, file) as (interactions, split, row_of):
         pairs = in_rows(split.test, row_of)
-        learned = split.whole() if bundle.manifest.data.get(LEARNED_VALIDATION) else split
-        touched = row_of[events_of_items(learned.lists, learned.train) > 0]
+        training = split.whole() if bundle.manifest.data.get(LEARNED_VALIDATION) else split
+        touched = row_of[events_of_items(training.lists, training.train) > 0]
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
         log.warning("%s is not the log that the model was trained on; its test users may have been training users", file)
     unseen_I = np.ones(len(bundle.items), np.bool_)
@@ -70,7 +70,7 @@ def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
 
 @contextmanager
 def split_as_trained(bundle: Bundle, file: Path | None = None) -> Iterator[tuple[Interactions, Split, NDArray[np.int64]]]:
-    """A log, or that of the configuration, split as it was in training, and the bundle's row of each of its items, −1: it has none."""
+    """A log, by default the configured one, its split as in training, and the bundle's row of each of its items, −1 for none."""
     config = config_of(bundle.manifest, DeepConfig)
     with tempfile.TemporaryDirectory() as work:
         interactions = read_interactions(file or config.data.log, config.data.format, Path(work))

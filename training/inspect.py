@@ -1,4 +1,4 @@
-"""Shows a bundle: what it is, its tree level by level, and sample paths from the root to an item."""
+"""Shows a bundle: its manifest in words, its tree level by level, and sample paths from the root to an item."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
         lines.append(f"  {_label(bundle, item)}")
         for h in sorted({max(1, tree.height - step) for step in (6, 4, 2, 1)}):
             lines.append(
-                f"    level {h:2d} node {path[h]}: {'; '.join(_label(bundle, other) for other in _some_items(bundle, int(path[h]), rng))}"
+                f"    level {h:2d} node {path[h]}: {'; '.join(_label(bundle, row) for row in _some_items(bundle, int(path[h]), rng))}"
             )
     return "\n".join(lines)
 
 
 def _data(manifest: Manifest) -> Iterator[str]:
-    """The further trees of a forest, the queries, and what is said of relevance, live items and the shard."""
-    for number, other in enumerate(manifest.trees, start=2):
-        yield f"tree {number}: {other.tree.nodes} nodes, {other.tree.levels} levels, {other.scorer.weights:,} weights"
+    """Lines about the further trees of a forest, the queries, relevance, live items and the shard."""
+    for number, further in enumerate(manifest.trees, start=2):
+        yield f"tree {number}: {further.tree.nodes} nodes, {further.tree.levels} levels, {further.scorer.weights:,} weights"
     if manifest.trees:
         yield f"an item's score is its mean over the {1 + len(manifest.trees)} trees; what follows is of the first"
     yield f"query: {_query(manifest.query)}"
-    if (told := manifest.data.get(RELEVANCE)) is not None:
-        yield _relevance(told)
+    if (relevance := manifest.data.get(RELEVANCE)) is not None:
+        yield _relevance(relevance)
     if (live := manifest.live) is not None:
-        made = "trained" if live.folded_from is None else f"folded from version {live.folded_from}"
-        yield f"live items: up to operation {live.through}, {made}"
+        origin = "trained" if live.folded_from is None else f"folded from version {live.folded_from}"
+        yield f"live items: up to operation {live.through}, {origin}"
     if (shard := manifest.shard) is not None:
-        of = f"{shard.of} version {shard.version} ({shard.digest[:12]}…), of {shard.items} items"
-        yield f"shard {shard.index} of {shard.count} of {of}"
+        whole_text = f"{shard.of} version {shard.version} ({shard.digest[:12]}…), of {shard.items} items"
+        yield f"shard {shard.index} of {shard.count} of {whole_text}"
 
 
 def _query(kind: Kind) -> str:
@@ -83,29 +83,29 @@ def _scorer(manifest: Manifest) -> str:
     return f"scorer: node rows [{manifest.tree.nodes}, {scorer.node_dim}] {scorer.dtype}, state {scorer.state_dim}{encoder}"
 
 
-def _relevance(told: Any) -> str:
-    """The marginal distribution of relevance in the training labels, where it has degrees."""
+def _relevance(data: Any) -> str:
+    """The distribution of relevance over training labels, if it has degrees."""
     try:
-        quantiles = ", ".join(f"{100 * float(share):g} % {value:.4g}" for share, value in told["quantiles"].items())
-        return f"relevance: {told['labels']:,} training labels, mean {told['mean']:.4g}, scale {told['scale']:.4g}; quantiles {quantiles}"
+        quantiles = ", ".join(f"{100 * float(share):g} % {value:.4g}" for share, value in data["quantiles"].items())
+        return f"relevance: {data['labels']:,} training labels, mean {data['mean']:.4g}, scale {data['scale']:.4g}; quantiles {quantiles}"
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         expected = "labels, mean, scale and quantiles"
-        raise BundleCorrupt(f"data.{RELEVANCE} of the manifest is {str(told)[:80]}, expected {expected}") from error
+        raise BundleCorrupt(f"data.{RELEVANCE} of the manifest is {str(data)[:80]}, expected {expected}") from error
 
 
 def _stages(manifest: Manifest) -> Iterator[str]:
-    """What orders items besides the scorer."""
+    """Lines about the stages that order items besides the scorer."""
     if (memory := manifest.memory) is not None:
         entries = f"{memory.entries:,} entries, {memory.entries / manifest.tree.items:.1f} an item"
         yield f"memory: key(n) = rank(n) + {memory.weight:g} · mem(n); {entries}; the last {memory.length} items of a history"
         if any(memory.repeat) or any(memory.left_out):
             terms = zip(memory.repeat, memory.left_out, strict=True)
-            named = ", ".join("left out" if left_out else f"+{memory.weight * bonus:.3g}" for bonus, left_out in terms)
-            yield f"items of the history, by the places since they came last (0, 1, 2, 4, 8, 16 and more): {named}"
+            names = ", ".join("left out" if left_out else f"+{memory.weight * bonus:.3g}" for bonus, left_out in terms)
+            yield f"items of the history, by the places since they came last (0, 1, 2, 4, 8, 16 and more): {names}"
     if (stacking := manifest.stacking) is not None:
         gain = stacking.training.get("gain")
-        told = "" if gain is None else f"; gain of nDCG@5 and recall@10 when it was trained {gain!s:.20}"
-        yield f"stacking: a network orders the best {stacking.candidates} anew, {stacking.points:,} training points vote{told}"
+        gain_text = "" if gain is None else f"; gain of nDCG@5 and recall@10 when it was trained {gain!s:.20}"
+        yield f"stacking: a network orders the best {stacking.candidates} anew, {stacking.points:,} training points vote{gain_text}"
     if (ranker := manifest.ranker) is not None:
         yield f"ranker: of the best {ranker.depth}, at most {ranker.max_depth}, by {', '.join(ranker.features)}"
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 def onnx_bytes(module: nn.Module, args: tuple[Tensor, ...], inputs: list[str], output: str, dims: list[dict[int, Any]]) -> bytes:
     """The graph of `module(*args)`; `dims` names the dynamic dimensions of each argument."""
-    # It says at every export that torchvision, which nothing here uses, is not installed.
+    # At every export this logger says that torchvision is not installed, which nothing here uses.
     logging.getLogger("torch.onnx._internal.exporter._registration").disabled = True
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)  # torch 2.13 warns about its own export code

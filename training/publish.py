@@ -1,7 +1,7 @@
-"""Publishing a bundle: written bare, its golden queries answered, verified, measured, and only then put in its place.
+"""Publishes a bundle: writes it to a hidden folder, answers its golden queries, verifies it, measures it, and renames it to its path.
 
-All producers of bundles end here, so a bundle at its place has passed the same checks whoever made it. A run that is killed leaves at
-most a hidden temporary folder beside the place, until the next version of the model is published.
+All producers of bundles end here, so every bundle has passed the same checks. A killed run leaves at most a hidden temporary folder beside
+the path, which the next publication of a version of the model deletes.
 
 Knows bundles and engines. Does not know how a model is trained or which queries measure it.
 
@@ -43,47 +43,47 @@ GOLDEN_QUERIES = 32
 
 def publish(
     path: Path,
-    write_bare: Callable[[Path], Bundle],
+    write_draft: Callable[[Path], Bundle],
     golden: Callable[[Bundle], pa.Table],
     measure: Callable[[Bundle, Engine], dict[str, Any]] | None = None,
     ms: Sequence[int] = (),
 ) -> Bundle:
     """Write models/<name>/<version>/ (`path`) and return it, verified and measured.
 
-    write_bare   writes the bundle to the folder that it is given; its golden table may be `unanswered`
-    golden       the golden queries of the bare bundle with the reference engine's answers
-    measure      entries of the manifest's `metrics`; None: the bare bundle's metrics and recall columns stay
+    write_draft  writes the bundle to a folder; its golden table may be `unanswered`
+    golden       the golden queries of the draft with the reference engine's answers
+    measure      entries of the manifest's `metrics`; None: the draft's metrics and recall columns stay
     ms           the m of the recall columns of heldout.parquet
 
-    Raises BundleExists where `path` is taken, BundleCorrupt where the engine or the ranker fails the golden queries.
+    Raises BundleExists if `path` exists, BundleCorrupt if the engine or the ranker fails the golden queries.
     """
     make_folder(path.parent)
     with scratch(path.parent) as folder:
-        bare = write_bare(folder / path.absolute().parent.name / path.name)
-        table, metrics, heldout = golden(bare), bare.manifest.metrics, bare.heldout()
-        engine = open_engine(bare, "cpu")
+        draft = write_draft(folder / path.absolute().parent.name / path.name)
+        table, metrics, heldout = golden(draft), draft.manifest.metrics, draft.heldout()
+        engine = open_engine(draft, "cpu")
         try:
-            overlap = verify_golden(bare, engine, table)
+            overlap = verify_golden(draft, engine, table)
             if measure is not None:
-                metrics = {"golden_overlap": overlap} | measure(bare, engine)
-                heldout = with_recall(bare, engine, ms)
+                metrics = {"golden_overlap": overlap} | measure(draft, engine)
+                heldout = with_recall(draft, engine, ms)
         finally:
             engine.close()
-        if bare.manifest.content is not None:
-            ContentRows(bare)
-        if bare.manifest.ranker is not None:
-            reranker = Reranker(bare)
-            table = _with_ranker_scores(bare, reranker.info, table)
-            verify_ranker(bare, reranker, table)
+        if draft.manifest.content is not None:
+            ContentRows(draft)
+        if draft.manifest.ranker is not None:
+            reranker = Reranker(draft)
+            table = _with_ranker_scores(draft, reranker.info, table)
+            verify_ranker(draft, reranker, table)
         fields = {"metrics": metrics, "command": training_command()}
-        return with_parts(bare, path, fields, {"golden.parquet": table, "heldout.parquet": heldout})
+        return with_parts(draft, path, fields, {"golden.parquet": table, "heldout.parquet": heldout})
 
 
 @contextmanager
 def scratch(parent: Path) -> Iterator[Path]:
-    """A hidden folder, deleted at the end. Those that killed runs have left, each as large as a bundle, are deleted first.
+    """A hidden folder, deleted at the end. Folders of killed runs, each as large as a bundle, are deleted first.
 
-    A running process holds the lock in its folder, of which the system frees a killed one. The file gets its name when it is locked.
+    A running process holds a lock in its folder; the system frees that of a killed one. The file gets its name when it is locked.
     """
     for lock in parent.glob(".publish-*/lock"):
         with suppress(OSError), lock.open("r+") as stream:
@@ -98,7 +98,7 @@ def scratch(parent: Path) -> Iterator[Path]:
 
 
 def training_command() -> str | None:
-    """The command line of `espalier`, or of `python -m training`, quoted for a shell; None in a process that something else started."""
+    """The command line of `espalier` or of `python -m training`, quoted for a shell; None in any other process."""
     program, *arguments = sys.argv
     is_ours = Path(program).name == "espalier" or Path(program) == Path(__file__).with_name("__main__.py")
     return shlex.join(["espalier", *arguments]) if is_ours else None
@@ -107,20 +107,20 @@ def training_command() -> str | None:
 def _with_ranker_scores(bundle: Bundle, ranker: RankerInfo, golden: pa.Table) -> pa.Table:
     """The golden table with the ranker's score of every golden item, in place of an earlier ranker's."""
     scores = golden_scores(bundle, golden, RankFeatures(bundle, ranker.features), bundle.graph(RANKER))
-    kept = golden.select([name for name in golden.column_names if name != GOLDEN_SCORES])
-    return kept.append_column(pa.field(GOLDEN_SCORES, scores.type), scores)
+    other_columns = golden.select([name for name in golden.column_names if name != GOLDEN_SCORES])
+    return other_columns.append_column(pa.field(GOLDEN_SCORES, scores.type), scores)
 
 
 def unanswered(heldout: pa.Table, kind: str) -> pa.Table:
-    """The golden table of a bare bundle: its columns without a row, the queries' with the type that they have in `heldout`."""
+    """The golden table of a draft: its columns without rows; the query column has its type of `heldout`."""
     return pa.table({kind: heldout.column(kind).slice(0, 0)} | {name: pa.array([], column) for name, column in GOLDEN_COLUMNS.items()})
 
 
 def golden_beams(beam_size: int, count: int) -> NDArray[np.int64]:
-    """int64[count]: the default beam, a half, a third and a quarter of it in turn, so that golden queries cut beams of several sizes."""
+    """int64[count]: the default beam, a half, a third and a quarter of it in turn, so that golden queries cover several beam sizes."""
     return np.maximum(1, beam_size // (1 + np.arange(count) % 4))
 
 
-def reported_ms(wanted: Sequence[int], max_m: int) -> list[int]:
-    """The numbers of results that a bundle reports its figures for."""
-    return sorted({min(m, max_m) for m in wanted})
+def reported_ms(requested_ms: Sequence[int], max_m: int) -> list[int]:
+    """The m for which a bundle reports its figures."""
+    return sorted({min(m, max_m) for m in requested_ms})

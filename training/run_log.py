@@ -1,9 +1,9 @@
-"""Figures of a run to TensorBoard or MLflow while it lasts, where the user has one of them: nothing else needs either.
+"""Notes the figures of a run in TensorBoard or MLflow while it lasts, if the user has one of them; nothing else needs them.
 
     with RunLog.opened("--log-to", "tensorboard:runs", "books"):
         …                      # training notes its losses and its validation's figures: `current().step(…)`
 
-Knows names and numbers. Does not know what they are of.
+Knows names and numbers. Does not know their meaning.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ FORMS = "tensorboard:FOLDER, mlflow or mlflow:URI"
 
 @dataclass(frozen=True)
 class RunLog:
-    """Where nothing is asked for: notes nothing.
+    """The log of a run. By default it notes nothing.
 
-    note   takes a group, its numbers by name, and the step that they are of, None: of a whole run
+    note   takes a group, its numbers by name, and their step; None: of the whole run
     close  ends the run
     """
 
@@ -34,18 +34,18 @@ class RunLog:
 
     @staticmethod
     @contextmanager
-    def opened(option: str, where: str | None, name: str) -> Iterator[RunLog]:
-        """A run of this name, noted where `where` says, and what `current` is meanwhile.
+    def opened(option: str, target: str | None, name: str) -> Iterator[RunLog]:
+        """The log of a run with this name at `target`, None: nowhere. Inside, `current` returns it.
 
-        Raises InvalidConfig where that is none of FORMS, MissingExtra where what it needs is not installed.
+        Raises InvalidConfig if the target is none of FORMS, MissingExtra if its package is not installed.
         """
-        opened = RunLog() if where is None else _opened(option, where, name)
-        token = _CURRENT.set(opened)
+        run_log = RunLog() if target is None else _opened(option, target, name)
+        token = _CURRENT.set(run_log)
         try:
-            yield opened
+            yield run_log
         finally:
             _CURRENT.reset(token)
-            opened.close()
+            run_log.close()
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of a step of training."""
@@ -60,22 +60,22 @@ _CURRENT: ContextVar[RunLog | None] = ContextVar("run_log", default=None)
 
 
 def current() -> RunLog:
-    """The run that is noted, or one that notes nothing."""
+    """The log of the current run, or one that notes nothing."""
     return _CURRENT.get() or RunLog()
 
 
-def _opened(option: str, where: str, name: str) -> RunLog:
-    kind, _, place = where.partition(":")
+def _opened(option: str, target: str, name: str) -> RunLog:
+    kind, _, location = target.partition(":")
     try:
-        if kind == "tensorboard" and place:
-            return _tensorboard(Path(place) / name)
-        if kind == "mlflow" and (place or where == kind):
-            return _mlflow(place, name)
+        if kind == "tensorboard" and location:
+            return _tensorboard(Path(location) / name)
+        if kind == "mlflow" and (location or target == kind):
+            return _mlflow(location, name)
     except MissingExtra:
         raise
-    except Exception as error:  # of a folder, or of whatever a tracking server and its client may raise
-        raise InvalidConfig(option, where, f"a place that takes a run ({type(error).__name__}: {error})") from error
-    raise InvalidConfig(option, where, FORMS)
+    except Exception as error:  # of a folder, or any error of a tracking server and its client
+        raise InvalidConfig(option, target, f"a place that takes a run ({type(error).__name__}: {error})") from error
+    raise InvalidConfig(option, target, FORMS)
 
 
 def _tensorboard(folder: Path) -> RunLog:
@@ -90,15 +90,15 @@ def _tensorboard(folder: Path) -> RunLog:
 
 
 def _mlflow(uri: str, name: str) -> RunLog:
-    """A run of the tracking server that a URI, or MLflow's own settings, name. It takes no @ in a name, for which there is `_at_`."""
+    """A run of the tracking server at a URI, or of MLflow's own settings. MLflow does not accept @ in a name, so `_at_` replaces it."""
     mlflow = _module("mlflow", "mlflow")
     if uri:
         mlflow.set_tracking_uri(uri)
     mlflow.start_run(run_name=name)
 
     def note(group: str, values: Mapping[str, float], step: int | None) -> None:
-        named = {f"{group}/{metric}".replace("@", "_at_").replace(":", "_"): value for metric, value in values.items()}
-        mlflow.log_metrics(named, step=step)
+        metrics = {f"{group}/{metric}".replace("@", "_at_").replace(":", "_"): value for metric, value in values.items()}
+        mlflow.log_metrics(metrics, step=step)
 
     return RunLog(note, mlflow.end_run)
 

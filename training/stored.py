@@ -24,29 +24,29 @@ log = logging.getLogger(__name__)
 
 
 def publish(model: Path, version: int | None, url: str, default: bool, again: bool) -> list[Published]:
-    """Put a bundle, or all shards of one, into a store. Raises as `espalier.store.publishing.publish`; a wrong folder makes no store."""
+    """Put a bundle, or all shards of one, into a store. Raises as `espalier.store.publishing.publish`. A wrong folder creates no store."""
     folders, sharded = folders_of(model, version)
     if sharded and default:
         raise InvalidConfig("--default", True, "a whole model: shards serve their two highest versions, and the router's model says which")
-    check(folders)  # before a folder is made for the store
+    check(folders)  # before the store's folder is made
     store = Objects(url, create=True)
     size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
     with tqdm(total=size, unit="B", unit_scale=True, disable=None, leave=False) as bar:
-        done = publish_folders(store, folders, again, bar.update)
-    for found in done:
-        what = "published" if found.new else "was there"
+        published_versions = publish_folders(store, folders, again, bar.update)
+    for published in published_versions:
+        action = "published" if published.new else "was there"
         log.info(
             "%s version %d %s at %s: %.1f MB sent, %.1f MB already stored",
-            *(found.name, found.version, what, store.url, found.sent / 1e6, found.there / 1e6),
+            *(published.name, published.version, action, store.url, published.sent / 1e6, published.there / 1e6),
         )
     if default:
-        set_default(store, done[0].name, done[0].version)
-        log.info("%s version %d is the default", done[0].name, done[0].version)
-    return done
+        set_default(store, published_versions[0].name, published_versions[0].version)
+        log.info("%s version %d is the default", published_versions[0].name, published_versions[0].version)
+    return published_versions
 
 
 def folders_of(model: Path, version: int | None) -> tuple[list[Path], bool]:
-    """The version folders that --model means, and whether they are the shards of one bundle. Raises BundleNotFound or BundleCorrupt."""
+    """The version folders of --model, and whether they are the shards of one bundle. Raises BundleNotFound or BundleCorrupt."""
     if is_folder_of_shards(model):
         return [shard.path for shard in shards_in(model, version, verify=False)], True  # hashed while they are sent
     if not (model / "manifest.json").is_file():
@@ -57,13 +57,13 @@ def folders_of(model: Path, version: int | None) -> tuple[list[Path], bool]:
 
 
 def versions(url: str, model: str | None) -> list[dict[str, Any]]:
-    """What a store holds, a row a model: its name, versions, and what serves of them. Raises StoreError."""
+    """A row for each model of a store: its name, its versions, and which of them serve. Raises StoreError."""
     _check_name(model)
     store = Objects(url)
     rows = []
-    for name, found in find_models(store, model).items():
-        serving, _ = read_serving(store, name) if found.etag is not None else (None, None)
-        row: dict[str, Any] = {"model": name, "versions": list(found.versions), "default": None, "beside": [], "candidate": None}
+    for name, stored in find_models(store, model).items():
+        serving, _ = read_serving(store, name) if stored.etag is not None else (None, None)
+        row: dict[str, Any] = {"model": name, "versions": list(stored.versions), "default": None, "beside": [], "candidate": None}
         if serving is not None:
             row |= {"default": serving.default, "beside": [version for version in serving.versions if version != serving.default]}
             row["candidate"] = None if serving.candidate is None else serving.candidate.model_dump(mode="json")
@@ -81,14 +81,14 @@ def print_versions(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
         print(json.dumps(rows, indent=1))
         return
     for row in rows:
-        served = f"version {row['default']} serves" if row["default"] is not None else f"the highest, version {row['versions'][-1]}, serves"
-        beside = f", beside it {', '.join(map(str, row['beside']))}" if row["beside"] else ""
-        tried = f", {row['candidate']['version']} is tried" if row["candidate"] else ""
-        print(f"{row['model']}: versions {', '.join(map(str, row['versions']))}; {served}{beside}{tried}")
+        default = f"version {row['default']}" if row["default"] is not None else f"the highest, version {row['versions'][-1]},"
+        beside_text = f", beside it {', '.join(map(str, row['beside']))}" if row["beside"] else ""
+        tried_text = f", {row['candidate']['version']} is tried" if row["candidate"] else ""
+        print(f"{row['model']}: versions {', '.join(map(str, row['versions']))}; {default} serves{beside_text}{tried_text}")
 
 
 def change_default(url: str, model: str | None, version: int | None, beside: Sequence[int], candidate: Candidate | None = None) -> None:
-    """Say which version of a model serves, or of all models of the store, as of all shards of a bundle. version: None is the highest."""
+    """Set the version that serves, of a model, or of all models of the store, such as a bundle's shards. version: None is the highest."""
     for option, value in (("--beside", list(beside)), ("--candidate", candidate and candidate.version)):
         if version is None and value:
             raise InvalidConfig(option, value, "no such option without --version")
@@ -96,13 +96,13 @@ def change_default(url: str, model: str | None, version: int | None, beside: Seq
         raise InvalidConfig("--candidate", version, "another version than --version")
     _check_name(model)
     store = Objects(url)
-    found: dict[str, StoredModel] = find_models(store) if model is None else {model: StoredModel((), None)}
-    for name, stored in found.items() if model is None else ():
-        tried = None if candidate is None else candidate.version
-        lacking = [wanted for wanted in (version, *beside, tried) if wanted is not None and wanted not in stored.versions]
-        if lacking:  # before the first is changed
-            raise StoreMissing(f"{store.url}: no version {lacking[0]} of {name!r}; there: {', '.join(map(str, stored.versions))}")
-    for name in found:
+    models: dict[str, StoredModel] = find_models(store) if model is None else {model: StoredModel((), None)}
+    for name, stored in models.items() if model is None else ():
+        trial = None if candidate is None else candidate.version
+        missing = [number for number in (version, *beside, trial) if number is not None and number not in stored.versions]
+        if missing:  # before the first is changed
+            raise StoreMissing(f"{store.url}: no version {missing[0]} of {name!r}; there: {', '.join(map(str, stored.versions))}")
+    for name in models:
         if version is None:
             serve_highest(store, name)
             log.info("%s: the highest version serves", name)

@@ -1,4 +1,4 @@
-"""Where a run writes: models/NAME/VERSION, and the folder beside it that holds the run's files until the bundle is there."""
+"""The paths that a run writes: models/NAME/VERSION, and the work folder beside it for the run's files until the bundle is published."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from espalier.errors import BundleExists, InvalidConfig
 
 
 def new_version(out: Path) -> str:
-    """The model's name in `--out`. Raises InvalidConfig unless it is NAME/VERSION, BundleExists where that is there already."""
+    """The model's name in `--out`. Raises InvalidConfig unless it is NAME/VERSION, BundleExists if the version exists."""
     name, version = out.absolute().parent.name, out.name
     if not (version.isdecimal() and int(version) >= 1 and str(int(version)) == version):
         raise InvalidConfig("--out", str(out), "models/NAME/VERSION with a version number of at least 1")
@@ -26,30 +26,30 @@ def new_version(out: Path) -> str:
 
 
 def work_folder(out: Path) -> Path:
-    """The folder of the run that trains a version; `--resume` goes on with what is there, but for hidden files and folders.
+    """The work folder of the run that trains a version. `--resume` continues with its files, except for hidden ones.
 
-    These are unfinished: whoever writes one renames or deletes it.
+    Hidden files and folders are unfinished: their writers rename or delete them.
     """
     return out.absolute().parent / f".{out.name}.work"
 
 
 def clear(work: Path, resume: bool) -> None:
-    """Delete what earlier runs left in a work folder: with `resume` what killed ones had not finished, else everything.
+    """Delete files of earlier runs in a work folder: with `resume` the unfinished ones, else all.
 
-    For who holds `only_run` alone: it would delete what another run is writing.
+    Call it only inside `only_run`: otherwise it could delete files that another run is writing.
     """
     if not resume and work.exists():
         shutil.rmtree(work)
-    for left in list(work.glob("**/.*")):
-        if left.is_dir():
-            shutil.rmtree(left)
+    for unfinished in list(work.glob("**/.*")):
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
         else:
-            left.unlink(missing_ok=True)  # it lay in a folder that is deleted
+            unfinished.unlink(missing_ok=True)  # already deleted with its folder
 
 
 @contextmanager
 def only_run(work: Path) -> Iterator[None]:
-    """Holds the right to write one version, or one file: two runs would share, and delete, each other's work folder."""
+    """Inside, no other run writes this version or file: two runs would share, and delete, each other's work folder."""
     lock = work.with_suffix(".lock")
     make_folder(lock.parent)
     with lock.open("w") as stream:

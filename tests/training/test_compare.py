@@ -20,7 +20,7 @@ from tests.pictures import Pictures
 from tests.training.logs import Clock
 from training.compare import command, contest, figures, recipe
 from training.compare.command import show
-from training.compare.compare import Asked, compare
+from training.compare.compare import CompareOptions, compare
 from training.compare.figures import Figures, figures_of, paired
 from training.compare.plan import USED
 from training.compare.plot import plot_rows
@@ -196,10 +196,10 @@ def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
 BASELINES = {"truth": the_cluster, "popularity": the_first, "ease": refused, "ials": not_installed, "slow": interrupted}
 
 
-def asked(log: Path, *methods: str, **other: Any) -> Asked:
+def asked(log: Path, *methods: str, **other: Any) -> CompareOptions:
     plain: dict[str, Any] = {"config": settings(log), "seconds": None, "beams": [2, 8], "device": torch.device("cpu")}
     estimates = {name: lambda task: Needs(1, 2) for name in BASELINES}
-    return Asked(data=None, methods=methods, baselines=BASELINES, estimates=estimates, **plain | other)
+    return CompareOptions(data=None, methods=methods, baselines=BASELINES, estimates=estimates, **plain | other)
 
 
 def test_a_log_is_compared_from_end_to_end(log: Path, tmp_path: Path, pictures: Pictures, capsys: pytest.CaptureFixture[str]) -> None:
@@ -431,13 +431,15 @@ def stated(needs: Needs) -> Estimate:
     return lambda task: needs
 
 
-def timed(log: Path, clock: Clock, methods: dict[str, tuple[Method, Needs]], seconds: float, said: list[str] | None = None) -> Asked:
+def timed(
+    log: Path, clock: Clock, methods: dict[str, tuple[Method, Needs]], seconds: float, said: list[str] | None = None
+) -> CompareOptions:
     return replace(
         asked(log, *methods, seconds=seconds),
         baselines={name: method for name, (method, _) in methods.items()},
         estimates={name: stated(needs) for name, (_, needs) in methods.items()},
         clock=clock.monotonic,
-        say=(said if said is not None else []).append,
+        show_plan=(said if said is not None else []).append,
     )
 
 

@@ -181,7 +181,7 @@ def test_queries_without_an_item_choose_nothing_and_few_of_a_log_are_halved(tmp_
     data = {"format": "log", "train": tmp_path / "log.parquet", "views": "views", "clicks": "clicks"}
     config = LinearConfig.model_validate({"kind": "xr-linear", "name": "x", "data": data})
     task = task_of(config, prepare(config))
-    assert not task.made
+    assert not task.has_made_queries
     assert 0 < len(task.validation) < 30  # of thirty, a third has no click
     assert all(len(pair.relevant) for pair in task.validation)
     assert all(0 <= trial.figure <= 1 for trial in METHODS["bm25"](task).trials)

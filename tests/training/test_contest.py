@@ -15,7 +15,7 @@ from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
 from tests.training.logs import Clock
 from tests.training.planted import planted_log, settings
-from training.compare.contest import Contest, Entry, checked_names, in_order, parts_of
+from training.compare.contest import Contest, Entry, checked_names, fused_methods, in_order
 from training.compare.figures import Difference
 from training.compare.plan import USED, Plan, is_judged, share_out
 from training.compare.verdict import MIN_QUERIES, Contestant, Field, duration, size, verdict
@@ -169,7 +169,7 @@ def test_reasons_say_how_much_fits_and_what_would_do() -> None:
 def test_methods_are_named_once_and_known() -> None:
     known = ["recipe", "neighbours", "ease"]
     assert checked_names("ease, recipe,ease,fusion,fusion:ease:neighbours", known) == ["ease", "recipe", "fusion", "fusion:ease:neighbours"]
-    assert parts_of("fusion") == ("recipe", "neighbours")
+    assert fused_methods("fusion") == ("recipe", "neighbours")
     for wrong in ("eas", "fusion:ease", "fusion:ease:ease", "fusion:ease:all", ""):
         with pytest.raises(InvalidConfig, match="--methods"):
             checked_names(wrong, known)
@@ -247,7 +247,7 @@ def judged(
 
 
 def fused(figure: float, *parts: str) -> Contestant:
-    return contestant(f"fusion:{':'.join(parts)}", figure, parts=parts, ms=2.0)
+    return contestant(f"fusion:{':'.join(parts)}", figure, fused_methods=parts, ms=2.0)
 
 
 def test_a_tree_that_finds_more_pays() -> None:

@@ -114,7 +114,7 @@ def test_the_best_and_the_latest_of_what_is_costly_are_held() -> None:
     figure = remembered.watched(lambda options: -abs(remembered.of(options) - 3) + options["b"] / 10)
     for a, b in ((1, 0), (3, 0), (5, 0), (3, 1), (3, 2), (6, 0), (3, 3)):
         assert figure({"a": a, "b": b}) == -abs(a - 3) + b / 10
-        assert len(remembered.held) <= 2
+        assert len(remembered.results) <= 2
     assert made == [1, 3, 5, 6]
     assert remembered.has({"a": 3})
     assert not remembered.has({"a": 5})

@@ -15,8 +15,8 @@ from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 from espalier.search import NO_ITEM
 from tests.training.commands import command
-from training.baselines.own import _answer_rows, own_method
-from training.compare.compare import Asked
+from training.baselines.own_method import _answer_rows, own_method
+from training.compare.compare import CompareOptions
 
 METHOD = """
 from collections import Counter
@@ -56,7 +56,7 @@ def test_what_it_needs_is_measured_before_others(module: str, tmp_path: Path, mo
     (tmp_path / "log.csv").write_text("user,item,time\n" + "".join(f"u{u},i{i},{i}\n" for u in range(20) for i in range(12)))
     asked = []
 
-    def noted(given: Asked, _: object) -> None:
+    def noted(given: CompareOptions, _: object) -> None:
         asked.append(given)
         raise InvalidConfig("nothing", None, "more than to see what is asked")
 

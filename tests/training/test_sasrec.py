@@ -457,7 +457,7 @@ def test_training_goes_on_from_the_best_round_with_a_falling_rate_and_the_best_w
     assert 0 < rates[5] < config.learning_rate / 3, "that of its last step, before 0"
     assert (training.network.item_ID - before).abs().max() > 1e-4
     assert training.best == 0.5
-    assert training.kept is models[1], "the earlier of equals"
+    assert training.best_model is models[1], "the earlier of equals"
     assert (models[1].item_ID - models[2].item_ID).abs().max() > 1e-3, "a model is a copy, which later rounds do not change"
 
 

@@ -58,7 +58,7 @@ def test_users_of_both_versions_are_left_out(tmp_path: Path) -> None:
     changed = pl.concat([frame, frame.filter(pl.col("who") < 30).with_columns(version=3 - pl.col("version"))])
     changed.write_parquet(file)
     found = judge(file, "who", "version", "clicked")
-    assert found.both == 30
+    assert found.users_of_both == 30
     assert sum(arm.users for arm in found.arms) == 370
 
 

@@ -1,6 +1,6 @@
-"""The best points of each item so far, as blocks of points come in; kept on disk, so that a killed run can go on.
+"""The best points of each item over the blocks of points so far. The state can be written to disk, so that a killed run can go on.
 
-Legend: I items that are wanted, K points of an item.
+Legend: I eligible items, K points of an item.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from espalier.errors import InvalidConfig
 from ..assign.labelwise import Pairs
 
 MAX_PAIRS = 1 << 26
-"""Most items times points times trees. A kept pair takes 12 bytes; while a block is predicted, each tree takes some 100 a pair."""
+"""Most items times points times trees. A stored pair takes 12 bytes; while a block is predicted, each tree takes some 100 a pair."""
 MERGED_PAIRS = 1 << 18
-"""Kept pairs that are merged with a block's at once: memory, and sorting few is faster."""
+"""Stored pairs that are merged with a block's at once. This bounds memory, and sorting fewer pairs is faster."""
 ALL = slice(None)
 
 
 class BestPoints:
-    """For each wanted item the K points with the highest scores: ties go to the point that came first.
+    """For each eligible item the K points with the highest scores. At ties the earlier point wins.
 
     item_I    int64[I], ascending item rows
-    point_IK  int64[I, K], −1 where there is none · score_IK: float32[I, K], descending, −inf there
+    point_IK  int64[I, K], −1 for no point
+    score_IK  float32[I, K], descending, −inf for no point
     """
 
     def __init__(self, item_I: NDArray[np.int64], per_item: int, trees: int = 1) -> None:
@@ -42,36 +43,36 @@ class BestPoints:
         self.done = 0
 
     def add(self, pairs: Pairs, points: int) -> None:
-        """Take the pairs of the next block, by item, of so many points, whose positions count from the block's first one."""
+        """Add the pairs of the next block of so many points. Pairs are sorted by item; point positions count from the block's first."""
         row = np.searchsorted(self.item_I, pairs.item)
-        better = pairs.score > self.score_IK[row, -1]
-        row, point, score = row[better], pairs.point[better] + self.done, pairs.score[better]
+        is_better = pairs.score > self.score_IK[row, -1]
+        row, point, score = row[is_better], pairs.point[is_better] + self.done, pairs.score[is_better]
         changed = np.unique(row)
-        at_once = max(1, MERGED_PAIRS // self.point_IK.shape[1])
-        for begin in range(0, len(changed), at_once):
-            some = changed[begin : begin + at_once]
-            own = slice(*np.searchsorted(row, [some[0], some[-1] + 1]))
-            self._merge(some, row[own], point[own], score[own])
+        rows_at_once = max(1, MERGED_PAIRS // self.point_IK.shape[1])
+        for begin in range(0, len(changed), rows_at_once):
+            rows = changed[begin : begin + rows_at_once]
+            entries = slice(*np.searchsorted(row, [rows[0], rows[-1] + 1]))
+            self._merge(rows, row[entries], point[entries], score[entries])
         self.done += points
 
-    def _merge(self, changed: NDArray[np.int64], row: NDArray[np.int64], point: NDArray[np.int64], score: NDArray[np.float32]) -> None:
-        """Take new points of some rows, which all have one; `row` is ascending."""
+    def _merge(self, rows: NDArray[np.int64], row: NDArray[np.int64], point: NDArray[np.int64], score: NDArray[np.float32]) -> None:
+        """Add points to `rows`, each of which has a new one. `row` is the ascending row of each point."""
         per_item = self.point_IK.shape[1]
-        row = np.concatenate([np.repeat(changed, per_item), row])
-        point = np.concatenate([self.point_IK[changed].ravel(), point])
-        score = np.concatenate([self.score_IK[changed].ravel(), score])
+        row = np.concatenate([np.repeat(rows, per_item), row])
+        point = np.concatenate([self.point_IK[rows].ravel(), point])
+        score = np.concatenate([self.score_IK[rows].ravel(), score])
         order = np.lexsort((np.where(point < 0, np.iinfo(np.int64).max, point), -score, row))
-        begins = np.searchsorted(row[order], changed)
+        begins = np.searchsorted(row[order], rows)
         best = order[begins[:, None] + np.arange(per_item)]
-        self.point_IK[changed], self.score_IK[changed] = point[best], score[best]
+        self.point_IK[rows], self.score_IK[rows] = point[best], score[best]
 
     def pairs(self, rows: slice = ALL) -> tuple[Pairs, NDArray[np.int64]]:
-        """The pairs of some wanted items, by item, best first, and the place of each, from 1."""
-        row, place = np.nonzero(self.point_IK[rows] >= 0)
-        return Pairs(self.item_I[rows][row], self.point_IK[rows][row, place], self.score_IK[rows][row, place]), place + 1
+        """The pairs of some items, by item, best first, and the rank of each within its item, from 1."""
+        row, k = np.nonzero(self.point_IK[rows] >= 0)
+        return Pairs(self.item_I[rows][row], self.point_IK[rows][row, k], self.score_IK[rows][row, k]), k + 1
 
     def write(self, file: Path) -> None:
-        """Keep the state, all or nothing."""
+        """Write the state, all or nothing."""
         unfinished = file.with_suffix(".part")
         try:
             with unfinished.open("wb") as stream:
@@ -83,10 +84,10 @@ class BestPoints:
             unfinished.unlink(missing_ok=True)
 
     def read(self, file: Path) -> None:
-        """Go on from a state that `write` kept for the same items. Raises InvalidConfig."""
+        """Continue from a state that `write` wrote for the same items. Raises InvalidConfig."""
         try:
-            with np.load(file, allow_pickle=False) as kept:
-                done, point, score = int(kept["done"]), kept["point"], kept["score"]
+            with np.load(file, allow_pickle=False) as state:
+                done, point, score = int(state["done"]), state["point"], state["score"]
         except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
             raise InvalidConfig("--resume", str(file), f"a readable state ({error}); leave out --resume to start anew") from error
         self.done, self.point_IK, self.score_IK = done, point, score

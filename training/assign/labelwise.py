@@ -1,8 +1,8 @@
-"""Labelwise prediction: for every item the points that it is most relevant to (XReg, Algorithm 1), of one block of points.
+"""Labelwise prediction (XReg, Algorithm 1): for every item, the points of one block that it is most relevant to.
 
-All points begin at the root. Each node passes on to a child the points that rank it highest, as many as `Retention` says; below the last
-inner node every item keeps its best points. Of a forest, the pairs that some tree keeps get the mean of all trees' scores, 0 where the
-point did not come to the item's last inner node.
+All points start at the root. Each node passes a child the points that rank it highest; `Retention` says how many. Below the last inner
+node every item keeps its best points. In a forest, a pair that some tree keeps gets the mean of all trees' scores. A tree whose last inner
+node above the item did not get the point counts 0.
 
 Legend: R points at a node, C children, F features, N nodes, I items.
 """
@@ -28,9 +28,8 @@ from espalier.scores import scores_of_ranks
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
+from ..arrays import Array
 from ..assign.retention import Retention
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,16 +40,16 @@ class Pairs:
     point: NDArray[np.int64]
     score: NDArray[np.float32]
 
-    def take(self, chosen: NDArray[Any]) -> Pairs:
-        return Pairs(self.item[chosen], self.point[chosen], self.score[chosen])
+    def take(self, positions: NDArray[Any]) -> Pairs:
+        return Pairs(self.item[positions], self.point[positions], self.score[positions])
 
     @staticmethod
-    def concatenated(parts: Sequence[Pairs]) -> Pairs:
-        return Pairs(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("item", "point", "score")))
+    def concatenated(groups: Sequence[Pairs]) -> Pairs:
+        return Pairs(*(np.concatenate([getattr(group, name) for group in groups]) for name in ("item", "point", "score")))
 
 
 class ScoredTree(NamedTuple):
-    """A tree with its scorers, and how many points go down to its nodes."""
+    """A tree with its scorers and its retention."""
 
     tree: Tree
     chunks: Chunks
@@ -58,7 +57,7 @@ class ScoredTree(NamedTuple):
 
 
 class _Visit(NamedTuple):
-    """A node with the points that came there, ascending, and their ranks."""
+    """A node with the points that reached it, ascending, and their ranks."""
 
     node: int
     points_R: NDArray[np.int64]
@@ -66,7 +65,7 @@ class _Visit(NamedTuple):
 
 
 class Labelwise:
-    """Predicts block after block. `eligible_I` bool[I]: the items that are wanted; `per_item`: most points of an item."""
+    """Predicts block after block. `eligible_I` bool[I]: whether an item passes the filter; `per_item`: most points of an item."""
 
     def __init__(
         self, trees: Sequence[ScoredTree], ranking: Ranking, eligible_I: NDArray[np.bool_], per_item: int, threads: int = 1
@@ -77,18 +76,18 @@ class Labelwise:
         self._of_thread = threading.local()
 
     def predict(self, points: SparseRows, per_point: int | None = None) -> Pairs:
-        """The pairs of a block, at most `per_item` of an item and tree; of each point the best `per_point`."""
+        """The pairs of a block: at most `per_item` for an item and tree, and the best `per_point` of each point."""
         trees = range(len(self._trees))
         with ThreadPoolExecutor(self._threads) as pool:
             visits_T = [self._last_visits(t, points, pool) for t in trees]
-            kept_T = [_joined(pool.map(lambda visit, t=t: self._best_below(t, points, visit), visits_T[t])) for t in trees]
-            pairs = kept_T[0]
+            pairs_T = [_joined(pool.map(lambda visit, t=t: self._best_below(t, points, visit), visits_T[t])) for t in trees]
+            pairs = pairs_T[0]
             if len(trees) > 1:
-                pairs = _distinct(Pairs.concatenated(kept_T))
+                pairs = _distinct(Pairs.concatenated(pairs_T))
                 total = np.zeros(len(pairs.item))
                 for t in trees:
-                    for at, scores in pool.map(lambda visit, t=t: self._scores_below(t, points, visit, pairs), visits_T[t]):
-                        total[at] += scores
+                    for positions, scores in pool.map(lambda visit, t=t: self._scores_below(t, points, visit, pairs), visits_T[t]):
+                        total[positions] += scores
                 pairs = Pairs(pairs.item, pairs.point, (total / len(trees)).astype(np.float32))
         return pairs if per_point is None else best_of_points(pairs, per_point)
 
@@ -104,34 +103,35 @@ class Labelwise:
         return visits
 
     def _passed_on(self, t: int, level: int, points: SparseRows, visit: _Visit) -> list[_Visit]:
-        """A node's eligible children with the points that they get."""
+        """The node's eligible children, each with the points that it gets."""
         children_C, ranks_RC = self._ranks(t, points, visit)
-        found = []
+        child_visits = []
         for c, child in enumerate(children_C.tolist()):
             most = self._trees[t].retention.most(child, level, len(points), len(visit.points_R))
-            kept = best_positions(ranks_RC[:, c], most)
-            if len(kept):
-                found.append(_Visit(child, visit.points_R[kept], ranks_RC[kept, c]))
-        return found
+            positions = best_positions(ranks_RC[:, c], most)
+            if len(positions):
+                child_visits.append(_Visit(child, visit.points_R[positions], ranks_RC[positions, c]))
+        return child_visits
 
     def _best_below(self, t: int, points: SparseRows, visit: _Visit) -> Pairs:
         """The best points of each item below a last inner node."""
         leaves_C, ranks_RC = self._ranks(t, points, visit)
-        kept = [best_positions(ranks_RC[:, c], self._per_item) for c in range(len(leaves_C))]
-        place, column = np.concatenate([*kept, np.empty(0, np.int64)]), np.repeat(np.arange(len(leaves_C)), [len(rows) for rows in kept])
+        positions_C = [best_positions(ranks_RC[:, c], self._per_item) for c in range(len(leaves_C))]
+        position = np.concatenate([*positions_C, np.empty(0, np.int64)])
+        column = np.repeat(np.arange(len(leaves_C)), [len(rows) for rows in positions_C])
         items = self._items(t, leaves_C)
-        return Pairs(items[column], visit.points_R[place], scores_of_ranks(self._ranking, ranks_RC[place, column]))
+        return Pairs(items[column], visit.points_R[position], scores_of_ranks(self._ranking, ranks_RC[position, column]))
 
     def _scores_below(self, t: int, points: SparseRows, visit: _Visit, pairs: Pairs) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The positions of the pairs of a last inner node's items and points, and their scores. `pairs` are by item, then by point."""
+        """Positions and scores of the pairs with an item and a point of a last inner node. `pairs` are sorted by item, then by point."""
         leaves_C, ranks_RC = self._ranks(t, points, visit)
         items = self._items(t, leaves_C)
         begins, ends = (np.searchsorted(pairs.item, items, side) for side in ("left", "right"))
-        at = np.concatenate([*map(np.arange, begins, ends), np.empty(0, np.int64)]).astype(np.int64)
+        pair_positions = np.concatenate([*map(np.arange, begins, ends), np.empty(0, np.int64)]).astype(np.int64)
         column = np.repeat(np.arange(len(items)), ends - begins)
-        place = np.minimum(np.searchsorted(visit.points_R, pairs.point[at]), len(visit.points_R) - 1)
-        came = visit.points_R[place] == pairs.point[at]
-        return at[came], scores_of_ranks(self._ranking, ranks_RC[place[came], column[came]])
+        position = np.minimum(np.searchsorted(visit.points_R, pairs.point[pair_positions]), len(visit.points_R) - 1)
+        is_present = visit.points_R[position] == pairs.point[pair_positions]
+        return pair_positions[is_present], scores_of_ranks(self._ranking, ranks_RC[position[is_present], column[is_present]])
 
     def _items(self, t: int, leaves_C: NDArray[np.int64]) -> NDArray[np.int64]:
         tree = self._trees[t].tree
@@ -153,29 +153,29 @@ class Labelwise:
 
 
 def best_of_points(pairs: Pairs, per_point: int) -> Pairs:
-    """The best items of each point: ties go to the lower item row."""
+    """The pairs with the `per_point` best items of each point. At ties the lower item row wins."""
     order = np.lexsort((pairs.item, -pairs.score, pairs.point))
-    kept = np.zeros(len(order), np.bool_)
-    kept[order] = _place_in_group(pairs.point[order]) < per_point
-    return pairs.take(kept)
+    is_best = np.zeros(len(order), np.bool_)
+    is_best[order] = _rank_in_group(pairs.point[order]) < per_point
+    return pairs.take(is_best)
 
 
 def best_positions(ranks_R: NDArray[np.float32], most: int) -> NDArray[np.int64]:
-    """Positions of the `most` highest ranks, at least 1, ascending, without those of −inf. Ties go to the lower position."""
-    found = np.flatnonzero(ranks_R > -np.inf)
-    if len(found) <= most:
-        return found
-    ranks_F = ranks_R[found]
-    cut = np.partition(ranks_F, len(found) - most)[len(found) - most]
-    kept_F = ranks_F > cut
-    kept_F[np.flatnonzero(ranks_F == cut)[: most - int(kept_F.sum())]] = True
-    best: NDArray[np.int64] = found[kept_F]
+    """Ascending positions of the `most` (at least 1) highest ranks, without −inf. At ties the lower position wins."""
+    finite = np.flatnonzero(ranks_R > -np.inf)
+    if len(finite) <= most:
+        return finite
+    ranks_F = ranks_R[finite]
+    cut = np.partition(ranks_F, len(finite) - most)[len(finite) - most]
+    is_best_F = ranks_F > cut
+    is_best_F[np.flatnonzero(ranks_F == cut)[: most - int(is_best_F.sum())]] = True
+    best: NDArray[np.int64] = finite[is_best_F]
     return best
 
 
-def _joined(parts: Iterable[Pairs]) -> Pairs:
+def _joined(groups: Iterable[Pairs]) -> Pairs:
     """The pairs of one tree by item, then by point."""
-    return _distinct(Pairs.concatenated([Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)), *parts]))
+    return _distinct(Pairs.concatenated([Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)), *groups]))
 
 
 def _distinct(pairs: Pairs) -> Pairs:
@@ -185,7 +185,7 @@ def _distinct(pairs: Pairs) -> Pairs:
     return pairs.take(order[(np.diff(item, prepend=-1) != 0) | (np.diff(point, prepend=-1) != 0)])
 
 
-def _place_in_group(group: NDArray[np.int64]) -> NDArray[np.int64]:
+def _rank_in_group(group: NDArray[np.int64]) -> NDArray[np.int64]:
     """0, 1, … within each run of equal numbers."""
     begins = np.flatnonzero(np.diff(group, prepend=-1) != 0)
     return np.arange(len(group)) - np.repeat(begins, np.diff(begins, append=len(group)))

@@ -1,6 +1,6 @@
-"""Points of a file in blocks, as the model's queries: XMC files, SciPy matrices, tables of texts.
+"""Reads points of a file in blocks, as queries of the model: XMC files, SciPy matrices, tables of texts.
 
-XMC files and tables are streamed; a SciPy matrix is read whole, as its format has it.
+XMC files and tables are streamed. A SciPy matrix is read whole, since its format allows nothing else.
 
 Legend: B points of a block.
 """
@@ -22,7 +22,7 @@ from espalier.queries import FeaturesKind, TextKind
 from espalier.text.sparse_rows import SparseRows
 
 from ..data.csr import as_rows, read_by_rows
-from ..data.log_values import BadRows, Place
+from ..data.log_values import BadRows, RowSource
 from ..data.parquet_logs import is_parquet, parquet_batches
 from ..data.text_files import TextTableFile, first_record, text_batches
 from ..data.xmc import begins_with_weights, in_blocks, parse_points, reading
@@ -31,14 +31,14 @@ from ..specification.log_format import TextTable
 TABLES, COLUMN = (".csv", ".tsv", ".parquet"), "--column"
 """Endings of files of texts, and the option that names their column."""
 ROWS = 1 << 16
-"""Texts of a Parquet file that are read at a time."""
+"""Texts of a Parquet file read at a time."""
 
 
 @dataclass(frozen=True)
 class PointFile:
-    """A file of points for a model. `column`: of a table, the texts.
+    """A file of points for a model. `column`: the text column of a table.
 
-    Raises InvalidConfig where the model cannot read such files, InvalidData where the file is not what its name says.
+    Raises InvalidConfig if the model cannot read such files, InvalidData if the file's content does not fit its name.
     """
 
     bundle: Bundle
@@ -54,7 +54,7 @@ class PointFile:
             return header.points
 
     def blocks(self, size: int, skip: int = 0) -> Iterator[SparseRows]:
-        """All points from the one at `skip` on, so many at a time."""
+        """All points from position `skip` on, `size` at a time."""
         kind = self.bundle.manifest.query
         if isinstance(kind, TextKind):
             yield from self._texts(size, skip)
@@ -72,10 +72,10 @@ class PointFile:
 
     def _texts(self, size: int, skip: int) -> Iterator[SparseRows]:
         texts: list[str] = []
-        seen = 0
+        first = 0
         for column in self._columns():
-            texts += column.slice(min(len(column), max(0, skip - seen))).to_pylist()
-            seen += len(column)
+            texts += column.slice(min(len(column), max(0, skip - first))).to_pylist()
+            first += len(column)
             while len(texts) >= size:
                 yield self.bundle.vectoriser.transform(texts[:size])
                 texts = texts[size:]
@@ -83,21 +83,21 @@ class PointFile:
             yield self.bundle.vectoriser.transform(texts)
 
     def _columns(self) -> Iterator[pa.Array]:
-        """The texts of a table, some at a time."""
+        """The texts of a table, block by block."""
         if not self.file.is_file() or Path(self.file.name.removesuffix(".gz")).suffix not in TABLES:
             raise InvalidConfig("--data", str(self.file), "a .csv, .tsv or .parquet file of texts")
         try:
-            for place, batch in self._batches():
-                texts = place.strings(COLUMN, batch.column(0))
+            for source, batch in self._batches():
+                texts = source.strings(COLUMN, batch.column(0))
                 if texts.null_count:
-                    raise InvalidData(*place.wrong(COLUMN, texts.is_null().index(True).as_py(), None, "a text"))
+                    raise InvalidData(*source.problem(COLUMN, texts.is_null().index(True).as_py(), None, "a text"))
                 yield texts
         except InvalidData as error:  # no configuration has keys for this table
             error.expected = re.split(rf"[;,] (?:or )?{re.escape(TextTable.SECTION)}", error.expected)[0]
             error.args = (f"{error.field}: got {error.value}, expected {error.expected}",)
             raise
 
-    def _batches(self) -> Iterator[tuple[Place, pa.RecordBatch]]:
+    def _batches(self) -> Iterator[tuple[RowSource, pa.RecordBatch]]:
         columns = {COLUMN: self.column}
         if is_parquet(self.file):
             with tempfile.TemporaryDirectory() as scratch:
@@ -120,7 +120,7 @@ class PointFile:
                 yield as_rows(parse_points(self.file, body, header, first, weighted).points)
 
     def _has_label_weights(self) -> bool:
-        """Whether labels are written as label:weight, as `read_xmc` tells it."""
+        """Whether labels are written as label:weight: the model's configuration says so, or the file shows it."""
         config = self.bundle.manifest.training.get("data", {})
         if config.get("format") == "xmc" and config.get("label_weights") is not None:
             return bool(config["label_weights"])

@@ -1,10 +1,10 @@
-"""Neighbours by content: items whose texts and attributes are like those of the history's. Needs no events, so new items have scores, too.
+"""Neighbours by content: items with texts and attributes like those of the history's items. New items have scores, too: no events needed.
 
     v_i = tf-idf of item i's words and attributes, of length 1;   score(j | history) = Σ_d recency^d · ⟨v_{h_d}, v_j⟩,   h_0 the last item
 
 Words are those of the item table's string columns other than `id`, in lower case; each entry of a list column is one attribute. Numbers
-are not content. A word that one item alone has says nothing about others and is left out. tf is 1 + log(count) (scikit-learn's sublinear
-one); at most MOST_ENTRIES words of all items together count, an item's first ones.
+are not content. A word of a single item says nothing about others and is left out. tf is 1 + log(count) (scikit-learn's sublinear tf). At
+most MOST_ENTRIES words of all items together count: the first ones of each item.
 
 Legend: B queries, I items, V words, M results.
 """
@@ -19,12 +19,12 @@ from itertools import islice
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from scipy import sparse
 
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
 
+from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.log_values import is_text_type
 from ..data.user_item_matrix import events_of_items, latest_items
@@ -33,8 +33,6 @@ from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import Fitted, Task
 from ..retrieval.tuning import Option, Options
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 Vectors = sparse.csr_array[np.float32]
 
 GRID = (Option("recency", (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 1.0)),)
@@ -47,7 +45,7 @@ MOST_ENTRIES = 1 << 27
 
 
 def answering(vectors_IV: Vectors, by_word_VI: Vectors, popular_I: Int64, options: Options) -> Fitted:
-    """v_i with what the options say. by_word_VI: v_i by words. An item that shares no word with the history has no score."""
+    """The method with these options. by_word_VI: v_i by words. An item that shares no word with the history has no score."""
     weight_L = fading(options["recency"], LONGEST)
 
     def scores(histories: Sequence[Int64]) -> Float32:
@@ -60,7 +58,7 @@ def answering(vectors_IV: Vectors, by_word_VI: Vectors, popular_I: Int64, option
 
 
 def item_vectors(items: ItemTable) -> Vectors:
-    """float32[I, V]: the tf-idf vector of each item; all 0 for one without words. Raises InvalidData where no two items share a word."""
+    """float32[I, V]: the tf-idf vector of each item; all 0 for one without words. Raises InvalidData if no two items share a word."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     columns = [name for name in items.fields if name != "id" and _is_content(items.column(name).type)]
@@ -84,7 +82,7 @@ def _is_content(kind: pa.DataType) -> bool:
 
 
 def _words(items: ItemTable, columns: Sequence[str], row: int) -> Iterator[str]:
-    """An item's words, and its attributes with the name of their column, so that two columns' values are not taken for each other."""
+    """An item's words, and its attributes with their column's name, so that values of different columns stay different."""
     for column in columns:
         value = items.column(column)[row].as_py()
         if isinstance(value, str):
@@ -94,9 +92,9 @@ def _words(items: ItemTable, columns: Sequence[str], row: int) -> Iterator[str]:
 
 
 def content(task: Task) -> Fitted:
-    """Choose the recency on validation queries, at most VALIDATION_QUERIES; lists without an order have none.
+    """Choose the recency on at most VALIDATION_QUERIES validation queries; lists without an order have none.
 
-    Raises InvalidData where the item table has nothing but ids and numbers.
+    Raises InvalidData if the item table has only ids and numbers.
     """
     begin, deadline = time.perf_counter(), task.deadline()
     vectors = item_vectors(task.items)

@@ -7,8 +7,8 @@ X holds, for each training user and each item of the list, |list|^(−user / 2).
 column and user at 0 and recency at 1 are the paper's model; ridge = a, row = 0 and column = a / 2 are the one whose columns of X, and of
 histories, are scaled by pop^(−a/2). Lists without an order have a recency of 1.
 
-Two dense I × I matrices of float32 are held, the inverse that is being made and the best so far. λ, ridge and user take an inversion
-each, so they come after recency, row and column, which take none, and a deadline leaves out what they would have found.
+Two dense I × I matrices of float32 are in memory: the inverse being computed and the best so far. A trial of λ, ridge or user takes an
+inversion, so these come after recency, row and column, which take none. A deadline leaves out the last trials.
 
 Legend: B queries, I items, M results, L items of a history that count.
 """
@@ -26,6 +26,7 @@ from scipy.linalg import lapack
 
 from espalier.errors import InvalidConfig, InvalidData
 
+from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.interactions import Interactions
 from ..data.user_item_matrix import damped_items, user_item_matrix
@@ -34,10 +35,6 @@ from ..retrieval.needs import LEAST_S, Needs, available_bytes
 from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import Fitted, Task
 from ..retrieval.tuning import Option, Options, Remembered
-
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 
 WITHOUT_INVERSION = (
     Option("recency", (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99, 1.0)),
@@ -51,24 +48,24 @@ WITH_INVERSION = (
 )
 START: Options = {"recency": 1.0, "column": 0.0, "row": 0.0, "l2": 300.0, "ridge": 0.0, "user": 0.0}
 LONGEST, LONGEST_WITHOUT_ORDER = 200, 2000
-"""The latest items of a history that count; without an order, any so many."""
+"""Most items of a history that count: the latest; without an order, any."""
 VALIDATION_QUERIES = 5000
 BLOCK = 512
 """Rows of XᵀX made at a time."""
 MOST_BYTES = 16 << 30
-"""The matrices take no more, nor more than half of the memory that the machine has left."""
+"""Most bytes of both matrices; they also take at most half of the machine's available memory."""
 ONCE, SEARCH = 1.5, 8.0
-"""What one fit, and the search over options, take in inversions."""
+"""The time of one fit, and of the search over options, in inversions."""
 ANSWERING_S = 20.0
-"""Seconds that the search over options is given for the answers to validation queries. What is left of them goes to other methods."""
+"""Seconds in the search over options for answers to validation queries. Unused seconds go to other methods."""
 PROBE = 2500
-"""Items of the matrix whose inversion says how long one takes here."""
+"""Items of the matrix whose inversion is timed."""
 
 
 def answering(weights_II: Float32, users_I: NDArray[np.int64], options: Options, longest: int) -> Fitted:
-    """B with what the other options say. users_I: how many training users an item has.
+    """B with the options that need no inversion. users_I: how many training users an item has.
 
-    An item without training users has no score, and no item has one where no item of the history has any.
+    Items without training users have no score. If no item of the history has training users, no item has a score.
     """
     damped_I = np.maximum(users_I, 1).astype(np.float64)
     row_I, column_I = damped_I ** -options["row"], np.where(users_I > 0, damped_I ** -options["column"], np.nan)
@@ -84,7 +81,7 @@ def answering(weights_II: Float32, users_I: NDArray[np.int64], options: Options,
 
 
 def weights(matrix: sparse.csr_array[np.float64], options: Options) -> Float32:
-    """float32[I, I]: B, of the binary matrix of training users and items. In place of XᵀX: one such matrix is all that it needs."""
+    """float32[I, I]: B, of the binary matrix of training users and items. Computed in place of XᵀX, so it needs one such matrix."""
     items = matrix.shape[1]
     length = np.diff(matrix.indptr)
     scaled = sparse.csr_array(
@@ -106,13 +103,13 @@ def weights(matrix: sparse.csr_array[np.float64], options: Options) -> Float32:
 
 
 def invert(matrix_II: Float32) -> None:
-    """The inverse of a symmetric positive definite matrix in its place, by Cholesky. Raises InvalidData where it is not such a one."""
+    """Invert a symmetric positive definite matrix in place, by Cholesky. Raises InvalidData if it is not positive definite."""
     _, failed = lapack.spotrf(matrix_II.T, lower=0, clean=0, overwrite_a=1)
     if not failed:
         _, failed = lapack.spotri(matrix_II.T, lower=0, overwrite_c=1)
     if failed:
         raise InvalidData("l2", "a matrix that float32 cannot invert", "a larger one")
-    for first in range(0, len(matrix_II), BLOCK):  # LAPACK wrote one triangle, here the lower one
+    for first in range(0, len(matrix_II), BLOCK):  # LAPACK wrote only the lower triangle
         last = first + BLOCK
         matrix_II[first:last, last:] = matrix_II[last:, first:last].T
         corner = matrix_II[first:last, first:last]
@@ -120,11 +117,11 @@ def invert(matrix_II: Float32) -> None:
 
 
 def ease(task: Task, most_bytes: int | None = None) -> Fitted:
-    """Choose the options on validation queries, at most VALIDATION_QUERIES, and fit on all training users.
+    """Choose the options on at most VALIDATION_QUERIES validation queries, and fit on all training users.
 
-    most_bytes  what the two matrices may take; None for MOST_BYTES, or half of what the machine has left where that is less
+    most_bytes  limit for the two matrices; None: the smaller of MOST_BYTES and half of the available memory
 
-    Raises InvalidData where they would take more, and InvalidConfig where one inversion would take longer than the task has.
+    Raises InvalidData if they would take more, InvalidConfig if one inversion would take longer than the task has.
     """
     begin, deadline = time.perf_counter(), task.deadline()
     interactions = task.split.lists
@@ -134,8 +131,8 @@ def ease(task: Task, most_bytes: int | None = None) -> Fitted:
         raise InvalidConfig(
             "seconds", round(task.seconds or 0, 1), f"at least {inversion_s:.0f} for EASE's inversion of {interactions.item_count} items"
         )
-    ordered = interactions.order != "none"
-    cheap, longest = WITHOUT_INVERSION[0 if ordered else 1 :], LONGEST if ordered else LONGEST_WITHOUT_ORDER
+    has_order = interactions.order != "none"
+    options_without_inversion, longest = WITHOUT_INVERSION[0 if has_order else 1 :], LONGEST if has_order else LONGEST_WITHOUT_ORDER
     matrix = user_item_matrix(interactions, task.split.train)
     users_I = np.bincount(matrix.indices, minlength=interactions.item_count)
     inverses = Remembered(lambda options: weights(matrix, options), tuple(option.name for option in WITH_INVERSION))
@@ -146,19 +143,19 @@ def ease(task: Task, most_bytes: int | None = None) -> Fitted:
     def cost_s(options: Options) -> float:
         return 0.0 if inverses.has(options) else inversion_s
 
-    grid = (*cheap, *WITH_INVERSION)
+    grid = (*options_without_inversion, *WITH_INVERSION)
     return tune(task, begin, deadline, fitted, START, grid, VALIDATION_QUERIES, inverses, cost_s=cost_s)
 
 
 def needs(task: Task) -> Needs:
-    """Of inversions. Raises InvalidData where the matrices take more memory than they may."""
+    """The needs, by the number of inversions. Raises InvalidData if the matrices would take too much memory."""
     refuse_too_many(task.split.lists, None)
     inversion_s = inversion_seconds(task.split.lists.item_count)
     return Needs(max(LEAST_S, ONCE * inversion_s), ANSWERING_S + SEARCH * inversion_s)
 
 
 def refuse_too_many(interactions: Interactions, most_bytes: int | None) -> None:
-    """Raises InvalidData where two I × I matrices take more memory than they may; None as `ease` says."""
+    """Raises InvalidData if two I × I matrices would take more than `most_bytes`; None as in `ease`."""
     items = interactions.item_count
     most_bytes = min(MOST_BYTES, available_bytes() // 2) if most_bytes is None else most_bytes
     if 8 * items**2 > most_bytes:
@@ -168,14 +165,14 @@ def refuse_too_many(interactions: Interactions, most_bytes: int | None) -> None:
 
 
 def inversion_seconds(items: int) -> float:
-    """About how long an inversion takes here, by a small one; it grows with I³."""
+    """About the seconds of an inversion on this machine, from a small one; the time grows with I³."""
     if items <= PROBE:
         return 0.0
     invert(np.eye(BLOCK, dtype=np.float32))  # the first one starts threads
-    found = []
-    for _ in range(3):  # the quickest: other programs may have had the cores
+    times = []
+    for _ in range(3):  # the quickest counts: other programs may have used the cores
         probe = np.eye(PROBE, dtype=np.float32)
         begin = time.perf_counter()
         invert(probe)
-        found.append(time.perf_counter() - begin)
-    return min(found) * (items / PROBE) ** 3
+        times.append(time.perf_counter() - begin)
+    return min(times) * (items / PROBE) ** 3

@@ -1,11 +1,11 @@
-"""Filters of the graph of users and items (GF-CF: Shen et al. 2021, arXiv 2108.07567): a linear one plus an ideal low-pass one.
+"""Graph filter over users and items (GF-CF: Shen et al. 2021, arXiv 2108.07567): a linear filter plus an ideal low-pass filter.
 
     R̃ = D_U^−½ R D_I^−½,   P = R̃ᵀ R̃,   V = its first `width` eigenvectors
     score(j | history) = pop_j^−column · (Σ_{d < L} recency^d · pop_{h_d}^−row · (P + alpha · V Vᵀ)[h_d, j]),   h_0 the last item
 
-R is who touched what, D_U and D_I are how many items a user and how many users an item has; row = −column is the published filter where it
-is ½ for the low-pass part. P's diagonal is left out: it only says that a history holds what it holds. Polynomials of P (Turbo-CF, ChebyCF)
-lie between its two parts. Lists without an order have a recency of 1.
+R is the binary matrix of users and items; D_U and D_I count the items of a user and the users of an item. The published filter has
+row = −column, with ½ for the low-pass part. P's diagonal is left out: it only adds history items to themselves. Polynomials of P (Turbo-CF,
+ChebyCF) are between the two parts. Lists without an order have a recency of 1.
 
 Legend: B queries, I items, W width, M results, L items of a history that count.
 """
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
 from espalier.errors import InvalidData
 
+from ..arrays import Float32, Float64, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import damped_items
 from ..neighbours.cooccurrence import counted, lists_of
@@ -30,10 +30,6 @@ from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import Fitted, Task
 from ..retrieval.tuning import Option, Options
 from ..trees.embeddings import item_embeddings
-
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 
 GRID = (
     Option("alpha", (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
@@ -49,10 +45,10 @@ VALIDATION_QUERIES = 2000
 
 
 def graph_filter(task: Task) -> Fitted:
-    """Choose the options on validation queries, at most VALIDATION_QUERIES, and fit on all training users.
+    """Choose the options on at most VALIDATION_QUERIES validation queries, and fit on all training users.
 
-    An item without training users has no score, and no item has one where no item of the history has any. Raises InvalidData where there
-    are fewer than two of either users or items.
+    Items without training users have no score. If no item of the history has training users, no item has a score. Raises InvalidData if
+    there are fewer than two users or two items.
     """
     begin, deadline = time.perf_counter(), task.deadline()
     lists, users = task.split.lists, task.split.train
@@ -62,8 +58,8 @@ def graph_filter(task: Task) -> Fitted:
     distinct = lists_of(lists, users, distinct=True)
     counts = counted(distinct, np.ones(WINDOW), 1.0)
     root_I = np.sqrt(np.maximum(distinct.events_I, 1)).astype(np.float32)
-    both_N = (counts.after_N + counts.before_N) / (np.repeat(root_I, np.diff(counts.offset_I1)) * root_I[counts.item_N])
-    linear_II = sparse.csr_array((both_N, counts.item_N, counts.offset_I1), shape=(lists.item_count, lists.item_count))
+    similarity_N = (counts.after_N + counts.before_N) / (np.repeat(root_I, np.diff(counts.offset_I1)) * root_I[counts.item_N])
+    linear_II = sparse.csr_array((similarity_N, counts.item_N, counts.offset_I1), shape=(lists.item_count, lists.item_count))
     # float64: sums in float32 would depend on how many queries there are
     low_IW: Float64 = item_embeddings(lists, users, widest, seed=task.seed).astype(np.float64)
     low_IW /= np.maximum(np.linalg.norm(low_IW, axis=0), 1e-12)
@@ -72,17 +68,17 @@ def graph_filter(task: Task) -> Fitted:
 
     def fitted(options: Options) -> Fitted:
         row_I, column_I = damped_I ** -options["row"], np.where(distinct.events_I > 0, damped_I ** -options["column"], np.nan)
-        weight_L, own_IW = fading(options["recency"], LONGEST), low_IW[:, : min(options["width"], widest)]
+        weight_L, used_IW = fading(options["recency"], LONGEST), low_IW[:, : min(options["width"], widest)]
 
         def scores(histories: Sequence[Int64]) -> Float32:
             history_BI, known_B = damped_items(histories, weight_L, row_I, np.isfinite(column_I))
-            low_BI = options["alpha"] * ((history_BI @ own_IW) @ own_IW.T)
+            low_BI = options["alpha"] * ((history_BI @ used_IW) @ used_IW.T)
             low_BI += (history_BI @ linear_II).toarray()
             score_BI: Float32 = (low_BI * column_I).astype(np.float32)
             score_BI[~known_B] = np.nan
             return score_BI
 
-        return Fitted(partial(best_then_popular, scores, popular_I), options, bytes_of(linear_II, own_IW, row_I, column_I, popular_I), 0.0)
+        return Fitted(partial(best_then_popular, scores, popular_I), options, bytes_of(linear_II, used_IW, row_I, column_I, popular_I), 0.0)
 
     grid = GRID if lists.order == "none" else (RECENCY, *GRID)
     return tune(task, begin, deadline, fitted, START, grid, VALIDATION_QUERIES)

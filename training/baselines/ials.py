@@ -2,13 +2,12 @@
 
     Σ_{u, i} c_ui (x_ui − ⟨w_u, h_i⟩)² + λ (‖W‖² + ‖H‖²),   c_ui = 1 + alpha · x_ui,   λ = l2 · √(U · I)
 
-x_ui is 1 where user u has item i. A history gets its user vector by the same least squares, the item vectors fixed, with alpha ·
-recency^d in place of alpha for the item d before the last: it need not have been in training. Items of histories that no vector was
-learned for do not count.
+x_ui is 1 if user u has item i. A history's user vector comes from the same least squares with fixed item vectors, and alpha · recency^d in
+place of alpha for the item d before the last. So the user need not have been in training. Items without a learned vector do not count.
 
-λ follows Rendle et al. 2022 ("Revisiting the performance of iALS on item recommendation benchmarks"), who scale it by the number of
-users, and of items, for which they find the same l2 good on several logs; `implicit` has one λ, and the product of both scales is what
-counts, since W · c and H / c are the same model. Their scaling by the events of each row is not in `implicit`.
+λ follows Rendle et al. 2022 ("Revisiting the performance of iALS on item recommendation benchmarks"). They scale it by the numbers of users
+and items, and find the same l2 good on several logs. `implicit` has one λ; only the product of both scales counts, since W · c and H / c
+are the same model. `implicit` does not scale λ by the events of each row, as they do.
 
 Legend: U users, I items, F factors, B queries, M results, L items of a history that count.
 """
@@ -30,6 +29,7 @@ from scipy import sparse
 
 from espalier.errors import DeviceUnavailable, InvalidData
 
+from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import latest_items, user_item_matrix
 from ..neighbours.fit import fading
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from implicit.cpu.als import AlternatingLeastSquares
     from threadpoolctl import ThreadpoolController
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 
 GRID = (
     Option("recency", (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99, 1.0)),
@@ -58,16 +56,16 @@ START: Options = {"recency": 1.0, "l2": 0.003, "alpha": 10.0, "factors": 64, "it
 LONGEST = 1000
 VALIDATION_QUERIES = 5000
 FEW_QUERIES = 16
-"""So many are answered by one thread: starting others takes longer."""
+"""At most so many queries are answered by one thread: starting others would take longer."""
 MOST_TRIALS = 60
 EVENTS_PER_THREAD = 50_000
-"""On less a thread waits for the others longer than it works."""
+"""Least events for each thread: with fewer it waits longer for the others than it works."""
 
 
 def answering(model: AlternatingLeastSquares, users_I: Int64, options: Options) -> Fitted:
-    """The model's item vectors with what the other options say. users_I: how many training users an item has.
+    """The model with the options of answers. users_I: how many training users an item has.
 
-    An item without training users has no score, and no item has one where no item of the history has any.
+    Items without training users have no score. If no item of the history has training users, no item has a score.
     """
     trained_I, popular_I = users_I > 0, by_popularity(users_I)
     scores = partial(scores_of, model, trained_I, fading(options["recency"], LONGEST))
@@ -77,7 +75,7 @@ def answering(model: AlternatingLeastSquares, users_I: Int64, options: Options) 
 def scores_of(
     model: AlternatingLeastSquares, trained_I: NDArray[np.bool_], weight_L: NDArray[np.float64], histories: Sequence[Int64]
 ) -> Float32:
-    """float32[B, I]. trained_I: whether an item has training users; weight_L: of the last item of a history, the one before it, …."""
+    """float32[B, I]. trained_I: whether an item has training users; weight_L: weights of a history's last item, the one before it, …."""
     latest = [_latest(history[trained_I[history]], len(weight_L)) for history in histories]
     history_BI = sparse.csr_matrix(latest_items([items[::-1] for items in latest], weight_L, len(trained_I)))
     model.num_threads = len(os.sched_getaffinity(0)) if len(latest) > FEW_QUERIES else 1
@@ -91,16 +89,16 @@ def scores_of(
 
 @cache
 def _blas() -> ThreadpoolController:
-    """The BLAS libraries that are loaded. Looking for them takes milliseconds, longer than a query."""
+    """The loaded BLAS libraries. Finding them takes milliseconds, longer than a query."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
 
 
 def _latest(history: Int64, most: int) -> Int64:
-    """The different items of a history, the last first, at most so many."""
-    items, place = np.unique(history[::-1], return_index=True)
-    return items[np.argsort(place)][:most]
+    """The last `most` distinct items of a history, the last first."""
+    items, first_position = np.unique(history[::-1], return_index=True)
+    return items[np.argsort(first_position)][:most]
 
 
 class _TimeIsOver(Exception):
@@ -110,9 +108,9 @@ class _TimeIsOver(Exception):
 def factors_of(
     matrix: sparse.csr_array[np.float64], options: Options, seed: int, deadline: Deadline = NO_DEADLINE
 ) -> AlternatingLeastSquares:
-    """Trained on a binary matrix of users and items, on at most the cores that the process may use; does not depend on their number.
+    """The model, trained on a binary matrix of users and items with at most the process's cores. It does not depend on their number.
 
-    After the deadline no iteration begins but the first; the vectors are those of the iterations so far, which `iterations` counts then.
+    After the deadline no iteration begins, except for the first. `iterations` of the model is then the number of iterations made.
     """
     from implicit.cpu.als import AlternatingLeastSquares
 
@@ -138,11 +136,11 @@ def factors_of(
 
 
 def ials(task: Task, most_bytes: int | None = None) -> Fitted:
-    """Choose the options on validation queries, at most VALIDATION_QUERIES and MOST_TRIALS trials, and fit on all training users.
+    """Choose the options on at most VALIDATION_QUERIES validation queries in at most MOST_TRIALS trials, and fit on all training users.
 
-    most_bytes  what the vectors of training users and items may take; None for a quarter of what the machine has left
+    most_bytes  limit for the vectors of training users and items; None: a quarter of the available memory
 
-    Raises DeviceUnavailable where `implicit` is not installed, InvalidData where the smallest vectors would take more memory.
+    Raises DeviceUnavailable if `implicit` is not installed, InvalidData if the smallest vectors would take more memory.
     """
     begin, deadline = time.perf_counter(), task.deadline()
     if not implicit_is_installed():
@@ -176,7 +174,7 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
         return 0.0 if models.has(options) else seconds[-1] * _work(options)
 
     start = {**START, "factors": min(START["factors"], most_factors)}
-    found = tune(
+    best_fit = tune(
         task,
         begin,
         deadline,
@@ -188,12 +186,12 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
         cost_s=cost_s,
         most_trials=MOST_TRIALS,
     )
-    made = round(shares[0] * start["iterations"])
-    return found if shares[0] == 1 else replace(found, ended=f"{made} of {start['iterations']} iterations", share=shares[0])
+    iterations = round(shares[0] * start["iterations"])
+    return best_fit if shares[0] == 1 else replace(best_fit, ended=f"{iterations} of {start['iterations']} iterations", share=shares[0])
 
 
 def _work(options: Options) -> float:
-    """What training takes grows like this or less."""
+    """Training time grows at most like this."""
     return float(options["iterations"] * options["factors"] ** 2)
 
 

@@ -2,8 +2,8 @@
 
     sim(i, j) = |U_i ∩ U_j| / sqrt(|U_i| · |U_j|),   score(j | history) = Σ_{i ∈ history} sim(i, j)
 
-Neither order nor repeats count, and all users do: pairs and memory are as in `training.neighbours.cooccurrence`. `training.neighbours` is
-what an expert makes of it.
+Order and repeats do not count; all users do. Pairs and memory are as in `training.neighbours.cooccurrence`. `training.neighbours` is the
+tuned version of this method.
 
 Legend: B queries, I items, M results, N pairs of items that a user has.
 """
@@ -20,28 +20,27 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..neighbours.cooccurrence import LONGEST, Counts, counted, lists_of
 from ..neighbours.neighbour_lists import NeighbourLists
 from ..retrieval.scores import by_popularity
 from ..retrieval.task import Fitted, Task, Trial
 
-Int64 = NDArray[np.int64]
-
 GRID = (10, 20, 50, 100, 200, 500, 1000, 2000)
-"""Neighbours an item that are tried."""
+"""Numbers of neighbours an item that are tried."""
 
 
 def rank(similar: NeighbourLists, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
-    """int64[B, M = m]: the best items, ties by the lower row; then, where fewer than m have a score, the most popular others.
+    """int64[B, M = m]: the best items, ties by the lower row; if fewer than m have a score, then the most popular others.
 
-    A repeated history item counts once. Without `exclude_seen`, a history item comes back where another one is similar to it.
+    A repeated history item counts once. Without `exclude_seen`, a history item comes back if another one is similar to it.
     """
     return similar.rank([np.unique(history) for history in histories], m, exclude_seen)
 
 
 def fit_item_cf(interactions: Interactions, users: Int64, neighbours: int) -> NeighbourLists:
-    """From `users` only (pass training users): the most similar `neighbours` of each item, itself left out; ties by the lower row."""
+    """The most similar `neighbours` of each item, without itself, from `users` only (pass training users); ties by the lower row."""
     lists = lists_of(interactions, users, distinct=True)
     counts = counted(lists, np.ones(LONGEST), damping=0.5)
     score_N = np.empty(len(counts.item_N), np.float32)
@@ -58,7 +57,7 @@ def _cosines(counts: Counts, users_I: NDArray[Any], score_N: NDArray[Any]) -> No
 
 
 def item_cf(task: Task) -> Fitted:
-    """Choose the number of neighbours from GRID, the smaller of equals. A deadline leaves out the larger ones."""
+    """Choose the number of neighbours from GRID; the smaller wins ties. A deadline leaves out the larger numbers."""
     begin, deadline = time.perf_counter(), task.deadline()
     pairs = task.validation_pairs()
     largest = fit_item_cf(task.split.lists, task.split.train, max(GRID))

@@ -1,9 +1,9 @@
-"""Nearest item means: each item is the mean of the vectors that led to it, searched exactly. The cheap rival of a tree over vectors.
+"""Nearest item means: an item's vector is the mean of the queries that led to it; search is exact. The cheap rival of a tree over vectors.
 
     score(i | x) = ⟨x − c, v_i⟩ · n_i / (n_i + s) / ‖v_i‖^p,   v_i = mean of x' − c over the training queries that lead to i
 
-c is 0 or the mean of all training vectors, n_i how many led to i, s the damping of rare items; p = 1 ranks by the cosine, 0 by the inner
-product.
+c is 0 or the mean of all training vectors, n_i the number of queries that led to i, s the damping of rare items. p = 1 ranks by the cosine,
+p = 0 by the inner product.
 
 Legend: B queries, F numbers of a vector, I items, M results.
 """
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import events_of_items
 from ..deep.vector_start import item_means as means_of
@@ -26,9 +27,6 @@ from ..deep.vector_start import start_of
 from ..retrieval.scores import best_of_all
 from ..retrieval.task import Fitted, Task
 from ..retrieval.tuning import Option, Options
-
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 
 GRID = (
     Option("centred", (False, True), ordered=False),
@@ -38,13 +36,13 @@ GRID = (
 START: Options = {"centred": True, "power": 1.0, "damping": 1.0}
 VALIDATION_QUERIES = 2000
 MOST_BYTES = 4 << 30
-"""Of the means of all items."""
+"""Most bytes of the means of all items."""
 
 
 def item_means(task: Task) -> Fitted:
-    """Choose c, p and s on validation queries, at most VALIDATION_QUERIES.
+    """Choose c, p and s on at most VALIDATION_QUERIES validation queries.
 
-    Raises InvalidData where the log is of histories, or the means would take more than MOST_BYTES.
+    Raises InvalidData if the log is of histories, or if the means would take more than MOST_BYTES.
     """
     begin, deadline, lists = time.perf_counter(), task.deadline(), task.split.lists
     if lists.vectors_UF is None:

@@ -1,11 +1,11 @@
-"""A method of one's own in `compare` as a file of what it shows, so that it may run anywhere, in any language.
+"""A caller's own method in `compare` as a file of its answers, so that it may run anywhere, in any language.
 
-    write_queries   what such a method learns from and what it is asked: `train.parquet` (user, item; a user's events in their order) and
+    write_queries   writes its training data and its queries: `train.parquet` (user, item; a user's events in their order) and
                     `queries.parquet` (part, user, history: a list of item ids, oldest first)
-    listed_method   its answers: columns user, item and rank (the lowest is best), perhaps part
+    listed_method   reads its answers: columns user, item and rank (the lowest is best), perhaps part
 
-`part` is `validation` or `test`. Without that column a list is of its user's test query, else of his validation query. A query without a
-list has found nothing. Knows splits and files. Does not know what is measured.
+`part` is `validation` or `test`. Without this column, a list answers its user's test query, or the validation query if there is no test
+query. A query without a list has an empty answer. Knows splits and files. Does not know metrics.
 """
 
 from __future__ import annotations
@@ -21,47 +21,46 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidInput
 from espalier.frames import as_table
 from espalier.items import ItemTable
 from espalier.search import NO_ITEM
 
+from ..arrays import Int64
 from ..data.splits import EvaluationPair, Split
 from ..retrieval.task import Fitted, Method, Task
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 
 ENDINGS = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 COLUMNS, PART = ("user", "item", "rank"), "part"
 PARTS = ("validation", "test")
-"""Also the order in which a list without a part is looked for a query: the last that its user has."""
+"""In this order: a list without a part answers the last query that its user has."""
 
 
 def write_queries(split: Split, items: ItemTable, folder: Path) -> None:
-    """See the module. What is in these files already is overwritten."""
+    """Write the files that the module describes, over existing ones."""
     folder.mkdir(parents=True, exist_ok=True)
     lists, names = split.lists, pa.array(items.ids_of(np.arange(len(items))))
     events = np.concatenate([np.arange(*lists.offset_U1[user : user + 2]) for user in split.train.tolist()])
     user_E = np.repeat(split.train, np.diff(lists.offset_U1)[split.train])
-    learned = {"user": lists.user_ids.take(user_E), "item": names.take(lists.item_of_event_E[events])}
-    pq.write_table(pa.table(learned), folder / "train.parquet")
-    pairs = _asked(split)
+    train_columns = {"user": lists.user_ids.take(user_E), "item": names.take(lists.item_of_event_E[events])}
+    pq.write_table(pa.table(train_columns), folder / "train.parquet")
+    pairs = _queries_by_part(split)
     ends = np.cumsum([0, *(len(pair.history) for _, pair in pairs)])
     rows = np.concatenate([np.empty(0, np.int64), *(pair.history for _, pair in pairs)])
-    asked = {
+    query_columns = {
         PART: pa.array([part for part, _ in pairs], pa.string()),
         "user": lists.user_ids.take(np.array([pair.user for _, pair in pairs], np.int64)),
         "history": pa.LargeListArray.from_arrays(ends, names.take(rows)),
     }
-    pq.write_table(pa.table(asked), folder / "queries.parquet")
+    pq.write_table(pa.table(query_columns), folder / "queries.parquet")
 
 
 def listed_method(option: str, file: Path) -> tuple[str, Method]:
-    """The name, that of the file, and the method of a file of answers. Raises InvalidConfig where it is not one."""
+    """The file's name and the method of a file of answers. Raises InvalidConfig if it is no such file."""
     table = _read(option, file)
     name = next((file.name[: -len(ending)] for ending in ENDINGS if file.name.lower().endswith(ending)), "")
     if not name:
@@ -70,26 +69,26 @@ def listed_method(option: str, file: Path) -> tuple[str, Method]:
     def fitted(task: Task) -> Fitted:
         begin = time.perf_counter()
         lists = _lists(option, file, table, task)
-        # who asks is known by the very array that a query is: two users may have the same history, and not the same list. The arrays are
-        # kept, so that no other one gets the identity of one that is gone
-        nothing = np.empty(0, np.int64)
-        list_of = {id(pair.query): (pair.query, lists.get((part, pair.user), nothing)) for part, pair in _asked(task.split)}
-        lacking = sum((("test", pair.user) not in lists) for pair in task.split.test)
-        if lacking == len(task.split.test):
+        # Queries are identified by their array's id(): two users with equal histories may have different lists. Holding the arrays keeps
+        # other arrays from getting their ids.
+        no_items = np.empty(0, np.int64)
+        list_of = {id(pair.query): (pair.query, lists.get((part, pair.user), no_items)) for part, pair in _queries_by_part(task.split)}
+        missing = sum((("test", pair.user) not in lists) for pair in task.split.test)
+        if missing == len(task.split.test):
             raise InvalidConfig(option, str(file), "lists of the users of test queries, which --queries-to FOLDER writes; it has none")
-        if lacking:
-            log.warning("%s: no list for %d of %d test queries: they have found nothing", file, lacking, len(task.split.test))
+        if missing:
+            log.warning("%s: no list for %d of %d test queries: they have found nothing", file, missing, len(task.split.test))
 
         def rank(queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
             found_BM = np.full((len(queries), m), NO_ITEM, np.int64)
             for row_M, query in zip(found_BM, queries, strict=True):
-                _, best = list_of.get(id(query), (query, nothing))
+                _, best = list_of.get(id(query), (query, no_items))
                 best = best[~np.isin(best, query)][:m] if exclude_seen else best[:m]
                 row_M[: len(best)] = best
             return found_BM
 
-        held = sum(rows.nbytes for rows in lists.values())
-        return Fitted(rank, {}, held, time.perf_counter() - begin)
+        list_bytes = sum(rows.nbytes for rows in lists.values())
+        return Fitted(rank, {}, list_bytes, time.perf_counter() - begin)
 
     return name, fitted
 
@@ -109,51 +108,51 @@ def _read(option: str, file: Path) -> pa.Table:
             raise InvalidConfig(option, columns, f"columns {', '.join(COLUMNS)}, each once; look at {column}")
     if not (pa.types.is_integer(table["rank"].type) or pa.types.is_floating(table["rank"].type)):
         raise InvalidConfig(option, f"{file}: rank of type {table['rank'].type}", "numbers, the lowest for the best item")
-    given = set(map(str, table[PART].to_pylist())) if PART in table.column_names else set()
-    if wrong := sorted(given - {*PARTS}):
-        raise InvalidConfig(option, f"{file}: part {wrong[0]!r}", " or ".join(PARTS))
+    parts_in_file = set(map(str, table[PART].to_pylist())) if PART in table.column_names else set()
+    if unknown_parts := sorted(parts_in_file - {*PARTS}):
+        raise InvalidConfig(option, f"{file}: part {unknown_parts[0]!r}", " or ".join(PARTS))
     return table
 
 
 def _lists(option: str, file: Path, table: pa.Table, task: Task) -> dict[tuple[str, int], Int64]:
-    """Item rows, best first, by part and user; without users and items that the log does not have, and without repeats."""
+    """(part, user) → item rows, best first, without repeats and without users and items that the log does not have."""
     try:
         users = table["user"].cast(pa.string()).combine_chunks()
-        named = table["item"].cast(pa.string()).combine_chunks().dictionary_encode()
+        item_names = table["item"].cast(pa.string()).combine_chunks().dictionary_encode()
     except pa.ArrowException as error:  # such as a list of items in one row
         raise InvalidConfig(option, str(file), f"an id of a user and an id of an item in each row ({error})") from error
-    rows_D = task.items.rows_of(named.dictionary.to_pylist())
+    rows_D = task.items.rows_of(item_names.dictionary.to_pylist())
     if missing := int(np.count_nonzero(rows_D < 0)):
         if missing == len(rows_D):
             raise InvalidConfig(option, str(file), f"items of the log; it has none of the {missing:,} in the file")
         log.warning("%s: %d of %d items are not in the log and are left out", file, missing, len(rows_D))
-    of_named = np.append(rows_D, -1)
-    item_E = of_named[pc.fill_null(named.indices, -1).to_numpy(zero_copy_only=False)]
+    row_of_name = np.append(rows_D, -1)
+    item_E = row_of_name[pc.fill_null(item_names.indices, -1).to_numpy(zero_copy_only=False)]
     user_E = pc.fill_null(pc.index_in(users, value_set=task.split.lists.user_ids), -1).to_numpy(zero_copy_only=False).astype(np.int64)
     rank_E = pc.fill_null(table["rank"].cast(pa.float64(), safe=False), np.inf).to_numpy()
     part_E = _parts(table, user_E, task.split)
-    kept = np.flatnonzero((item_E >= 0) & (user_E >= 0) & (part_E >= 0))
-    kept = kept[np.lexsort((rank_E[kept], user_E[kept], part_E[kept]))]
-    key_E = part_E[kept] * (len(task.split.lists.user_ids) + 1) + user_E[kept]
+    rows = np.flatnonzero((item_E >= 0) & (user_E >= 0) & (part_E >= 0))
+    rows = rows[np.lexsort((rank_E[rows], user_E[rows], part_E[rows]))]
+    key_E = part_E[rows] * (len(task.split.lists.user_ids) + 1) + user_E[rows]
     begins = np.flatnonzero(np.diff(key_E, prepend=-1)).tolist()
-    found: dict[tuple[str, int], Int64] = {}
-    for begin, end in pairwise([*begins, len(kept)]):
-        rows = item_E[kept[begin:end]]
-        _, first = np.unique(rows, return_index=True)
-        found[PARTS[part_E[kept[begin]]], int(user_E[kept[begin]])] = rows[np.sort(first)]
-    return found
+    lists: dict[tuple[str, int], Int64] = {}
+    for begin, end in pairwise([*begins, len(rows)]):
+        item_rows = item_E[rows[begin:end]]
+        _, first = np.unique(item_rows, return_index=True)
+        lists[PARTS[part_E[rows[begin]]], int(user_E[rows[begin]])] = item_rows[np.sort(first)]
+    return lists
 
 
 def _parts(table: pa.Table, user_E: Int64, split: Split) -> Int64:
-    """int64[E]: places in PARTS of what each row answers, −1 of users who are not asked."""
+    """int64[E]: the position in PARTS of each row's query, −1 for users without a query."""
     if PART in table.column_names:
         return np.asarray(pc.index_in(table[PART].cast(pa.string()), value_set=pa.array(PARTS)).to_numpy(), np.int64)
-    part_U = np.full(len(split.lists.user_ids) + 1, -1)  # the last: of users that the log does not have
-    for part, pair in _asked(split):
+    part_U = np.full(len(split.lists.user_ids) + 1, -1)  # the last entry is for users that the log does not have
+    for part, pair in _queries_by_part(split):
         part_U[pair.user] = PARTS.index(part)
     return part_U[user_E]
 
 
-def _asked(split: Split) -> list[tuple[str, EvaluationPair]]:
-    """The queries with their parts, those of the test last."""
+def _queries_by_part(split: Split) -> list[tuple[str, EvaluationPair]]:
+    """(part, query) pairs, test queries last."""
     return [(part, pair) for part, pairs in zip(PARTS, (split.validation, split.test), strict=True) for pair in pairs]

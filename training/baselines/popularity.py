@@ -6,15 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..data.user_item_matrix import users_of_items
 from ..retrieval.scores import by_popularity, empty_rows, filled
 from ..retrieval.task import Fitted, Task
-
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ def fit_popularity(interactions: Interactions, users: Int64) -> Popularity:
 
 
 def popularity(task: Task) -> Fitted:
-    """Nothing is chosen."""
+    """The popularity of training users' items; it has no options."""
     begin = time.perf_counter()
     fitted = fit_popularity(task.split.lists, task.split.train)
     return Fitted(fitted.rank, {}, fitted.best_I.nbytes, time.perf_counter() - begin)

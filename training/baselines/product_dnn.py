@@ -1,12 +1,12 @@
 """YouTube's product-DNN (Covington et al. 2016), the two-tower baseline of TDM, JTM and OTM: softmax over the catalogue, inner product.
 
-Knows histories, items and two tables of item vectors. Does not know trees. The query is what our node scorers see, the windows of a
-history averaged, over an input table of its own; a network makes the user vector of it; items have vectors and biases in an output table.
+Knows histories, items and two tables of item vectors. Does not know trees. The network's input is that of our node scorers, the averaged
+windows of a history, over its own input table. Its output is the user vector. Items have vectors and biases in an output table.
 
     P(i | x) = softmax_i(s_i),   s_i = ⟨u(x), v_i⟩ + b_i
 
-A fit is a function of configuration, seed and data: batch, dropout and negatives of step s come from (seed, s). Training users alone are
-learned from; validation users choose the step whose weights are kept.
+A fit is a function of configuration, seed and data: batch, dropout and negatives of step s come from (seed, s). It learns from training
+users only; validation users choose the step whose weights are kept.
 
 Legend: B queries, T history, W windows, P targets, I items, E input width, D vector width, F features, M results.
 """
@@ -30,6 +30,7 @@ from tqdm import tqdm
 from espalier.errors import InvalidData
 from espalier.queries import HistoryKind, pad_histories
 
+from ..arrays import Float32, Int64
 from ..baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
 from ..data.interactions import Interactions
 from ..data.splits import EvaluationPair, Split, without_seen
@@ -47,18 +48,16 @@ from ..trees.embeddings import item_embeddings, spread_unseen
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 
 VALIDATION_QUERIES = 2000
 TIMED_QUERIES = 50
 WHOLE_ITEMS = 50_000
-"""Most items for which a step of the whole softmax takes a fraction of a second."""
+"""Most items for the whole softmax: a step then takes a fraction of a second."""
 
 
 @dataclass(frozen=True)
 class ProductDnnConfig:
-    """What is trained, and for how long.
+    """The configuration of the network and of its training.
 
     instances      how users become instances, as for trees; with several targets the loss is the cross-entropy against their uniform
                    distribution
@@ -66,16 +65,16 @@ class ProductDnnConfig:
     hidden         layers between the windows and the user vector
     dim            width of the user vector and of the output table
     dropout        share of each dense layer's inputs that is set to 0 in training
-    init           both tables at the start: `embeddings`, the co-occurrence embeddings that trees start from, or `random`
+    init           initial values of both tables: `embeddings`, the co-occurrence embeddings that trees start from, or `random`
     init_std       their root mean square
-    average        steps over which the weights that are measured and kept are averaged, exponentially, as for trees
+    average        steps of the exponential average of weights, which is measured and kept, as for trees
     loss           `full` softmax over the catalogue, or `sampled`
     negatives      sampled: draws per batch, all items alike, with replacement
     learning_rate  of Adam, at the first step; it falls linearly to 0 at `max_steps`
     round_steps    steps between two measurements on validation users
     patience       rounds without a better figure after which training ends
-    metric         of validation queries, which chooses the step
-    exclude_seen   whether it leaves out the items of the history
+    metric         figure of validation queries that chooses the step
+    exclude_seen   whether answers leave out the items of the history
     bfloat16       whether matrix products run in it, as `training.deep.fit.use_bfloat16` decides for trees; weights and losses stay float32
     """
 
@@ -101,7 +100,7 @@ class ProductDnnConfig:
 
 @dataclass(frozen=True)
 class ProductDnn:
-    """A trained model in NumPy, so that one query costs no framework's overhead.
+    """A trained model in NumPy, so that a single query has no framework overhead.
 
     windows        history window lengths, old to recent
     input_IE       float32[I, E], the input table
@@ -128,13 +127,13 @@ class ProductDnn:
         rows_BTE[~present_BT] = 0
         count_BW: NDArray[np.floating] = np.maximum(np.add.reduceat(present_BT, start_W, axis=1, dtype=np.float32), 1)
         hidden_BF: Float32 = (np.add.reduceat(rows_BTE, start_W, axis=1) / count_BW[:, :, None]).reshape(len(history_BT), -1)
-        for place, (weight, bias) in enumerate(self.layers):
-            hidden_BF = (np.maximum(hidden_BF, 0) if place else hidden_BF) @ weight + bias
+        for number, (weight, bias) in enumerate(self.layers):
+            hidden_BF = (np.maximum(hidden_BF, 0) if number else hidden_BF) @ weight + bias
         return np.concatenate([hidden_BF, np.ones((len(hidden_BF), 1), np.float32)], axis=1)
 
     @property
     def bytes(self) -> int:
-        """Of what answering needs."""
+        """Bytes of the arrays that answers need."""
         return self.input_IE.nbytes + self.item_vectors.nbytes + sum(weight.nbytes + bias.nbytes for weight, bias in self.layers)
 
     def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
@@ -146,10 +145,10 @@ class ProductDnn:
 
 
 def product_dnn(task: Task) -> Fitted:
-    """The whole softmax, or where the catalogue has more than WHOLE_ITEMS items the sampled one.
+    """Train with the whole softmax, or with the sampled one if the catalogue has more than WHOLE_ITEMS items.
 
-    Instances have one target, or as many as the task's: the better of both on validation queries, where these differ. A deadline leaves
-    half of the time to each.
+    Instances have one target, or as many as the task's. If these differ, both are trained, each in half of the time, and validation queries
+    choose.
     """
     begin, deadline = time.monotonic(), task.deadline()
     fits, shares = [], []
@@ -164,7 +163,7 @@ def product_dnn(task: Task) -> Fitted:
     return Fitted(
         rank=best.rank,
         options=options,
-        trials=[Trial(tried, figure) for _, figure, tried in fits],
+        trials=[Trial(options, figure) for _, figure, options in fits],
         bytes=best.bytes,
         seconds=time.monotonic() - begin,
         ended=None if share == 1 else f"{round(share * steps):,} of {steps:,} steps",
@@ -173,7 +172,7 @@ def product_dnn(task: Task) -> Fitted:
 
 
 def configurations(task: Task) -> list[ProductDnnConfig]:
-    """With one target an instance, and with as many as the task's where that is another number."""
+    """The configurations with one target an instance, and with the task's number if that is another one."""
     return [
         ProductDnnConfig(
             instances=task.instances.model_copy(update={"targets": targets}),
@@ -187,7 +186,7 @@ def configurations(task: Task) -> list[ProductDnnConfig]:
 
 
 def needs(task: Task) -> Needs:
-    """Of the steps of both configurations, and of their measurements. Timed with random first rows, which are there at once."""
+    """The needs of the steps and measurements of all configurations. Timed with random tables, which take no time to make."""
     configs, split = configurations(task), task.split
     config = replace(configs[-1], init="random")
     network = build_network(split.lists, split.train, config, task.seed)
@@ -208,12 +207,11 @@ def fit_product_dnn(
     seed: int,
     deadline: Deadline = NO_DEADLINE,
 ) -> ProductDnn:
-    """Trained on `split.train`, with the weights of the round that had the best figure on (at most 2,000) queries of `split.validation`.
+    """A model trained on `split.train`, with the weights of the round with the best figure on at most 2,000 queries of `split.validation`.
 
-    A deadline ends training after a round's measurement at the latest. The learning rate falls linearly to 0 at `max_steps`, or at the
-    deadline where that comes first.
+    A deadline ends training with a last measurement. The learning rate falls linearly to 0 at `max_steps`, or at an earlier deadline.
 
-    Raises InvalidData where no validation user has a query, FloatingPointError when a loss is not finite.
+    Raises InvalidData if there is no validation query, FloatingPointError if a loss is not finite.
     """
     interactions = split.lists
     pairs = without_seen(split.validation) if config.exclude_seen else list(split.validation)
@@ -227,7 +225,7 @@ def fit_product_dnn(
     source = InstanceSource(interactions, split.train, config.instances, seed)
     optimiser = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
     averaged = averaged_over(config.average, network)
-    kept = cast(Network, averaged.module)
+    averaged_network = cast(Network, averaged.module)
     curve: list[tuple[int, float]] = []
     best = network.frozen()
     with tqdm(total=config.max_steps, unit="step", desc="product-dnn", mininterval=1.0, disable=None) as bar:
@@ -237,27 +235,27 @@ def fit_product_dnn(
                 group["lr"] = config.learning_rate * min(time_left, 1 - step / config.max_steps)
             loss = _train_step(network, source, optimiser, proposal, config, seed, step)
             bar.update()
-            over = step + 1 == config.max_steps or deadline.is_over()
-            measured = (step + 1) % config.round_steps == 0 or over
-            if measured or (step + 1) % AVERAGE_EVERY == 0:
+            is_last = step + 1 == config.max_steps or deadline.is_over()
+            is_measured = (step + 1) % config.round_steps == 0 or is_last
+            if is_measured or (step + 1) % AVERAGE_EVERY == 0:
                 averaged.update_parameters(network)
-            if not measured:
+            if not is_measured:
                 continue
             if not math.isfinite(float(loss)):
                 raise FloatingPointError(f"step {step}: the loss is {float(loss)}; lower learning_rate (now {config.learning_rate})")
-            now = kept.frozen()
-            curve.append((step + 1, _figure(now, pairs, config)))
+            frozen = averaged_network.frozen()
+            curve.append((step + 1, _figure(frozen, pairs, config)))
             log.info("step %d: loss %.4f, validation %s %.4f", step + 1, float(loss), config.metric, curve[-1][1])
             behind = _behind(curve)
             if behind == 0:
-                best = now
-            if over or behind >= config.patience:
+                best = frozen
+            if is_last or behind >= config.patience:
                 break
     return replace(best, curve=tuple(curve))
 
 
 def _behind(curve: Sequence[tuple[int, float]]) -> int:
-    """Rounds since the best one, the first of equals."""
+    """Rounds since the best one; of equal ones the first."""
     return len(curve) - 1 - max(range(len(curve)), key=lambda round_: (curve[round_][1], -round_))
 
 
@@ -270,7 +268,7 @@ def _train_step(
     seed: int,
     step: int,
 ) -> Tensor:
-    """One batch and one update; returns the loss, which the caller reads once a round."""
+    """Make one batch and one update. Returns the loss, which the caller reads once a round."""
     device = network.item_ID.device
     instances = source.batch(step, config.batch)
     history_BT, target_BP = (torch.from_numpy(array).to(device) for array in (instances.query, instances.target_BP))
@@ -293,7 +291,7 @@ def _figure(model: ProductDnn, pairs: Sequence[EvaluationPair], config: ProductD
 
 
 class Network(nn.Module):
-    """What is trained: input_IE, dense layers, item_ID and bias_I."""
+    """The trained network: input_IE, dense layers, item_ID and bias_I."""
 
     def __init__(self, input_IE: Tensor, item_ID: Tensor, bias_I: Tensor, config: ProductDnnConfig) -> None:
         super().__init__()
@@ -307,8 +305,8 @@ class Network(nn.Module):
     def forward(self, history_BT: Tensor, generator: torch.Generator) -> Tensor:
         """history_BT int64[B, T], −1 = padding → user vectors [B, D], without the constant 1 of `ProductDnn.user_vectors`."""
         hidden_B1F: Tensor = self.encoder(history_BT.unsqueeze(1), self.input_IE)
-        for place, layer in enumerate(self.layers):
-            hidden_B1F = layer(dropped(torch.relu(hidden_B1F) if place else hidden_B1F, self.dropout, generator))
+        for number, layer in enumerate(self.layers):
+            hidden_B1F = layer(dropped(torch.relu(hidden_B1F) if number else hidden_B1F, self.dropout, generator))
         return hidden_B1F.squeeze(1)
 
     def frozen(self) -> ProductDnn:
@@ -318,14 +316,15 @@ class Network(nn.Module):
 
 
 def build_network(interactions: Interactions, users: Int64, config: ProductDnnConfig, seed: int) -> Network:
-    """A freshly initialised network (seeded); biases start at the log of the items' popularity among `users`."""
+    """A network with seeded initial weights; biases start at the log of the items' popularity among `users`."""
     torch.manual_seed(seed)
     width = max(config.input_dim, config.dim)
     start_ID = torch.randn(interactions.item_count, width) / math.sqrt(width)  # about as long as the embeddings
     if config.init == "embeddings":
-        known = max(1, min(width, len(users) - 1, interactions.item_count - 1))
-        embeddings_ID = spread_unseen(item_embeddings(interactions, users, known, seed=seed), interactions.category_of_item_I, seed=seed)
-        start_ID[:, :known] = nn.functional.normalize(torch.from_numpy(embeddings_ID))
+        embedding_width = max(1, min(width, len(users) - 1, interactions.item_count - 1))
+        learned_ID = item_embeddings(interactions, users, embedding_width, seed=seed)
+        embeddings_ID = spread_unseen(learned_ID, interactions.category_of_item_I, seed=seed)
+        start_ID[:, :embedding_width] = nn.functional.normalize(torch.from_numpy(embeddings_ID))
     input_IE, item_ID = (
         start_ID[:, :dim] * config.init_std / start_ID[:, :dim].square().mean().sqrt() for dim in (config.input_dim, config.dim)
     )

@@ -1,8 +1,8 @@
 """SASRec (Kang & McAuley 2018, arXiv 1808.09781) with a softmax over the whole catalogue, or over thousands of shared negatives.
 
-Knows what is tried on which log. Does not know how a step is made. The published binary loss with one negative is most of what SASRec
-lacked (Klenitskiy & Vasilev 2023, arXiv 2309.07602). One table holds the items that are read and those that are predicted, and starts from
-vectors of what follows what, which saves most of the epochs. Answers are searched exactly.
+Knows which configurations are tried on a log. Does not know how a step is made. SASRec's published results suffered mostly from its binary
+loss with one negative (Klenitskiy & Vasilev 2023, arXiv 2309.07602). One table holds items as inputs and as targets. It starts from vectors
+of which item follows which, which saves most epochs. Search is exact.
 
     P(i | history) = softmax_i ⟨h, v_i⟩,   h = the encoder's state at the last item
 
@@ -33,20 +33,20 @@ log = logging.getLogger(__name__)
 
 Loss = Literal["full", "sampled"]
 WHOLE_ITEMS = 10_000
-"""Most items for which the whole softmax is the default: then it costs about what the encoder does."""
+"""Most items for which the whole softmax is the default: it then costs about as much as the encoder."""
 MAX_BYTES = 8 << 30
-"""Most that item tables may take in training."""
+"""Most bytes of item tables in training."""
 TIMED_QUERIES = 50
 FEW_EVENTS = 50
-"""Events an item below which the stronger dropout is tried first."""
+"""With fewer events an item, the stronger dropout is tried first."""
 
 
 def fit_sasrec(task: Task, candidates: Sequence[SasRecConfig]) -> Fitted:
     """The best of some configurations by the task's metric, each with the weights of its best round.
 
-    One after the other trains until its figure has stopped rising, and then while its learning rate falls: with dropout a model that ends
-    higher often starts lower, so none is given up early. A deadline ends the one that is trained, whose rate falls before; of the first at
-    least one batch is.
+    One after another trains until its figure has stopped rising, and then while its learning rate falls. None is given up early: with
+    dropout, a model that ends higher often starts lower. A deadline ends the current one, whose rate falls before it. The first trains on
+    at least one batch.
     """
     begin, deadline = time.monotonic(), task.deadline()
     tables: dict[tuple[int, str, float], Tensor] = {}
@@ -70,9 +70,9 @@ def fit_sasrec(task: Task, candidates: Sequence[SasRecConfig]) -> Fitted:
             ended = f"{training.step:,} of {max(steps, training.step):,} steps of configuration {len(trials) + 1} of {len(candidates)}"
         share = max(share, 1.0 if training.is_over else min(1.0, training.step / steps))
         if best is None or training.best > max(trial.figure for trial in trials):
-            best = training.kept
+            best = training.best_model
         trials.append(Trial(asdict(config), training.best))
-        del training  # its gradients and moments, before those of the next
+        del training  # frees its gradients and moments before the next one allocates its own
     if best is None:
         raise InvalidConfig("candidates", candidates, "at least one")
     return Fitted(
@@ -87,28 +87,28 @@ def fit_sasrec(task: Task, candidates: Sequence[SasRecConfig]) -> Fitted:
 
 
 def needs(task: Task, loss: Loss | None = None) -> Needs:
-    """Of the steps of the first configuration, and of its measurements; full_s: of all of them. loss: as `sasrec`."""
+    """The needs of the first configuration's steps and measurements; full_s is for all configurations. loss: as in `sasrec`."""
     configs = grid(task, loss)
-    config = replace(configs[0], init="random")  # such a table is there at once
+    config = replace(configs[0], init="random")  # a random table takes no time to make
     training, steps = Training(task, config, start_table(task, config)), steps_of(task, config)
     batch, _ = next(training.batches)
     step_s = seconds_each(lambda: float(training.update(batch)), task.clock)
-    pairs, timed = task.validation_pairs(VALIDATION_QUERIES), task.validation_pairs(TIMED_QUERIES)
-    query_s = seconds_each(lambda: task.measured(training.copied().rank, timed), task.clock) / len(timed)
-    found = of_steps(0.0, step_s + ROUNDS * query_s * len(pairs) / steps, steps)
-    return replace(found, full_s=len(configs) * found.full_s)
+    pairs, timed_pairs = task.validation_pairs(VALIDATION_QUERIES), task.validation_pairs(TIMED_QUERIES)
+    query_s = seconds_each(lambda: task.measured(training.copied().rank, timed_pairs), task.clock) / len(timed_pairs)
+    first_needs = of_steps(0.0, step_s + ROUNDS * query_s * len(pairs) / steps, steps)
+    return replace(first_needs, full_s=len(configs) * first_needs.full_s)
 
 
 def sasrec(task: Task, loss: Loss | None = None) -> Fitted:
-    """With a softmax over the catalogue, or over sampled negatives; None: over the whole one of at most WHOLE_ITEMS items, else sampled."""
+    """SASRec with the softmax over the catalogue, or over sampled negatives. None: sampled above WHOLE_ITEMS items."""
     return fit_sasrec(task, grid(task, loss))
 
 
 def grid(task: Task, loss: Loss | None = None) -> list[SasRecConfig]:
-    """Dropout 0.5 and 0.2: the one that suits the log's events an item first, since a deadline may leave no time for the other.
+    """Configurations with dropout 0.5 and 0.2. The one that suits the log's events an item comes first: there may be no time for the other.
 
-    The rest is by rule: histories as long as 99 of 100 lists, from 50 to 200 places; some 400 steps an epoch in batches of 1,024 to 4,096
-    places; the width halved, down to 32, until training fits in MAX_BYTES. Raises InvalidData where it does not fit.
+    Rules set the other options: histories as long as 99 of 100 lists, from 50 to 200 places; some 400 steps an epoch in batches of 1,024 to
+    4,096 places; the width is halved, down to 32, until training fits in MAX_BYTES. Raises InvalidData if it does not fit.
     """
     lists, users = task.split.lists, task.split.train
     loss = loss or ("full" if lists.item_count <= WHOLE_ITEMS else "sampled")
@@ -129,5 +129,5 @@ def grid(task: Task, loss: Loss | None = None) -> list[SasRecConfig]:
 
 
 def _training_bytes(items: int, width: int) -> int:
-    """Of item tables in training: the trained one, two gradients, two moments, the start, the average, its copy, the best of two fits."""
+    """Bytes of tables in training: the trained one, two gradients, two moments, the start, the average, its copy, the best of two fits."""
     return 10 * 4 * items * width

@@ -1,6 +1,6 @@
 """SASRec's configuration, its training and its trained model, which answers by inner product with every item.
 
-Every place of a list predicts the next item, and validation queries choose the weights. Knows lists, losses and the task's metric. Does not
+Every place of a list predicts the next item. Validation queries choose the weights. Knows lists, losses and the task's metric. Does not
 know which configurations are tried.
 
 Legend: B queries or sequences, T places, N predicted places of a batch, I items, D width, M results.
@@ -18,9 +18,9 @@ from typing import Literal, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..arrays import Float32, Int64
 from ..baselines.sampled_softmax import Proposal
 from ..data.user_item_matrix import events_of_items
 from ..deep.directed_start import followers
@@ -35,39 +35,37 @@ from ..trees.embeddings import item_embeddings, spread_unseen
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
 
 PLACES = 1 << 13
-"""Places of histories that are encoded at a time; at least one history."""
+"""Most places of histories encoded at a time; at least one history is."""
 STEPS = 1000
 """Most steps between two measurements on validation queries."""
 ROUNDS = 20
-"""About as many a fit takes until its figure has stopped rising: its steps are those of so many."""
+"""About the rounds of a fit until its figure has stopped rising. `steps_of` counts the steps of so many."""
 VALIDATION_QUERIES = 5000
 ANNEALED = 0.25
-"""Of the rounds, or of the time that is left for them: as many follow in which the learning rate falls to 0."""
+"""Rounds, or time, in which the learning rate falls to 0, as a share of those before."""
 
 
 @dataclass(frozen=True)
 class SasRecConfig:
-    """What is trained, and for how long.
+    """The configuration of the model and of its training.
 
     width, layers, heads  of the encoder
     length         most items of a history; the last ones count
-    dropout        share of the encoder's inputs, and of what each of its parts adds, that is 0 in training
+    dropout        share of the encoder's inputs, and of each sublayer's output, that is 0 in training
     loss           `full` softmax, or `sampled`
     negatives      sampled: draws per batch, with replacement, from a mixture, half uniform and half by popularity
     places         places of a batch
-    init           the item table at the start: `embeddings`, vectors of what follows what, as those of a tree's transformer (of lists
-                   without an order of who touched what), or `random`
+    init           initial item table: `random`, or `embeddings` of which item follows which, as for a tree's transformer; of lists without
+                   an order, of which user touched which item
     init_std       its root mean square
     learning_rate  of Adam, after `warm_steps` in which it rises linearly
     weight_decay   of all weights, decoupled (AdamW)
-    average        steps over which the weights that are measured and kept are averaged, exponentially
+    average        steps of the exponential average of weights, which is measured and kept
     patience       rounds without a better figure after which the learning rate begins to fall
-    max_rounds     rounds after which it does so anyway
-    bfloat16       whether matrix products of training run in it; weights, losses and answers stay float32
+    max_rounds     rounds after which it begins to fall in any case
+    bfloat16       whether matrix products of training use bfloat16; weights, losses and answers stay float32
     """
 
     width: int = 128
@@ -95,7 +93,7 @@ class SasRec:
 
     encoder     of histories
     item_ID     float32[I, D]
-    events_I    float32[I], by which a history without a known item is answered
+    events_I    float32[I]: scores for a history without a known item
     """
 
     encoder: SequenceEncoder
@@ -104,7 +102,7 @@ class SasRec:
 
     @property
     def bytes(self) -> int:
-        """Of what answering needs."""
+        """Bytes of the tensors that answers need."""
         tensors = [self.item_ID, *self.encoder.parameters()]
         return self.events_I.nbytes + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -115,26 +113,26 @@ class SasRec:
     @torch.inference_mode()
     def _scores(self, histories: Sequence[Int64]) -> Float32:
         length = self.encoder.length
-        known = [history[history >= 0][-length:] for history in histories]
-        score_BI = np.empty((len(known), len(self.item_ID)), np.float32)
-        order = sorted(range(len(known)), key=lambda query: len(known[query]))
-        while order and len(known[order[0]]) == 0:
+        known_items = [history[history >= 0][-length:] for history in histories]
+        score_BI = np.empty((len(known_items), len(self.item_ID)), np.float32)
+        order = sorted(range(len(known_items)), key=lambda query: len(known_items[query]))
+        while order and len(known_items[order[0]]) == 0:
             score_BI[order.pop(0)] = self.events_I
-        while order:  # the longest first: as many as their padded places allow
-            longest = len(known[order[-1]])
+        while order:  # longest first, as many as fit in PLACES with padding
+            longest = len(known_items[order[-1]])
             part = order[-max(1, PLACES // longest) :]
             del order[-len(part) :]
             history_BT = np.full((len(part), longest), -1, np.int64)
             for row_T, query in zip(history_BT, part, strict=True):
-                row_T[: len(known[query])] = known[query]
+                row_T[: len(known_items[query])] = known_items[query]
             state_BTD = self.encoder(self.item_ID[torch.from_numpy(history_BT).clamp(min=0)])
-            last_B = torch.tensor([len(known[query]) - 1 for query in part])
+            last_B = torch.tensor([len(known_items[query]) - 1 for query in part])
             score_BI[part] = (state_BTD[torch.arange(len(part)), last_B] @ self.item_ID.T).numpy()
         return score_BI
 
 
 class Network(nn.Module):
-    """What is trained."""
+    """The trained network."""
 
     def __init__(self, item_ID: Tensor, config: SasRecConfig) -> None:
         super().__init__()
@@ -148,7 +146,7 @@ class Network(nn.Module):
         return state_BTD
 
     def add_gradients(self) -> None:
-        """Give the item table the gradients of the rows that were looked up."""
+        """Add the gradients of looked-up rows to those of the item table."""
         places_R, gradient_RD = self.table.gradients()
         if self.item_ID.grad is None:
             self.item_ID.grad = torch.zeros_like(self.item_ID)
@@ -156,9 +154,9 @@ class Network(nn.Module):
 
 
 class Training:
-    """One fit, round by round: an epoch, or STEPS steps where that is less, then the figure of the averaged weights.
+    """One fit. A round is an epoch, or STEPS steps if that is less, and then the figure of the averaged weights.
 
-    Once the figure has stopped rising, training goes on from the best weights while the learning rate falls linearly to 0.
+    When the figure has stopped rising, training goes on from the best weights while the learning rate falls linearly to 0.
     """
 
     def __init__(self, task: Task, config: SasRecConfig, start_ID: Tensor) -> None:
@@ -169,7 +167,7 @@ class Training:
         torch.manual_seed(task.seed)
         self.network = Network(start_ID.clone(), config)
         self.averaged = averaged_over(config.average, self.network)
-        self.kept = self.copied()
+        self.best_model = self.copied()
         self.generator = torch.Generator().manual_seed(task.seed)
         self.dropout = Dropout(config.dropout, self.generator)
         share_I = self.events_I / max(1.0, float(self.events_I.sum())) + 1 / len(self.events_I)
@@ -206,29 +204,29 @@ class Training:
         return behind >= self.config.patience or len(self.curve) >= self.config.max_rounds
 
     def anneal(self) -> None:
-        """Go back to the best weights; from here on the learning rate falls."""
-        weights = {"item_ID": self.kept.item_ID}
-        weights |= {f"encoder.{name}": value for name, value in self.kept.encoder.state_dict().items()}
+        """Return to the best weights. From now on the learning rate falls."""
+        weights = {"item_ID": self.best_model.item_ID}
+        weights |= {f"encoder.{name}": value for name, value in self.best_model.encoder.state_dict().items()}
         for network in (self.network, self.averaged.module):
             network.load_state_dict(weights)
         self.rounds_left = max(1, round(ANNEALED * len(self.curve)))
         self.steps_left = self.falling_steps = 1 + self.rounds_left * self.step // len(self.curve)
 
     def round(self, deadline: Deadline) -> None:
-        """Train for a round, or until the deadline, and measure; the best weights are kept."""
+        """Train for a round, or until the deadline, and measure. `best_model` has the best weights."""
         losses: list[Tensor] = []
-        for batch, last in islice(self.batches, STEPS):
+        for batch, is_last in islice(self.batches, STEPS):
             losses.append(self.update(batch))
-            if last or deadline.is_over():
+            if is_last or deadline.is_over():
                 break
         self.averaged.update_parameters(self.network)
         loss = float(torch.stack(losses).mean())
         if not math.isfinite(loss):
             raise FloatingPointError(f"step {self.step}: the loss is {loss}; lower learning_rate (now {self.config.learning_rate})")
-        now = self.copied()
-        figure = self.task.measured(now.rank, self.pairs)
+        candidate = self.copied()
+        figure = self.task.measured(candidate.rank, self.pairs)
         if figure > self.best:
-            self.kept = now
+            self.best_model = candidate
         self.curve.append(figure)
         if self.rounds_left is not None:
             self.rounds_left -= 1
@@ -237,25 +235,25 @@ class Training:
         log.info("  step %d: loss %.4f, validation %s %.4f", self.step, loss, self.task.metric, figure)
 
     def update(self, batch: SequenceBatch) -> Tensor:
-        """One step; its loss."""
+        """Make one step and return its loss."""
         config, network = self.config, self.network
         for group in self.optimiser.param_groups:
-            rising = min(1.0, (self.step + 1) / max(1, config.warm_steps))
-            group["lr"] = config.learning_rate * rising * max(0, self.steps_left) / self.falling_steps
+            warm_share = min(1.0, (self.step + 1) / max(1, config.warm_steps))
+            group["lr"] = config.learning_rate * warm_share * max(0, self.steps_left) / self.falling_steps
         target_BT = torch.from_numpy(batch.target_BT)
-        real_BT = target_BT >= 0
+        is_target_BT = target_BT >= 0
         self.optimiser.zero_grad(set_to_none=False)  # new arrays of the item table's size take longer than old ones
         with torch.autocast("cpu", torch.bfloat16, enabled=config.bfloat16):
             state_BTD = network(torch.from_numpy(batch.history_BT), self.dropout)
-        state_ND, target_N = state_BTD[real_BT], target_BT[real_BT]
+        state_ND, target_N = state_BTD[is_target_BT], target_BT[is_target_BT]
         state_ND = state_ND.bfloat16() if config.bfloat16 else state_ND
         target_ND = network.table.lookup(target_N)
         if config.loss == "full":
             loss = softmax_loss(state_ND, target_ND, network.item_ID, target_N)
         else:
             negative_S, log_weight_S = self.proposal.draw(config.negatives, self.generator)
-            own_N = places_of(target_N, negative_S)
-            loss = softmax_loss(state_ND, target_ND, network.table.lookup(negative_S), own_N, log_weight_S)
+            target_position_N = places_of(target_N, negative_S)
+            loss = softmax_loss(state_ND, target_ND, network.table.lookup(negative_S), target_position_N, log_weight_S)
         loss.backward()
         network.add_gradients()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -272,21 +270,21 @@ class Training:
 
 
 def steps_of(task: Task, config: SasRecConfig) -> int:
-    """Those of ROUNDS rounds on this log."""
+    """The steps of ROUNDS rounds on this log."""
     events = int(np.diff(task.split.lists.offset_U1)[task.split.train].sum())
     return ROUNDS * max(1, min(STEPS, events // config.places))
 
 
 def start_table(task: Task, config: SasRecConfig) -> Tensor:
-    """float32[I, D]: the items before training. For a large log the embeddings take minutes, during which no deadline is looked at."""
+    """float32[I, D]: the initial item table. For a large log its embeddings take minutes, and ignore the deadline."""
     generator = torch.Generator().manual_seed(task.seed)
     lists, users = task.split.lists, task.split.train
     table_ID = torch.randn(lists.item_count, config.width, generator=generator)
     if config.init == "embeddings":
-        known = max(1, min(config.width, len(users) - 1, lists.item_count - 1))
+        width = max(1, min(config.width, len(users) - 1, lists.item_count - 1))
         table_ID *= 1 / math.sqrt(config.width)
-        ordered = lists.order != "none"
-        found_ID = followers(lists, users, known, task.seed) if ordered else item_embeddings(lists, users, known, seed=task.seed)
-        embeddings_ID = spread_unseen(found_ID, lists.category_of_item_I, seed=task.seed)
-        table_ID[:, :known] = nn.functional.normalize(torch.from_numpy(embeddings_ID))
+        has_order = lists.order != "none"
+        learned_ID = followers(lists, users, width, task.seed) if has_order else item_embeddings(lists, users, width, seed=task.seed)
+        embeddings_ID = spread_unseen(learned_ID, lists.category_of_item_I, seed=task.seed)
+        table_ID[:, :width] = nn.functional.normalize(torch.from_numpy(embeddings_ID))
     return table_ID * config.init_std / table_ID.square().mean().sqrt()

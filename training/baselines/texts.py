@@ -1,6 +1,6 @@
 """Baselines of text search: BM25 over all fields as one text, BM25F, centroids, and a vote of the nearest queries.
 
-They answer from inverted indices, exactly. Options are chosen by validation queries, which are none of those that a method learns from.
+They answer exactly, from inverted indices. Validation queries choose the options; no method learns from these while its options are chosen.
 
     score = Σ_word idf · f · (k1 + 1) / (f + k1),     f = Σ_c w_c · tf_c / (1 − b + b · length_c / mean length_c)
 
@@ -27,26 +27,29 @@ from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
 from espalier.text.vectoriser import Vectoriser, words_of
 
+from ..arrays import Int64
 from ..baselines.tuned_method import bytes_of
 from ..data.csr import Csr, as_matrix
 from ..data.query_logs import LabelledTexts
-from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric, Question, Rank
+from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Metric, Question, Rank
 from ..retrieval.tuning import Option, Options, search
 
 K1, B = Option("k1", (0.3, 0.6, 1.2, 2.0), times=1.7, least=0.01, most=20), Option("b", (0.0, 0.3, 0.6, 0.75, 0.9, 1.0))
 METRIC = Metric("ndcg", 10)
-"""Of validation queries, by which options are chosen."""
+"""The figure of validation queries that chooses options."""
 WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0)
-"""Of a column in BM25F."""
+"""Weights of a column that BM25F tries."""
 NEIGHBOURS = Option("neighbours", (10, 30, 100, 300))
 Find = Callable[[str], tuple[Int64, NDArray[Any]]]
-"""A text → the items that have something in common with it, in any order, and their scores."""
+"""A text → the items that share something with it, in any order, and their scores."""
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """queries    with their items; there may be none
-    centroids  float32[I, F]: items in the features of the vectoriser, by these queries and their own words
+    """What a method learns from.
+
+    queries    with their items; there may be none
+    centroids  float32[I, F]: items in the vectoriser's features, made of these queries and of the items' words
     """
 
     queries: LabelledTexts
@@ -55,14 +58,15 @@ class Learned:
 
 @dataclass(frozen=True, eq=False)
 class TextTask:
-    """What a method of texts learns from, and by what it chooses.
+    """The data of a method of texts.
 
-    columns     the texts of all items, by column; there may be none
-    whole       all that may be learned from · part: without the validation queries, where these are of the log
-    validation  queries of the log, or made of words of the items
-    vectoriser  of n-grams
-    made        whether the validation queries are made of words of the items
-    deadline    after which no further options are tried
+    columns           the texts of all items, by column; there may be none
+    whole             all training data
+    part              the same without validation queries, if these are of the log
+    validation        queries of the log, or made of words of the items
+    vectoriser        of n-grams
+    has_made_queries  whether the validation queries are made of words of the items
+    deadline          after which no further options are tried
     """
 
     columns: Sequence[Sequence[str]]
@@ -70,53 +74,53 @@ class TextTask:
     part: Learned
     validation: Sequence[Question]
     vectoriser: Vectoriser
-    made: bool = False
+    has_made_queries: bool = False
     deadline: Deadline = NO_DEADLINE
 
-    def chosen(self, grid: Sequence[Option], begun: Callable[[Learned], Made]) -> Fitted:
-        """What the best of the options makes of the whole; the trials' figures are those of the part.
+    def chosen(self, grid: Sequence[Option], build: Callable[[Learned], SizedFinder]) -> Fitted:
+        """The method with the best options, learned from `whole`. The figures of the trials are those of `part`.
 
-        begun  what was learned from → the bytes of what answers need, and options → how it answers
+        build  training data → the bytes that answers need, and a function from options to `Find`
         """
-        begin = time.monotonic()
+        begin_s = time.monotonic()
         queries = [pair.query for pair in self.validation]
-        _, made = begun(self.part)
+        _, find_with = build(self.part)
 
-        def figure(tried: Options) -> float:
-            return float(METRIC.of(best_of(made(tried))(queries, METRIC.m, False), self.validation).mean())
+        def figure(options: Options) -> float:
+            return float(METRIC.of(best_of(find_with(options))(queries, METRIC.m, False), self.validation).mean())
 
-        found = search(figure, [{option.name: option.values[len(option.values) // 2] for option in grid}], grid, self.deadline)
+        search_result = search(figure, [{option.name: option.values[len(option.values) // 2] for option in grid}], grid, self.deadline)
         if self.part is not self.whole:
-            del made
-        size, made = begun(self.whole)
-        best = found.best.options
-        return Fitted(best_of(made(best)), best, size, time.monotonic() - begin, found.trials, found.ended)
+            del find_with
+        size, find_with = build(self.whole)
+        best = search_result.best.options
+        return Fitted(best_of(find_with(best)), best, size, time.monotonic() - begin_s, search_result.trials, search_result.ended)
 
 
-Made = tuple[int, Callable[[Options], Find]]
+SizedFinder = tuple[int, Callable[[Options], Find]]
 TextMethod = Callable[[TextTask], Fitted]
 
 
 def best_of(find: Find) -> Rank:
-    """How it answers: the best first, of equals the item that comes first."""
+    """A ranking by descending score, ties by the lower row."""
 
     def rank(queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
         rows_BM = np.full((len(queries), m), NO_ITEM, np.int64)
-        for place, query in enumerate(queries):
+        for b, query in enumerate(queries):
             rows, scores = find(query)
             if len(rows) > m:
-                kept = np.argpartition(-scores, m - 1)[:m]
-                kept = np.flatnonzero(scores >= scores[kept].min())
-                rows, scores = rows[kept], scores[kept]
+                top = np.argpartition(-scores, m - 1)[:m]
+                top = np.flatnonzero(scores >= scores[top].min())
+                rows, scores = rows[top], scores[top]
             best = rows[np.lexsort((rows, -scores))][:m]
-            rows_BM[place, : len(best)] = best
+            rows_BM[b, : len(best)] = best
         return rows_BM
 
     return rank
 
 
 class WordIndex:
-    """The words of items' texts, by field. of_field: float32[I, F] each, how often an item has a word."""
+    """An index of the words of items' texts. of_field: float32[I, F] for each field, how often an item has a word."""
 
     def __init__(self, fields: Sequence[Sequence[str]]) -> None:
         self._number: dict[str, int] = {}
@@ -128,18 +132,19 @@ class WordIndex:
         return bytes_of(*self.of_field)
 
     def joined(self) -> WordIndex:
-        whole = WordIndex([])
-        whole._number, whole.of_field = self._number, [sum(self.of_field[1:], start=self.of_field[0])]
-        return whole
+        joined_index = WordIndex([])
+        joined_index._number, joined_index.of_field = self._number, [sum(self.of_field[1:], start=self.of_field[0])]
+        return joined_index
 
     def scorer(self, weights: Sequence[float], k1: float, b: float) -> Find:
-        """BM25F; of one field, and the weight 1, BM25."""
-        parts = []
+        """BM25F; with one field of weight 1 it is BM25."""
+        weighted_fields = []
         for weight, field in zip(weights, self.of_field, strict=True):
             length = field.sum(1)
-            usual = length[length > 0].mean() if length.any() else 1.0
-            parts.append(diags_array(weight / np.maximum(1 - b + b * length / usual, 1e-9)) @ field)  # an empty field has no word
-        frequency = csr_array(sum(parts[1:], start=parts[0]))
+            mean_length = length[length > 0].mean() if length.any() else 1.0
+            factor = weight / np.maximum(1 - b + b * length / mean_length, 1e-9)  # an empty field has no word
+            weighted_fields.append(diags_array(factor) @ field)
+        frequency = csr_array(sum(weighted_fields[1:], start=weighted_fields[0]))
         frequency.eliminate_zeros()
         items_F = np.bincount(frequency.indices, minlength=frequency.shape[1])
         frequency.data *= (k1 + 1) / (frequency.data + k1)
@@ -148,9 +153,9 @@ class WordIndex:
 
         def find(query: str) -> tuple[Int64, NDArray[Any]]:
             total = np.zeros(by_word.shape[1])
-            for number in self._numbers(query):
-                own = slice(by_word.indptr[number], by_word.indptr[number + 1])
-                total[by_word.indices[own]] += by_word.data[own]
+            for word in self._numbers(query):
+                entries = slice(by_word.indptr[word], by_word.indptr[word + 1])
+                total[by_word.indices[entries]] += by_word.data[entries]
             rows = np.flatnonzero(total)
             return rows, total[rows]
 
@@ -171,48 +176,48 @@ class WordIndex:
 
 
 def fields_of(columns: Sequence[Sequence[str]], queries: LabelledTexts) -> list[list[str]]:
-    """The texts of each column; and what was asked for and led to an item, as one more."""
+    """The texts of each column, and one more field: the queries that led to each item."""
     fields = [list(column) for column in columns]
     if len(queries):
-        asked: list[list[str]] = [[] for _ in range(queries.labels.shape[1])]
+        queries_I: list[list[str]] = [[] for _ in range(queries.labels.shape[1])]
         labels = queries.labels
-        for place, text in enumerate(queries.texts):
-            for item in labels.indices[labels.indptr[place] : labels.indptr[place + 1]].tolist():
-                asked[item].append(text)
-        fields.append([" ".join(texts) for texts in asked])
+        for b, text in enumerate(queries.texts):
+            for item in labels.indices[labels.indptr[b] : labels.indptr[b + 1]].tolist():
+                queries_I[item].append(text)
+        fields.append([" ".join(texts) for texts in queries_I])
     return fields
 
 
 def bm25(task: TextTask) -> Fitted:
-    """Of all fields as one text; k1 and b are chosen."""
+    """BM25 over all fields as one text, with chosen k1 and b."""
 
-    def begun(learned: Learned) -> Made:
+    def build(learned: Learned) -> SizedFinder:
         index = WordIndex(fields_of(task.columns, learned.queries)).joined()
-        return index.nbytes, lambda tried: index.scorer((1.0,), tried["k1"], tried["b"])
+        return index.nbytes, lambda options: index.scorer((1.0,), options["k1"], options["b"])
 
-    return task.chosen((K1, B), begun)
+    return task.chosen((K1, B), build)
 
 
 def bm25f(task: TextTask) -> Fitted:
-    """Weights of the fields, k1 and b are chosen."""
-    weights = [Option(f"weight {place + 1}", WEIGHTS) for place in range(len(task.columns) + (len(task.part.queries) > 0))]
+    """BM25F with chosen weights of the fields, k1 and b."""
+    weights = [Option(f"weight {position + 1}", WEIGHTS) for position in range(len(task.columns) + (len(task.part.queries) > 0))]
 
-    def begun(learned: Learned) -> Made:
+    def build(learned: Learned) -> SizedFinder:
         index = WordIndex(fields_of(task.columns, learned.queries))
 
-        def made(tried: Options) -> Find:
-            given = [tried[weight.name] for weight in weights]
-            return index.scorer(given if any(given) else [1.0] * len(given), tried["k1"], tried["b"])
+        def find_with(options: Options) -> Find:
+            field_weights = [options[weight.name] for weight in weights]
+            return index.scorer(field_weights if any(field_weights) else [1.0] * len(field_weights), options["k1"], options["b"])
 
-        return index.nbytes, made
+        return index.nbytes, find_with
 
-    return task.chosen((*weights, K1, B), begun)
+    return task.chosen((*weights, K1, B), build)
 
 
 def centroids(task: TextTask) -> Fitted:
-    """The cosine of a query to each item's features, which are those that a tree is built from."""
+    """The cosine of a query to each item's centroid. A tree is built from the same centroids."""
 
-    def begun(learned: Learned) -> Made:
+    def build(learned: Learned) -> SizedFinder:
         by_feature = csr_array(learned.centroids.T)
 
         def find(text: str) -> tuple[Int64, NDArray[Any]]:
@@ -221,32 +226,32 @@ def centroids(task: TextTask) -> Fitted:
 
         return bytes_of(by_feature), lambda _: find
 
-    return task.chosen((), begun)
+    return task.chosen((), build)
 
 
 def query_neighbours(task: TextTask) -> Fitted:
-    """The nearest queries by their cosine vote for their items with it, by the weights of these; how many vote is chosen."""
+    """The nearest queries vote for their items: a vote is the cosine times the item's weight. How many vote is chosen."""
     if not len(task.part.queries):
         raise InvalidConfig("--methods", "query-neighbours", "a log: queries vote, and there are none")
 
-    def begun(learned: Learned) -> Made:
+    def build(learned: Learned) -> SizedFinder:
         labels = learned.queries.labels
         by_feature = csr_array(as_matrix(task.vectoriser.transform(learned.queries.texts)).T)
 
-        def made(tried: Options) -> Find:
+        def find_with(options: Options) -> Find:
             def find(text: str) -> tuple[Int64, NDArray[Any]]:
                 scores = as_matrix(task.vectoriser.transform([text])) @ by_feature
-                nearest = np.argsort(-scores.data, kind="stable")[: tried["neighbours"]]
-                own = labels[scores.indices[nearest]]
-                rows, place = np.unique(own.indices, return_inverse=True)
-                votes = np.bincount(place, own.data * np.repeat(scores.data[nearest], np.diff(own.indptr)), len(rows))
+                nearest = np.argsort(-scores.data, kind="stable")[: options["neighbours"]]
+                vote_labels = labels[scores.indices[nearest]]
+                rows, position = np.unique(vote_labels.indices, return_inverse=True)
+                votes = np.bincount(position, vote_labels.data * np.repeat(scores.data[nearest], np.diff(vote_labels.indptr)), len(rows))
                 return rows.astype(np.int64), votes
 
             return find
 
-        return bytes_of(by_feature, labels), made
+        return bytes_of(by_feature, labels), find_with
 
-    return task.chosen((NEIGHBOURS,), begun)
+    return task.chosen((NEIGHBOURS,), build)
 
 
 METHODS: dict[str, TextMethod] = {"bm25": bm25, "bm25f": bm25f, "centroids": centroids, "query-neighbours": query_neighbours}

@@ -1,4 +1,4 @@
-"""A method whose options validation queries choose: what baselines without training by gradient steps share."""
+"""Chooses a method's options on validation queries, for baselines without training by gradient steps."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def tune(
     remembered: Remembered[Any] | None = None,
     **limits: Any,
 ) -> Fitted:
-    """The method with the options that at most so many validation queries choose.
+    """The method with the options that at most `queries` validation queries choose.
 
-    begin_s     when it began to fit, by `time.perf_counter`
-    fitted      with some options; what it took is not counted there
-    remembered  what `fitted` keeps from trial to trial, where it keeps something
-    limits      those of `search`
+    begin_s     start of the fit, by `time.perf_counter`
+    fitted      options → the method with these options; its `seconds` are ignored
+    remembered  intermediate results that `fitted` keeps from trial to trial, if any
+    limits      keyword arguments of `search`
     """
     pairs = task.validation_pairs(queries)
     log.info("options: %s", "; ".join(map(str, grid)))
@@ -40,11 +40,11 @@ def tune(
     def figure(options: Options) -> float:
         return task.measured(fitted(options).rank, pairs)
 
-    found = search(figure if remembered is None else remembered.watched(figure), [start], grid, deadline, **limits)
-    best = fitted(found.best.options)
-    return replace(best, seconds=time.perf_counter() - begin_s, trials=found.trials, ended=found.ended)
+    tuning = search(figure if remembered is None else remembered.watched(figure), [start], grid, deadline, **limits)
+    best = fitted(tuning.best.options)
+    return replace(best, seconds=time.perf_counter() - begin_s, trials=tuning.trials, ended=tuning.ended)
 
 
 def bytes_of(*arrays: Any) -> int:
-    """Of arrays and of compressed sparse matrices."""
+    """The bytes of arrays and of compressed sparse matrices."""
     return sum(array.nbytes if isinstance(array, np.ndarray) else bytes_of(array.data, array.indices, array.indptr) for array in arrays)

@@ -1,1 +1,1 @@
-"""A model and everything that it is compared with: trained on one log, measured on the same queries, and what to make of it."""
+"""Compares a model with other methods: all train on one log and are measured on the same queries, and a verdict sums it up."""

@@ -1,4 +1,4 @@
-"""What `espalier compare` does with its options: checks them, compares, prints a table and draws."""
+"""The command `espalier compare`: checks the options, compares, prints a table and draws a plot."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, Literal
 from espalier.errors import InvalidConfig
 
 from ..baselines.methods import FOR_VECTORS, METHODS, NEEDS
-from ..baselines.own import own_method
 from ..baselines.own_lists import is_listed, listed_method, write_queries
+from ..baselines.own_method import own_method
 from ..compare import texts
-from ..compare.compare import Asked, compare
+from ..compare.compare import CompareOptions, compare
 from ..compare.contest import FUSION, RECIPE, checked_names
 from ..compare.plot import plot_rows
 from ..compare.report import Report
@@ -52,12 +52,12 @@ def run(
     segments: bool = False,
     log_to: str | None = None,
 ) -> Report:
-    """Compare, print the table and the verdict, and write the files that were asked for. Raises InvalidConfig on a wrong option.
+    """Compare, print the table and the verdict, and write the requested files. Raises InvalidConfig for a wrong option.
 
-    own       methods of one's own, as `own_method` and `listed_method` find them
-    metrics   of the table, comma-separated; None: the usual ones
-    segments  print them, too
-    log_to    where figures go besides, as `RunLog.opened` has it
+    own       the caller's own methods, as in `own_method` and `listed_method`
+    metrics   of the table, comma-separated; None: the default ones
+    segments  whether to print segments, too
+    log_to    where to note figures, as in `RunLog.opened`
     """
     judged_by = check_options(minutes, beams, metrics, plot)
     seconds = None if minutes is None else 60 * minutes
@@ -65,23 +65,23 @@ def run(
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
     settings = read_config(config, train=data)
-    added: dict[str, Method] = {}
-    for where in own:
-        name, method = listed_method("--own", Path(where)) if is_listed(Path(where)) else own_method("--own", where)
-        if name in added or name in METHODS or name in (RECIPE, FUSION):
-            raise InvalidConfig("--own", where, f"a name that no other method has, not {name}")
-        added[name] = method
+    own_methods: dict[str, Method] = {}
+    for source in own:
+        name, method = listed_method("--own", Path(source)) if is_listed(Path(source)) else own_method("--own", source)
+        if name in own_methods or name in METHODS or name in (RECIPE, FUSION):
+            raise InvalidConfig("--own", source, f"a name that no other method has, not {name}")
+        own_methods[name] = method
     if isinstance(settings, LinearConfig):
         if own:
             raise InvalidConfig("--own", ", ".join(own), "nothing here: methods of texts cannot be added")
         if device == "cuda":
             raise InvalidConfig("--device", device, "cpu or auto: models of texts are trained on the CPU")
-        for option, given in (("--metrics", metrics), ("--segments", segments or None)):
-            if given is not None:
-                raise InvalidConfig(option, given, "nothing here: methods of texts are judged by nDCG@10, recall@10 and recall@100")
-        wanted = None if methods is None else checked_names(methods, texts.NAMES, fusions=False)
+        for option, value in (("--metrics", metrics), ("--segments", segments or None)):
+            if value is not None:
+                raise InvalidConfig(option, value, "nothing here: methods of texts are judged by nDCG@10, recall@10 and recall@100")
+        requested_methods = None if methods is None else checked_names(methods, texts.NAMES, fusions=False)
         with RunLog.opened("--log-to", log_to, settings.name) as run_log:
-            report = texts.compare_texts(settings, wanted, seconds, beams or BEAMS_OF_TEXTS, json_file)
+            report = texts.compare_texts(settings, requested_methods, seconds, beams or BEAMS_OF_TEXTS, json_file)
             log_report(run_log, report)
         texts.show(report)
         show_methods(report)
@@ -92,15 +92,15 @@ def run(
         raise InvalidConfig(
             "kind", settings.kind, "a kind that trains a tree, such as otm-sequence: neighbours are compared with it anyway"
         )
-    usual = VECTOR_METHODS if isinstance(settings.data.format, VectorsFormat) else DEFAULT_METHODS
-    baselines = METHODS | added
-    names = list(usual) if methods is None else checked_names(methods, [RECIPE, *baselines])
-    names = [*added, *(name for name in names if name not in added)]  # their own first: it is not what time may run out for
-    needs = NEEDS | {name: by_parts(method, trials=1) for name, method in added.items()}
-    digests = {name: _digest(where) for name, where in zip(added, own, strict=True)}
-    asked = Asked(settings, data, names, baselines, needs, beams or BEAMS, seconds, pick_device(device), judged_by, digests)
+    default_methods = VECTOR_METHODS if isinstance(settings.data.format, VectorsFormat) else DEFAULT_METHODS
+    baselines = METHODS | own_methods
+    names = list(default_methods) if methods is None else checked_names(methods, [RECIPE, *baselines])
+    names = [*own_methods, *(name for name in names if name not in own_methods)]  # own methods first: the time must not run out for them
+    needs = NEEDS | {name: by_parts(method, trials=1) for name, method in own_methods.items()}
+    digests = {name: _digest(source) for name, source in zip(own_methods, own, strict=True)}
+    options = CompareOptions(settings, data, names, baselines, needs, beams or BEAMS, seconds, pick_device(device), judged_by, digests)
     with RunLog.opened("--log-to", log_to, settings.name) as run_log:
-        report = compare(asked, json_file)
+        report = compare(options, json_file)
         log_report(run_log, report)
     show(report)
     if segments:
@@ -112,28 +112,28 @@ def run(
     return report
 
 
-def write_asked(config: Path, data: Path | None, folder: Path) -> None:
-    """Write what methods learn from and what they are asked, for one that runs elsewhere. Raises InvalidConfig unless that is histories."""
+def export_queries(config: Path, data: Path | None, folder: Path) -> None:
+    """Write training lists and queries for a method that runs elsewhere. Raises InvalidConfig unless queries are histories."""
     settings = read_config(config, train=data)
     if isinstance(settings, LinearConfig | NeighboursConfig) or isinstance(settings.data.format, VectorsFormat):
         raise InvalidConfig("--queries-to", str(folder), "a log of histories: queries of others are in files already")
     with tempfile.TemporaryDirectory() as work:
         prepared = prepare(settings, data, Path(work))
         write_queries(prepared.split, prepared.items, folder)
-    learned, asked = folder / "train.parquet", folder / "queries.parquet"
-    print(f"{learned} (user, item) is what to learn from, {asked} (part, user, history) what is asked; compare --own takes the answers")
+    train, queries = folder / "train.parquet", folder / "queries.parquet"
+    print(f"{train} (user, item) is what to learn from, {queries} (part, user, history) what is asked; compare --own takes the answers")
 
 
-def _digest(where: str) -> str:
-    """That of a file of lists, by which another one of that name is known; of a module none."""
-    if not is_listed(Path(where)):
+def _digest(source: str) -> str:
+    """SHA-256 of a file of lists, which tells it from an earlier file of this name; "" for a module."""
+    if not is_listed(Path(source)):
         return ""
-    with Path(where).open("rb") as file:
+    with Path(source).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_options(minutes: float | None, beams: list[int] | None, metrics: str | None, plot: Path | None) -> list[Metric]:
-    """The metrics that were asked for. Raises InvalidConfig for what is wrong whatever the log is: reading that may take a while."""
+    """The requested metrics. Raises InvalidConfig for options that are wrong for any log: reading the log may take a while."""
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
     if minutes is not None and not 0 < minutes < math.inf:
@@ -144,7 +144,7 @@ def check_options(minutes: float | None, beams: list[int] | None, metrics: str |
 
 
 def table(rows: Sequence[dict[str, Any]], fits: Sequence[dict[str, Any]], not_judged: Mapping[str, str], metrics: Sequence[str]) -> str:
-    """Rows by method and serving beam, then remarks: methods cut short, and those that are not judged.
+    """Rows by method and serving beam, then methods that ended early, and methods that are not judged.
 
     rows   {"method", "beam_size", "ms_per_query", "figures": {metric: {"mean", "se"}}}
     fits   {"method", "seconds", "bytes", "ended"}
@@ -167,17 +167,17 @@ def table(rows: Sequence[dict[str, Any]], fits: Sequence[dict[str, Any]], not_ju
 
 
 def show(report: Report) -> None:
-    log_, seen = report["log"], "left out" if report["exclude_seen"] else "not left out"
-    print(f"{report['name']}: {log_['users']:,} users, {log_['items']:,} items, {log_['events']:,} events to learn from")
+    log_info, seen_text = report["log"], "left out" if report["exclude_seen"] else "not left out"
+    print(f"{report['name']}: {log_info['users']:,} users, {log_info['items']:,} items, {log_info['events']:,} events to learn from")
     print(
-        f"split {report['config']['data']['split']['kind']}, {report['queries']:,} test queries, seen items {seen}; "
+        f"split {report['config']['data']['split']['kind']}, {report['queries']:,} test queries, seen items {seen_text}; "
         f"everything chosen by {report['metric']} of validation queries; {report['seconds']:.0f} s in all"
     )
     show_methods(report)
 
 
 def show_methods(report: Report) -> None:
-    not_judged = {left["method"]: left["reason"] for left in report["not_judged"]}
+    not_judged = {entry["method"]: entry["reason"] for entry in report["not_judged"]}
     metrics = list(report["rows"][0]["figures"]) if report["rows"] else []
     print(table(report["rows"], report["fits"], not_judged, metrics))
     print(*report["verdict"], sep="\n")
@@ -186,19 +186,19 @@ def show_methods(report: Report) -> None:
 
 
 def show_segments(report: Report) -> None:
-    """Print what each method finds for whom, at its chosen beam."""
+    """Print each method's figures by segment, at its chosen beam."""
     for row in report["rows"]:
         if "segments" not in row:
             continue
-        found = row["segments"]
-        popularity = "" if found["popularity"] is None else f", items {found['popularity']:.2f} times as popular as what is relevant"
-        print(f"{row['method']}: shows {found['coverage']:.1%} of the catalogue{popularity}")
-        for segment in (*found["users"], *found["items"]):
-            print(f"  {found['metric']} of {segment['of']}: {segment['mean']:.4f} ± {segment['se']:.4f}, {segment['queries']:,} queries")
+        segments = row["segments"]
+        popularity = "" if segments["popularity"] is None else f", items {segments['popularity']:.2f} times as popular as what is relevant"
+        print(f"{row['method']}: shows {segments['coverage']:.1%} of the catalogue{popularity}")
+        for segment in (*segments["users"], *segments["items"]):
+            print(f"  {segments['metric']} of {segment['of']}: {segment['mean']:.4f} ± {segment['se']:.4f}, {segment['queries']:,} queries")
 
 
 def log_report(run_log: RunLog, report: Report) -> None:
-    """The figures of each method at its chosen beam, and what it cost."""
+    """Note the figures of each method at its chosen beam, and its costs."""
     for row in report["rows"]:
         if row.get("chosen", True):
             values = {metric: figure["mean"] for metric, figure in row["figures"].items()}

@@ -1,6 +1,6 @@
-"""`espalier compare`: the recipe and the baselines on one log, and whether a tree pays there.
+"""`espalier compare`: measures the recipe and the baselines on one log, and says whether a tree pays there.
 
-Knows a configuration, names of methods, a time and files. How methods learn and answer is theirs.
+Knows a configuration, names of methods, a time and files. Does not know how methods learn and answer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from ..compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, attempted, in_order, named, parts_of
-from ..compare.figures import Figures, Int64
+from ..arrays import Int64
+from ..compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, attempted, fused_methods, in_order, reason_of
+from ..compare.figures import Figures
 from ..compare.plan import Plan, is_judged
 from ..compare.recipe import MEMORY_SHARE
 from ..compare.report import (
@@ -46,26 +47,26 @@ from ..specification.splits import FileSplit
 
 log = logging.getLogger(__name__)
 
-KEPT = ("rows", "fits", "not_judged", "seconds", "minutes", "own")
-"""What it takes over from there."""
+CONTINUED_FIELDS = ("rows", "fits", "not_judged", "seconds", "minutes", "own")
+"""Fields that a report takes over from the file of the run that it continues."""
 LATE = "the methods before it took longer than planned"
 MOST_MEASURING = 0.2
-"""Of the whole time, for learning what methods need: trained baselines that are not measured by then are not judged."""
-SAME = ("log", "config", "metrics", "queries", "beams")
-"""What a report must have in common with the run that continues it."""
+"""Largest share of the whole time for measuring what methods need. Trained baselines that are not measured by then are not judged."""
+SAME_FIELDS = ("log", "config", "metrics", "queries", "beams")
+"""Fields that must be equal in a report and in the run that continues it."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is compared, and for how long.
+class CompareOptions:
+    """The options of a comparison.
 
-    baselines  name → method
-    estimates  name → what the baseline needs of a log
-    beams      serving beams of the recipe
-    metrics    of the table; none: the usual ones
-    own        methods of one's own → what they are known by: where that is another one, they are run again
-    seconds    time of everything, by the clock; None: as long as it takes
-    say        gets the plan, before it begins
+    baselines    name → method
+    estimates    name → estimate of the baseline's needs
+    beams        serving beams of the recipe
+    metrics      of the table; none: the default ones
+    own_digests  name of a caller's own method → digest of its file; a method whose digest has changed is run again
+    seconds      time of the whole comparison, by the clock; None: no limit
+    show_plan    gets the plan as text, before the first method begins
     """
 
     config: DeepConfig
@@ -77,64 +78,68 @@ class Asked:
     seconds: float | None
     device: torch.device
     metrics: Sequence[Metric] = ()
-    own: Mapping[str, str] = field(default_factory=dict)
+    own_digests: Mapping[str, str] = field(default_factory=dict)
     clock: Clock = time.monotonic
-    say: Callable[[str], None] = print
+    show_plan: Callable[[str], None] = print
 
 
-def compare(asked: Asked, json_file: Path | None) -> Report:
-    """The report: what was run, `plan`, `rows`, `fits`, `not_judged`, `differences` and the two sentences of the `verdict`.
+def compare(options: CompareOptions, json_file: Path | None) -> Report:
+    """The report: the run's options, `plan`, `rows`, `fits`, `not_judged`, `differences` and the two sentences of the `verdict`.
 
-    json_file   written after every method; methods that are in it are not run again
+    json_file   written after every method; methods in it are not run again
 
-    After an interrupt the report is of what was done until then, and says so. Raises InvalidConfig where the file holds another run,
-    InvalidData where there is no test query.
+    After an interrupt the report has the methods measured until then, and says so. Raises InvalidConfig if the file holds another run,
+    InvalidData if there is no test query.
     """
-    begin = asked.clock()
+    begin = options.clock()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        prepared = prepare(asked.config, asked.data, work / "log")
-        contest = Contest(asked.config, prepared, work, asked.beams, asked.baselines, asked.device, asked.estimates, asked.clock)
-        pairs = queries_of(prepared.split.test, asked.config.search.exclude_seen, MOST_QUERIES)
-        metrics, users_I = metrics_of(asked), users_of_items(prepared.split.lists, prepared.split.train)
-        report = _begun(asked, contest, pairs)
+        prepared = prepare(options.config, options.data, work / "log")
+        contest = Contest(
+            options.config, prepared, work, options.beams, options.baselines, options.device, options.estimates, options.clock
+        )
+        pairs = queries_of(prepared.split.test, options.config.search.exclude_seen, MOST_QUERIES)
+        metrics, users_I = metrics_of(options), users_of_items(prepared.split.lists, prepared.split.train)
+        report = _empty_report(options, contest, pairs)
         figures: dict[Key, Figures] = {}
         if json_file is not None:
-            report = continued(report, json_file, SAME, KEPT)
+            report = continued(report, json_file, SAME_FIELDS, CONTINUED_FIELDS)
             figures = read_figures(queries_file(json_file))
-        minutes, report["minutes"] = report["minutes"], _minutes(asked)
-        has_more_time = minutes is not None and (asked.seconds is None or asked.seconds > 60 * minutes)
-        _drop_rows_to_run_again(figures, report, has_more_time, asked.own)
-        report["own"] = dict(asked.own)
+        minutes, report["minutes"] = report["minutes"], _minutes(options)
+        has_more_time = minutes is not None and (options.seconds is None or options.seconds > 60 * minutes)
+        _drop_rows_to_run_again(figures, report, has_more_time, options.own_digests)
+        report["own"] = dict(options.own_digests)
         done = {row["method"] for row in report["rows"]}
-        missing = in_order([name for name in asked.methods if name not in done])
-        report["not_judged"] = [left for left in report["not_judged"] if left["method"] not in missing]
+        missing = in_order([name for name in options.methods if name not in done])
+        report["not_judged"] = [entry for entry in report["not_judged"] if entry["method"] not in missing]
         try:
-            for name, seconds in _turns(asked, contest, missing, begin, report):
+            for name, seconds in _turns(options, contest, missing, begin, report):
                 _run(contest, name, pairs, metrics, users_I, seconds, report, figures)
                 _write(report, figures, json_file)
         except KeyboardInterrupt:
             report["interrupted"] = True
             log.warning("interrupted: what was done until now is reported")
-    report["rows"].sort(key=lambda row: (_place(row["method"], asked.methods), row["beam_size"] or 0))
+    report["rows"].sort(key=lambda row: (_position(row["method"], options.methods), row["beam_size"] or 0))
     report["differences"] = differences(report["rows"], figures, metrics)
     strong = STRONG if prepared.interactions.vectors_UF is None else "item-means"
     report["verdict"] = list(verdict(field_of(report, strong)))
-    report["seconds"] = round(report["seconds"] + asked.clock() - begin, 3)
+    report["seconds"] = round(report["seconds"] + options.clock() - begin, 3)
     _write(report, figures, json_file)
     return report
 
 
-def _turns(asked: Asked, contest: Contest, names: Sequence[str], begin: float, report: Report) -> Iterator[tuple[str, float | None]]:
-    """The methods one after another, each with its seconds: None where time is not limited, else as it is planned when its turn comes.
+def _turns(
+    options: CompareOptions, contest: Contest, names: Sequence[str], begin: float, report: Report
+) -> Iterator[tuple[str, float | None]]:
+    """The methods in order, each with its seconds: None without a time limit, else as planned when its turn comes.
 
-    Those that cannot be judged join the report's `not_judged`.
+    Methods that cannot be judged are added to the report's `not_judged`.
     """
-    if asked.seconds is None:
+    if options.seconds is None:
         yield from ((name, None) for name in names)
         return
-    plan = _planned(asked, contest, names, begin)
-    asked.say(plan.table())
+    plan = _planned(options, contest, names, begin)
+    options.show_plan(plan.table())
     report["plan"] = plan.rows()
     report["not_judged"] += [{"method": name, "reason": reason} for name, reason in plan.refused.items()]
     while shares := plan.shares():
@@ -143,54 +148,54 @@ def _turns(asked: Asked, contest: Contest, names: Sequence[str], begin: float, r
         plan.done.add(name)
         yield name, shares[name] + spare_s
     report["not_judged"] += [{"method": name, "reason": plan.reasons.get(name, LATE)} for name in names if name in plan.waiting]
-    unjudged = [left["method"] for left in report["not_judged"] if left["method"] in plan.needs]
+    unjudged = [entry["method"] for entry in report["not_judged"] if entry["method"] in plan.needs]
     if unjudged:
         report["minutes_needed"] = plan.minutes([RECIPE] if RECIPE in unjudged else unjudged)
 
 
-def _planned(asked: Asked, contest: Contest, names: Sequence[str], begin: float) -> Plan:
-    """What each method needs, the tree and quick methods first."""
-    seconds = asked.seconds or 0.0
+def _planned(options: CompareOptions, contest: Contest, names: Sequence[str], begin: float) -> Plan:
+    """The plan. Needs are measured for the tree first, then the strong baseline, then quick methods."""
+    seconds = options.seconds or 0.0
     needs: dict[str, Needs] = {}
     refused: dict[str, str] = {}
     for name in sorted(names, key=lambda name: (name != RECIPE, name != STRONG, name not in QUICK)):
-        is_trained = name in asked.baselines and name not in QUICK
-        if is_trained and asked.clock() - begin > MOST_MEASURING * seconds:
+        is_trained = name in options.baselines and name not in QUICK
+        if is_trained and options.clock() - begin > MOST_MEASURING * seconds:
             refused[name] = "no time was left to measure what it needs"
             continue
         try:
             needs[name] = _needs(contest, name, names)
         except REFUSALS as refusal:
-            refused[name] = named(refusal)
-    if STRONG in needs and RECIPE in needs:  # the time that the tree would take for its memory
+            refused[name] = reason_of(refusal)
+    if STRONG in needs and RECIPE in needs:  # the tree would take this time for its memory
         least_s = min(needs[STRONG].full_s, max(needs[STRONG].least_s, MEMORY_SHARE * needs[RECIPE].least_s))
         needs[STRONG] = replace(needs[STRONG], least_s=least_s)
     needs = {name: needs[name] for name in names if name in needs}
-    return Plan(asked.clock, begin, seconds, needs, {name: contest.answering_seconds(name) for name in needs}, refused)
+    return Plan(options.clock, begin, seconds, needs, {name: contest.answering_seconds(name) for name in needs}, refused)
 
 
 def _needs(contest: Contest, name: str, names: Sequence[str]) -> Needs:
-    """What the method needs, with those parts of a fusion that are not among the methods themselves."""
+    """The needs of a method; of a fusion, with the needs of its methods that are not compared themselves."""
     exclude_seen = contest.config.search.exclude_seen
-    found = contest.needs(name, exclude_seen, has_neighbours=STRONG in names)
-    for part in parts_of(name) if name.split(":")[0] == FUSION else ():
+    total_needs = contest.needs(name, exclude_seen, has_neighbours=STRONG in names)
+    for part in fused_methods(name) if name.split(":")[0] == FUSION else ():
         if part not in names:
-            of_part = contest.needs(part, exclude_seen)
-            found = Needs(found.least_s + of_part.least_s, found.full_s + of_part.full_s)
-    return found
+            part_needs = contest.needs(part, exclude_seen)
+            total_needs = Needs(total_needs.least_s + part_needs.least_s, total_needs.full_s + part_needs.full_s)
+    return total_needs
 
 
-def metrics_of(asked: Asked) -> list[Metric]:
-    """Those of the table: the ones that were asked for, or recall and nDCG at 10 and at the configured `search.m`; and in any case the
-    recall there, by which everything is chosen.
+def metrics_of(options: CompareOptions) -> list[Metric]:
+    """The metrics of the table: the requested ones, by default recall and nDCG at 10 and at the configured `search.m`. Recall at `search.m`
+    is always among them, since it makes all choices.
     """
-    m = asked.config.search.m
-    usual = [metric for other in sorted({10, m}) for metric in (Metric("recall", other), Metric("ndcg", other))]
-    return list(dict.fromkeys([*(asked.metrics or usual), Metric("recall", m)]))
+    m = options.config.search.m
+    default_metrics = [metric for cut in sorted({10, m}) for metric in (Metric("recall", cut), Metric("ndcg", cut))]
+    return list(dict.fromkeys([*(options.metrics or default_metrics), Metric("recall", m)]))
 
 
-def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> Report:
-    config, lists = asked.config, contest.prepared.interactions
+def _empty_report(options: CompareOptions, contest: Contest, pairs: Sequence[EvaluationPair]) -> Report:
+    config, lists = options.config, contest.prepared.interactions
     log_: dict[str, Any] = {"sha256": lists.fingerprint, "users": lists.user_count, "items": lists.item_count}
     log_ |= {"events": lists.event_count, "bad_rows": dict(lists.bad_rows)}
     if isinstance(config.data.split, FileSplit):
@@ -199,9 +204,9 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
     return new_report(config, contest.metric, len(pairs)) | {
         "log": log_,
         "threads": torch.get_num_threads(),
-        "minutes": _minutes(asked),
-        "metrics": [str(metric) for metric in metrics_of(asked)],
-        "beams": list(asked.beams),
+        "minutes": _minutes(options),
+        "metrics": [str(metric) for metric in metrics_of(options)],
+        "beams": list(options.beams),
         "exclude_seen": config.search.exclude_seen,
         "plan": [],
         "minutes_needed": None,
@@ -219,7 +224,7 @@ def _run(
     report: Report,
     figures: dict[Key, Figures],
 ) -> None:
-    """Fit and measure a method; its rows, or why it is not judged, join the report. users_I: as `segments_of` has it."""
+    """Fit and measure a method, and add its rows, or the reason why it is not judged, to the report. users_I: as in `segments_of`."""
     log.info("%s%s …", name, "" if seconds is None else f", at most {seconds:.0f} s")
     exclude_seen, seed = contest.config.search.exclude_seen, contest.config.seed
     entry = attempted(contest, name, exclude_seen, seconds)
@@ -228,9 +233,9 @@ def _run(
     if isinstance(entry, str):
         report["not_judged"].append({"method": name, "reason": entry})
         return
-    found_BM = measure(entry, pairs, metrics, contest.metric, exclude_seen, seed, report, figures)
-    chosen = next(row for row in report["rows"] if row["method"] == name and row["chosen"])
-    chosen["segments"] = segments_of(found_BM, pairs, contest.metric, users_I)
+    answers_BM = measure(entry, pairs, metrics, contest.metric, exclude_seen, seed, report, figures)
+    chosen_row = next(row for row in report["rows"] if row["method"] == name and row["chosen"])
+    chosen_row["segments"] = segments_of(answers_BM, pairs, contest.metric, users_I)
 
 
 def _write(report: Report, figures: Mapping[Key, Figures], json_file: Path | None) -> None:
@@ -239,20 +244,20 @@ def _write(report: Report, figures: Mapping[Key, Figures], json_file: Path | Non
         save(report, json_file)
 
 
-def _minutes(asked: Asked) -> float | None:
-    return None if asked.seconds is None else asked.seconds / 60
+def _minutes(options: CompareOptions) -> float | None:
+    return None if options.seconds is None else options.seconds / 60
 
 
-def _drop_rows_to_run_again(figures: Mapping[Key, Figures], report: Report, has_more_time: bool, own: Mapping[str, str]) -> None:
-    """Methods whose figures of each query are no longer there: nothing could be compared with them. With more time than the earlier run
-    had, those that ended early, too. own: see `Asked`."""
-    lost = {row["method"] for row in report["rows"] if (row["method"], row["seed"], row["beam_size"]) not in figures}
-    lost |= {fit["method"] for fit in report["fits"] if fit["ended"] and has_more_time}
-    lost |= {name for name, known in own.items() if report["own"].get(name, known) != known}
-    lost |= {row["method"] for row in report["rows"]} - {fit["method"] for fit in report["fits"]}
+def _drop_rows_to_run_again(figures: Mapping[Key, Figures], report: Report, has_more_time: bool, own_digests: Mapping[str, str]) -> None:
+    """Drop methods whose figures of single queries are lost: nothing can be compared with them. With more time than the earlier run had,
+    drop methods that ended early, too. own_digests: see `CompareOptions`."""
+    dropped = {row["method"] for row in report["rows"] if (row["method"], row["seed"], row["beam_size"]) not in figures}
+    dropped |= {fit["method"] for fit in report["fits"] if fit["ended"] and has_more_time}
+    dropped |= {name for name, digest in own_digests.items() if report["own"].get(name, digest) != digest}
+    dropped |= {row["method"] for row in report["rows"]} - {fit["method"] for fit in report["fits"]}
     for part in ("rows", "fits"):
-        report[part] = [entry for entry in report[part] if entry["method"] not in lost]
+        report[part] = [entry for entry in report[part] if entry["method"] not in dropped]
 
 
-def _place(name: str, methods: Sequence[str]) -> int:
+def _position(name: str, methods: Sequence[str]) -> int:
     return methods.index(name) if name in methods else len(methods)

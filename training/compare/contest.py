@@ -1,11 +1,11 @@
-"""Methods by name on one log and one seed: each is fitted when it is first asked for, and kept for what is made of it later.
+"""Methods by name on one log and one seed. Each is fitted at its first use and kept, since fusions use it again.
 
     contest = Contest(config, prepared, folder, device, baselines)
     contest.entry("recipe", exclude_seen, seconds)      what `fit` trains
     contest.entry("neighbours", exclude_seen, seconds)  a baseline of training.baselines.methods
     contest.entry("fusion:recipe:neighbours", …)        any two, fused; `fusion` is these two
 
-Knows names, tasks and what a method gives back. Does not know test queries.
+Knows names, tasks and fitted methods. Does not know test queries.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ log = logging.getLogger(__name__)
 RECIPE, FUSION, NEIGHBOURS = "recipe", "fusion", "neighbours"
 FUSED_BY_DEFAULT = "fusion:recipe:neighbours"
 QUICK = ("popularity", "item-means", "item-cf", "neighbours", "content", "ease", "graph-filter", "ials")
-"""Baselines without training by gradient steps: seconds on most logs."""
+"""Baselines without training by gradient steps: they take seconds on most logs."""
 TUNED_FOR_EACH = ("popularity", "item-cf", "neighbours", "content")
-"""Baselines that are chosen anew for answers with and without seen items: it takes seconds."""
+"""Baselines whose options are chosen separately for answers with and without seen items, since that takes only seconds."""
 ENOUGH = 0.995
-"""The smallest serving beam is chosen that finds so much of what the best one finds: wider beams cost time for next to nothing."""
+"""The smallest serving beam with this share of the best beam's figure is chosen: wider beams cost time for almost no gain."""
 CHOOSING_QUERIES = 2000
-"""Validation queries by which a serving beam, and the best method, are chosen, at most."""
+"""Most validation queries that choose a serving beam and the best method."""
 MOST_QUERIES = 5000
-"""Test queries that are measured, evenly spread: answering takes time, too, and standard errors are small by then."""
+"""Most test queries that are measured, evenly spread. Answers take time, and with so many the standard errors are small."""
 ANSWER_S, TIMING_S = 0.001, 1.5
-"""About what an answer takes in a batch, and timing answers one by one."""
+"""About the seconds of an answer in a batch, and of timing answers one by one."""
 FUSED_QUERY_S = 0.003
-"""About what a fusion takes for each query by which its weights are chosen: two answers, and some forty trials."""
+"""About the seconds that a fusion takes for each query that chooses its weights: two answers and some forty trials."""
 REFUSALS = (EspalierError, ImportError, MemoryError, FloatingPointError)
-"""What a method may raise where it cannot be fitted to a log: it is left out, and others go on."""
+"""Errors that say that a method cannot be fitted to a log. The comparison goes on without it."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """A fitted method.
 
-    by_beam     serving beam, ascending → how it answers with it; one entry, None, where a method has no beam
-    beam_size   the smallest beam that finds at least ENOUGH of what the best one finds, on validation queries
-    validation  beam → its figure on validation queries, seen items left out or not as the method was chosen
+    by_beam     serving beam, ascending → the method with this beam; a method without a beam has one entry, None
+    beam_size   the smallest beam with at least ENOUGH of the best beam's figure on validation queries
+    validation  beam → figure on validation queries; seen items are left out if they were when the method was chosen
     """
 
     name: str
@@ -73,10 +73,10 @@ class Entry:
 class Contest:
     """One log and one seed, for all methods.
 
-    metric     by which everything is chosen: recall at the configured `search.m`
+    metric     makes all choices: recall at the configured `search.m`
     beams      serving beams of the recipe
-    estimates  what baselines need of a log
-    clock      by which times are counted
+    estimates  name of a baseline → estimate of its needs
+    clock      measures all times
     """
 
     config: DeepConfig
@@ -100,9 +100,9 @@ class Contest:
         return Task(split, items, self.metric, exclude_seen, self.config.windowed_instances, self.config.seed, seconds, self.clock)
 
     def needs(self, name: str, exclude_seen: bool, has_neighbours: bool = False) -> Needs:
-        """What the method needs, its parts aside. Raises one of REFUSALS where it cannot be fitted to this log.
+        """The needs of a method; of a fusion, without those of its methods. Raises one of REFUSALS if it cannot be fitted to this log.
 
-        has_neighbours  neighbours are fitted before: the tree's memory is made of these
+        has_neighbours  neighbours are fitted before the tree, whose memory uses them
         """
         if name == RECIPE:
             self._costs = costs_of(self.config, self.prepared, self.folder, self.device, self.clock)
@@ -114,7 +114,7 @@ class Contest:
         return Needs(FUSED_QUERY_S * queries, FUSED_QUERY_S * queries)
 
     def answering_seconds(self, name: str) -> float:
-        """About what a method takes, once fitted, to be measured and timed: those with the tree at each of its beams."""
+        """About the seconds for measuring and timing a fitted method; the tree is measured at each of its beams."""
         split = self.prepared.split
         queries = min(CHOOSING_QUERIES, len(split.validation)) + min(MOST_QUERIES, len(split.test))
         search_s = ANSWER_S if self._costs is None else max(ANSWER_S, self._costs.search_s)
@@ -125,11 +125,11 @@ class Contest:
             raise InvalidConfig("--methods", name, f"{', '.join(FOR_VECTORS)} or {RECIPE}: queries are vectors, it learns from histories")
 
     def entry(self, name: str, exclude_seen: bool, seconds: float | None = None) -> Entry:
-        """The method, fitted within so many seconds, which include those of methods that it is made of and that are not fitted yet.
+        """The method, fitted within `seconds`. Of a fusion, that includes its methods that are not fitted yet.
 
-        exclude_seen  whether it is chosen with seen items left out; baselines that take long are chosen once, as `search.exclude_seen` says
+        exclude_seen  whether options are chosen with seen items left out; slow baselines are chosen once, as `search.exclude_seen` says
 
-        Raises one of REFUSALS where it cannot be fitted to this log.
+        Raises one of REFUSALS if it cannot be fitted to this log.
         """
         if name in self.baselines and name not in TUNED_FOR_EACH:
             exclude_seen = self.config.search.exclude_seen
@@ -147,22 +147,22 @@ class Contest:
         if name in self.baselines:
             self._refuse_histories(name)
             return self._entry(name, {None: self.baselines[name](task)}, task)
-        first, second = parts_of(name)
+        first, second = fused_methods(name)
         deadline = task.deadline()
         entries: dict[str, Entry] = {}
-        for part in sorted((first, second), key=lambda part: part == RECIPE):  # the tree takes what the other one leaves
-            own_s = 0.9 * deadline.left_s() / (1 if entries else 2)  # what is left in the end is for choosing the fusion
-            entries[part] = self.entry(part, exclude_seen, None if seconds is None else own_s)
+        for method in sorted((first, second), key=lambda method: method == RECIPE):  # the tree gets the time that the other one leaves
+            method_s = 0.9 * deadline.left_s() / (1 if entries else 2)  # the last tenth is for choosing the fusion
+            entries[method] = self.entry(method, exclude_seen, None if seconds is None else method_s)
         left_s = None if seconds is None else deadline.left_s()
         fused = fuse(entries[first].fitted, entries[second].fitted, self.task(exclude_seen, left_s))
-        beams = [entries[part].beam_size for part in (first, second) if entries[part].beam_size is not None]
+        beams = [entries[method].beam_size for method in (first, second) if entries[method].beam_size is not None]
         return self._entry(name, {beams[0] if beams else None: fused}, task)
 
     def _trained(self, seconds: float | None) -> Recipe:
         if self._recipe is None:
-            known = self._entries.get((NEIGHBOURS, self.config.search.exclude_seen))  # chosen as the export would choose a memory's
-            told = None if known is None else known.fitted
-            self._recipe = fit_recipe(self.config, self.prepared, self.folder, self.device, seconds, self._costs, self.clock, told)
+            entry = self._entries.get((NEIGHBOURS, self.config.search.exclude_seen))  # the export chooses a memory's neighbours so, too
+            neighbours = None if entry is None else entry.fitted
+            self._recipe = fit_recipe(self.config, self.prepared, self.folder, self.device, seconds, self._costs, self.clock, neighbours)
         return self._recipe
 
     def _entry(self, name: str, by_beam: Mapping[int | None, Fitted], task: Task) -> Entry:
@@ -172,42 +172,43 @@ class Contest:
         return Entry(name, by_beam, next(beam for beam, figure in validation.items() if figure >= enough), validation)
 
 
-def parts_of(name: str) -> tuple[str, str]:
-    """The two methods of a fusion. Raises InvalidConfig for a name that is none."""
-    fusion, *parts = (FUSED_BY_DEFAULT if name == FUSION else name).split(":")
-    if fusion != FUSION or len(parts) != 2 or parts[0] == parts[1]:
+def fused_methods(name: str) -> tuple[str, str]:
+    """The two methods of a fusion. Raises InvalidConfig if the name is not a fusion's."""
+    fusion, *methods = (FUSED_BY_DEFAULT if name == FUSION else name).split(":")
+    if fusion != FUSION or len(methods) != 2 or methods[0] == methods[1]:
         raise InvalidConfig("--methods", name, "fusion, or fusion:A:B with two methods")
-    return parts[0], parts[1]
+    return methods[0], methods[1]
 
 
-def checked_names(text: str, known: Sequence[str], *, fusions: bool = True) -> list[str]:
-    """The methods of a comma-separated list, each once. Raises InvalidConfig on one that is neither known nor a fusion of known ones.
+def checked_names(text: str, known_names: Sequence[str], *, fusions: bool = True) -> list[str]:
+    """The methods of a comma-separated list, each once. Raises InvalidConfig for a name that is neither known nor a fusion of known ones.
 
-    fusions  whether there are any
+    fusions  whether fusions are allowed
     """
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
-        parts = parts_of(name) if fusions and name.split(":")[0] == FUSION else (name,)
-        for part in parts:
-            if part not in known:
-                raise InvalidConfig("--methods", part, f"some of {', '.join([*known, *([FUSION, 'fusion:A:B'] if fusions else [])])}")
+        methods = fused_methods(name) if fusions and name.split(":")[0] == FUSION else (name,)
+        for method in methods:
+            if method not in known_names:
+                expected = [*known_names, *([FUSION, "fusion:A:B"] if fusions else [])]
+                raise InvalidConfig("--methods", method, f"some of {', '.join(expected)}")
     return names
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Quick methods first, then trained ones, the tree, fusions: the tree gets what others leave, and a fusion finds its parts fitted."""
+    """Quick methods first, then trained ones, the tree, fusions. So the tree gets the time that others leave, and fusions come last."""
     return sorted(names, key=lambda name: (name.split(":")[0] == FUSION, name == RECIPE, name not in QUICK))
 
 
 def attempted(contest: Contest, name: str, exclude_seen: bool, seconds: float | None) -> Entry | str:
-    """The method, fitted, or why it cannot be."""
+    """The fitted method, or the reason why it cannot be fitted."""
     try:
         return contest.entry(name, exclude_seen, seconds)
     except REFUSALS as refusal:
         log.warning("%s is not judged: %s", name, refusal)
-        return named(refusal)
+        return reason_of(refusal)
 
 
-def named(refusal: BaseException) -> str:
-    """What a refusal says, or its type where it says nothing."""
+def reason_of(refusal: BaseException) -> str:
+    """The message of an error, or the name of its type if the message is empty."""
     return str(refusal) or type(refusal).__name__

@@ -1,5 +1,4 @@
-"""One table of figures for every protocol: of each query, their means with standard errors, paired differences between methods, and what
-an answer takes.
+"""Figures of a method on test queries: one for each query, means with standard errors, paired differences, and the time of an answer.
 
 Knows answers, queries and metrics. Does not know methods, logs or files.
 
@@ -16,31 +15,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from espalier.errors import InvalidData
 
+from ..arrays import Float64, Int64
 from ..retrieval.task import Metric, Question, Rank
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
-
 BLOCK = 4096
-"""Queries answered in one call: bounds what a method holds at a time."""
+"""Queries answered in one call. This bounds a method's memory."""
 Z95 = 1.96
 """Standard errors from a mean to the ends of its 95 % interval."""
 ROUNDS = 3
 MOST_TIMED = 200
 MOST_S = 4.0
-"""Seconds that timing one method should take, warm-up aside."""
+"""Seconds for timing one method, without its warm-up."""
 
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """What the answers to some queries are worth.
+    """The figures of a method's answers to some queries.
 
-    user_B    int64[B]: who asked; one user may have asked several times
+    user_B    int64[B]: the user of each query; a user may have several
     values    metric → float64[B]
     """
 
@@ -57,7 +53,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of what one method finds more than another, user by user, and its 95 % interval."""
+    """The mean difference between two methods' figures, over users, and its 95 % interval."""
 
     mean: float
     low: float
@@ -67,12 +63,12 @@ class Difference:
 
 def answered(rank: Rank, pairs: Sequence[Question], m: int, exclude_seen: bool) -> Int64:
     """int64[B, M = m]: the answers to all queries, a block at a time."""
-    parts = [rank([pair.query for pair in pairs[start : start + BLOCK]], m, exclude_seen) for start in range(0, len(pairs), BLOCK)]
-    return np.concatenate([np.zeros((0, m), np.int64), *parts])
+    blocks = [rank([pair.query for pair in pairs[start : start + BLOCK]], m, exclude_seen) for start in range(0, len(pairs), BLOCK)]
+    return np.concatenate([np.zeros((0, m), np.int64), *blocks])
 
 
 def figures_of(found_BM: Int64, pairs: Sequence[Question], metrics: Sequence[Metric]) -> Figures:
-    """The figures of the answers to `pairs`. Raises InvalidData where there is none."""
+    """The figures of the answers to `pairs`. Raises InvalidData if there are no queries."""
     if not len(pairs):
         raise InvalidData("queries", 0, "at least one with something relevant")
     return Figures(np.array([pair.user for pair in pairs], np.int64), {metric: metric.of(found_BM, pairs) for metric in metrics})
@@ -84,27 +80,27 @@ def standard_error(values_B: Float64) -> float:
 
 
 def paired(first: Sequence[Figures], second: Sequence[Figures], metric: Metric) -> Difference:
-    """How much more the first method finds than the second.
+    """The first method's figures minus the second's.
 
-    first, second  their figures, seed by seed, each pair of them over the same queries
+    first, second  figures by seed; both methods answer the same queries
 
-    A user's differences are averaged first, over queries and seeds, since they are not independent; the interval is the mean over users
-    ± 1.96 standard errors. Raises InvalidData where the queries differ.
+    Differences of one user are not independent, so they are averaged first, over queries and seeds. The interval is the mean over users
+    ± 1.96 standard errors. Raises InvalidData if the queries differ.
     """
-    if len(first) != len(second) or any(not np.array_equal(one.user_B, other.user_B) for one, other in zip(first, second, strict=True)):
+    if len(first) != len(second) or any(not np.array_equal(ours.user_B, theirs.user_B) for ours, theirs in zip(first, second, strict=True)):
         raise InvalidData("figures", "of other queries", "both methods' figures over the same queries and seeds")
     user_B = np.concatenate([figures.user_B for figures in first])
-    difference_B = np.concatenate([one.values[metric] - other.values[metric] for one, other in zip(first, second, strict=True)])
-    _, place_B = np.unique(user_B, return_inverse=True)
-    difference_U = np.bincount(place_B, weights=difference_B) / np.bincount(place_B)
+    difference_B = np.concatenate([ours.values[metric] - theirs.values[metric] for ours, theirs in zip(first, second, strict=True)])
+    _, user_position_B = np.unique(user_B, return_inverse=True)
+    difference_U = np.bincount(user_position_B, weights=difference_B) / np.bincount(user_position_B)
     mean, error = float(difference_U.mean()), standard_error(difference_U)
     return Difference(mean, mean - Z95 * error, mean + Z95 * error, len(difference_U))
 
 
 def ms_per_query(rank: Rank, queries: Sequence[Any], m: int, exclude_seen: bool) -> float:
-    """Milliseconds of one query: the mean over queries of each one's median over rounds, so that other work of the machine hardly counts.
+    """Milliseconds a query: the mean over queries of each one's median over rounds. The median excludes most disturbance by other programs.
 
-    At least three and at most 200 queries, the first of `queries`, as many as fit a few seconds.
+    Times the first 3 to 200 of `queries`, as many as fit in a few seconds.
     """
     with one_thread():
         for sample in queries[:3]:
@@ -125,7 +121,7 @@ def ms_per_query(rank: Rank, queries: Sequence[Any], m: int, exclude_seen: bool)
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """NumPy and torch use one thread inside."""
+    """Inside, NumPy and torch use one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,11 +1,11 @@
-"""What each method of a comparison gets of its time: planned before it begins, and again whenever a method has ended.
+"""Divides a comparison's time among its methods: before the first begins, and again after each.
 
-Knows what methods need, by name, and a clock. Does not know how they learn.
+Knows the needs of methods, by name, and a clock. Does not know how they learn.
 
-A method is planned if it can see ENOUGH of its data and of its steps to be judged. The strong baseline comes first, as no verdict is
-worth anything without it, then the tree, whose memory is made of the same neighbours, then whatever needs least. What is left then goes to
-all of them by weight, until they have all that they need. Whatever a method leaves goes to those after it; one that had no time at first
-gets it then, if it is enough.
+A method gets time if it can see ENOUGH of its data and of its steps to be judged. The strong baseline comes first, since a verdict without
+it is worth nothing; then the tree, whose memory uses the same neighbours; then the others, the least needy first. Remaining time is shared
+by weight, until each method has all that it needs. Time that a method leaves goes to later ones. A method that got none at first may get it
+then.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..compare.contest import FUSION, RECIPE, parts_of
+from ..compare.contest import FUSION, RECIPE, fused_methods
 from ..compare.verdict import STRONG, duration
 from ..retrieval.needs import ENOUGH, Needs
 from ..retrieval.task import Clock
 
 USED = 0.95
-"""Of the whole time: the rest is for what takes longer than planned."""
+"""Planned share of the whole time. The rest is for steps that take longer than planned."""
 WEIGHTS = {RECIPE: 3.0}
-"""Parts of what is left, where they are not 1: the question is about the tree, and one that is trained for too short is judged too low."""
+"""Weights other than 1 in remaining time. The comparison is about the tree, and a tree with too little training is judged too low."""
 MINUTES_STEP = 0.5
-"""Minutes are proposed in steps of so many."""
+"""Proposed minutes are a multiple of this."""
 
 
 @dataclass
 class Plan:
-    """The methods that wait, and their time.
+    """The waiting methods and their time.
 
-    seconds   of everything, from `begin_s` of the clock
+    seconds   of the whole comparison, from `begin_s` of the clock
     needs     method → seconds of choosing and training
     answers   method → seconds of answering validation and test queries, and of timing
-    refused   method → why it cannot be fitted to this log at all, or was not measured
+    refused   method → why it cannot be fitted to this log, or was not measured
     done      methods that have been fitted
     """
 
@@ -57,12 +57,12 @@ class Plan:
 
     @property
     def waiting(self) -> list[str]:
-        """By importance: each is planned only if those before it leave it enough."""
+        """The waiting methods by importance: each is planned only if earlier ones leave it enough time."""
         names = [name for name in self.needs if name not in self.done]
         return sorted(names, key=lambda name: (_is_fusion(name), name != STRONG, name != RECIPE, self.needs[name].least_s))
 
     def shares(self) -> dict[str, float]:
-        """Method → seconds of choosing and training, of those that wait and can be judged."""
+        """Waiting method that can be judged → seconds of choosing and training."""
         left_s, share = self.left_s, dict[str, float]()
         for name in self.waiting:
             least_s = self.needs[name].least_s
@@ -72,16 +72,16 @@ class Plan:
         return share_out(share, {name: self.needs[name].full_s for name in share}, left_s)
 
     def spare_s(self, shares: Mapping[str, float]) -> float:
-        """What is left where everybody who waits gets as much as these shares say, and answers."""
+        """The seconds that remain when every waiting method has its share and its time for answers."""
         return max(0.0, self.left_s - sum(seconds + self.answers[name] for name, seconds in shares.items()))
 
     def _lacking(self, name: str, shares: Mapping[str, float]) -> list[str]:
-        """The parts of a fusion that are methods of the plan, too, and are not judged."""
-        parts = parts_of(name) if _is_fusion(name) else ()
-        return [part for part in parts if part in self.refused or (part in self.waiting and part not in shares)]
+        """The methods of a fusion that are also methods of the plan and are not judged."""
+        methods = fused_methods(name) if _is_fusion(name) else ()
+        return [method for method in methods if method in self.refused or (method in self.waiting and method not in shares)]
 
     def _reasons(self) -> dict[str, str]:
-        """Why methods have no time: by what the tree, or they, would have alone."""
+        """Method → why it has no time, with the steps that it would make if it were the only one."""
         shares = self.shares()
         reasons = {}
         for name in (name for name in self.waiting if name not in shares):
@@ -95,12 +95,12 @@ class Plan:
         return reasons
 
     def minutes(self, names: Iterable[str]) -> float:
-        """About how many would do for these methods, too, after what has been done until now."""
+        """About how many minutes the comparison needs for these methods, with the time spent so far."""
         least_s = sum(self.needs[name].least_s + self.answers[name] for name in names)
         return MINUTES_STEP * math.ceil((self.clock() - self.begin_s + least_s) / USED / 60 / MINUTES_STEP)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of each method {"method", "seconds", "least_seconds", "full_seconds", "steps", "share"}; seconds and share are 0 without time."""
+        """{"method", "seconds", "least_seconds", "full_seconds", "steps", "share"} of each method; seconds and share are 0 without time."""
         shares = self.shares()
         return [
             {
@@ -115,15 +115,15 @@ class Plan:
         ]
 
     def table(self) -> str:
-        """The plan for people: method, seconds, and the share of its data or steps."""
+        """The plan as text: method, seconds, and the share of its data or steps."""
         shares = self.shares()
         width = max(map(len, ["method", *self.needs, *self.refused]))
         spent_s = self.clock() - self.begin_s
         lines = [f"{'method':{width}}  seconds  plan for {duration(self.seconds)}, of which reading and measuring took {duration(spent_s)}"]
         for name, needs in self.needs.items():
             if name in shares:
-                seen = "all data" if needs.steps is None else _steps(needs, shares[name])
-                lines.append(f"{name:{width}}  {shares[name]:7.0f}  {seen}")
+                share_text = "all data" if needs.steps is None else _steps(needs, shares[name])
+                lines.append(f"{name:{width}}  {shares[name]:7.0f}  {share_text}")
             else:
                 lines.append(f"{name:{width}}  {'-':>7}  not judged: {self.reasons[name]}")
         lines += [f"{name:{width}}  {'-':>7}  not judged: {reason}" for name, reason in self.refused.items()]
@@ -135,16 +135,16 @@ class Plan:
 
 
 def share_out(least: Mapping[str, float], full: Mapping[str, float], left_s: float) -> dict[str, float]:
-    """The least of each, and what is left by weight, to none more than it needs in full."""
+    """Method → seconds: its least, and a share of `left_s` by weight, together at most its full need."""
     share = dict(least)
-    open_ = [name for name in share if share[name] < full[name]]
-    while open_ and left_s > 1e-6:
-        part_s = left_s / sum(_weight(name) for name in open_)
-        for name in open_:
-            given_s = min(part_s * _weight(name), full[name] - share[name])
-            share[name] += given_s
-            left_s -= given_s
-        open_ = [name for name in open_ if full[name] - share[name] > 1e-6]
+    unfilled = [name for name in share if share[name] < full[name]]
+    while unfilled and left_s > 1e-6:
+        part_s = left_s / sum(_weight(name) for name in unfilled)
+        for name in unfilled:
+            extra_s = min(part_s * _weight(name), full[name] - share[name])
+            share[name] += extra_s
+            left_s -= extra_s
+        unfilled = [name for name in unfilled if full[name] - share[name] > 1e-6]
     return share
 
 
@@ -157,11 +157,11 @@ def _is_fusion(name: str) -> bool:
 
 
 def _steps(needs: Needs, seconds: float) -> str:
-    """How many of its steps a method makes, in words."""
+    """How many of its steps a method makes in so many seconds, in words."""
     steps = needs.steps or 0
     return f"{int(needs.share(seconds) * steps):,} of {steps:,} steps"
 
 
 def is_judged(share: float) -> bool:
-    """Whether a method saw so much of its data and of its steps that it gets figures."""
+    """Whether a method saw enough of its data and of its steps to get figures."""
     return share >= ENOUGH

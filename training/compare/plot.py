@@ -1,4 +1,4 @@
-"""A picture of a comparison: what every method finds against its time for a query."""
+"""A picture of a comparison: every method's figure against its time for a query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def plot_rows(rows: Sequence[dict[str, Any]], early: Collection[str], metric: str, title: str, file: Path) -> None:
     """One point a method, with its standard error; the serving beams of the recipe are a line. PNG or SVG by the file's suffix.
 
-    early   methods that ended early, which are marked
+    early   methods that ended early; the plot marks them
     """
     import matplotlib
 
@@ -21,11 +21,11 @@ def plot_rows(rows: Sequence[dict[str, Any]], early: Collection[str], metric: st
     for name in dict.fromkeys(row["method"] for row in rows):
         line = sorted((row for row in rows if row["method"] == name), key=lambda row: row["beam_size"] or 0)
         ms = [row["ms_per_query"] for row in line]
-        found = [row["figures"][metric]["mean"] for row in line]
+        means = [row["figures"][metric]["mean"] for row in line]
         errors = [row["figures"][metric]["se"] for row in line]
         label, linestyle = f"{name} *" if name in early else name, "-" if len(line) > 1 else "none"
-        axes.errorbar(ms, found, errors, marker="o", capsize=2, linestyle=linestyle, label=label)
-        for row, x, y in zip(line, ms, found, strict=True) if len(line) > 1 else ():
+        axes.errorbar(ms, means, errors, marker="o", capsize=2, linestyle=linestyle, label=label)
+        for row, x, y in zip(line, ms, means, strict=True) if len(line) > 1 else ():
             axes.annotate(str(row["beam_size"]), (x, y), textcoords="offset points", xytext=(-4, -13), fontsize=7)
     note = "; *: ended early" if early else ""
     axes.set(xscale="log", xlabel=f"ms per query, one at a time on one thread (numbers: serving beam{note})", ylabel=metric, title=title)

@@ -1,7 +1,7 @@
-"""Our model as a method: what `fit` trains and exports with a configuration, searched by the engine that serves it, at any beam.
+"""Our model as a method: `fit` trains and exports it with a configuration, and the serving engine searches it at any beam.
 
-Knows the training run and the engines. Does not know other methods. Nothing of the configuration is replaced but the number of steps,
-where time is limited.
+Knows the training run and the engines. Does not know other methods. The configuration stays as it is, except for the number of steps if
+time is limited.
 
 Legend: B queries, M results.
 """
@@ -27,6 +27,7 @@ from espalier.errors import InvalidConfig
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, Engine, SearchParams
 
+from ..arrays import Int64
 from ..deep.first_model import build_model
 from ..deep.fit import CURVE, steps_of
 from ..deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
@@ -46,23 +47,22 @@ from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 
 BATCH = 64
 """Queries in one engine call."""
 SLOWER = 1.05
-"""A step in training takes about so much of one that is measured alone: means of weights and checkpoints follow some of them."""
+"""A training step's time over that of a step measured on its own: averages of weights and checkpoints follow some steps."""
 ROUNDS_SHARE = 0.25
-"""The most of the training time that may go into measuring validation users."""
+"""Largest share of the training time for measuring validation users."""
 MEMORY_SHARE = 0.1
-"""Of the time, at most, for the neighbours of a memory, and again for how it is added."""
+"""Largest share of the time for the neighbours of a memory, and again for choosing how it is added."""
 MEMORY_FITS, SLOWER_WITH_MEMORY = 40, 2
-"""Fits of neighbours that the choice of their options takes, about; and a search with a memory in searches without."""
+"""About how many fits of neighbours the choice of their options takes; a search with a memory in searches without one."""
 EXPORT_S = 5.0
-"""For writing and verifying a bundle, besides what its searches take."""
+"""Seconds for writing and verifying a bundle, without its searches."""
 TIMED_QUERIES = 100
 BEGUN = "begun.pt"
-"""The first model, as it was measured."""
+"""File of the first model, with which costs were measured."""
 NOT_FOR_ANSWERS = {"golden.parquet", "heldout.parquet", WEIGHTS}
 """Files of a bundle that no answer needs."""
 
@@ -72,11 +72,11 @@ class Recipe:
     """A trained tree model, opened.
 
     engine    one thread, on the CPU
-    options   what training and export chose, and the steps that were made
-    trials    what was tried of γ and the memory, with the figure that it was chosen by
-    seconds   of training and export together, with the choice of the memory's neighbours
-    ended     why it was trained for fewer steps than configured, where it was
-    share     of the configured steps
+    options   the choices of training and export, and the number of steps made
+    trials    values of γ and of the memory that were tried, with their validation figures
+    seconds   of training and export, with the choice of the memory's neighbours
+    ended     why it was trained for fewer steps than configured, or None
+    share     of the configured steps that was made
     """
 
     bundle: Bundle
@@ -88,7 +88,7 @@ class Recipe:
     share: float
 
     def at(self, beam_size: int) -> Fitted:
-        """As a method, with a serving beam (more than all leaves is all leaves)."""
+        """The recipe as a method with a serving beam, at most all leaves."""
         kind, beam = self.bundle.graph_kind, min(beam_size, self.bundle.tree.leaf_count)
 
         def rank(queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> Int64:
@@ -113,26 +113,26 @@ def fit_recipe(
     seconds: float | None = None,
     costs: Costs | None = None,
     clock: Clock = time.monotonic,
-    told: Fitted | None = None,
+    fitted_neighbours: Fitted | None = None,
     refit: bool = False,
 ) -> Recipe:
     """Train, export to a folder inside `folder`, and open.
 
-    seconds   of all this: as many steps as fit are planned, never more than configured, and training ends in time if they take longer
-    costs     as `costs_of` measured them; None: they are measured first
-    told      the neighbours that a memory is made of, as the export would choose them; None: it does
-    refit     whether it learns in the end what validation asked for, as by `fit`; other methods do not
+    seconds            of all this: as many steps are planned as fit, at most those configured; training ends in time if they take longer
+    costs              as `costs_of` measured them; None: they are measured first
+    fitted_neighbours  the neighbours for a memory, chosen as the export chooses them; None: the export chooses them
+    refit              whether it finally trains on validation events, too, as `fit` does; other methods do not
     """
     begin, work = clock(), folder / "work"
     work.mkdir(parents=True)
     config = with_rules(config, prepared)
-    wanted, memory_s, end = config.optimiser.steps, FIT_S, Deadline(None)
+    configured_steps, memory_s, end = config.optimiser.steps, FIT_S, Deadline(None)
     if costs is None and seconds is not None:
         costs = costs_of(config, prepared, folder, device, clock)
     if costs is not None:
         prepared = replace(prepared, begun=costs.begun)
-    if told is not None:
-        prepared, costs = replace(prepared, neighbours=told), costs and replace(costs, memory_s=0.0)
+    if fitted_neighbours is not None:
+        prepared, costs = replace(prepared, neighbours=fitted_neighbours), costs and replace(costs, memory_s=0.0)
     if costs is not None and seconds is not None:
         memory_s = min(FIT_S, MEMORY_SHARE * seconds)
         training_s = begin + seconds - clock() - export_seconds(config, prepared, costs)
@@ -148,23 +148,23 @@ def fit_recipe(
     options = {"kind": config.kind, "gamma": manifest.ranking.gamma, "best_step": curve["best_step"], "steps": curve["steps"]}
     if manifest.memory is not None:
         options |= {"memory_weight": manifest.memory.weight, "memory_entries": manifest.memory.entries}
-    patient = curve["steps"] - curve["best_step"] >= planned.patience * planned.validate_every
-    steps = planned.steps if patient else curve["steps"]
-    ended = None if steps == wanted else f"{steps:,} of {wanted:,} steps"
-    trials = [Trial(tried["options"], tried["figure"]) for tried in manifest.metrics.get("validation", [])]
-    took_s = clock() - begin + (0.0 if told is None else told.seconds)
-    return Recipe(bundle, open_engine(bundle, "cpu"), options, trials, took_s, ended, steps / wanted)
+    is_patient = curve["steps"] - curve["best_step"] >= planned.patience * planned.validate_every
+    steps = planned.steps if is_patient else curve["steps"]
+    ended = None if steps == configured_steps else f"{steps:,} of {configured_steps:,} steps"
+    trials = [Trial(trial["options"], trial["figure"]) for trial in manifest.metrics.get("validation", [])]
+    seconds_spent = clock() - begin + (0.0 if fitted_neighbours is None else fitted_neighbours.seconds)
+    return Recipe(bundle, open_engine(bundle, "cpu"), options, trials, seconds_spent, ended, steps / configured_steps)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What training takes here.
+    """What training costs on this machine, in seconds.
 
-    start_s   a tree and a first model, for each round but the first, which begins with those that were measured
+    start_s   a tree and a first model; every round but the first pays it: the first starts from the measured ones
     step_s    a training step
     search_s  a validation query, searched in training
     memory_s  neighbours for a memory; 0 without one
-    begun     that tree and model
+    begun     the measured tree and model
     """
 
     start_s: float
@@ -175,7 +175,7 @@ class Costs:
 
 
 def costs_of(config: DeepConfig, prepared: Prepared, folder: Path, device: torch.device, clock: Clock) -> Costs:
-    """Measured with the tree and the model that training starts from, which stay in `folder`."""
+    """Measure the costs with the tree and the model that training starts from. These stay in `folder`."""
     config, begin = with_rules(config, prepared), clock()
     tree = build_tree(config, prepared, device)
     model, topology = build_model(config, tree, prepared), Topology(tree, device)
@@ -196,7 +196,7 @@ def costs_of(config: DeepConfig, prepared: Prepared, folder: Path, device: torch
 
 
 def needs_of(config: DeepConfig, prepared: Prepared, costs: Costs) -> Needs:
-    """Of the steps that `fit` makes on this log, with their validation, the choice of a ranking and a memory, and the export."""
+    """The needs of the steps that `fit` makes on this log, their validation, the choice of a ranking and a memory, and the export."""
     config = with_rules(config, prepared)
     optimiser = config.optimiser
     round_s = costs.search_s * min(QUERIES_OF_A_ROUND, len(prepared.split.validation))
@@ -213,7 +213,7 @@ def needs_of(config: DeepConfig, prepared: Prepared, costs: Costs) -> Needs:
 
 
 def memory_seconds(config: DeepConfig, prepared: Prepared, costs: Costs, most_s: float) -> float:
-    """About what a memory takes: its neighbours and the choice of how it is added, each at most `most_s` or FIT_S."""
+    """About the seconds of a memory: its neighbours and the choice of how it is added, each at most `most_s` and FIT_S."""
     if not has_memory(config, prepared):
         return 0.0
     queries = min(VALIDATION_QUERIES, len(prepared.split.validation))
@@ -227,16 +227,16 @@ def has_memory(config: DeepConfig, prepared: Prepared) -> bool:
 
 
 def export_seconds(config: DeepConfig, prepared: Prepared, costs: Costs) -> float:
-    """About what follows training, the memory aside: searches for γ, the measurement of test users, and the files."""
+    """About the seconds after training, without the memory: searches for γ, the measurement of test users, and the files."""
     queries, slower = min(VALIDATION_QUERIES, len(prepared.split.validation)), SLOWER_WITH_MEMORY if has_memory(config, prepared) else 1
     return EXPORT_S + costs.search_s * (len(GAMMAS) * queries + slower * (2 * len(prepared.split.test) + HELD_OUT_QUERIES))
 
 
 def shortened(config: DeepConfig, prepared: Prepared, costs: Costs, seconds: float) -> DeepConfig:
-    """The configuration with as many steps as training makes in so many seconds, at most those configured and at least one.
+    """The configuration with the number of steps that training makes in `seconds`, at least one and at most those configured.
 
-    Fewer steps are a schedule of their own: the learning rate falls to 0 at the last of them, and validation users are measured as often as
-    there is time for. With several rounds of learning a tree, each gets its share.
+    The schedule is shortened, too: the learning rate falls to 0 at the last step, and validation users are measured as often as time
+    allows. With several rounds of learning a tree, each gets an equal share.
     """
     configured = config.optimiser
     for_steps_s = max(0.0, (seconds - (config.rounds - 1) * costs.start_s) / config.rounds)

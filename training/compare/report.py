@@ -1,9 +1,9 @@
-"""Reports: what fitted methods are worth on test queries, in files that a killed run leaves whole and a later one continues.
+"""Reports: figures of fitted methods on test queries, in files. Every write is atomic, so a later run can continue a killed one.
 
 Knows entries, queries, figures and files, and which rows a verdict is about. Does not know how methods are fitted.
 
-The JSON is for readers and stays small. What each query was worth, by which later methods are compared with earlier ones on the same
-queries, is in a file of arrays beside it (`F.json` → `F.queries.npz`).
+The JSON is for readers and stays small. Figures of single queries are in a file of arrays beside it (`F.json` → `F.queries.npz`). A later
+run compares its methods with earlier ones by them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import numpy as np
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.hardware import hardware
 
-from ..compare.contest import FUSION, RECIPE, Entry, parts_of
-from ..compare.figures import Difference, Figures, Int64, answered, figures_of, ms_per_query, paired
+from ..arrays import Int64
+from ..compare.contest import FUSION, RECIPE, Entry, fused_methods
+from ..compare.figures import Difference, Figures, answered, figures_of, ms_per_query, paired
 from ..compare.verdict import Contestant, Field
 from ..data.splits import EvaluationPair, without_seen
 from ..publish import training_command
@@ -40,7 +41,7 @@ Key = tuple[str, int, int | None]
 
 
 def new_report(config: DeepConfig | LinearConfig, metric: Metric, queries: int) -> Report:
-    """A report without methods. The caller adds `log`, what the data are."""
+    """A report without methods. The caller adds `log`, a description of the data."""
     return {
         "name": config.name,
         "date": datetime.now(UTC).date().isoformat(),
@@ -69,32 +70,32 @@ def measure(
     report: Report,
     figures: dict[Key, Figures],
 ) -> Int64:
-    """Measure a method at its beams and return its answers at the chosen one. Its rows join the report together: an interrupt leaves whole
-    methods.
+    """Measure a method at its beams and return its answers at the chosen one. Its rows are added to the report in one step, so an interrupt
+    leaves whole methods.
 
-    metric  the one by which everything is chosen; answers are timed at its m
+    metric  the metric that makes all choices; answers are timed at its m
     """
-    queries, rows, measured = [pair.query for pair in pairs], [], {}
+    queries, rows, figures_of_method = [pair.query for pair in pairs], [], {}
     answers = answers_at_beams(entry, pairs, metrics, exclude_seen)
     for beam, found_BM in answers.items():
-        found = measured[entry.name, seed, beam] = figures_of(found_BM, pairs, metrics)
+        figures_at_beam = figures_of_method[entry.name, seed, beam] = figures_of(found_BM, pairs, metrics)
         ms = ms_per_query(entry.by_beam[beam].rank, queries, metric.m, exclude_seen)
-        rows.append(row_of(entry, beam, seed, found) | {"ms_per_query": ms})
+        rows.append(row_of(entry, beam, seed, figures_at_beam) | {"ms_per_query": ms})
         at = "" if beam is None else f", beam {beam}"
-        log.info("%s%s: %s %.4f, %.3g ms a query", entry.name, at, metric, found.mean(metric), ms)
-    figures.update(measured)
+        log.info("%s%s: %s %.4f, %.3g ms a query", entry.name, at, metric, figures_at_beam.mean(metric), ms)
+    figures.update(figures_of_method)
     report["rows"] += rows
     report["fits"].append(fit_of(entry, seed))
     return answers[entry.beam_size]
 
 
-def continued(report: Report, file: Path, same: Sequence[str], kept: Sequence[str]) -> Report:
-    """The report with what `file` has from an earlier run.
+def continued(report: Report, file: Path, equal_keys: Sequence[str], kept_keys: Sequence[str]) -> Report:
+    """The report with entries of an earlier run's file.
 
-    same  what must be equal in both: rows of another run do not belong into one table
-    kept  what is taken over, where it is there
+    equal_keys      keys whose values must be equal in both: rows of different runs do not belong in one table
+    kept_keys       keys that are taken from the file, if it has them
 
-    Raises InvalidConfig where the file is no report or one of another run.
+    Raises InvalidConfig if the file is no report, or one of another run.
     """
     if not file.exists():
         return report
@@ -102,17 +103,18 @@ def continued(report: Report, file: Path, same: Sequence[str], kept: Sequence[st
         earlier = json.loads(file.read_text())
     except ValueError as error:  # no JSON, or no text
         raise InvalidConfig("--json", str(file), f"a report of an earlier run, or no file; {error}") from error
-    now = json.loads(json.dumps(report))
-    if not isinstance(earlier, dict) or any(isinstance(now[key], list) and not isinstance(earlier.get(key, []), list) for key in kept):
+    current = json.loads(json.dumps(report))
+    list_keys = [key for key in kept_keys if isinstance(current[key], list)]
+    if not isinstance(earlier, dict) or not all(isinstance(earlier.get(key, []), list) for key in list_keys):
         raise InvalidConfig("--json", str(file), "a report of an earlier run, or no file; this is JSON of another shape")
-    for key in same:
-        if earlier.get(key) != now[key]:
-            raise InvalidConfig("--json", str(file), f"rows of the same run; its {key} is {earlier.get(key)!r}, not {now[key]!r}")
-    return report | {key: earlier[key] for key in kept if key in earlier}
+    for key in equal_keys:
+        if earlier.get(key) != current[key]:
+            raise InvalidConfig("--json", str(file), f"rows of the same run; its {key} is {earlier.get(key)!r}, not {current[key]!r}")
+    return report | {key: earlier[key] for key in kept_keys if key in earlier}
 
 
 def save(report: Report, file: Path) -> None:
-    """Replace the file in one step, so that a killed run leaves whole rows."""
+    """Replace the file in one step, so that a killed run leaves a whole file."""
     partial = file.with_suffix(".part")
     partial.write_text(json.dumps(report, indent=1) + "\n")
     partial.replace(file)
@@ -123,19 +125,19 @@ def queries_file(file: Path) -> Path:
 
 
 def save_figures(figures: Mapping[Key, Figures], file: Path) -> None:
-    """Write what each query was worth, in one step; values as float32."""
+    """Write the figures of each query in one step, as float32."""
     arrays: dict[str, Any] = {}
     for (method, seed, beam), measured in figures.items():
-        place = f"{method}|{seed}|{'' if beam is None else beam}"
-        arrays[f"{place}|user"] = measured.user_B
-        arrays |= {f"{place}|{metric}": values.astype(np.float32) for metric, values in measured.values.items()}
+        key_text = f"{method}|{seed}|{'' if beam is None else beam}"
+        arrays[f"{key_text}|user"] = measured.user_B
+        arrays |= {f"{key_text}|{metric}": values.astype(np.float32) for metric, values in measured.values.items()}
     partial = file.with_suffix(".part.npz")
     np.savez_compressed(partial, **arrays)
     partial.replace(file)
 
 
 def read_figures(file: Path) -> dict[Key, Figures]:
-    """What `save_figures` wrote; nothing where there is no file. Raises InvalidConfig where it is damaged."""
+    """The figures that `save_figures` wrote; none if there is no file. Raises InvalidConfig if the file is damaged."""
     if not file.exists():
         return {}
     try:
@@ -145,34 +147,34 @@ def read_figures(file: Path) -> dict[Key, Figures]:
 
 
 def _read_figures(file: Path) -> dict[Key, Figures]:
-    found: dict[Key, Figures] = {}
+    figures: dict[Key, Figures] = {}
     with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
         for name in arrays.files:
-            method, seed, beam, what = name.rsplit("|", 3)
+            method, seed, beam, metric = name.rsplit("|", 3)
             key = method, int(seed), int(beam) if beam else None
-            if what == "user":  # the first of a method's arrays
-                found[key] = Figures(arrays[name], {})
+            if metric == "user":  # the first of a method's arrays
+                figures[key] = Figures(arrays[name], {})
             else:
-                found[key].values[Metric.named("--json", what)] = arrays[name].astype(np.float64)
-    return found
+                figures[key].values[Metric.named("--json", metric)] = arrays[name].astype(np.float64)
+    return figures
 
 
 def queries_of(pairs: Sequence[EvaluationPair], exclude_seen: bool, most: int | None = None) -> list[EvaluationPair]:
-    """At most so many test queries, evenly spread. Raises InvalidData where there is none."""
-    found = without_seen(pairs) if exclude_seen else list(pairs)
-    if not found:
+    """At most `most` test queries, evenly spread. Raises InvalidData if there is none."""
+    queries = without_seen(pairs) if exclude_seen else list(pairs)
+    if not queries:
         raise InvalidData("test queries", 0, "at least one with something relevant; data.split says how they are held out")
-    return found if most is None else found[:: max(1, -(-len(found) // most))]
+    return queries if most is None else queries[:: max(1, -(-len(queries) // most))]
 
 
 def answers_at_beams(entry: Entry, pairs: Sequence[Question], metrics: Sequence[Metric], exclude_seen: bool) -> dict[int | None, Int64]:
-    """Serving beam → int64[B, M] answers, as many as the metrics look at; one entry, None, for a method without a beam."""
+    """Serving beam → int64[B, M] answers, M the largest m of the metrics. A method without a beam has one entry, None."""
     m = max(metric.m for metric in metrics)
     return {beam: answered(fitted.rank, pairs, m, exclude_seen) for beam, fitted in entry.by_beam.items()}
 
 
 def row_of(entry: Entry, beam: int | None, seed: int, measured: Figures) -> dict[str, Any]:
-    """Means and standard errors at a serving beam. `chosen`: whether it is the one that validation chose."""
+    """Means and standard errors at a serving beam. `chosen`: whether validation chose this beam."""
     return {
         "method": entry.name,
         "seed": seed,
@@ -184,30 +186,30 @@ def row_of(entry: Entry, beam: int | None, seed: int, measured: Figures) -> dict
 
 
 def fit_of(entry: Entry, seed: int) -> dict[str, Any]:
-    """How a method was fitted: what it cost, what it chose, and all that it tried."""
+    """How a method was fitted: its cost, the chosen options, and all trials."""
     fitted = entry.fitted
     about = {"method": entry.name, "seed": seed, "seconds": round(fitted.seconds, 2), "bytes": int(fitted.bytes), "ended": fitted.ended}
     return about | {"options": fitted.options, "trials": [asdict(trial) for trial in fitted.trials]}
 
 
 def differences(rows: Sequence[dict[str, Any]], figures: Mapping[Key, Figures], metrics: Sequence[Metric]) -> list[dict[str, Any]]:
-    """Of every two methods at their chosen beams, in every metric: {"first", "second", "metric", "mean", "low", "high", "queries"}.
+    """{"first", "second", "metric", "mean", "low", "high", "queries"} of every two methods at their chosen beams, in every metric.
 
-    Over the seeds that both have. Methods whose figures of each query are not there have no differences.
+    Differences are over the seeds that both have. Methods without figures of single queries have none.
     """
     chosen: dict[str, dict[int, Figures]] = {}
     for row in rows:
         key = row["method"], row["seed"], row["beam_size"]
         if row["chosen"] and key in figures:
             chosen.setdefault(row["method"], {})[row["seed"]] = figures[key]
-    found = []
-    for place, first in enumerate(chosen):
-        for second in list(chosen)[place + 1 :]:
+    entries = []
+    for position, first in enumerate(chosen):
+        for second in list(chosen)[position + 1 :]:
             seeds = sorted(chosen[first].keys() & chosen[second].keys())
             for metric in metrics if seeds else ():
                 difference = paired([chosen[first][seed] for seed in seeds], [chosen[second][seed] for seed in seeds], metric)
-                found.append({"first": first, "second": second, "metric": str(metric)} | asdict(difference))
-    return found
+                entries.append({"first": first, "second": second, "metric": str(metric)} | asdict(difference))
+    return entries
 
 
 def field_of(report: Report, strong: str) -> Field:
@@ -225,21 +227,21 @@ def field_of(report: Report, strong: str) -> Field:
                 fit["bytes"],
                 row["ms_per_query"],
                 fit["ended"],
-                parts_of(name) if name.split(":")[0] == FUSION else (),
+                fused_methods(name) if name.split(":")[0] == FUSION else (),
             )
-    between = {(one["first"], one["second"]): one for one in report["differences"] if one["metric"] == report["metric"]}
+    by_pair = {(entry["first"], entry["second"]): entry for entry in report["differences"] if entry["metric"] == report["metric"]}
 
-    def of(first: str, second: str) -> Difference:
-        one, sign = (between[first, second], 1) if (first, second) in between else (between[second, first], -1)
-        low, high = sorted((sign * one["low"], sign * one["high"]))
-        return Difference(sign * one["mean"], low, high, one["queries"])
+    def difference_of(first: str, second: str) -> Difference:
+        entry, sign = (by_pair[first, second], 1) if (first, second) in by_pair else (by_pair[second, first], -1)
+        low, high = sorted((sign * entry["low"], sign * entry["high"]))
+        return Difference(sign * entry["mean"], low, high, entry["queries"])
 
     return Field(
         metric=report["metric"],
         tree=contestants.get(RECIPE),
         others=[contestant for name, contestant in contestants.items() if name != RECIPE],
-        not_judged={left["method"]: left["reason"] for left in report["not_judged"]},
-        paired=of,
+        not_judged={refused["method"]: refused["reason"] for refused in report["not_judged"]},
+        paired=difference_of,
         strong=strong,
         minutes=report.get("minutes_needed"),
     )

@@ -1,5 +1,5 @@
-"""Whom a method serves, and with what: its figure by how long a list is and by how popular the items are that are relevant; how much of the
-catalogue it shows, and how popular that is.
+"""A method's figure by length of the history and by popularity of the relevant items; its coverage of the catalogue, and the popularity of
+the items that it shows.
 
 Knows answers, queries and how often training users touched each item. Does not know methods.
 
@@ -15,67 +15,67 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Int64
 from ..compare.figures import standard_error
 from ..data.splits import EvaluationPair
 from ..retrieval.task import Metric
 
-Int64 = NDArray[np.int64]
-
 
 def segments_of(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric, users_I: Int64) -> dict[str, Any]:
-    """What a report says of one method's answers.
+    """The segments of one method's answers, for a report.
 
-        users, items  segments {"of", "queries", "mean", "se"}: thirds of the queries by the length of their history, none where all are as
-                      long, as vectors are; and thirds of all that is relevant by how many training users touched it, of each the queries
-                      that it is relevant for
-        coverage      the share of the catalogue that is among somebody's first m
-        popularity    training users of an item that is shown ÷ those of an item that is relevant, means over both
+        users       segments {"of", "queries", "mean", "se"}: thirds of the queries by length of the history; none if all are as long, as
+                    for vectors
+        items       segments: thirds of the relevant items by number of training users; each is measured on the queries for which it is
+                    relevant
+        coverage    share of the catalogue that is in some answer's first m
+        popularity  mean training users of shown items ÷ mean training users of relevant items
 
-    users_I  int64[I]: how many of the users who are learned from touched each item
+    users_I  int64[I]: how many training users touched each item
     """
-    shown = found_BM[:, : metric.m]
-    shown = shown[shown >= 0]
+    shown_items = found_BM[:, : metric.m]
+    shown_items = shown_items[shown_items >= 0]
     relevant = np.concatenate([pair.relevant for pair in pairs])
-    popular = float(users_I[relevant].mean())
+    relevant_popularity = float(users_I[relevant].mean())
     return {
         "metric": str(metric),
         "users": _by_length(found_BM, pairs, metric),
         "items": _by_popularity(found_BM, pairs, metric, users_I),
-        "coverage": len(np.unique(shown)) / len(users_I),
-        "popularity": float(users_I[shown].mean()) / popular if len(shown) and popular else None,
+        "coverage": len(np.unique(shown_items)) / len(users_I),
+        "popularity": float(users_I[shown_items].mean()) / relevant_popularity if len(shown_items) and relevant_popularity else None,
     }
 
 
 def _by_length(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric) -> list[dict[str, Any]]:
     length_B = np.array([len(pair.history) for pair in pairs])
-    found = []
+    segments = []
     for low, high, inside_B in _thirds(length_B):
-        of = [pair for pair, inside in zip(pairs, inside_B, strict=True) if inside]
-        found.append(_segment(f"a history of {_span(low, high)}", metric.of(found_BM[inside_B], of)))
-    return found if len(found) > 1 else []
+        third = [pair for pair, inside in zip(pairs, inside_B, strict=True) if inside]
+        segments.append(_segment(f"a history of {_span(low, high)}", metric.of(found_BM[inside_B], third)))
+    return segments if len(segments) > 1 else []
 
 
 def _by_popularity(found_BM: Int64, pairs: Sequence[EvaluationPair], metric: Metric, users_I: Int64) -> list[dict[str, Any]]:
-    found = []
+    segments = []
     relevant_users = np.concatenate([users_I[pair.relevant] for pair in pairs])
     for low, high, _ in _thirds(relevant_users):
-        parts = [pair.relevant[(users_I[pair.relevant] >= low) & (users_I[pair.relevant] <= high)] for pair in pairs]
-        has_B = np.array([len(part) > 0 for part in parts])
-        of = [replace(pair, relevant=part) for pair, part in zip(pairs, parts, strict=True) if len(part)]
-        found.append(_segment(f"items of {_span(low, high)} training user{'' if high == 1 else 's'}", metric.of(found_BM[has_B], of)))
-    return found if len(found) > 1 else []
+        relevant_parts = [pair.relevant[(users_I[pair.relevant] >= low) & (users_I[pair.relevant] <= high)] for pair in pairs]
+        has_B = np.array([len(part) > 0 for part in relevant_parts])
+        third = [replace(pair, relevant=part) for pair, part in zip(pairs, relevant_parts, strict=True) if len(part)]
+        segments.append(_segment(f"items of {_span(low, high)} training user{'' if high == 1 else 's'}", metric.of(found_BM[has_B], third)))
+    return segments if len(segments) > 1 else []
 
 
 def _thirds(values: NDArray[Any]) -> list[tuple[int, int, NDArray[np.bool_]]]:
-    """The least and the largest value of each third, and which values are in it. Equal values are never parted, so there may be fewer."""
+    """Smallest and largest value of each third, and a mask of its values. Equal values stay together, so there may be fewer than three."""
     cuts = np.quantile(values, [1 / 3, 2 / 3], method="higher")
-    place = np.searchsorted(cuts, values, side="right")
-    parts = [(place == part) for part in np.unique(place)]
-    return [(int(values[part].min()), int(values[part].max()), part) for part in parts]
+    third_of = np.searchsorted(cuts, values, side="right")
+    thirds = [(third_of == third) for third in np.unique(third_of)]
+    return [(int(values[third].min()), int(values[third].max()), third) for third in thirds]
 
 
-def _segment(of: str, values_B: NDArray[np.float64]) -> dict[str, Any]:
-    return {"of": of, "queries": len(values_B), "mean": float(values_B.mean()), "se": standard_error(values_B)}
+def _segment(name: str, values_B: NDArray[np.float64]) -> dict[str, Any]:
+    return {"of": name, "queries": len(values_B), "mean": float(values_B.mean()), "se": standard_error(values_B)}
 
 
 def _span(low: int, high: int) -> str:

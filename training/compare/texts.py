@@ -1,10 +1,10 @@
 """`espalier compare` for texts: BM25, BM25F, centroids, the nearest queries, one-versus-all and the tree, on the same queries.
 
-Test queries are those that `fit` holds out: of `data.test`, of the log, or, where there is none, made of words of the items; the report
-says which. Options of baselines are chosen by other queries of the log, or made ones; the tree has its configuration, and is measured at
-each serving beam. The metric is nDCG@10.
+Test queries are those that `fit` holds out: of `data.test`, of the log, or, without a log, made of words of the items. The report says
+which. Other queries of the log, or made ones, choose the options of baselines. The tree has its configuration and is measured at each
+serving beam. The metric is nDCG@10.
 
-Knows a configuration, names of methods and a time. How methods learn and answer is theirs.
+Knows a configuration, names of methods and a time. Does not know how methods learn and answer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import TextKind, encode_texts
 from espalier.search import Engine, SearchParams
 
+from ..arrays import Int64
 from ..baselines.texts import METHODS, METRIC, Learned, TextTask
-from ..compare.contest import RECIPE, REFUSALS, Entry, named
+from ..compare.contest import RECIPE, REFUSALS, Entry, reason_of
 from ..compare.figures import Figures
 from ..compare.report import Key, Report, differences, field_of, measure, new_report, save
 from ..compare.verdict import verdict
@@ -39,7 +40,7 @@ from ..linear.label_features import label_features
 from ..linear.own_texts import made_queries
 from ..linear.prepare import OF_ITEMS, OF_LOG, Prepared, prepare
 from ..linear.run import fit_and_export
-from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric
+from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Metric
 from ..specification.linear import WEIGHTS_OF_ONE_NODE, LinearConfig, LogData, TailOptions
 
 log = logging.getLogger(__name__)
@@ -56,12 +57,12 @@ MADE = (
     "data.test."
 )
 MOST_WORK = 2e9
-"""Items times numbers of the training points that one-versus-all may take: a minute or two."""
+"""Most items times stored numbers of the training points for one-versus-all, which then takes a minute or two."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A query of people, or a made one."""
+class TextQuestion:
+    """A query of a user, or a made one."""
 
     user: int
     query: str
@@ -73,9 +74,9 @@ def compare_texts(
 ) -> Report:
     """The report: `rows`, `fits`, `not_judged`, `differences` and the two sentences of the `verdict`; see `compare`.
 
-    names    methods; None: those that the data are for
-    seconds  after which no further baseline begins; None: as long as it takes
-    Raises InvalidConfig where the data are no texts, InvalidData where there is no test query.
+    names    methods; None: all that fit the data
+    seconds  after which no further baseline begins; None: no limit
+    Raises InvalidConfig if the data are not texts, InvalidData if there is no test query.
     """
     if not isinstance(config.data, LogData):
         raise InvalidConfig("data.format", config.data.format, "log: compare judges histories, vectors and texts")
@@ -86,25 +87,25 @@ def compare_texts(
     tests = questions_of(prepared)
     deadline = Deadline(None if seconds is None else begin + seconds)
     task = task_of(config, prepared, deadline)
-    report = _begun(config, prepared, task, tests)
+    report = _empty_report(config, prepared, task, tests)
     figures: dict[Key, Figures] = {}
     try:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
-            for name in sorted(_usual(config, prepared, task) if names is None else names, key=lambda name: name == RECIPE):
+            for name in sorted(_default_methods(config, prepared, task) if names is None else names, key=lambda name: name == RECIPE):
                 log.info("%s …", name)
                 try:
                     if name == RECIPE:
-                        entry = _trained(name, config, Path(folder) / name, beams, opened)
+                        entry = _tree_entry(name, config, Path(folder) / name, beams, opened)
                     elif deadline.is_over():
                         raise InvalidConfig("--minutes", f"{(seconds or 0) / 60:g}", "more: no time was left")
                     elif name == ONE_VERSUS_ALL:
-                        entry = _trained(name, _flat(config, prepared), Path(folder) / name, beams, opened)
+                        entry = _tree_entry(name, _one_node_config(config, prepared), Path(folder) / name, beams, opened)
                     else:
                         fitted = METHODS[name](task)
                         entry = Entry(name, {None: fitted}, None, {None: max(trial.figure for trial in fitted.trials)})
                 except REFUSALS as refusal:
                     log.warning("%s is not judged: %s", name, refusal)
-                    report["not_judged"].append({"method": name, "reason": named(refusal)})
+                    report["not_judged"].append({"method": name, "reason": reason_of(refusal)})
                     continue
                 measure(entry, tests, METRICS, METRIC, False, config.seed, report, figures)
                 if json_file is not None:
@@ -120,22 +121,22 @@ def compare_texts(
     return report
 
 
-def _begun(config: LinearConfig, prepared: Prepared, task: TextTask, tests: Sequence[Asked]) -> Report:
+def _empty_report(config: LinearConfig, prepared: Prepared, task: TextTask, tests: Sequence[TextQuestion]) -> Report:
     return new_report(config, METRIC, len(tests)) | {
         "log": {"sha256": prepared.fingerprint, "items": len(prepared.items), "queries": len(task.whole.queries)},
         "tested": prepared.tested,
-        "chosen_by": OF_ITEMS if task.made else OF_LOG,
+        "chosen_by": OF_ITEMS if task.has_made_queries else OF_LOG,
     }
 
 
-def _usual(config: LinearConfig, prepared: Prepared, task: TextTask) -> list[str]:
-    """The methods that the data are for, and that take no longer than a tree."""
+def _default_methods(config: LinearConfig, prepared: Prepared, task: TextTask) -> list[str]:
+    """The methods that fit the data and take no longer than a tree."""
     names = [name for name in METHODS if name != "query-neighbours" or len(task.whole.queries)]
-    return [*names, *([ONE_VERSUS_ALL] if _why_not_flat(config, prepared) is None else []), RECIPE]
+    return [*names, *([ONE_VERSUS_ALL] if _one_node_refusal(config, prepared) is None else []), RECIPE]
 
 
 def _refuse_other_files(file: Path) -> None:
-    """Raise InvalidConfig where a file, or a folder, is there that is no report of texts."""
+    """Raise InvalidConfig if the path exists and is not a report of texts."""
     try:
         earlier = json.loads(file.read_text()) if file.exists() else {"tested": None}
     except (OSError, ValueError):
@@ -144,54 +145,54 @@ def _refuse_other_files(file: Path) -> None:
         raise InvalidConfig("--json", str(file), "a report of texts, which is replaced, or no file")
 
 
-def questions_of(prepared: Prepared) -> list[Asked]:
-    """At most MOST_QUERIES test queries, evenly spread. Raises InvalidData where there is none."""
+def questions_of(prepared: Prepared) -> list[TextQuestion]:
+    """At most MOST_QUERIES test queries, evenly spread. Raises InvalidData if there is none."""
     texts = prepared.written.to_pylist()
     labels = prepared.test.labels
-    found = [Asked(b, texts[b], relevant) for b, relevant in enumerate(_items_of(labels)) if len(relevant)]
-    if not found:
+    questions = [TextQuestion(b, texts[b], relevant) for b, relevant in enumerate(_items_of(labels)) if len(relevant)]
+    if not questions:
         raise InvalidData(
             "test queries", 0, "at least one with an item; data.test, data.test_share or data.own_texts says where they are from"
         )
-    return found[:: max(1, -(-len(found) // MOST_QUERIES))]
+    return questions[:: max(1, -(-len(questions) // MOST_QUERIES))]
 
 
 def task_of(config: LinearConfig, prepared: Prepared, deadline: Deadline = NO_DEADLINE) -> TextTask:
-    """What baselines learn from, and the queries by which they choose: of the log, unless it has few and items have words.
+    """The baselines' data. Validation queries are of the log, or made ones if the log has few and the items have words.
 
-    Raises InvalidData where there is none.
+    Raises InvalidData if there is no validation query.
     """
     if prepared.asked is None or prepared.vectoriser is None:
         raise InvalidConfig("data.format", config.data.format, "log")
-    asked, whole = prepared.asked, Learned(prepared.asked, label_features(prepared.train, prepared.own, config.linear)[1])
-    part, made = whole, bool(prepared.columns) and len(asked) < LEAST_VALIDATION / VALIDATION_SHARE
-    if made:
+    log_queries, whole = prepared.asked, Learned(prepared.asked, label_features(prepared.train, prepared.own, config.linear)[1])
+    part, has_made_queries = whole, bool(prepared.columns) and len(log_queries) < LEAST_VALIDATION / VALIDATION_SHARE
+    if has_made_queries:
         ids = prepared.items.column("id").to_pylist()
         row_of = {item: row for row, item in enumerate(ids)}
         share = min(1.0, max(VALIDATION_SHARE, LEAST_VALIDATION / len(ids)))
         queries = made_queries(ids, prepared.columns, share, config.seed + 1)[:MOST_VALIDATION]
-        validation = [Asked(b, query, np.array([row_of[item]])) for b, (query, item, _) in enumerate(queries.iter_rows())]
+        validation = [TextQuestion(b, query, np.array([row_of[item]])) for b, (query, item, _) in enumerate(queries.iter_rows())]
     else:
         rng = np.random.default_rng([config.seed, 0x7E87])
-        count = min(MOST_VALIDATION, max(LEAST_VALIDATION, round(VALIDATION_SHARE * len(asked))), len(asked) // 2)
-        held = np.sort(rng.permutation(len(asked))[:count])
-        rest = np.setdiff1d(np.arange(len(asked)), held)
-        kept = np.setdiff1d(np.arange(len(prepared.train)), prepared.train.asked[held])
-        centroids = label_features(prepared.train.take(kept), prepared.own, config.linear)[1]
-        part = Learned(LabelledTexts([asked.texts[row] for row in rest.tolist()], asked.labels[rest]), centroids)
-        items = _items_of(asked.labels[held])
-        validation = [Asked(place, asked.texts[row], items[place]) for place, row in enumerate(held.tolist()) if len(items[place])]
+        count = min(MOST_VALIDATION, max(LEAST_VALIDATION, round(VALIDATION_SHARE * len(log_queries))), len(log_queries) // 2)
+        held_out = np.sort(rng.permutation(len(log_queries))[:count])
+        rows = np.setdiff1d(np.arange(len(log_queries)), held_out)
+        training_points = np.setdiff1d(np.arange(len(prepared.train)), prepared.train.asked[held_out])
+        centroids = label_features(prepared.train.take(training_points), prepared.own, config.linear)[1]
+        part = Learned(LabelledTexts([log_queries.texts[row] for row in rows.tolist()], log_queries.labels[rows]), centroids)
+        items = _items_of(log_queries.labels[held_out])
+        validation = [TextQuestion(b, log_queries.texts[row], items[b]) for b, row in enumerate(held_out.tolist()) if len(items[b])]
     if not validation:
         raise InvalidData("validation queries", 0, "at least one with an item; see data.train and data.own_texts")
-    return TextTask(prepared.columns, whole, part, validation, prepared.vectoriser, made, deadline)
+    return TextTask(prepared.columns, whole, part, validation, prepared.vectoriser, has_made_queries, deadline)
 
 
 def _items_of(labels: Csr) -> list[Int64]:
-    return [own.astype(np.int64) for own in np.split(labels.indices, labels.indptr[1:-1])]
+    return [rows.astype(np.int64) for rows in np.split(labels.indices, labels.indptr[1:-1])]
 
 
-def _why_not_flat(config: LinearConfig, prepared: Prepared) -> InvalidData | None:
-    """Why there is no one-versus-all beside the recipe, where there is none."""
+def _one_node_refusal(config: LinearConfig, prepared: Prepared) -> InvalidData | None:
+    """Why one-versus-all cannot be compared with the recipe, or None."""
     items, features = len(prepared.items), prepared.train.points.shape[1]
     if config.tree.count == 1 and config.tree.leaf_of(items, features) >= items:
         return InvalidData("items", items, "more: the recipe's tree is one node, which is one-versus-all")
@@ -203,35 +204,35 @@ def _why_not_flat(config: LinearConfig, prepared: Prepared) -> InvalidData | Non
     return None
 
 
-def _flat(config: LinearConfig, prepared: Prepared) -> LinearConfig:
-    """The same with all items as children of the root. Raises InvalidData where it is the same tree, or would take too long."""
-    why = _why_not_flat(config, prepared)
-    if why is not None:
-        raise why
+def _one_node_config(config: LinearConfig, prepared: Prepared) -> LinearConfig:
+    """The configuration with all items as children of the root. Raises InvalidData if that is the same tree, or would take too long."""
+    refusal = _one_node_refusal(config, prepared)
+    if refusal is not None:
+        raise refusal
     tree = config.tree.model_copy(update={"branching": 2, "max_leaf": max(2, len(prepared.items)), "count": 1})
     return config.model_copy(update={"tree": tree, "tail": TailOptions()})
 
 
-def _trained(name: str, config: LinearConfig, folder: Path, beams: Sequence[int], opened: ExitStack) -> Entry:
-    """What `fit` makes of the configuration, at each serving beam, and at that which it would be served with.
+def _tree_entry(name: str, config: LinearConfig, folder: Path, beams: Sequence[int], opened: ExitStack) -> Entry:
+    """The bundle that `fit` makes of the configuration, at each serving beam and at its default beam.
 
-    By validation queries nothing is chosen here: their figure is 0.
+    Validation queries choose nothing here, so their figure is 0.
     """
     (folder / "work").mkdir(parents=True)
     begin = time.monotonic()
     bundle = fit_and_export(config, folder / config.name / "1", folder / "work")
     seconds = time.monotonic() - begin
     engine = opened.enter_context(closing(open_engine(bundle, "cpu")))
-    usual = None if bundle.tree.height == 1 else min(config.search.beam_size, bundle.tree.leaf_count)
+    default_beam = None if bundle.tree.height == 1 else min(config.search.beam_size, bundle.tree.leaf_count)
     size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
     by_beam: dict[int | None, Fitted] = {
-        beam: Fitted(partial(_found, bundle, engine, 1 if beam is None else beam), {}, size, seconds)
-        for beam in ([None] if usual is None else sorted({min(beam, bundle.tree.leaf_count) for beam in (*beams, usual)}))
+        beam: Fitted(partial(_answers, bundle, engine, 1 if beam is None else beam), {}, size, seconds)
+        for beam in ([None] if default_beam is None else sorted({min(beam, bundle.tree.leaf_count) for beam in (*beams, default_beam)}))
     }
-    return Entry(name, by_beam, usual, dict.fromkeys(by_beam, 0.0))
+    return Entry(name, by_beam, default_beam, dict.fromkeys(by_beam, 0.0))
 
 
-def _found(bundle: Bundle, engine: Engine, beam: int, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
+def _answers(bundle: Bundle, engine: Engine, beam: int, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
     kind, vectoriser = bundle.manifest.query, bundle.vectoriser
     if not isinstance(kind, TextKind) or vectoriser is None:
         raise InvalidData("bundle", kind.kind, "a model of texts")
@@ -240,26 +241,26 @@ def _found(bundle: Bundle, engine: Engine, beam: int, queries: Sequence[Any], /,
 
 
 def _verdict(config: LinearConfig, report: Report) -> list[str]:
-    """Two sentences, the second as sure as the queries are that chose and that measured."""
+    """Two sentences. The second is undecided if the queries that chose, or those that measured, do not support a decision."""
     field = field_of(report, STRONG)
     # One-versus-all has no figure of validation queries: it would have to be trained twice.
-    field = replace(field, others=[other for other in field.others if other.name != ONE_VERSUS_ALL])
-    found, pays = verdict(field)
+    field = replace(field, others=[rival for rival in field.others if rival.name != ONE_VERSUS_ALL])
+    finding, conclusion = verdict(field)
     if report["chosen_by"] == OF_ITEMS:
-        found = found.replace("on validation queries", "on queries made of items' words")
+        finding = finding.replace("on validation queries", "on queries made of items' words")
     if config.linear.loss == "relevance":
-        return [found, RELEVANCE]
+        return [finding, RELEVANCE]
     if report["tested"] == OF_ITEMS:
-        return [found, MADE]
-    if report["chosen_by"] == OF_ITEMS and pays.startswith("Use") and field.baselines:
+        return [finding, MADE]
+    if report["chosen_by"] == OF_ITEMS and conclusion.startswith("Use") and field.baselines:
         best = max(field.baselines, key=lambda baseline: baseline.validation)
-        better = [one.name for one in field.baselines if one is not best and field.paired(one.name, best.name).low > 0]
+        better = [rival.name for rival in field.baselines if rival is not best and field.paired(rival.name, best.name).low > 0]
         if better:
-            return [found, f"Undecided: {' and '.join(better)}, which made queries did not choose, found more than {best.name}."]
-    return [found, pays]
+            return [finding, f"Undecided: {' and '.join(better)}, which made queries did not choose, found more than {best.name}."]
+    return [finding, conclusion]
 
 
 def show(report: Report) -> None:
-    """Print what was compared, and what the queries are."""
+    """Print the data and the queries of a comparison."""
     counts = f"{report['log']['items']:,} items, {report['log']['queries']:,} queries to learn from"
     print(f"{report['name']}: {counts}; {report['queries']:,} test queries, {report['tested']}; {report['seconds']:.0f} s in all")

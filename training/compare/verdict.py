@@ -1,9 +1,9 @@
-"""Two sentences: what a tree finds beside the best baseline, and whether it therefore pays.
+"""The verdict of a comparison in two sentences: how the tree's figure differs from the best baseline's, and whether a tree pays.
 
 Knows figures, costs and intervals. Does not know how they were measured.
 
-The tree's serving beam and the best baseline are those with the best figure on validation queries, so that the interval, which is of test
-queries, is right: nothing in it was chosen by what it measures.
+Validation queries choose the tree's serving beam and the best baseline. The interval is over test queries, which chose nothing, so it is
+right.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dataclasses import dataclass
 from ..compare.figures import Difference
 
 MARGIN = 0.05
-"""Of the baseline's figure: what is less than this does not pay for a model that has to be trained and served."""
+"""Share of the baseline's figure. A smaller gain does not pay for a model that has to be trained and served."""
 MIN_QUERIES = 30
 """With fewer, intervals of means are wrong."""
 STRONG = "neighbours"
-"""The cheap baseline of histories that is often the best: where it was not run, no claim that a tree pays is without reserve."""
+"""The cheap baseline of histories that is often the best. If it was not run, the claim that a tree pays has a reserve."""
 MUCH_FASTER = 0.5
-"""Of a baseline's time for a query: a tree that finds as much in less than this pays by its speed."""
+"""Share of a baseline's time for a query. A tree that finds as much in less time pays by its speed."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """What is known of a method at the serving beam that validation chose.
+    """A method at the serving beam that validation chose.
 
-    parts       of a fusion: the methods that it is made of
-    figure      mean over test queries
-    validation  mean over validation queries
-    ended       why its choosing or training ended early, where it did
+    figure         mean over test queries
+    validation     mean over validation queries
+    ended          why its choosing or training ended early, or None
+    fused_methods  of a fusion
     """
 
     name: str
@@ -40,7 +40,7 @@ class Contestant:
     bytes: int
     ms: float
     ended: str | None = None
-    parts: tuple[str, ...] = ()
+    fused_methods: tuple[str, ...] = ()
 
     @property
     def cost(self) -> str:
@@ -48,16 +48,16 @@ class Contestant:
 
 
 Paired = Callable[[str, str], Difference]
-"""The names of two contestants → what the first finds more than the second on test queries."""
+"""The names of two contestants → the first's figure minus the second's, on test queries."""
 
 
 @dataclass(frozen=True)
 class Field:
     """All contestants.
 
-    not_judged  name → why
-    strong      the cheap baseline without which no claim is without reserve
-    minutes     those in which all could be judged, where time was too short
+    not_judged  name → reason
+    strong      the cheap baseline without which a claim has a reserve
+    minutes     if time was too short: the minutes in which all could be judged
     """
 
     metric: str
@@ -70,16 +70,16 @@ class Field:
 
     @property
     def baselines(self) -> list[Contestant]:
-        """All that is to be had without the tree, fusions of other methods included."""
-        return [other for other in self.others if self.tree is None or self.tree.name not in other.parts]
+        """All contestants that do not need the tree, with fusions of other methods."""
+        return [contestant for contestant in self.others if self.tree is None or self.tree.name not in contestant.fused_methods]
 
     @property
     def fusions(self) -> list[Contestant]:
-        return [other for other in self.others if self.tree is not None and self.tree.name in other.parts]
+        return [contestant for contestant in self.others if self.tree is not None and self.tree.name in contestant.fused_methods]
 
 
 def verdict(field: Field) -> tuple[str, str]:
-    """What the tree finds, and whether it pays: two sentences."""
+    """Two sentences: how the tree's figure differs from the best baseline's, and whether the tree pays."""
     tree = field.tree
     if tree is None:
         why = next((f"judged: {reason}" for name, reason in field.not_judged.items() if name == "recipe"), "measured, since it was not run")
@@ -92,49 +92,50 @@ def verdict(field: Field) -> tuple[str, str]:
     reserves = _reserves(field, tree, best, says_so=pays.startswith("The tree pays"))
     if tree.ended or best.ended:
         pays = f"So far, {pays[0].lower()}{pays[1:]}"
-    return _found(field, tree, best, difference), pays + reserves
+    return _finding(field, tree, best, difference), pays + reserves
 
 
 def _enough(field: Field) -> str:
     return "" if field.minutes is None else f" (--minutes {field.minutes:g} would do)"
 
 
-def _found(field: Field, tree: Contestant, best: Contestant, difference: Difference) -> str:
+def _finding(field: Field, tree: Contestant, best: Contestant, difference: Difference) -> str:
     if difference.queries >= MIN_QUERIES and difference.low > 0:
-        found = "The tree finds more than"
+        phrase = "The tree finds more than"
     elif difference.queries >= MIN_QUERIES and difference.high < 0:
-        found = "The tree finds less than"
+        phrase = "The tree finds less than"
     elif _is_settled(difference, best):
-        found = "The tree finds no more than"
+        phrase = "The tree finds no more than"
     else:
-        found = "The queries do not tell whether the tree finds more than"
+        phrase = "The queries do not tell whether the tree finds more than"
     return (
-        f"{found} {best.name}, the best baseline on validation queries: {field.metric} {tree.figure:.4f} against {best.figure:.4f}, "
+        f"{phrase} {best.name}, the best baseline on validation queries: {field.metric} {tree.figure:.4f} against {best.figure:.4f}, "
         f"a difference of {_interval(difference)}."
     )
 
 
 def _pays(field: Field, tree: Contestant, best: Contestant, difference: Difference) -> str:
-    """The second sentence, without its full stop's reserves."""
+    """The second sentence, without the reserves and the full stop."""
     costs = f"{tree.name}: {tree.cost}; {best.name}: {best.cost}"
     if difference.queries < MIN_QUERIES:
         return f"Undecided: {difference.queries} queries are too few to tell ({costs})"
-    fused = _fusion_that_pays(field, best)
+    fusion = _fusion_that_pays(field, best)
     if difference.low > 0:
         if field.strong in field.not_judged:
             return f"Undecided: {field.strong}, often the best baseline, were not judged ({costs})"
-        others = [other.name for other in field.baselines if field.paired(tree.name, other.name).low <= 0]
-        if others:
-            return f"Undecided: {_listed(others)}, which validation did not choose, may find as much as the tree ({costs})"
+        rival_names = [baseline.name for baseline in field.baselines if field.paired(tree.name, baseline.name).low <= 0]
+        if rival_names:
+            return f"Undecided: {_listed(rival_names)}, which validation did not choose, may find as much as the tree ({costs})"
         if difference.high < MARGIN * best.figure:
             return f"Use {best.name} unless so little more is worth the cost ({costs}{_model_of(best)})"
-        more = "" if fused is None or field.paired(fused.name, tree.name).low <= 0 else f", and {_fused(fused)} find more still"
-        return f"The tree pays{more} ({costs})"
-    if fused is not None:
-        gain = _interval(field.paired(fused.name, best.name))
-        return f"The tree pays only beside another method: {_fused(fused)} find {gain} more than {best.name} ({costs}; fused: {fused.cost})"
+        addition = "" if fusion is None or field.paired(fusion.name, tree.name).low <= 0 else f", and {_fused(fusion)} find more still"
+        return f"The tree pays{addition} ({costs})"
+    if fusion is not None:
+        gain = _interval(field.paired(fusion.name, best.name))
+        costs = f"{costs}; fused: {fusion.cost}"
+        return f"The tree pays only beside another method: {_fused(fusion)} find {gain} more than {best.name} ({costs})"
     if difference.high < 0 or _is_settled(difference, best):
-        rivals = [other for other in field.baselines if field.paired(tree.name, other.name).low <= 0]
+        rivals = [baseline for baseline in field.baselines if field.paired(tree.name, baseline.name).low <= 0]
         if difference.high >= 0 and difference.low > -MARGIN * best.figure and all(tree.ms < MUCH_FASTER * rival.ms for rival in rivals):
             return f"The tree pays by its speed: it finds as much in less time ({costs})"
         return f"Use {best.name} ({costs}{_model_of(best)})"
@@ -142,17 +143,17 @@ def _pays(field: Field, tree: Contestant, best: Contestant, difference: Differen
 
 
 def _model_of(best: Contestant) -> str:
-    """How to serve what is to be used instead of a tree, where that is a kind of model, too."""
+    """How to serve the baseline, if it is also a kind of model."""
     return f"; `fit --kind {STRONG}` makes a model of them" if best.name == STRONG else ""
 
 
 def _is_settled(difference: Difference, best: Contestant) -> bool:
-    """Whether the tree cannot find so much more that it would pay."""
+    """Whether the tree's gain is certainly too small to pay."""
     return difference.high < MARGIN * best.figure and difference.queries >= MIN_QUERIES
 
 
 def _fusion_that_pays(field: Field, best: Contestant) -> Contestant | None:
-    """The fusion with the tree, the best of them on validation queries, where it finds so much more than the best baseline that it pays."""
+    """Of the fusions with the tree the best on validation queries, if its gain over the best baseline pays."""
     fused = max(field.fusions, key=lambda fusion: fusion.validation, default=None)
     if fused is None:
         return None
@@ -161,20 +162,20 @@ def _fusion_that_pays(field: Field, best: Contestant) -> Contestant | None:
 
 
 def _reserves(field: Field, tree: Contestant, best: Contestant, *, says_so: bool) -> str:
-    """What makes the verdict less sure, and the full stop. says_so: whether the tree is said to pay, for which all others count."""
-    short = [f"{one.name} ended early ({one.ended}), and more time may change this" for one in (tree, best) if one.ended]
+    """The reserves that make the verdict less sure, and the full stop. says_so: whether it says that the tree pays."""
+    short = [f"{method.name} ended early ({method.ended}), and more time may change this" for method in (tree, best) if method.ended]
     missing = [name for name in field.not_judged if name.split(":")[0] != "fusion"]
     unjudged = [f"{_listed(missing)} {'was' if len(missing) == 1 else 'were'} not judged{_enough(field)}"] if missing else []
-    others = [one.name for one in field.baselines if says_so and one.ended and one.name != best.name]
-    also = [f"{_listed(others)} ended early, too" if short else f"{_listed(others)} ended early"] if others else []
-    has_strong = any(one.name == field.strong for one in field.baselines) or field.strong in field.not_judged
-    unasked = [f"{field.strong}, often the best baseline, were not run"] if says_so and not has_strong else []
-    reserves = "; ".join([*short, *also, *unjudged, *unasked])
+    ended_early = [method.name for method in field.baselines if says_so and method.ended and method.name != best.name]
+    early = [f"{_listed(ended_early)} ended early, too" if short else f"{_listed(ended_early)} ended early"] if ended_early else []
+    has_strong = any(method.name == field.strong for method in field.baselines) or field.strong in field.not_judged
+    not_run = [f"{field.strong}, often the best baseline, were not run"] if says_so and not has_strong else []
+    reserves = "; ".join([*short, *early, *unjudged, *not_run])
     return f"; but {reserves}." if reserves else "."
 
 
 def _fused(fusion: Contestant) -> str:
-    return f"{' and '.join('the tree' if part == 'recipe' else part for part in fusion.parts)}, fused,"
+    return f"{' and '.join('the tree' if method == 'recipe' else method for method in fusion.fused_methods)}, fused,"
 
 
 def _interval(difference: Difference) -> str:
@@ -185,12 +186,12 @@ def _interval(difference: Difference) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    *rest, last = names
-    return f"{', '.join(rest)} and {last}" if rest else last
+    *other_names, last_name = names
+    return f"{', '.join(other_names)} and {last_name}" if other_names else last_name
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 0.4 s, 12 s, 3.5 min, 2.1 h."""
+    """Seconds for readers: 0.4 s, 12 s, 3.5 min, 2.1 h."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,6 +1,6 @@
-"""Sparse matrices as the trainer holds them (scipy.sparse), to and from the rows that engines take, and from files of `save_npz`.
+"""The trainer's sparse matrices (scipy.sparse), to and from the rows that engines take, and from files of `save_npz`.
 
-SciPy does not check indices when it reads a file, and its compiled code then reads and writes outside of its arrays. So files are checked.
+SciPy does not check indices when it reads a file; its compiled code would then access memory outside its arrays. So files are checked here.
 
 Legend: B rows, F features.
 """
@@ -23,7 +23,7 @@ READ_ERRORS = (
     *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, OverflowError, IndexError),
     *(MemoryError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error),
 )
-"""What a file raises that is no matrix. MemoryError: a few bytes can say that it has 2^60 rows."""
+"""Errors of a file that is no matrix. MemoryError: a few bytes can claim 2^60 rows."""
 LARGEST = int(np.iinfo(np.int32).max)
 
 
@@ -44,17 +44,17 @@ def as_rows(matrix: Csr) -> SparseRows:
 
 
 def normalised(matrix: Csr) -> Csr:
-    """float32 rows of length 1 (L2), rounded as a query's are at serving; empty ones stay empty."""
+    """float32 rows of L2 norm 1, rounded like a query in serving; empty rows stay empty."""
     return as_matrix(as_rows(matrix).normalised())
 
 
 def read_by_rows(file: Path) -> Csr:
-    """A matrix by rows: float32, columns ascending and none twice, without zeros. Raises InvalidData."""
+    """A matrix by rows: float32, columns ascending and distinct, without zeros. Raises InvalidData."""
     return csr_array(_read(file, csr_array))
 
 
 def read_by_columns(file: Path) -> csc_array[Any]:
-    """The same by columns; zeros are kept."""
+    """A matrix by columns; zeros are kept."""
     return csc_array(_read(file, csc_array))
 
 

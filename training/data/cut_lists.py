@@ -1,7 +1,7 @@
-"""Lists without the events that are held out, in a file beside the log's own; and the points in time at which they are cut.
+"""Writes lists without held-out events to a file beside the log's, and finds the points in time at which lists are cut.
 
-Knows users, their events and times as the log's numbers. Does not know what is held out, or why. Events are read in chunks, so that a log
-of any size can be cut.
+Knows users, their events and times as the log's numbers. Does not know which events are held out, or why. Events are read in chunks, so
+that a log of any size can be cut.
 
 Legend: U users, E events.
 """
@@ -20,41 +20,41 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Int64
 from ..data import grouping
 from ..data.grouping import user_chunks
 from ..data.interactions import Interactions
 from ..data.log_values import Stamps
 from ..specification.splits import microseconds
 
-Int64 = NDArray[np.int64]
-Kept = Callable[[slice], NDArray[np.bool_]]
-"""Tells of the events of some whole users which of them stay."""
+EventMask = Callable[[slice], NDArray[np.bool_]]
+"""A slice of the events of some whole users → whether each event stays."""
 
 LISTS_FILE = "lists.int32"
-"""Name, inside the work folder, of the file behind the events of lists that a split has cut."""
+"""Name, inside the work folder, of the file with the events of cut lists."""
 
 
-def first_events(interactions: Interactions, count_U: Int64) -> Kept:
-    """Of some users' events, whether one is among the first so many of its user."""
+def first_events(interactions: Interactions, count_U: Int64) -> EventMask:
+    """A mask of the first `count_U` events of each user."""
     offset_U1 = interactions.offset_U1
 
-    def kept(events: slice) -> NDArray[np.bool_]:
+    def is_first(events: slice) -> NDArray[np.bool_]:
         first, last = np.searchsorted(offset_U1, [events.start, events.stop]).tolist()
         end = offset_U1[first:last] + count_U[first:last]
         before: NDArray[np.bool_] = np.arange(events.start, events.stop) < np.repeat(end, np.diff(offset_U1[first : last + 1]))
         return before
 
-    return kept
+    return is_first
 
 
-def with_events(interactions: Interactions, kept: Kept, work: Path) -> Interactions:
-    """The same users and items with some of the events, which lie in a file under `work`."""
+def with_events(interactions: Interactions, event_mask: EventMask, work: Path) -> Interactions:
+    """The same users and items with the events that the mask keeps, in a file under `work`."""
     offset_U1, count_U = interactions.offset_U1, np.zeros(interactions.user_count, np.int64)
     with tempfile.NamedTemporaryFile(dir=work, prefix=".reading-", delete=False) as file:
         for first, last in user_chunks(offset_U1, grouping.CHUNK):
             events = slice(int(offset_U1[first]), int(offset_U1[last]))
             if events.start < events.stop:
-                kept_E = kept(events)
+                kept_E = event_mask(events)
                 interactions.item_of_event_E[events][kept_E].tofile(file)
                 count_U[first:last] = counts_by_user(kept_E, offset_U1[first : last + 1])
     if not count_U.any():
@@ -70,14 +70,14 @@ def with_events(interactions: Interactions, kept: Kept, work: Path) -> Interacti
 
 
 def counts_by_user(true_E: NDArray[np.bool_], offset: Int64) -> Int64:
-    """How many events of each user are true; those of all are offset[0] … offset[−1] − 1."""
+    """How many events of each user are true. `true_E` has the events offset[0] … offset[−1] − 1."""
     before = np.concatenate([[0], np.cumsum(true_E)])
     counts: Int64 = np.diff(before[offset - offset[0]]).astype(np.int64)
     return counts
 
 
 def events_before(interactions: Interactions, time_E: Stamps, moment: int | float) -> Int64:
-    """int64[U]: how many of a user's events, which are in time order, lie before a moment."""
+    """int64[U]: how many of a user's events, which are in time order, are before a moment."""
     count_U = np.zeros(interactions.user_count, np.int64)
     for first, last in user_chunks(interactions.offset_U1, grouping.CHUNK):
         offset = interactions.offset_U1[first : last + 1]
@@ -86,14 +86,14 @@ def events_before(interactions: Interactions, time_E: Stamps, moment: int | floa
 
 
 def moment_of(value: int | float | str | None, time_E: Stamps, share: float) -> int | float:
-    """A configured time, or the time before which `share` of the events lie, in the log's numbers."""
+    """A configured time, or the time before which a `share` of the events is, in the log's numbers."""
     if value is None:
         return _nth_smallest(time_E, min(int(share * len(time_E)), len(time_E) - 1))
     return microseconds(value) if isinstance(value, str) else value
 
 
 def _nth_smallest(values_E: Stamps, n: int) -> int | float:
-    """The n-th smallest value, from 0, without a copy of all: bisection over int64 keys that are in the order of the values."""
+    """The n-th smallest value, from 0, without a copy of all: bisection over int64 keys in the order of the values."""
     low, high = (int(_keys(np.array([extreme(values_E)]))[0]) for extreme in (np.min, np.max))
     while low < high:
         middle = (low + high) // 2
@@ -109,7 +109,7 @@ def _nth_smallest(values_E: Stamps, n: int) -> int | float:
 
 
 def _keys(values: Stamps) -> Int64:
-    """Integers as they are; of floats their bits, those of negative numbers in reverse."""
+    """int64 keys in the order of the values: integers themselves, or the bits of floats, inverted for negative numbers."""
     if values.dtype == np.int64:
         return np.asarray(values, np.int64)
     bits = np.ascontiguousarray(values).view(np.int64)

@@ -1,7 +1,7 @@
-"""Events in file order → events by user, on disk: an external sort that reads and writes files from their beginning to their end.
+"""Groups events by user on disk: an external sort with sequential reads and writes.
 
-Events are dealt to files of neighbouring users, each of which fits in memory and is sorted there. Memory does not grow with the log, but
-for the longest list of one user, which is sorted in memory too.
+Events are distributed to files of neighbouring users. Each file fits in memory and is sorted there. Memory does not grow with the log, only
+with the longest list of a user, which is sorted in memory.
 
 Knows codes of users and items. Does not know ids or filters.
 
@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
+from ..arrays import Int32, Int64
 
 CHUNK = 1 << 22
 """Events handled at a time (a single user may have more)."""
 MOST_PARTS = 256
-"""Files that events are dealt to, at most. Each has up to CHUNK events, or of a larger log this part, and the rest of its last user's."""
+"""Most files of neighbouring users. Each has up to CHUNK events, or of a larger log this part, and all events of its last user."""
 
 
 USER, ITEM, STAMP = "user", "item", "stamp"
@@ -32,13 +31,13 @@ USER, ITEM, STAMP = "user", "item", "stamp"
 
 
 def group(folder: Path, stamp_type: Any, row_of_code: Int32, unique: bool) -> Int64:
-    """Sort a folder's files by user row, then by timestamp where there is one, else and at ties in file order.
+    """Sort a folder's files by user row, then by timestamp if there are some; file order breaks ties.
 
     stamp_type   of the timestamps; None: there are none
     row_of_code  int32[U]: the row of each user code
-    unique       an item counts once in a user's list, the first time; the other events' items become −1
+    unique       keep an item's first event in a user's list; items of its other events become −1
 
-    Returns int64[U + 1]: the events of user u are then those from offset[u] to offset[u + 1] − 1, at least one. USER is used up.
+    Returns int64[U + 1]: the events of user u are then offset[u] … offset[u + 1] − 1, at least one. The file USER is deleted.
     """
     count_U = np.zeros(len(row_of_code), np.int64)
     for codes in _blocks(folder / USER, np.int32):
@@ -47,11 +46,11 @@ def group(folder: Path, stamp_type: Any, row_of_code: Int32, unique: bool) -> In
     events_of_part = max(CHUNK, -(-int(offset_U1[-1]) // MOST_PARTS))
     first_users = np.searchsorted(offset_U1[:-1], np.arange(0, offset_U1[-1], events_of_part))
     record = np.dtype([(USER, np.int32), (ITEM, np.int32), *([] if stamp_type is None else [(STAMP, stamp_type)])])
-    parts = _dealt(folder, record, row_of_code, np.unique([*first_users, len(count_U)]))
+    part_files = _dealt(folder, record, row_of_code, np.unique([*first_users, len(count_U)]))
     with (folder / ITEM).open("wb") as item_file, (folder / STAMP).open("wb") as stamp_file:
-        for part in parts:
-            records = np.fromfile(part, record)
-            part.unlink()
+        for part_file in part_files:
+            records = np.fromfile(part_file, record)
+            part_file.unlink()
             # Both sorts are stable: ties keep file order.
             by_user = np.argsort(records[USER], kind="stable") if stamp_type is None else np.lexsort((records[STAMP], records[USER]))
             item = records[ITEM][by_user]
@@ -64,7 +63,7 @@ def group(folder: Path, stamp_type: Any, row_of_code: Int32, unique: bool) -> In
 
 
 def user_chunks(offset_U1: Int64, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of users with at most so many events together, or of one user; every user has at least one event."""
+    """Ranges of users with at most `most` events together, or of one user. Every user has at least one event."""
     first, users = 0, len(offset_U1) - 1
     while first < users:
         last = max(first + 1, int(np.searchsorted(offset_U1, offset_U1[first] + most, side="right")) - 1)
@@ -73,7 +72,7 @@ def user_chunks(offset_U1: Int64, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _dealt(folder: Path, record: np.dtype[Any], row_of_code: Int32, cuts: Int64) -> list[Path]:
-    """Files of records: part p has the users cuts[p] … cuts[p + 1] − 1, in file order. The folder's files are used up."""
+    """Files of records: part p has the users cuts[p] … cuts[p + 1] − 1, in file order. The folder's files are deleted."""
     paths = [folder / f"part-{p}" for p in range(len(cuts) - 1)]
     names = record.names or ()
     with ExitStack() as stack:
@@ -85,8 +84,8 @@ def _dealt(folder: Path, record: np.dtype[Any], row_of_code: Int32, cuts: Int64)
             records = np.empty(len(row), record)
             for name, column in zip(names, (row, *values), strict=True):
                 records[name] = column[by_part]
-            found, first = np.unique(part[by_part], return_index=True)
-            for p, start, stop in zip(found.tolist(), first.tolist(), [*first[1:].tolist(), len(row)], strict=True):
+            part_numbers, first = np.unique(part[by_part], return_index=True)
+            for p, start, stop in zip(part_numbers.tolist(), first.tolist(), [*first[1:].tolist(), len(row)], strict=True):
                 records[start:stop].tofile(files[p])
     for name in names:
         (folder / name).unlink()

@@ -1,10 +1,10 @@
-"""Interactions: who touched which item, in which order, from a log of any size.
+"""Interactions: which user touched which item, in which order, from a log of any size.
 
 Knows users, items, categories and order. Does not know file formats (`log_files.py`), splits, trees or models.
 Memory follows the vocabulary (distinct ids), not the log: events live in files under a work folder.
 
-How: the log is parsed once, in blocks, into codes on disk (`vocabulary.py`); these are sorted by user and time there (`grouping.py`);
-filters and final row numbers come last. All files are read from their beginning to their end.
+The log is parsed once, in blocks, into codes on disk (`vocabulary.py`). These are sorted there by user and time (`grouping.py`). Then come
+filters and final row numbers. All files are read sequentially.
 
 Legend: U users, I items, E events.
 """
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Int32, Int64
 from ..data import grouping
 from ..data.grouping import user_chunks
 from ..data.log_files import read_as, read_log
@@ -35,9 +36,6 @@ from ..data.parquet_logs import files_of
 from ..data.vector_files import read_vectors, vectors_in_order
 from ..data.vocabulary import Vocabulary
 from ..specification.log_format import LogFormat, Order, TableFormat, VectorsFormat
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
 
 EVENTS_FILE = "item_of_event.int32"
 """Name, inside the work folder, of the file behind `Interactions.item_of_event_E`."""
@@ -59,11 +57,11 @@ class Interactions:
     category_names       sorted
     fingerprint          SHA-256 of the log's bytes, as they are on disk; of a folder, of its files' names and digests
     order                as in LogFormat
-    time_of_event_E      int64[E] (microseconds of a date and time) or float64[E], as the log has them, a read-only memory map; None
-                         without timestamps
-    vectors_UF           float32[U, F], a read-only memory map, where the log is of vectors: then a user is a query, its id a digest of its
-                         vector, and its events are the items that it should lead to. Else None
-    bad_rows             why rows were left out that cannot be read → how many
+    time_of_event_E      int64[E] (microseconds of a date and time) or float64[E], as in the log, a read-only memory map; None without
+                         timestamps
+    vectors_UF           float32[U, F], a read-only memory map, of a log of vectors; else None. A user is then a query, its id a digest of
+                         its vector, and its events are the items that it should lead to
+    bad_rows             reason → how many unreadable rows were left out for it
     """
 
     user_ids: pa.Array
@@ -173,11 +171,11 @@ def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Cod
         else:
             batches = read_log(path, log, scratch, bad_rows, block_bytes=block_bytes)
         for batch in batches:
-            known, item, user = len(users), items.encode(batch.item), users.encode(batch.user)
+            known_users, item, user = len(users), items.encode(batch.item), users.encode(batch.user)
             user.tofile(user_file)
             if batch.vectors_RF is not None and batch.row_of_event_E is not None:
                 _, first = np.unique(user, return_index=True)
-                new_E = first[user[first] >= known]  # the first event of each user that is new, in the order of their codes
+                new_E = first[user[first] >= known_users]  # the first event of each user that is new, in the order of their codes
                 batch.vectors_RF[batch.row_of_event_E[new_E]].tofile(vector_file)
             item.tofile(item_file)
             if batch.stamp is not None:
@@ -186,9 +184,9 @@ def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Cod
                 category = categories.encode(batch.category)
                 category_of_item = np.pad(category_of_item, (0, len(items) - len(category_of_item)), constant_values=-1)
                 stated = np.flatnonzero(category >= 0)
-                seen, first = np.unique(item[stated], return_index=True)
-                new = category_of_item[seen] < 0
-                category_of_item[seen[new]] = category[stated[first[new]]]
+                stated_items, first = np.unique(item[stated], return_index=True)
+                is_new = category_of_item[stated_items] < 0
+                category_of_item[stated_items[is_new]] = category[stated[first[is_new]]]
     bad_rows.finish()
     if len(users) == 0:
         raise InvalidData(path.name, "no events", "at least one event")
@@ -196,7 +194,7 @@ def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Cod
 
 
 def _kept_items(codes: _Codes, folder: Path, minimum: int) -> tuple[Int64, Int32]:
-    """The codes of the items that stay, in row order, and the row of every code (−1 if dropped); the last entry is for event code −1."""
+    """The codes of the items that stay, in row order, and the row of every code (−1 if dropped). The last row is for event code −1."""
     count = np.zeros(len(codes.items) + 1, np.int64)
     with (folder / grouping.ITEM).open("rb") as file:
         while len(block := np.fromfile(file, np.int32, grouping.CHUNK)):
@@ -211,7 +209,7 @@ def _kept_items(codes: _Codes, folder: Path, minimum: int) -> tuple[Int64, Int32
 
 
 def _write_kept(offset_U1: Int64, item_row: Int32, minimum: int, folder: Path, stamp_type: Any) -> tuple[NDArray[np.bool_], Int64]:
-    """Write the kept events of the users that stay, and their timestamps; returns bool[U], who stays, and their offsets."""
+    """Write the kept events of the users that stay, and their timestamps. Returns bool[U], whether a user stays, and their offsets."""
     count_U = np.zeros(len(offset_U1) - 1, np.int64)
     with ExitStack() as stack:
         file, times = (stack.enter_context((folder / name).open("wb")) for name in (EVENTS_FILE, TIMES_FILE))
@@ -231,10 +229,10 @@ def _write_kept(offset_U1: Int64, item_row: Int32, minimum: int, folder: Path, s
 
 
 def _categories(codes: _Codes, item_order: Int64) -> tuple[Int32, tuple[str, ...]]:
-    """Category of each item row and the sorted names of the categories that have an item."""
+    """The category of each item row, and the sorted names of the categories that have an item."""
     category = codes.category_of_item[item_order]
     ids: list[str] = codes.categories.ids.to_pylist()
-    used = sorted(set(category[category >= 0].tolist()), key=lambda code: ids[code].encode())
+    used_codes = sorted(set(category[category >= 0].tolist()), key=lambda code: ids[code].encode())
     row = np.full(len(ids) + 1, -1, np.int32)
-    row[used] = np.arange(len(used), dtype=np.int32)
-    return row[category], tuple(ids[code] for code in used)
+    row[used_codes] = np.arange(len(used_codes), dtype=np.int32)
+    return row[category], tuple(ids[code] for code in used_codes)

@@ -1,6 +1,6 @@
-"""The content of a catalogue as sparse features: which values and words count, and a row for each item.
+"""The content of a catalogue as sparse features: chooses the values and words that count, and makes a row for each item.
 
-Knows item tables. Does not know node rows: see `training.deep.content_rows`; nor how one item's features are made: `espalier.content`.
+Knows item tables. Does not know node rows (`training.deep.content_rows`), nor how one item's features are made (`espalier.content`).
 
 Legend: I items, F features, V known values.
 """
@@ -32,16 +32,16 @@ from ..specification.deep import ContentConfig
 log = logging.getLogger(__name__)
 
 BLOCK = 4096
-"""Items whose fields are Python objects at a time."""
+"""Items whose fields are Python objects at the same time."""
 MIN_ITEMS = 2
-"""A value or word of fewer items says nothing about others."""
+"""Least items that share a value or word. One of a single item says nothing about others."""
 MOST_ENTRIES = 256
-"""Features of an item that count, at most."""
+"""Most features of an item."""
 
 
 @dataclass(frozen=True, eq=False)
 class ItemContent:
-    """info, arrays: what makes features of fields; rows: those of every item of the catalogue."""
+    """info, arrays: parameters that turn fields into features; rows: the features of every item."""
 
     info: ContentInfo
     arrays: dict[str, NDArray[Any]]
@@ -49,15 +49,15 @@ class ItemContent:
 
     @property
     def known_I(self) -> NDArray[np.bool_]:
-        """bool[I]: the items that have more than the feature of every item."""
+        """bool[I]: whether an item has more than the feature that all items have."""
         known_I: NDArray[np.bool_] = np.diff(self.rows.indptr) > 1
         return known_I
 
 
 def item_content(items: ItemTable, config: ContentConfig) -> ItemContent | None:
-    """What a configuration makes of an item table; None where it names no column, or "auto" finds none that says anything.
+    """The content of an item table by a configuration; None if it names no column, or "auto" finds no useful one.
 
-    Raises InvalidConfig for a column that is not there, or holds something else.
+    Raises InvalidConfig for a missing column, or one of another type.
     """
     columns = _columns(items, config)
     if not columns:
@@ -103,7 +103,7 @@ def _columns(items: ItemTable, config: ContentConfig) -> list[ContentColumn]:
 
 
 def _column(name: str, column: pa.ChunkedArray) -> ContentColumn | None:
-    """None for other types, and for numbers that are all the same."""
+    """The kind and scale of a column; None for other types, and for numbers that are all equal."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         numbers = column.cast(pa.float64(), safe=False).drop_null().to_numpy()
@@ -128,14 +128,14 @@ def _values(items: ItemTable, columns: Sequence[ContentColumn], most: int) -> di
                         entries = (value,) if isinstance(value, str) else set(value or ())
                         count.update(value_hash(column.name, entry) for entry in entries if entry is not None)
     frequent = sorted((entry for entry in count.items() if entry[1] >= MIN_ITEMS), key=lambda entry: (-entry[1], entry[0]))
-    kept = sorted(frequent[:most])
-    found = np.array([items_of for _, items_of in kept], np.float64)
-    weight = np.maximum(np.log(len(items) / (found + 1)), 0)
-    return {"value_hash": np.array([value for value, _ in kept], np.uint64), "value_weight": weight.astype(np.float32)}
+    values = sorted(frequent[:most])
+    items_of_value = np.array([items_of for _, items_of in values], np.float64)
+    weight = np.maximum(np.log(len(items) / (items_of_value + 1)), 0)
+    return {"value_hash": np.array([value for value, _ in values], np.uint64), "value_weight": weight.astype(np.float32)}
 
 
 def _vectoriser(items: ItemTable, columns: Sequence[str], most: int) -> Vectoriser | None:
-    """Of the words of the string columns; None where no word is in MIN_ITEMS items, or there is no room."""
+    """A vectoriser of the words of the string columns; None if no word is in MIN_ITEMS items, or `most` is below 1."""
     if not columns or most < 1:
         return None
     texts = ["\n".join(value for value in item.values() if value) for part in _fields(items, columns) for item in part]
@@ -146,12 +146,12 @@ def _vectoriser(items: ItemTable, columns: Sequence[str], most: int) -> Vectoris
 
 
 def _fields(items: ItemTable, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-    """The fields of some items at a time."""
+    """The fields of all items, in blocks."""
     table = pa.table({name: _finite(items.column(name)) for name in columns})
     for start in range(0, len(table), BLOCK):
         yield table.slice(start, BLOCK).to_pylist()
 
 
 def _finite(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Infinite numbers are missing."""
+    """The column with null for infinite numbers."""
     return pc.if_else(pc.is_finite(column), column, None) if pa.types.is_floating(column.type) else column

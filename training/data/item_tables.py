@@ -17,21 +17,21 @@ from ..data.text_files import TextTableFile, other_separator, whole_table
 from ..specification.log_format import TextTable
 
 WHOLE = "0|[1-9][0-9]*"
-"""A number as it is written again: 007 is a code."""
+"""A number without leading zeros: 007 is a code."""
 FORMS = {
     pa.int64(): f"^-?(?:{WHOLE})$",
     pa.float64(): f"^-?(?:{WHOLE})(?:\\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$",
     pa.bool_(): "^(?:true|false)$",
 }
-"""Types of columns of text, by what all their values look like."""
+"""Type of a text column → pattern of all its values."""
 
 
 def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
-    """The table of these items: its columns from a file with a column `id`, null where the file lacks an item.
+    """The table of these items, with the columns of a file with a column `id`. Items that the file lacks are null.
 
-    form  how the file is read, if it is text
+    form  format of a text file
 
-    Columns of text are whole numbers, fractions or `true` and `false` where all their values are, else strings; empty fields are null.
+    Text columns become integers, floats or booleans if all their values can, else strings. Empty fields are null.
     """
     if file is None:
         return ItemTable.build(pa.table({"id": ids}))
@@ -44,29 +44,29 @@ def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
         raise InvalidConfig("data.items", str(file), expected) from error
     position = position_of(table.column_names, "id")
     if position is None:
-        other = "" if is_parquet(file) else other_separator(TextTableFile.of(file, form), table.column_names)
-        raise InvalidConfig("data.items", table.column_names, f"a column named 'id'{other}")
+        separator_hint = "" if is_parquet(file) else other_separator(TextTableFile.of(file, form), table.column_names)
+        raise InvalidConfig("data.items", table.column_names, f"a column named 'id'{separator_hint}")
     table = table.rename_columns([*table.column_names[:position], "id", *table.column_names[position + 1 :]])
     try:
-        known = table.column("id").cast(pa.large_string())
+        file_ids = table.column("id").cast(pa.large_string())
     except pa.ArrowException as error:
         raise InvalidConfig("data.items", f"ids of type {table.column('id').type}", "strings or numbers") from error
-    if not len(known):
+    if not len(file_ids):
         raise InvalidData(str(file), "no rows", "at least one item")
-    counts = pc.value_counts(known)
-    if len(counts) != len(known):
+    counts = pc.value_counts(file_ids)
+    if len(counts) != len(file_ids):
         repeated = counts.filter(pc.greater(counts.field("counts"), 1))[0].as_py()["values"]
         raise InvalidConfig("data.items", repeated, "each id once")
-    rows = pc.index_in(ids.cast(pa.large_string()), known)
+    rows = pc.index_in(ids.cast(pa.large_string()), file_ids)
     if rows.null_count == len(rows):
-        raise InvalidConfig("data.items", known.slice(0, 3).to_pylist(), f"ids of the log's items, such as {ids[0].as_py()!r}")
+        raise InvalidConfig("data.items", file_ids.slice(0, 3).to_pylist(), f"ids of the log's items, such as {ids[0].as_py()!r}")
     return ItemTable.build(table.take(rows).set_column(table.column_names.index("id"), "id", ids))
 
 
 def _read_text(file: Path, form: TextTable) -> pa.Table:
     bad_rows = BadRows(form.bad_rows, form.SECTION)
     table, _ = whole_table(TextTableFile.of(file, form), None, bad_rows)
-    bad_rows.kept += len(table)
+    bad_rows.rows_read += len(table)
     bad_rows.finish()
     ids = position_of(table.column_names, "id")
     columns = [column if position == ids else _typed(column, form) for position, column in enumerate(table.columns)]
@@ -74,7 +74,7 @@ def _read_text(file: Path, form: TextTable) -> pa.Table:
 
 
 def _typed(column: pa.ChunkedArray, form: TextTable) -> pa.ChunkedArray:
-    """A column of strings as numbers or truth values where all of them are some, and none is lost."""
+    """A column of strings as numbers or booleans, if all values can be converted without loss."""
     if column.null_count == len(column):
         return column
     for kind, pattern in FORMS.items():
@@ -82,6 +82,6 @@ def _typed(column: pa.ChunkedArray, form: TextTable) -> pa.ChunkedArray:
         if pc.all(pc.match_substring_regex(values, pattern)).as_py():
             try:
                 return values.cast(kind)
-            except pa.ArrowInvalid:  # more digits than a whole number has
+            except pa.ArrowInvalid:  # more digits than int64 has
                 return column
     return column

@@ -1,9 +1,9 @@
-"""Ranking sets on disk: LETOR's text, SVMlight's text with a file of query sizes.
+"""Reads ranking sets: LETOR's text, and SVMlight's text with a file of query sizes.
 
     2 qid:10 1:0.5 2:NULL 3:7 #docid = GX000-24-12369390 …        LETOR: grade, query, feature:value; the rest of the line is a comment
 
-Features are counted from 1, and NULL and NaN are missing values. What a line does not mention is missing in LETOR files too (they write
-all), unless `absent` says that it is 0, as in sparse files. Text is read line by line, gzipped or not. Errors name the line. By hand:
+Features are counted from 1. NULL and NaN are missing values. A feature that a line does not mention is missing, too, unless `absent` says
+that it is 0, as in sparse files; LETOR files mention all. Text is read line by line, gzipped or not. Errors name the line. Written by hand:
 scikit-learn's load_svmlight_file knows neither NULL nor document ids, and its errors name no line.
 """
 
@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Float32
 from ..data.ranking_set import RankingSet
 
-Float32 = NDArray[np.float32]
 Pairs = Callable[[str, int, list[str], str], list[str]]
-"""A line's place, its row, its fields after the grade and its comment → its `feature:value` fields."""
+"""A line's location, its row, its fields after the grade and its comment → its `feature:value` fields."""
 
 MAX_FEATURES = 1_000_000
 DOCID = re.compile(r"docid\s*=\s*(\S+)")
@@ -40,16 +39,16 @@ def read_letor(path: Path, *, features: int | None = None, absent: float = math.
     features  how many there are; None: the highest number in the file
     absent    value of the features that a line does not mention
 
-    Item ids are those of `#docid = ID`, if every line has one. Raises InvalidData with the line where it is not in the format, among them
-    a query whose lines are not together.
+    Item ids are those of `#docid = ID`, if every line has one. Raises InvalidData, which names the line, if the file is not in the format,
+    or if the lines of a query are not together.
     """
     query_ids: list[str] = []
     starts: list[int] = []
     items: list[str] = []
 
-    def pairs(where: str, row: int, fields: list[str], comment: str) -> list[str]:
+    def pairs(location: str, row: int, fields: list[str], comment: str) -> list[str]:
         if not fields[:1] or not fields[0].startswith("qid:") or len(fields[0]) == 4:
-            raise InvalidData(where, " ".join(fields)[:80], "a query, qid:ID, after the grade")
+            raise InvalidData(location, " ".join(fields)[:80], "a query, qid:ID, after the grade")
         query = fields[0].removeprefix("qid:")
         if not query_ids or query_ids[-1] != query:
             query_ids.append(query)
@@ -60,18 +59,18 @@ def read_letor(path: Path, *, features: int | None = None, absent: float = math.
 
     values_RF, grades_R = _read(path, features, absent, pairs)
     if len(set(query_ids)) != len(query_ids):
-        repeated = next(query for place, query in enumerate(query_ids) if query in query_ids[:place])
+        repeated = next(query for position, query in enumerate(query_ids) if query in query_ids[:position])
         raise InvalidData(str(path), f"qid:{repeated} in two places", "the lines of a query together")
     offset, item_ids = np.array([*starts, len(grades_R)], np.int64), tuple(items) if len(items) == len(grades_R) else None
     return RankingSet(values_RF, grades_R, offset, _names(values_RF), tuple(query_ids), item_ids)
 
 
 def read_svmlight(path: Path, sizes: Path, *, features: int | None = None, absent: float = 0.0) -> RankingSet:
-    """A file of `grade feature:value …` lines, and one with the number of lines of each query, as LightGBM has them.
+    """A file of `grade feature:value …` lines, and a file with each query's number of lines, as LightGBM reads them.
 
     Arguments and errors as `read_letor`.
     """
-    values_RF, grades_R = _read(path, features, absent, lambda where, row, fields, comment: fields)
+    values_RF, grades_R = _read(path, features, absent, lambda location, row, fields, comment: fields)
     counts = array("q")
     with _opened(sizes) as file:
         for number, line in enumerate(file, start=1):
@@ -90,29 +89,29 @@ def _names(values_RF: Float32) -> tuple[str, ...]:
 
 
 def _read(path: Path, features: int | None, absent: float, pairs: Pairs) -> tuple[Float32, Float32]:
-    """The features float32[R, F] and the grades float32[R] of the lines of a file that are not empty."""
+    """Features float32[R, F] and grades float32[R] of the non-empty lines of a file."""
     limit = MAX_FEATURES if features is None else features
     grades, rows, columns, values = array("f"), array("q"), array("q"), array("f")
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
             body, _, comment = line.partition("#")
-            fields, where, row = body.split(), f"{path}, line {number}", len(grades)
+            fields, location, row = body.split(), f"{path}, line {number}", len(grades)
             if not fields:
                 continue
             grade = _number(fields[0], math.nan)
             if not 0 <= grade < math.inf:
-                raise InvalidData(where, fields[0][:80], "a grade of at least 0")
+                raise InvalidData(location, fields[0][:80], "a grade of at least 0")
             grades.append(grade)
-            seen = set()
-            for field in pairs(where, row, fields[1:], comment):
+            seen_columns = set()
+            for field in pairs(location, row, fields[1:], comment):
                 name, _, text = field.partition(":")
                 value = math.nan if text.upper() == "NULL" else _number(text, math.inf)
                 if not name.isdecimal() or math.isinf(value):
-                    raise InvalidData(where, field[:80], "feature:value, a number counted from 1 and a number or NULL")
+                    raise InvalidData(location, field[:80], "feature:value, a number counted from 1 and a number or NULL")
                 column = int(name) - 1
-                if not 0 <= column < limit or column in seen:
-                    raise InvalidData(where, field[:80], f"features from 1 to {limit}, each once")
-                seen.add(column)
+                if not 0 <= column < limit or column in seen_columns:
+                    raise InvalidData(location, field[:80], f"features from 1 to {limit}, each once")
+                seen_columns.add(column)
                 rows.append(row)
                 columns.append(column)
                 values.append(value)
@@ -123,12 +122,12 @@ def _read(path: Path, features: int | None, absent: float, pairs: Pairs) -> tupl
     return values_RF, np.array(grades)
 
 
-def _number(text: str, other: float) -> float:
-    """`other` where it is none."""
+def _number(text: str, default: float) -> float:
+    """The number in a text; `default` if it is none."""
     try:
         return float(text)
     except ValueError:
-        return other
+        return default
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
-from ..data.log_values import BadRows, Place, Problem, Stamps, Timestamps, as_text, empty_rows, unreadable_rows
+from ..data.log_values import BadRows, Problem, RowSource, Stamps, Timestamps, as_text, empty_rows, unreadable_rows
 from ..data.parquet_logs import is_parquet, parquet_batches
 from ..data.text_files import TextTableFile, encoding_expected, open_text, text_batches
 from ..specification.log_format import CsvFormat, EventFormat, ListsFormat, LogFormat, ParquetFormat
@@ -44,9 +44,9 @@ class LogBatch:
 
 
 def read_as(path: Path, log: LogFormat) -> LogFormat:
-    """How a log is read: what `is_parquet` says is Parquet where events are rows of a table.
+    """The format with which a log is read: a table that `is_parquet` recognises is read as Parquet.
 
-    Raises InvalidData for a path that is not there, and for a folder where only a file can be read.
+    Raises InvalidData for a missing path, and for a folder if the format only allows a file.
     """
     if not path.exists():
         raise InvalidData("log", str(path), "a file that exists, or a folder of Parquet files")
@@ -60,91 +60,91 @@ def read_as(path: Path, log: LogFormat) -> LogFormat:
 def read_log(path: Path, log: EventFormat, scratch: Path, bad_rows: BadRows, *, block_bytes: int) -> Iterator[LogBatch]:
     """The log's events in file order, a block at a time.
 
-    log           as `read_as` gives it
-    scratch       a folder for the plain copy of a gzipped Parquet file
-    bad_rows      what happens to rows that cannot be read
+    log           as `read_as` returns it
+    scratch       a folder for the unzipped copy of a gzipped Parquet file
+    bad_rows      refuses or counts unreadable rows
     block_bytes   how much text is parsed at a time; at least the longest line
 
-    Raises InvalidData, naming the file, the line and the column, for a missing column, and where `bad_rows` refuses them for a value that
-    cannot be read, an empty id, a time with a zone where the first has none or without one where it has, or a line with too few or too
-    many fields. Of Parquet it names the file, the row group and the row in it.
+    Raises InvalidData for a missing column. If `bad_rows` refuses them, also for an unreadable value, an empty id, a time whose zone does
+    not fit the first time's, and a line with too few or too many fields. The error names the file, the line and the column; of Parquet the
+    file, the row group and the row in it.
     """
     if isinstance(log, ListsFormat):
         yield from _lists(path, log, bad_rows, block_bytes)
         return
     if isinstance(log, CsvFormat):
-        source = text_batches(TextTableFile.of(path, log, log.header), log.columns, bad_rows, block_bytes)
+        batches = text_batches(TextTableFile.of(path, log, log.header), log.columns, bad_rows, block_bytes)
         timestamps = Timestamps(log.timestamp_type, log.decimal, log.time_format)
     else:
-        source = parquet_batches(path, log.columns, scratch, max(1, block_bytes // 32))
-        timestamps = Timestamps(log.timestamp_type, written=log.time_format)
-    for place, batch in source:
-        events = _events(place, batch, timestamps, bad_rows)
-        bad_rows.kept += len(events)
+        batches = parquet_batches(path, log.columns, scratch, max(1, block_bytes // 32))
+        timestamps = Timestamps(log.timestamp_type, time_format=log.time_format)
+    for source, batch in batches:
+        events = _events(source, batch, timestamps, bad_rows)
+        bad_rows.rows_read += len(events)
         yield events
 
 
-def _events(place: Place, batch: pa.RecordBatch, timestamps: Timestamps, bad_rows: BadRows) -> LogBatch:
-    """The rows of a block whose ids and times can be read."""
+def _events(source: RowSource, batch: pa.RecordBatch, timestamps: Timestamps, bad_rows: BadRows) -> LogBatch:
+    """The rows of a block with readable ids and times."""
     roles = batch.schema.names
     for role in ("user", "item"):
-        ids = place.strings(role, batch.column(role))
-        wrong = empty_rows(ids)
-        bad_rows.add(f"no {role}", wrong, partial(_no_id, place, role, ids))
-        place, batch = place.without(batch, wrong)
+        ids = source.strings(role, batch.column(role))
+        wrong_rows = empty_rows(ids)
+        bad_rows.add(f"no {role}", wrong_rows, partial(_no_id, source, role, ids))
+        source, batch = source.without(batch, wrong_rows)
     if "timestamp" in roles:
         values = batch.column("timestamp")
-        wrong = timestamps.unreadable(values, bad_rows.most)
-        bad_rows.add("unreadable timestamp", wrong, partial(_no_time, place, timestamps, values))
-        place, batch = place.without(batch, wrong)
+        wrong_rows = timestamps.unreadable(values, bad_rows.most)
+        bad_rows.add("unreadable timestamp", wrong_rows, partial(_no_time, source, timestamps, values))
+        source, batch = source.without(batch, wrong_rows)
     return LogBatch(
-        place.strings("user", batch.column("user")),
-        place.strings("item", batch.column("item")),
+        source.strings("user", batch.column("user")),
+        source.strings("item", batch.column("item")),
         timestamps.read(batch.column("timestamp")) if "timestamp" in roles else None,
-        place.categories(batch.column("category")) if "category" in roles else None,
+        source.categories(batch.column("category")) if "category" in roles else None,
     )
 
 
-def _no_id(place: Place, role: str, ids: pa.Array, row: int) -> Problem:
-    return place.wrong(role, row, ids[row].as_py(), "an id")
+def _no_id(source: RowSource, role: str, ids: pa.Array, row: int) -> Problem:
+    return source.problem(role, row, ids[row].as_py(), "an id")
 
 
-def _no_time(place: Place, timestamps: Timestamps, values: pa.Array, row: int) -> Problem:
-    return place.wrong("timestamp", row, values[row].as_py(), timestamps.expected(values[row : row + 1]))
+def _no_time(source: RowSource, timestamps: Timestamps, values: pa.Array, row: int) -> Problem:
+    return source.problem("timestamp", row, values[row].as_py(), timestamps.expected(values[row : row + 1]))
 
 
 def _lists(path: Path, log: ListsFormat, bad_rows: BadRows, block_bytes: int) -> Iterator[LogBatch]:
-    """The events of a file with one user a line. Blank lines are passed over, as in the other text formats.
+    """The events of a file with one user a line. Blank lines are skipped, as in the other text formats.
 
-    So are lines with nothing but a user: files of what is to be found have them. A file of nothing else is refused, for its separator is
-    probably another one.
+    Lines with only a user are skipped, too: test files have them. A file with only such lines is refused, since its separator is probably
+    another one.
     """
     expected = f"an id of a user, then at least one of an item, with {log.separator!r} between ids, none of them empty"
-    lines_before, events, alone = 0, 0, None
+    lines_before, events, lone_line = 0, 0, None
     for block in _whole_lines(path, log, block_bytes):
-        every = [without_end(line.removesuffix(b"\r"), log.separator.encode()) for line in block.split(b"\n")]
-        number = np.array([number for number, line in enumerate(every, lines_before + 1) if line], np.int64)
-        raw = pa.array([line for line in every if line], pa.binary())
-        lines_before += len(every)
-        wrong = unreadable_rows(raw, lambda part: as_text(part) is not None, bad_rows.most)
-        bad_rows.add(f"not {log.encoding}", wrong, partial(_wrong_line, path, number, raw, encoding_expected(log)))
-        number, lines = np.delete(number, wrong), as_text(_without(raw, wrong))
+        all_lines = [without_end(line.removesuffix(b"\r"), log.separator.encode()) for line in block.split(b"\n")]
+        number = np.array([number for number, line in enumerate(all_lines, lines_before + 1) if line], np.int64)
+        raw = pa.array([line for line in all_lines if line], pa.binary())
+        lines_before += len(all_lines)
+        wrong_rows = unreadable_rows(raw, lambda part: as_text(part) is not None, bad_rows.most)
+        bad_rows.add(f"not {log.encoding}", wrong_rows, partial(_wrong_line, path, number, raw, encoding_expected(log)))
+        number, lines = np.delete(number, wrong_rows), as_text(_without(raw, wrong_rows))
         ids = pc.split_pattern(lines, log.separator)
         empty = np.flatnonzero(pc.equal(pc.list_flatten(ids), "").to_numpy(zero_copy_only=False))
-        wrong = np.unique(np.searchsorted(np.cumsum(_lengths(ids)), empty, side="right"))
-        bad_rows.add("no id", wrong, partial(_wrong_line, path, number, lines, expected))
-        number, lines, ids = np.delete(number, wrong), _without(lines, wrong), _without(ids, wrong)
-        bad_rows.kept += len(ids)
-        if alone is None and len(ids):
-            alone = _wrong_line(path, number, lines, expected, 0)
+        wrong_rows = np.unique(np.searchsorted(np.cumsum(_lengths(ids)), empty, side="right"))
+        bad_rows.add("no id", wrong_rows, partial(_wrong_line, path, number, lines, expected))
+        number, lines, ids = np.delete(number, wrong_rows), _without(lines, wrong_rows), _without(ids, wrong_rows)
+        bad_rows.rows_read += len(ids)
+        if lone_line is None and len(ids):
+            lone_line = _wrong_line(path, number, lines, expected, 0)
         length, values = _lengths(ids), pc.list_flatten(ids)
         events += len(values) - len(length)
         is_user = np.zeros(len(values), bool)
         is_user[np.cumsum(length) - length] = True
         users = values.filter(pa.array(is_user)).take(pa.array(np.repeat(np.arange(len(length)), length - 1)))
         yield LogBatch(users, values.filter(pa.array(~is_user)))
-    if events == 0 and alone is not None:
-        raise InvalidData(*alone)
+    if events == 0 and lone_line is not None:
+        raise InvalidData(*lone_line)
 
 
 def _lengths(lists: pa.Array) -> NDArray[np.int64]:
@@ -156,7 +156,7 @@ def _without(values: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
 
 
 def without_end(line: AnyStr, separator: AnyStr) -> AnyStr:
-    """Without blanks after the last id where blanks are between them."""
+    """The line without separators at its end, if these are blanks."""
     while separator.isspace() and line.endswith(separator):
         line = line.removesuffix(separator)
     return line
@@ -167,7 +167,7 @@ def _wrong_line(path: Path, number: NDArray[np.int64], lines: pa.Array, expected
 
 
 def _whole_lines(path: Path, log: ListsFormat, block_bytes: int) -> Iterator[bytes]:
-    """The unzipped text in pieces of about `block_bytes`, cut at line ends, which are left out there."""
+    """The unzipped text in pieces of about `block_bytes`, cut at line ends. A piece does not include its last line end."""
     with open_text(path, log, None) as file:
         while block := file.read(block_bytes):
             yield (block + file.readline()).removesuffix(b"\n")

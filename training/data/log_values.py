@@ -1,4 +1,4 @@
-"""The values of a log's columns, checked: ids, categories and timestamps, and what happens to rows with wrong ones.
+"""Checks the values of a log's columns: ids, categories and timestamps. Rows with wrong values are refused, or left out and counted.
 
 Knows columns of values. Does not know files.
 """
@@ -18,27 +18,27 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+from ..arrays import Int64
 from ..specification.log_format import DATED, BadRowsPolicy, Column, TimestampType
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 Stamps = Int64 | NDArray[np.float64]
 
 MICROSECONDS = {"seconds": 1e6, "milliseconds": 1e3, "microseconds": 1.0, "nanoseconds": 1e-3}
-"""Of the types of timestamps that count from 1970."""
-OTHERS: dict[TimestampType, tuple[TimestampType, ...]] = {"integer": ("datetime", "float"), "float": ("datetime",)}
-"""The types that may read what a type does not; of the others those in DATED."""
+"""Microseconds of a unit, for timestamp types that count from 1970."""
+FALLBACK_TYPES: dict[TimestampType, tuple[TimestampType, ...]] = {"integer": ("datetime", "float"), "float": ("datetime",)}
+"""Type → types that an error suggests if a value does not fit it; for other types those in DATED."""
 LAST_MICROSECOND = 2**53
-"""In the year 2255: later ones would lose digits as floats, and are rather times in another unit."""
+"""In the year 2255. Later times would lose digits as floats, and are probably in another unit."""
 FIRST_MICROSECOND = int(np.datetime64("1000-01-01", "us").astype(np.int64))
-"""Earlier times are those of years that are not written out."""
-TRIED = 100
-"""First values of a block that are tried for the zone of the log's dates and times."""
+"""Earlier times come from years written with two digits."""
+ZONE_ROWS = 100
+"""First values of a block that are searched for the zone of the log's dates and times."""
 
 
 class Problem(NamedTuple):
-    """What InvalidData says."""
+    """The arguments of InvalidData."""
 
     field: str
     value: object
@@ -46,21 +46,21 @@ class Problem(NamedTuple):
 
 
 class BadRows:
-    """Rows that cannot be read: the first one is refused, or all are left out and counted by reason."""
+    """Unreadable rows: the first one raises an error, or all are left out and counted by reason."""
 
     def __init__(self, policy: BadRowsPolicy, section: str) -> None:
-        """section: dotted name of the one that has the key `bad_rows`. `kept` is how many rows are read, which the reader counts."""
+        """section: dotted name of the section with the key `bad_rows`. The reader adds the rows that it reads to `rows_read`."""
         self.counts: Counter[str] = Counter()
-        self.kept = 0
+        self.rows_read = 0
         self._policy, self._key = policy, f"{section}.bad_rows"
 
     @property
     def most(self) -> int | None:
-        """How many rows of a block are worth looking for; None: all."""
+        """The most unreadable rows to look for in a block; None: all."""
         return 1 if self._policy == "refuse" else None
 
     def add(self, reason: str, rows: Int64, problem: Callable[[int], Problem]) -> None:
-        """Rows with the same problem, ascending. The first of each reason is logged. Raises InvalidData where rows are refused."""
+        """Count ascending rows with one problem, and log the first of each reason. Raises InvalidData if the policy is to refuse."""
         if not len(rows):
             return
         if self._policy == "refuse":
@@ -71,35 +71,36 @@ class BadRows:
         self.counts[reason] += len(rows)
 
     def finish(self) -> None:
-        """After the last row: log how many were left out. Raises InvalidData where more were left out than read."""
+        """After the last row, log how many were left out. Raises InvalidData if more were left out than read."""
         left_out, by_reason = self.counts.total(), ", ".join(f"{reason}: {count:,}" for reason, count in self.counts.items())
-        if left_out > self.kept:
-            found = f"{left_out:,} of {left_out + self.kept:,} rows left out ({by_reason})"
-            raise InvalidData(self._key, found, "at most half; the other keys do not fit the file")
+        if left_out > self.rows_read:
+            counts_text = f"{left_out:,} of {left_out + self.rows_read:,} rows left out ({by_reason})"
+            raise InvalidData(self._key, counts_text, "at most half; the other keys do not fit the file")
         if left_out:
-            log.warning("%d rows were left out: %s; %d rows were read", left_out, by_reason, self.kept)
+            log.warning("%d rows were left out: %s; %d rows were read", left_out, by_reason, self.rows_read)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a block of values comes from, to check them and to say which one is wrong.
+class RowSource:
+    """The file and position of a block's rows. It checks values and says where a wrong one is.
 
-    position  the line, or the row group and the row, of a row of the block (0 = the first), in words
+    columns   role → column of the file
+    position  row of the block, from 0 → its line, or its row group and row, in words
     """
 
     file: str
     columns: Mapping[str, Column]
     position: Callable[[int], str]
 
-    def wrong(self, role: str, row: int, value: object, expected: str) -> Problem:
+    def problem(self, role: str, row: int, value: object, expected: str) -> Problem:
         return Problem(f"{self.file}: {self.position(row)}, column {role}", value, f"{expected} in column {self.columns[role]!r}")
 
-    def without(self, batch: pa.RecordBatch, rows: Int64) -> tuple[Place, pa.RecordBatch]:
-        """The place and the block without some rows."""
+    def without(self, batch: pa.RecordBatch, rows: Int64) -> tuple[RowSource, pa.RecordBatch]:
+        """The source and the block without some rows."""
         if not len(rows):
             return self, batch
-        kept = np.delete(np.arange(len(batch)), rows)
-        return Place(self.file, self.columns, lambda row: self.position(int(kept[row]))), batch.take(pa.array(kept))
+        kept_rows = np.delete(np.arange(len(batch)), rows)
+        return RowSource(self.file, self.columns, lambda row: self.position(int(kept_rows[row]))), batch.take(pa.array(kept_rows))
 
     def strings(self, role: str, values: pa.Array) -> pa.Array:
         """A column of ids or names as strings; integers (Parquet) are written out."""
@@ -118,17 +119,17 @@ def empty_rows(ids: pa.Array) -> Int64:
     return np.flatnonzero(pc.equal(pc.coalesce(ids, pa.scalar("")), "").to_numpy(zero_copy_only=False))
 
 
-def position_of(names: Sequence[str], wanted: str) -> int | None:
-    """The position of a column: of that very name, else of one that differs in case and outer blanks. None where none or several do."""
-    for form in (str, lambda name: name.strip().casefold()):
-        found = [position for position, name in enumerate(names) if form(name) == form(wanted)]
-        if found:
-            return found[0] if len(found) == 1 else None
+def position_of(names: Sequence[str], column: str) -> int | None:
+    """The position of the column with this name, else of the only one that differs just in case and outer blanks; else None."""
+    for normal in (str, lambda name: name.strip().casefold()):
+        positions = [position for position, name in enumerate(names) if normal(name) == normal(column)]
+        if positions:
+            return positions[0] if len(positions) == 1 else None
     return None
 
 
 def as_text(values: pa.Array) -> pa.Array | None:
-    """Bytes as strings; None where some are not UTF-8."""
+    """Bytes as strings; None if some are not UTF-8."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -136,42 +137,42 @@ def as_text(values: pa.Array) -> pa.Array | None:
 
 
 class Timestamps:
-    """The timestamps of a log, read block by block. Dates and times in texts have a zone if the log's first one has, and else none.
+    """Reads the timestamps of a log block by block. Texts of dates and times must have a zone if the log's first has one, else none.
 
-    decimal  the character before the fraction of a number in a text
-    written  how texts of dates and times are written, as `strptime` has it; None: as ISO 8601
+    decimal      the character before the fraction of a number in a text
+    time_format  `strptime` format of texts of dates and times; None: ISO 8601
     """
 
-    def __init__(self, kind: TimestampType, decimal: str = ".", written: str | None = None) -> None:
-        self._kind, self._decimal, self._written = kind, decimal, written
-        self._of_first: tuple[str | None, str] | None = None  # the zone that the log's first text is read with, and what all have
+    def __init__(self, kind: TimestampType, decimal: str = ".", time_format: str | None = None) -> None:
+        self._kind, self._decimal, self._time_format = kind, decimal, time_format
+        self._of_first: tuple[str | None, str] | None = None  # the zone of the log's first text for pyarrow, and in words
 
     def unreadable(self, values: pa.Array, most: int | None) -> Int64:
-        """The first `most` rows that cannot be read; None: all."""
+        """The first `most` unreadable rows; None: all."""
         values = self._prepared(values)
         self._find_zone(values)
         return unreadable_rows(values, lambda part: self._cast(part) is not None, most)
 
     def read(self, values: pa.Array) -> Stamps:
-        """int64 (integers, or microseconds of points in time) or float64, of values that can be read."""
+        """Readable values as int64 (integers, or microseconds of points in time) or float64."""
         stamps = self._cast(self._prepared(values))
         if stamps is None:
             raise ValueError("timestamps that cannot be read")
         return stamps
 
     def expected(self, value: pa.Array) -> str:
-        """What one value that cannot be read should have been, with the option that reads it."""
-        if self._written is not None:
-            return f"a date and time written {self._written}"
+        """The expected form of an unreadable value, with the option that would read it."""
+        if self._time_format is not None:
+            return f"a date and time written {self._time_format}"
         if self._kind == "datetime":
             zone = "" if self._of_first is None else f" {self._of_first[1]}, as the log's first,"
             return f"an ISO 8601 date and time{zone}"
         expected = {"integer": "an integer", "float": "a finite number"}.get(self._kind, f"{self._kind} since 1970, before the year 2255")
-        others = OTHERS.get(self._kind, DATED)
-        for other in others:
-            if not len(Timestamps(other, self._decimal).unreadable(value, 1)):
-                words = " for dates and times as ISO 8601" if other == "datetime" else ""
-                return f'{expected}, or data.format.timestamp_type = "{other}"{words},'
+        fallback_types = FALLBACK_TYPES.get(self._kind, DATED)
+        for fallback in fallback_types:
+            if not len(Timestamps(fallback, self._decimal).unreadable(value, 1)):
+                purpose = " for dates and times as ISO 8601" if fallback == "datetime" else ""
+                return f'{expected}, or data.format.timestamp_type = "{fallback}"{purpose},'
         return expected
 
     def _prepared(self, values: pa.Array) -> pa.Array:
@@ -182,9 +183,9 @@ class Timestamps:
 
     def _cast(self, values: pa.Array) -> Stamps | None:
         """The values as numbers, or None when one of them is missing, unreadable or not finite."""
-        if self._written is not None and is_text_type(values.type):
-            read = pc.strptime(values.cast(pa.string()), self._written, "us", error_is_null=True)
-            stamps = _numbers(read, pa.timestamp("us"))
+        if self._time_format is not None and is_text_type(values.type):
+            moments_us = pc.strptime(values.cast(pa.string()), self._time_format, "us", error_is_null=True)
+            stamps = _numbers(moments_us, pa.timestamp("us"))
             return None if stamps is None or (stamps < FIRST_MICROSECOND).any() else stamps  # %Y reads years of two digits, too
         if self._kind == "datetime":
             zone = getattr(values.type, "tz", None) if self._of_first is None else self._of_first[0]
@@ -198,9 +199,9 @@ class Timestamps:
         return moments.astype(np.int64) if (np.abs(moments) < LAST_MICROSECOND).all() else None
 
     def _find_zone(self, values: pa.Array) -> None:
-        if self._kind != "datetime" or self._written is not None or self._of_first is not None or not is_text_type(values.type):
+        if self._kind != "datetime" or self._time_format is not None or self._of_first is not None or not is_text_type(values.type):
             return
-        for row in range(min(len(values), TRIED)):
+        for row in range(min(len(values), ZONE_ROWS)):
             for zone in ((None, "without a zone"), ("UTC", "with a zone")):
                 if _numbers(values[row : row + 1], pa.timestamp("us", zone[0])) is not None:
                     self._of_first = zone
@@ -226,16 +227,16 @@ def _numbers(values: pa.Array, to: pa.DataType) -> Stamps | None:
 
 
 def unreadable_rows(values: pa.Array, can_read: Callable[[pa.Array], bool], most: int | None) -> Int64:
-    """The first `most` rows of values that cannot be read, all for None: by halves, so that few calls find few."""
-    found: list[int] = []
+    """The first `most` unreadable rows, or all for None. Blocks are halved, so that few unreadable rows take few calls."""
+    rows: list[int] = []
     spans = [(0, len(values))]
-    while spans and (most is None or len(found) < most):
+    while spans and (most is None or len(rows) < most):
         begin, end = spans.pop()
         if can_read(values[begin:end]):
             continue
         if end - begin == 1:
-            found.append(begin)
+            rows.append(begin)
             continue
         middle = (begin + end) // 2
         spans += [(middle, end), (begin, middle)]
-    return np.array(found, np.int64)
+    return np.array(rows, np.int64)

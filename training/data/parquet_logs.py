@@ -1,8 +1,8 @@
 """Parquet logs: one file, or a folder of many with partitions at any depth, as blocks of their columns.
 
 Knows files, row groups and columns. Does not know what columns mean. A folder's files are read in the order of their paths' UTF-8 bytes.
-Names that begin with `_` or `.` are passed over, as by everything else that reads such folders (`_SUCCESS`, checksums); all other files
-are Parquet. A column that is in no file may be in the path, as `day=2024-05-01` (Hive's partitions).
+Names that begin with `_` or `.` are skipped (`_SUCCESS`, checksums), as by other readers of such folders; all other files are Parquet. A
+column that no file has may be in the path, as `day=2024-05-01` (Hive partitions).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import pyarrow.parquet as pa_parquet
 
 from espalier.errors import InvalidData
 
-from ..data.log_values import Place, position_of
+from ..data.log_values import RowSource, position_of
 from ..specification.log_format import Column
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""What stands in a path for a missing value."""
+"""A missing value in a path."""
 MAGIC = b"PAR1"
 """The first bytes of a Parquet file."""
 READ_BYTES = 1 << 20
-"""Of a column that are read at a time, however large its row group is."""
+"""Bytes of a column read at a time, whatever the size of its row group."""
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a table is Parquet: a folder, a name that ends in `.parquet` or `.parquet.gz`, or what such a file begins and ends with."""
+    """Whether a table is Parquet: a folder, a name that ends in `.parquet` or `.parquet.gz`, or a file that begins and ends with MAGIC."""
     if path.is_dir() or path.name.endswith((".parquet", ".parquet.gz")):
         return True
     try:
@@ -44,7 +44,7 @@ def is_parquet(path: Path) -> bool:
                 return begin == file.read() == MAGIC
         with pa.input_stream(str(path), compression="gzip") as stream:
             return bool(stream.read(len(MAGIC)) == MAGIC)
-    except OSError:  # its reader says why
+    except OSError:  # the reader of the file raises the error
         return False
 
 
@@ -53,29 +53,29 @@ def files_of(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     inside: list[Path] = []
-    seen: set[tuple[int, int]] = set()
+    seen_folders: set[tuple[int, int]] = set()
     for folder, below, names in os.walk(path, onerror=_refused, followlinks=True):
         status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
+        if (status.st_dev, status.st_ino) in seen_folders:
             raise InvalidData("log", folder, "each folder once: a link leads to one that was read")
-        seen.add((status.st_dev, status.st_ino))
+        seen_folders.add((status.st_dev, status.st_ino))
         below[:] = [name for name in below if not name.startswith(("_", "."))]
         inside += [Path(folder) / name for name in names if not name.startswith(("_", "."))]
-    kept = sorted(inside, key=lambda file: _bytes_of(file.relative_to(path)))
-    if not kept:
+    files = sorted(inside, key=lambda file: _bytes_of(file.relative_to(path)))
+    if not files:
         raise InvalidData("log", str(path), "a folder with Parquet files")
-    return kept
+    return files
 
 
 def _refused(error: OSError) -> None:
     raise InvalidData("log", str(error.filename), f"a folder that can be read ({error.strerror})") from error
 
 
-def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, rows: int) -> Generator[tuple[Place, pa.RecordBatch]]:
-    """The columns of each role, so many rows at a time, each with its place.
+def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, rows: int) -> Generator[tuple[RowSource, pa.RecordBatch]]:
+    """The columns of each role, `rows` rows at a time, each block with its source.
 
-    Raises InvalidData, naming the file, for one that is not Parquet, lacks a column, or has another type of values in one than the first
-    file has. All files are checked before the first is read: the last one is not found to be wrong after an hour.
+    Raises InvalidData, naming the file, for one that is not Parquet, lacks a column, or has another type of values in a column than the
+    first file. All files are checked before the first is read, so that an error in the last one does not come after an hour.
     """
     files = files_of(path)
     first: tuple[str, dict[str, tuple[Column, str]]] | None = None
@@ -83,10 +83,10 @@ def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, ro
         for file in files:
             name = _name(file, path)
             with opened(file, name, scratch) as parquet:
-                found = _found(parquet.schema_arrow, file, path, columns)
+                stored = _stored_columns(parquet.schema_arrow, file, path, columns)
             if first is None:
-                first = name, found
-            for role, (column, values) in found.items():
+                first = name, stored
+            for role, (column, values) in stored.items():
                 if (column, values) != first[1][role]:
                     expected = "column {!r} of {}, as in {}".format(*first[1][role], first[0])
                     raise InvalidData(f"{name}: column {role}", f"column {column!r} of {values}", expected)
@@ -94,34 +94,34 @@ def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, ro
         yield from _batches(file, path, columns, scratch, rows)
 
 
-def _batches(file: Path, log: Path, columns: Mapping[str, Column], scratch: Path, rows: int) -> Generator[tuple[Place, pa.RecordBatch]]:
+def _batches(file: Path, log: Path, columns: Mapping[str, Column], scratch: Path, rows: int) -> Generator[tuple[RowSource, pa.RecordBatch]]:
     name = _name(file, log)
     with opened(file, name, scratch) as parquet:
-        found = _found(parquet.schema_arrow, file, log, columns)
-        of_path = _partitions(file, log)
-        have = parquet.schema_arrow.names
-        stored = [column for column, _ in found.values() if column in have]
+        stored = _stored_columns(parquet.schema_arrow, file, log, columns)
+        partitions = _partitions(file, log)
+        names = parquet.schema_arrow.names
+        stored_names = [column for column, _ in stored.values() if column in names]
         for group in range(parquet.num_row_groups):
             first = 0
             try:
-                for batch in parquet.iter_batches(rows, row_groups=[group], columns=stored):
+                for batch in parquet.iter_batches(rows, row_groups=[group], columns=stored_names):
                     arrays = [
-                        batch.column(column) if column in have else pa.repeat(pa.scalar(of_path[str(column)], pa.string()), len(batch))
-                        for column, _ in found.values()
+                        batch.column(column) if column in names else pa.repeat(pa.scalar(partitions[str(column)], pa.string()), len(batch))
+                        for column, _ in stored.values()
                     ]
-                    yield _place(name, columns, group, first), pa.RecordBatch.from_arrays(arrays, names=list(columns))
+                    yield _source(name, columns, group, first), pa.RecordBatch.from_arrays(arrays, names=list(columns))
                     first += len(batch)
             except (pa.ArrowException, OSError) as error:
                 raise InvalidData(f"{name}: row group {group + 1}", str(error), "readable pages") from error
 
 
-def _place(name: str, columns: Mapping[str, Column], group: int, first: int) -> Place:
-    return Place(name, columns, lambda row: f"row group {group + 1}, row {first + row + 1}")
+def _source(name: str, columns: Mapping[str, Column], group: int, first: int) -> RowSource:
+    return RowSource(name, columns, lambda row: f"row group {group + 1}, row {first + row + 1}")
 
 
 @contextmanager
 def opened(file: Path, name: str, scratch: Path) -> Iterator[pa_parquet.ParquetFile]:
-    """Raises InvalidData for a file that is not Parquet."""
+    """The opened file. Raises InvalidData if it is not Parquet."""
     source = file
     try:
         if file.suffix == ".gz":
@@ -135,23 +135,23 @@ def opened(file: Path, name: str, scratch: Path) -> Iterator[pa_parquet.ParquetF
         yield opened
 
 
-def _found(schema: pa.Schema, file: Path, log: Path, columns: Mapping[str, Column]) -> dict[str, tuple[Column, str]]:
-    """The name and the kind of values of each role's column. Raises InvalidData for one that is not there, or there twice."""
-    of_path, found = _partitions(file, log), {}
-    have = [*schema.names, *(name for name in of_path if name not in schema.names)]
+def _stored_columns(schema: pa.Schema, file: Path, log: Path, columns: Mapping[str, Column]) -> dict[str, tuple[Column, str]]:
+    """Role → name of its column, and the kind of the column's values. Raises InvalidData for a missing or ambiguous column."""
+    partitions, stored = _partitions(file, log), {}
+    names = [*schema.names, *(name for name in partitions if name not in schema.names)]
     for role, column in columns.items():
         if isinstance(column, int) and column < len(schema.names):
             column = schema.names[column]
-        position = position_of(have, str(column))
+        position = position_of(names, str(column))
         if position is None:
-            raise InvalidData(f"{_name(file, log)}: column {role}", column, f"one of {have}, once")
-        column = have[position]
-        found[role] = column, _kind(schema.field(column).type) if column in schema.names else "strings"
-    return found
+            raise InvalidData(f"{_name(file, log)}: column {role}", column, f"one of {names}, once")
+        column = names[position]
+        stored[role] = column, _kind(schema.field(column).type) if column in schema.names else "strings"
+    return stored
 
 
 def _kind(values: pa.DataType) -> str:
-    """What values of a type are to a reader: widths and units do not matter, what is read out does."""
+    """The kind of values that a type holds for a reader. Widths and units do not matter."""
     if pa.types.is_dictionary(values):
         return _kind(values.value_type)
     if pa.types.is_list(values) or pa.types.is_large_list(values) or pa.types.is_fixed_size_list(values):
@@ -174,7 +174,7 @@ def _partitions(file: Path, log: Path) -> dict[str, str | None]:
 
 
 def _name(file: Path, log: Path) -> str:
-    """What messages call a file: its path below the log's folder, with that folder's name."""
+    """A file's name in messages: its path below the log's folder, with that folder's name."""
     return file.name if file == log else f"{log.absolute().name}/{file.relative_to(log).as_posix()}"
 
 

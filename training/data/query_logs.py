@@ -1,4 +1,4 @@
-"""Logs of query texts and the items that they led to, as texts with weighted labels.
+"""Reads logs of query texts with the items that they led to, as texts with weighted labels.
 
 Knows CSV and Parquet files and tables of texts. Does not know n-grams: see espalier.text.vectoriser.
 
@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from espalier.errors import InvalidData
 
 from ..data.csr import Csr
-from ..data.log_values import BadRows, Place, position_of
+from ..data.log_values import BadRows, RowSource, position_of
 from ..data.parquet_logs import is_parquet
 from ..data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
 from ..data.text_files import TextTableFile, whole_table
@@ -44,13 +44,12 @@ def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], form
     """Columns `query` and `item` (strings), and `weight`, or `views` and `clicks` (float64), of a CSV, TSV or Parquet file, gzipped or not.
 
     numbers   the file's columns of `weight`, or of `views` and `clicks`; empty: every row has the weight 1
-    form      how text is read
-    bad_rows  what happens to rows that cannot be read
-    Raises InvalidData where the file is not readable, lacks a column, or has a row without a query or an item, or with a number that
-    cannot be.
+    form      format of a text file
+    bad_rows  refuses or counts unreadable rows
+    Raises InvalidData if the file is unreadable or lacks a column, or for a row without a query or an item, or with an invalid number.
     """
-    frame, place = _read(file, {"query": query, "item": item, **numbers}, form, bad_rows)
-    given = frame.select(
+    frame, source = _read(file, {"query": query, "item": item, **numbers}, form, bad_rows)
+    typed = frame.select(
         _cast(file, frame["query"], pl.String),
         _cast(file, frame["item"], pl.String),
         *(_cast(file, _with_point(frame[name], form), pl.Float64).fill_null(np.nan) for name in numbers),
@@ -60,31 +59,31 @@ def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], form
 
     def check(role: str, right: NDArray[np.bool_], expected: str) -> None:
         wrong = np.flatnonzero(right_B & ~right)
-        bad_rows.add(f"wrong {role}", wrong, lambda row: place.wrong(role, row, frame[role][row], expected))
+        bad_rows.add(f"wrong {role}", wrong, lambda row: source.problem(role, row, frame[role][row], expected))
         right_B[wrong] = False
 
-    check("query", given["query"].is_not_null().to_numpy(), "a text")
-    check("item", given["item"].is_not_null().to_numpy(), "an item id")
+    check("query", typed["query"].is_not_null().to_numpy(), "a text")
+    check("item", typed["item"].is_not_null().to_numpy(), "an item id")
     for name in numbers:
-        values = given[name].to_numpy()
+        values = typed[name].to_numpy()
         right, expected = are_weights(values), WEIGHTS
         if name == "views":
             right, expected = right & (values > 0), f"a number above 0, at most {LARGEST:g}"
         if name == "clicks":
-            right, expected = right & (values <= given["views"].to_numpy()), "a number from 0 to that of the views"
+            right, expected = right & (values <= typed["views"].to_numpy()), "a number from 0 to that of the views"
         check(name, right, expected)
-    bad_rows.kept += int(right_B.sum())
+    bad_rows.rows_read += int(right_B.sum())
     bad_rows.finish()
-    return given.filter(right_B)
+    return typed.filter(right_B)
 
 
 def _with_point(values: pl.Series, form: TextTable) -> pl.Series:
-    """Numbers in text with a point before their fraction."""
+    """Numbers in text, with a decimal point."""
     return values.str.replace(form.decimal, ".", literal=True) if form.decimal != "." and values.dtype == pl.String else values
 
 
 def _cast(file: Path, column: pl.Series, dtype: type[pl.DataType]) -> pl.Series:
-    """Null where a value cannot be cast. Raises InvalidData for lists and whatever else has no such values."""
+    """The column with another type, null for values that cannot be cast. Raises InvalidData for lists and other types without casts."""
     try:
         return column.cast(dtype, strict=False)
     except pl.exceptions.PolarsError as error:
@@ -92,66 +91,63 @@ def _cast(file: Path, column: pl.Series, dtype: type[pl.DataType]) -> pl.Series:
 
 
 def read_columns(file: Path, columns: Sequence[str], form: TextTable) -> pl.DataFrame:
-    """Some columns of a CSV, TSV or Parquet file. Raises InvalidData naming a column that is not there.
-
-    form  how text is read
-    """
+    """Some columns of a CSV, TSV or Parquet file. Raises InvalidData, which names a missing column. form: format of a text file."""
     bad_rows = BadRows(form.bad_rows, form.SECTION)
     frame, _ = _read(file, {column: column for column in columns}, form, bad_rows)
-    bad_rows.kept += len(frame)
+    bad_rows.rows_read += len(frame)
     bad_rows.finish()
     return frame
 
 
-def _read(file: Path, columns: Mapping[str, str], form: TextTable, bad_rows: BadRows) -> tuple[pl.DataFrame, Place]:
-    """A column for each role, and their place."""
+def _read(file: Path, columns: Mapping[str, str], form: TextTable, bad_rows: BadRows) -> tuple[pl.DataFrame, RowSource]:
+    """A column for each role, and their source."""
     try:
         if not is_parquet(file):
-            table, place = whole_table(TextTableFile.of(file, form), columns, bad_rows)
-            return pl.DataFrame(pl.from_arrow(table)), place
+            table, source = whole_table(TextTableFile.of(file, form), columns, bad_rows)
+            return pl.DataFrame(pl.from_arrow(table)), source
         frame = pl.read_parquet(file)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InvalidData(str(file), str(error).splitlines()[0], "a readable Parquet file") from error
-    found = {role: position_of(frame.columns, column) for role, column in columns.items()}
-    for role, position in found.items():
+    positions = {role: position_of(frame.columns, column) for role, column in columns.items()}
+    for role, position in positions.items():
         if position is None:
             raise InvalidData(f"{file.name}: column {role}", columns[role], f"one of {frame.columns}, once")
-    chosen = [frame.to_series(position).alias(role) for role, position in found.items() if position is not None]
-    return pl.DataFrame(chosen), Place(file.name, columns, lambda row: f"row {row + 1}")
+    series = [frame.to_series(position).alias(role) for role, position in positions.items() if position is not None]
+    return pl.DataFrame(series), RowSource(file.name, columns, lambda row: f"row {row + 1}")
 
 
 def texts_of(frame: pl.DataFrame, columns: Sequence[str]) -> list[str]:
-    """The values of some columns, joined by spaces; nulls are left out, the entries of a list are joined too.
+    """The values of some columns, joined by spaces; so are the entries of a list. Nulls are left out.
 
-    Raises InvalidData for a column whose values are no texts.
+    Raises InvalidData for a column whose values cannot be written as texts.
     """
 
     def text(column: str) -> pl.Expr:
-        many = isinstance(frame.schema[column], pl.List | pl.Array)
-        return pl.col(column).cast(pl.List(pl.String)).list.join(" ") if many else pl.col(column).cast(pl.String)
+        is_list = isinstance(frame.schema[column], pl.List | pl.Array)
+        return pl.col(column).cast(pl.List(pl.String)).list.join(" ") if is_list else pl.col(column).cast(pl.String)
 
-    parts: list[pl.Series] = []
+    series: list[pl.Series] = []
     for column in columns:
         try:
-            parts.append(frame.select(text(column).alias(f"{len(parts)}")).to_series())
+            series.append(frame.select(text(column).alias(f"{len(series)}")).to_series())
         except pl.exceptions.PolarsError as error:
             raise InvalidData(f"column {column}", f"values of {frame.schema[column]}", "texts, numbers, or lists of them") from error
-    return pl.DataFrame(parts).select(pl.concat_str(pl.all(), separator=" ", ignore_nulls=True))[:, 0].to_list()
+    return pl.DataFrame(series).select(pl.concat_str(pl.all(), separator=" ", ignore_nulls=True))[:, 0].to_list()
 
 
 def labelled(pairs: pl.DataFrame, row_of: dict[str, int], smoothing: Smoothing | None = None) -> LabelledTexts:
-    """Texts, in the order of their first appearance, from pairs of `query`, `item` and numbers; numbers of equal pairs are summed.
+    """Texts with labels, in the order of first appearance, from pairs of `query`, `item` and numbers. Numbers of equal pairs are summed.
 
-    smoothing  makes weights of `views` and `clicks`; None: pairs have a `weight`. Pairs of weight 0 are left out, texts are not
-    Raises InvalidData for an item that `row_of` does not have.
+    smoothing  turns `views` and `clicks` into weights; None: pairs have a `weight`. Labels of weight 0 are left out, texts are not
+    Raises InvalidData for an item that is not in `row_of`.
     """
     items = pairs["item"].replace_strict(row_of, default=None, return_dtype=pl.Int64)
     if items.null_count():
         raise InvalidData("item", pairs["item"][int(items.is_null().arg_max() or 0)], "an id of the item table")
-    known = pairs.with_columns(items.alias("label"))
-    texts = known.select(pl.col("query").unique(maintain_order=True)).with_row_index("b")
+    labelled_pairs = pairs.with_columns(items.alias("label"))
+    texts = labelled_pairs.select(pl.col("query").unique(maintain_order=True)).with_row_index("b")
     numbers = ["weight"] if smoothing is None else ["views", "clicks"]
-    merged = known.join(texts, on="query").group_by("b", "label").agg(pl.col(numbers).sum()).sort("b", "label")
+    merged = labelled_pairs.join(texts, on="query").group_by("b", "label").agg(pl.col(numbers).sum()).sort("b", "label")
     sums = [merged[name].to_numpy() for name in numbers]
     weights = (sums[0] if smoothing is None else smoothing.rates(*sums)).astype(np.float32)
     labels = csr_array((weights, (merged["b"].to_numpy(), merged["label"].to_numpy())), shape=(len(texts), len(row_of)))

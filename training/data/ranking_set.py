@@ -1,6 +1,6 @@
-"""Queries with the items they are answered by: features and grades of relevance, to train and measure rankers with.
+"""Queries with their candidates: features and grades of relevance, to train and measure rankers.
 
-Knows arrays and their invariants. Does not know files (`letor.py`) nor what is learned from them.
+Knows arrays and their invariants. Does not know files (`letor.py`) nor rankers.
 
 Legend: R rows (a query with one of its items), F features, Q queries.
 """
@@ -26,7 +26,7 @@ class RankingSet:
     query_ids      Q ids, each once, or None
     item_ids       R ids, or None
 
-    Raises InvalidData where the arrays are not that.
+    Raises InvalidData if the arrays are not so.
     """
 
     features_RF: NDArray[np.float32]
@@ -49,9 +49,9 @@ class RankingSet:
             raise InvalidData("query_offset", offset[:8].tolist(), f"ascending from 0 to {rows}, at least one row a query")
         if width == 0 or len(self.feature_names) != width or len(set(self.feature_names)) != width:
             raise InvalidData("feature_names", list(self.feature_names[:8]), f"{width} different names, at least one")
-        wrong = ~(np.isfinite(grades) & (grades >= 0))
-        if wrong.any():
-            raise InvalidData(f"grades_R[{int(wrong.argmax())}]", float(grades[wrong.argmax()]), "a finite grade of at least 0")
+        is_wrong = ~(np.isfinite(grades) & (grades >= 0))
+        if is_wrong.any():
+            raise InvalidData(f"grades_R[{int(is_wrong.argmax())}]", float(grades[is_wrong.argmax()]), "a finite grade of at least 0")
         infinite = np.isinf(features).any(axis=1)
         if infinite.any():
             raise InvalidData(f"features_RF[{int(infinite.argmax())}]", "infinity", "finite numbers, or NaN where one is missing")
@@ -83,7 +83,7 @@ class RankingSet:
         )
 
     def split(self, share: float, seed: int) -> tuple[RankingSet, RankingSet]:
-        """The set without a seeded random share of its queries, and that share; both have at least one query."""
+        """The set without a seeded random share of its queries, and that share. Both have at least one query."""
         held_out = round(share * len(self))
         if not 0 < held_out < len(self):
             raise InvalidData("share", share, f"a share of {len(self)} queries that leaves some on both sides")
@@ -91,18 +91,18 @@ class RankingSet:
         return self.subset(np.sort(order[held_out:])), self.subset(np.sort(order[:held_out]))
 
 
-def concatenated(parts: list[RankingSet]) -> RankingSet:
-    """The queries of several sets with the same features, in order; ids are kept where all have them."""
-    if len({part.feature_names for part in parts}) != 1:
-        raise InvalidData("parts", [part.feature_names[:4] for part in parts], "sets of the same features, at least one")
-    begins = np.cumsum([0, *(len(part.grades_R) for part in parts[:-1])])
-    queries = [part.query_ids for part in parts]
-    items = [part.item_ids for part in parts]
+def concatenated(sets: list[RankingSet]) -> RankingSet:
+    """The queries of several sets with the same features, in order. Ids are kept if all sets have them."""
+    if len({part.feature_names for part in sets}) != 1:
+        raise InvalidData("parts", [part.feature_names[:4] for part in sets], "sets of the same features, at least one")
+    begins = np.cumsum([0, *(len(part.grades_R) for part in sets[:-1])])
+    queries = [part.query_ids for part in sets]
+    items = [part.item_ids for part in sets]
     return RankingSet(
-        np.concatenate([part.features_RF for part in parts]),
-        np.concatenate([part.grades_R for part in parts]),
-        np.concatenate([np.zeros(1, np.int64), *(part.query_offset[1:] + begin for part, begin in zip(parts, begins, strict=True))]),
-        parts[0].feature_names,
+        np.concatenate([part.features_RF for part in sets]),
+        np.concatenate([part.grades_R for part in sets]),
+        np.concatenate([np.zeros(1, np.int64), *(part.query_offset[1:] + begin for part, begin in zip(sets, begins, strict=True))]),
+        sets[0].feature_names,
         None if None in queries else tuple(name for ids in queries if ids is not None for name in ids),
         None if None in items else tuple(name for ids in items if ids is not None for name in ids),
     )

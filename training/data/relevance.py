@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
 
+from ..arrays import Float64
 from ..data.csr import Csr
 from ..specification.linear import RelevanceOptions
 
-Float64 = NDArray[np.float64]
 SMALLEST, LARGEST = 1e-9, 1e9
 """Bounds of a weight above 0: ratios of two weights are ordinary float32 numbers."""
 WEIGHTS = f"0, or a number from {SMALLEST:g} to {LARGEST:g}"
@@ -32,29 +32,29 @@ def is_weight(weight: float) -> bool:
 
 
 def are_weights(weights: NDArray[np.floating]) -> NDArray[np.bool_]:
-    right: NDArray[np.bool_] = (weights == 0) | ((weights >= SMALLEST) & (weights <= LARGEST))
-    return right
+    are_valid: NDArray[np.bool_] = (weights == 0) | ((weights >= SMALLEST) & (weights <= LARGEST))
+    return are_valid
 
 
-def checked(where: str, labels: Csr) -> Csr:
-    """Labels without those of weight 0. Raises InvalidData, which names the place, where a number is no weight (`is_weight`)."""
-    wrong = ~are_weights(labels.data)
-    if wrong.any():
-        at = int(wrong.argmax())
-        row = int(np.searchsorted(labels.indptr, at, side="right")) - 1
-        raise InvalidData(f"{where}, row {row}, label {int(labels.indices[at])}", float(labels.data[at]), WEIGHTS)
+def checked(source: str, labels: Csr) -> Csr:
+    """Labels without those of weight 0. Raises InvalidData, which names source, row and label, for an invalid weight (`is_weight`)."""
+    is_wrong = ~are_weights(labels.data)
+    if is_wrong.any():
+        position = int(is_wrong.argmax())
+        row = int(np.searchsorted(labels.indptr, position, side="right")) - 1
+        raise InvalidData(f"{source}, row {row}, label {int(labels.indices[position])}", float(labels.data[position]), WEIGHTS)
     labels.eliminate_zeros()
     return labels
 
 
 @dataclass(frozen=True)
 class Smoothing:
-    """How counts become rates: (clicks + a · prior) / (views + a), and 0 where nobody clicked.
+    """Turns counts into rates: (clicks + a · prior) / (views + a), and 0 without clicks.
 
-    Without clicks the formula would give every pair that was ever shown some relevance, and pairs that were never shown none.
+    For pairs without clicks, the formula would give shown pairs some relevance, and pairs that were never shown none.
 
     prior     the rate of all training clicks to all training views
-    strength  a: how many views the prior is worth
+    strength  a: the number of views that the prior is worth
     """
 
     prior: float
@@ -62,18 +62,18 @@ class Smoothing:
 
     @staticmethod
     def of(views: Float64, clicks: Float64, strength: float) -> Smoothing:
-        """That of a training log."""
+        """The smoothing with the prior of a training log."""
         total = float(views.sum())
         return Smoothing(float(clicks.sum()) / total if total > 0 else 0.0, strength)
 
     def rates(self, views: Float64, clicks: Float64) -> Float64:
-        """float64, in [0, 1]: of pairs with as many views, above 0, and clicks, at most as many."""
+        """float64, in [0, 1]: the rates of pairs with so many views, above 0, and clicks, at most as many as views."""
         rates = (clicks + self.strength * self.prior) / (views + self.strength)
         return np.where(clicks > 0, rates, 0.0)
 
 
 def inverse_propensities(counts: LabelCounts, a: float, b: float) -> Float64:
-    """float64[I], at least 1: how much more labels were relevant than seen (Jain, Prabhu and Varma, 2016).
+    """float64[I], at least 1: how many times as often a label is relevant as it is seen (Jain, Prabhu and Varma, 2016).
 
         1 / p_l = 1 + C · (N_l + B)^−A,   C = (ln N − 1) · (B + 1)^A
 
@@ -86,9 +86,9 @@ def inverse_propensities(counts: LabelCounts, a: float, b: float) -> Float64:
 
 @dataclass(frozen=True, eq=False)
 class LabelRelevance:
-    """What relevance a configuration gives to labels, from the labels of training points.
+    """The relevance that a configuration gives to labels, from the labels of training points.
 
-    counts  training points with each label, and of all
+    counts  training points with each label, and in all
     """
 
     options: RelevanceOptions
@@ -96,7 +96,7 @@ class LabelRelevance:
 
     @staticmethod
     def of_training(options: RelevanceOptions, labels: Csr) -> LabelRelevance:
-        """From the labels of training points as they were read."""
+        """The relevance by the labels of training points, as they were read."""
         counts_I = np.bincount(labels.indices, minlength=labels.shape[1]).astype(np.int64)
         return LabelRelevance(options, LabelCounts(counts_I, labels.shape[0]))
 
@@ -106,7 +106,7 @@ class LabelRelevance:
         return inverse_propensities(self.counts, self.options.propensity_a, self.options.propensity_b)
 
     def of(self, labels: Csr) -> Csr:
-        """float32[B, I]: the relevance of points' labels, training and others, from the weights that were read."""
+        """float32[B, I]: the relevance of labels of training or other points, from the weights that were read."""
         relevance = labels.copy()
         if self.options.source == "binary":
             relevance.data = np.ones_like(relevance.data)
@@ -119,12 +119,12 @@ class LabelRelevance:
 
 
 def scale_of(training: Csr) -> float:
-    """What relevance is divided by to lie in [0, 1]: its maximum over training labels. 1 where there are none."""
+    """The divisor that brings relevance into [0, 1]: its maximum over training labels; 1 if there are none."""
     return float(training.data.max()) if training.nnz else 1.0
 
 
 def distribution(relevance: Csr) -> dict[str, Any]:
-    """How the relevance of labels is distributed, over all labels of all points: their number, mean and quantiles."""
+    """The distribution of relevance over all labels of all points: their number, mean and quantiles."""
     if not relevance.nnz:
         return {"labels": 0}
     values = np.quantile(relevance.data, QUANTILES)

@@ -1,7 +1,7 @@
-"""What may be learned from, and the queries that models are chosen by and measured on: the protocols of the field.
+"""Splits a log into training lists, validation queries and test queries, by the protocols of the field.
 
-Knows interactions, configurations and seeds. Does not know models or metrics. By hand: the cuts are a few lines, and
-scikit-learn's splitters would give other users for the same seed.
+Knows interactions, configurations and seeds. Does not know models or metrics. Written by hand: the cuts are a few lines, and
+scikit-learn's splitters would draw other users for the same seed.
 
 Legend: U users, E events.
 """
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
 
+from ..arrays import Int64
 from ..data.cut_lists import events_before, first_events, iso, moment_of, with_events
 from ..data.interactions import Interactions, read_interactions
 from ..specification.log_format import DATED, LogFormat, TableFormat
@@ -29,21 +30,20 @@ from ..specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig,
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 
 FINAL = "final"
-"""Folder of the lists that are learned from once all is chosen, inside the work folder."""
+"""Folder of the final training lists, inside the work folder."""
 LEARNED_VALIDATION = "learned_validation"
-"""In a manifest's `data`: whether the model has learned from what validation asked for."""
+"""Key in a manifest's `data`: whether the model has also learned from validation events."""
 MAX_QUERIES = 100_000
-"""Of more validation or test queries so many are drawn, by the seed."""
+"""Most validation or test queries; of more, the seed draws so many."""
 
 
 @dataclass(frozen=True)
 class EvaluationPair:
-    """One held-out query: int64 item rows of the history (oldest first) and of what is relevant for it; neither is empty.
+    """One held-out query: int64 item rows of the history (oldest first) and of the relevant items; neither is empty.
 
-    vector  float32[F]: the query where the log is of vectors; then the history is empty
+    vector  float32[F]: the query in a log of vectors, whose history is empty
     """
 
     user: int
@@ -58,14 +58,14 @@ class EvaluationPair:
 
 @dataclass(frozen=True)
 class Split:
-    """What is learned from, and what is held out.
+    """Training lists, and held-out queries.
 
-    lists             the users' lists without the events that are held out; users and items are the log's
-    train             int64 rows of the users whose lists are learned from, ascending
+    lists             the users' lists without held-out events; users and items are the log's
+    train             int64 rows of the training users, ascending
     validation, test  queries, by user
-    config            what was configured, with the dates that were chosen
-    final             lists and users to learn from once all is chosen: with the later events of users that validation asked for; None: no
-                      others. An eighth more users taught nothing that could be measured
+    config            the configuration, with the chosen dates
+    final             (lists, users) of the last training, once all is chosen: with validation events, if these are later events of the same
+                      users; None: `lists` and `train`. An eighth more users, those of validation, gained nothing measurable
     """
 
     lists: Interactions
@@ -76,15 +76,15 @@ class Split:
     final: tuple[Interactions, Int64] | None = None
 
     def whole(self) -> Split:
-        """What is learned from once all is chosen, without validation queries."""
+        """The split for the last training, once all is chosen, without validation queries."""
         lists, train = self.final or (self.lists, self.train)
         return replace(self, lists=lists, train=train, validation=[], final=None)
 
 
 def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFormat, work: Path, *, seed: int) -> Split:
-    """The split that a configuration asks for. Files of cut lists, and a second file's events, lie in `work`.
+    """The configured split. Files of cut lists, and the events of a second file, are in `work`.
 
-    Raises InvalidData where no user is left to learn from or to choose by, InvalidConfig where a second file is not there.
+    Raises InvalidData if no training user or no validation query is left, InvalidConfig if a second file is missing.
     """
     if isinstance(config, LastSplit):
         split = _last(interactions, config, work, seed)
@@ -97,14 +97,14 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
         split = _by_user(interactions, config, seed)
     if config.unseen_items:
         split = _without_events(split, drawn_items(interactions.item_count, config.unseen_items, seed), work)
-    for name, part, expected in (
+    for name, queries, needed in (
         ("training", split.train, "a user whose list is learned from"),
         ("validation", split.validation, "a user with a history and something relevant after it; validation chooses weights and options"),
     ):
-        if not len(part):
-            raise InvalidData("log", f"{interactions.user_count} users, none for {name} under split.kind {config.kind}", expected)
+        if not len(queries):
+            raise InvalidData("log", f"{interactions.user_count} users, none for {name} under split.kind {config.kind}", needed)
     validation, test = (
-        [pairs[place] for place in _places(len(pairs), name, (seed, number)).tolist()]
+        [pairs[position] for position in _drawn_positions(len(pairs), name, (seed, number)).tolist()]
         for pairs, name, number in ((split.validation, "validation", 2), (split.test, "test", 3))
     )
     return replace(split, validation=validation, test=test)
@@ -118,65 +118,65 @@ def drawn_items(items: int, share: float, seed: int) -> NDArray[np.bool_]:
 
 
 def _without_events(split: Split, hidden_I: NDArray[np.bool_], work: Path) -> Split:
-    """The split with lists that hold none of the hidden items; queries stay as they are, and users left without an event drop out."""
+    """The split without the hidden items in its lists. Queries stay as they are; users without an event drop out."""
 
-    def left(lists: Interactions, users: Int64, folder: Path) -> tuple[Interactions, Int64]:
+    def remaining(lists: Interactions, users: Int64, folder: Path) -> tuple[Interactions, Int64]:
         folder.mkdir(exist_ok=True)
         shorter = with_events(lists, lambda events: ~hidden_I[lists.item_of_event_E[events]], folder)
         return shorter, users[np.diff(shorter.offset_U1)[users] > 0]
 
-    lists, train = left(split.lists, split.train, work)
-    final = None if split.final is None else left(*split.final, work / FINAL)
+    lists, train = remaining(split.lists, split.train, work)
+    final = None if split.final is None else remaining(*split.final, work / FINAL)
     return replace(split, lists=lists, train=train, final=final)
 
 
 def _by_user(interactions: Interactions, config: UserSplit, seed: int) -> Split:
-    """Users at random: the first ⌊share · U⌋ of one seeded permutation are test users, the next validation users, the rest train."""
-    users = interactions.user_count
-    shuffled = np.random.default_rng(seed).permutation(users).astype(np.int64)
-    test, validation = int(config.test_share * users), int(config.validation_share * users)
-    parts = [np.sort(part) for part in np.split(shuffled, [test, test + validation])]
+    """Random users: the first ⌊share · U⌋ of a seeded permutation are test users, the next are validation users, the others train."""
+    user_count = interactions.user_count
+    shuffled = np.random.default_rng(seed).permutation(user_count).astype(np.int64)
+    test, validation = int(config.test_share * user_count), int(config.validation_share * user_count)
+    user_groups = [np.sort(users) for users in np.split(shuffled, [test, test + validation])]
     of_vectors = interactions.vectors_UF is not None
     queries = []
-    for number, name, part in ((3, "test", parts[0]), (2, "validation", parts[1])):
-        able = part[np.diff(interactions.offset_U1)[part] >= (1 if of_vectors else 2)]
-        drawn = _drawn(able, name, (seed, number))
+    for number, name, users in ((3, "test", user_groups[0]), (2, "validation", user_groups[1])):
+        eligible = users[np.diff(interactions.offset_U1)[users] >= (1 if of_vectors else 2)]
+        drawn = _drawn(eligible, name, (seed, number))
         queries.append(whole_lists(interactions, drawn) if of_vectors else halves(interactions, drawn, seed=seed))
-    return Split(interactions, parts[2], validation=queries[1], test=queries[0], config=config)
+    return Split(interactions, user_groups[2], validation=queries[1], test=queries[0], config=config)
 
 
 def _last(interactions: Interactions, config: LastSplit, work: Path, seed: int) -> Split:
-    """Lists of fewer than three events are learned from whole."""
+    """Leave one out. Lists of fewer than three events are training lists as a whole."""
     length_U = np.diff(interactions.offset_U1)
     hidden_U = (length_U >= 3).astype(np.int64)
     return _cut(interactions, length_U - 2 * hidden_U, length_U - hidden_U, config, work, seed)
 
 
 def _by_date(interactions: Interactions, config: DateSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
-    """A query is a user with events before a date and from it on; who has none before is a new user, without a history."""
+    """Queries are users with events before a date and from it on. Users without earlier events have no history and are no queries."""
     time_E = interactions.time_of_event_E
     if time_E is None:
         raise InvalidData("log", "no timestamps", "timestamps, since data.split.kind is date")
-    dated = isinstance(log_format, TableFormat) and log_format.timestamp_type in DATED
+    is_dated = isinstance(log_format, TableFormat) and log_format.timestamp_type in DATED
     moments = [moment_of(value, time_E, share) for value, share in ((config.validation_from, 0.8), (config.test_from, 0.9))]
-    written = [iso(int(moment)) if dated else moment for moment in moments]
+    dates = [iso(int(moment)) if is_dated else moment for moment in moments]
     if not moments[0] < moments[1]:
         if config.test_from is None:
-            expected = f"a time before {written[1]}, from which on the last tenth of the log is tested on, or data.split.test_from too"
-            raise InvalidData("data.split.validation_from", written[0], expected)
-        raise InvalidData("data.split.test_from", written[1], f"a time after data.split.validation_from, {written[0]}")
+            expected = f"a time before {dates[1]}, from which on the last tenth of the log is tested on, or data.split.test_from too"
+            raise InvalidData("data.split.validation_from", dates[0], expected)
+        raise InvalidData("data.split.test_from", dates[1], f"a time after data.split.validation_from, {dates[0]}")
     first_U, second_U = (events_before(interactions, time_E, moment) for moment in moments)
-    config = config.model_copy(update={"validation_from": written[0], "test_from": written[1]})
+    config = config.model_copy(update={"validation_from": dates[0], "test_from": dates[1]})
     split = _cut(interactions, first_U, second_U, config, work, seed)
     log.info(
         "validation from %s: %d queries; test from %s: %d queries; %d users have no event before it and are not asked for",
-        *(written[0], len(split.validation), written[1], len(split.test), np.count_nonzero(second_U == 0)),
+        *(dates[0], len(split.validation), dates[1], len(split.test), np.count_nonzero(second_U == 0)),
     )
     return split
 
 
 def _cut(interactions: Interactions, first_U: Int64, second_U: Int64, config: SplitConfig, work: Path, seed: int) -> Split:
-    """Validation asks for the events between both cuts, the test for those after the second, of users who have some before."""
+    """Relevant are, for validation, the events between both cuts, for the test, those after the second. Users need earlier events."""
 
     def queries(begin_U: Int64, end_U: Int64, name: str, number: int) -> list[EvaluationPair]:
         users, of = _drawn(np.flatnonzero((begin_U > 0) & (begin_U < end_U)), name, (seed, number)), interactions.of
@@ -189,49 +189,49 @@ def _cut(interactions: Interactions, first_U: Int64, second_U: Int64, config: Sp
 
 
 def _first(interactions: Interactions, count_U: Int64, folder: Path) -> tuple[Interactions, Int64]:
-    """Lists of the first so many events of each user, in files of a folder, and the users that have any."""
+    """Lists of each user's first `count_U` events, in files of a folder, and the users that have any."""
     folder.mkdir(exist_ok=True)
     return with_events(interactions, first_events(interactions, count_U), folder), np.flatnonzero(count_U)
 
 
 def _by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
-    """A test query is a user's whole list. Validation hides from some users' lists the share that the file hides from all."""
+    """A test query is a user's whole list. Validation hides from some users' lists the share that the file hides from all lists."""
     with tempfile.TemporaryDirectory(dir=work, prefix=".test-") as folder:
-        held = _second_log(config, log_format, Path(folder))
-        user_of, item_of = _rows(interactions.user_ids, held.user_ids), _rows(interactions.item_ids, held.item_ids)
-        test, unknown, unfound = [], 0, 0
-        for other, user in enumerate(user_of.tolist()):
-            relevant = item_of[held.of(other)]
-            unknown += user < 0
-            unfound += 0 if user < 0 else int(np.count_nonzero(relevant < 0))
+        test_log = _second_log(config, log_format, Path(folder))
+        user_of, item_of = _rows(interactions.user_ids, test_log.user_ids), _rows(interactions.item_ids, test_log.item_ids)
+        test, lost_users, lost_items = [], 0, 0
+        for test_user, user in enumerate(user_of.tolist()):
+            relevant = item_of[test_log.of(test_user)]
+            lost_users += user < 0
+            lost_items += 0 if user < 0 else int(np.count_nonzero(relevant < 0))
             if user >= 0 and (relevant >= 0).any():
                 test.append(EvaluationPair(user, interactions.of(user), relevant[relevant >= 0]))
-        share = held.event_count / (held.event_count + interactions.event_count)
-    if unknown or unfound:
-        log.warning("%s: %d users and %d items of other users are not in the log; they are left out", config.test, unknown, unfound)
+        share = test_log.event_count / (test_log.event_count + interactions.event_count)
+    if lost_users or lost_items:
+        log.warning("%s: %d users and %d items of other users are not in the log; they are left out", config.test, lost_users, lost_items)
     validation, kept_E = _hidden(interactions, share, config.validation_share, seed)
     lists = with_events(interactions, lambda events: kept_E[events], work)
     return Split(lists, np.flatnonzero(np.diff(lists.offset_U1)), validation, test, config)
 
 
 def _vectors_by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
-    """Test queries are those of the file; some of the log's are held out whole, for validation."""
-    held = _second_log(config, log_format, work / "test")
-    widths = [0 if log.vectors_UF is None else log.vectors_UF.shape[1] for log in (interactions, held)]
+    """Test queries are those of the file. Validation queries are some of the log's, which are held out whole."""
+    test_log = _second_log(config, log_format, work / "test")
+    widths = [0 if log.vectors_UF is None else log.vectors_UF.shape[1] for log in (interactions, test_log)]
     if widths[0] != widths[1]:
         raise InvalidData(f"{config.test.name}: column vector", f"{widths[1]} numbers", f"{widths[0]}, as in the log")
-    item_of, test = _rows(interactions.item_ids, held.item_ids), []
-    for pair in whole_lists(held, np.arange(held.user_count)):
+    item_of, test = _rows(interactions.item_ids, test_log.item_ids), []
+    for pair in whole_lists(test_log, np.arange(test_log.user_count)):
         relevant = item_of[pair.relevant]
         if (relevant >= 0).any():
             test.append(replace(pair, user=interactions.user_count + pair.user, relevant=relevant[relevant >= 0]))
-    missing, learned = int(np.count_nonzero(item_of < 0)), int(np.count_nonzero(_rows(interactions.user_ids, held.user_ids) >= 0))
-    if missing or learned:
-        log.warning("%s: %d items are not in the log and are left out; %d queries are in the log, too", config.test, missing, learned)
+    missing, repeated = int(np.count_nonzero(item_of < 0)), int(np.count_nonzero(_rows(interactions.user_ids, test_log.user_ids) >= 0))
+    if missing or repeated:
+        log.warning("%s: %d items are not in the log and are left out; %d queries are in the log, too", config.test, missing, repeated)
     shuffled = np.random.default_rng([seed, 4]).permutation(interactions.user_count).astype(np.int64)
-    chosen = max(1, int(config.validation_share * interactions.user_count))
-    validation = whole_lists(interactions, np.sort(shuffled[:chosen]))
-    return Split(interactions, np.sort(shuffled[chosen:]), validation, test, config)
+    validation_count = max(1, int(config.validation_share * interactions.user_count))
+    validation = whole_lists(interactions, np.sort(shuffled[:validation_count]))
+    return Split(interactions, np.sort(shuffled[validation_count:]), validation, test, config)
 
 
 def _second_log(config: FileSplit, log_format: LogFormat, work: Path) -> Interactions:
@@ -241,32 +241,33 @@ def _second_log(config: FileSplit, log_format: LogFormat, work: Path) -> Interac
 
 
 def _hidden(interactions: Interactions, share: float, users: float, seed: int) -> tuple[list[EvaluationPair], NDArray[np.bool_]]:
-    """Validation queries, and bool[E]: what is left to learn from. At least one event of a drawn user is hidden, and one stays."""
+    """Validation queries, and bool[E]: the training events. Of a drawn user at least one event is hidden, and at least one stays."""
     rng, offset_U1 = np.random.default_rng([seed, 4]), interactions.offset_U1
     kept_E = np.ones(interactions.event_count, np.bool_)
-    able = np.flatnonzero(np.diff(offset_U1) >= 2)
-    drawn = np.sort(rng.permutation(able)[: max(1, int(users * interactions.user_count))])
+    eligible = np.flatnonzero(np.diff(offset_U1) >= 2)
+    drawn = np.sort(rng.permutation(eligible)[: max(1, int(users * interactions.user_count))])
     pairs = []
     for user in drawn.tolist():
         items = interactions.of(user)
-        hidden = min(max(1, round(share * len(items))), len(items) - 1)
-        places = np.arange(len(items))[-hidden:] if interactions.order != "none" else np.sort(rng.choice(len(items), hidden, replace=False))
-        kept_E[offset_U1[user] + places] = False
-        pairs.append(EvaluationPair(user, np.delete(items, places), items[places]))
+        count = min(max(1, round(share * len(items))), len(items) - 1)
+        has_order = interactions.order != "none"
+        positions = np.arange(len(items))[-count:] if has_order else np.sort(rng.choice(len(items), count, replace=False))
+        kept_E[offset_U1[user] + positions] = False
+        pairs.append(EvaluationPair(user, np.delete(items, positions), items[positions]))
     return pairs, kept_E
 
 
 def _rows(ids: pa.Array, names: pa.Array) -> Int64:
-    """int64[len(names)]: the place of each name among the ids, −1 for none."""
+    """int64[len(names)]: the position of each name among the ids, −1 for none."""
     return np.asarray(pc.fill_null(pc.index_in(names, value_set=ids), -1), np.int64)
 
 
 def _drawn(users: Int64, name: str, seed: tuple[int, int]) -> Int64:
     """The users, or MAX_QUERIES of them."""
-    return users[_places(len(users), name, seed)]
+    return users[_drawn_positions(len(users), name, seed)]
 
 
-def _places(count: int, name: str, seed: tuple[int, int]) -> Int64:
+def _drawn_positions(count: int, name: str, seed: tuple[int, int]) -> Int64:
     if count <= MAX_QUERIES:
         return np.arange(count)
     log.info("%d of %d %s queries are drawn", MAX_QUERIES, count, name)
@@ -294,15 +295,15 @@ def whole_lists(interactions: Interactions, users: Int64) -> list[EvaluationPair
     """Queries of vectors: all of a query's items are relevant."""
     if interactions.vectors_UF is None:
         raise InvalidData("log", "histories", "vectors")
-    vectors_UF, nothing = np.asarray(interactions.vectors_UF), np.zeros(0, np.int64)
-    return [EvaluationPair(user, nothing, items, vectors_UF[user]) for user in users.tolist() if len(items := interactions.of(user))]
+    vectors_UF, no_items = np.asarray(interactions.vectors_UF), np.zeros(0, np.int64)
+    return [EvaluationPair(user, no_items, items, vectors_UF[user]) for user in users.tolist() if len(items := interactions.of(user))]
 
 
 def without_seen(pairs: Iterable[EvaluationPair]) -> list[EvaluationPair]:
-    """The same pairs with the history's items taken out of `relevant`; a pair with nothing left is dropped.
+    """The pairs without the history's items in `relevant`. Pairs with nothing relevant left are dropped.
 
-    For models that never return what the history holds (`exclude_seen`): without this they could not reach full recall. TDM's filtered
-    rows are measured so; its unfiltered rows, JTM and OTM are measured on the pairs as they are.
+    For models that never return items of the history (`exclude_seen`), which could not reach full recall otherwise. TDM's filtered rows are
+    measured so; its unfiltered rows, JTM and OTM are measured on the pairs as they are.
     """
     unseen = (replace(pair, relevant=pair.relevant[~np.isin(pair.relevant, pair.history)]) for pair in pairs)
     return [pair for pair in unseen if len(pair.relevant)]

@@ -2,7 +2,7 @@
 
 Knows bytes, lines and fields. Does not know what columns mean. A file is read in blocks, and no line may be longer than MAX_LINE bytes.
 
-Legend: R rows of a block. A record is a line with its fields, or several where a field in quotes has line ends; empty lines are none.
+Legend: R rows of a block. A record is a non-empty line with its fields, or several lines if a field in quotes has line ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
-from ..data.log_values import BadRows, Place, Problem, as_text, position_of, unreadable_rows
+from ..data.log_values import BadRows, Problem, RowSource, as_text, position_of, unreadable_rows
 from ..specification.log_format import UNIT_SEPARATOR, Column, TextFile, TextTable
 
 MAX_LINE = 1 << 24
@@ -38,20 +38,20 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""Encodings by the bytes that such text begins with, the longest first: UTF-32's begin with UTF-16's."""
+"""Byte order mark → encoding, the longest first: UTF-32's mark begins with UTF-16's."""
 SEPARATORS = (";", "\t", "|", ",")
-"""Of fields, the surest first: texts have commas in them."""
+"""Separators of fields, the surest first. Commas are last, since texts contain them."""
 UNDECODABLE = "espalier.undecodable"
-"""Handler of bytes that are none of an encoding. They become what is no UTF-8 either, so that `unreadable_rows` finds their fields."""
+"""Codec error handler. Undecodable bytes become invalid UTF-8, so that `unreadable_rows` finds their fields."""
 codecs.register_error(UNDECODABLE, lambda error: ("\udc80", getattr(error, "end", 0)))
 
 
 @dataclass(frozen=True)
 class TextTableFile:
-    """A text file and how it is read.
+    """A text file and its format.
 
     form       its encoding, quotes and so on
-    separator  of fields
+    separator  between fields
     header     whether the first record names the columns
     """
 
@@ -70,11 +70,11 @@ class TextTableFile:
 
     @property
     def quote(self) -> str:
-        """The quote; empty where fields have none."""
+        """The quote; empty if fields have none."""
         return self.form.quote if self.one_byte else ""
 
     def option(self, key: str, value: str) -> str:
-        """A key of the configuration with another value, as TOML has it."""
+        """A key of the configuration with another value, in TOML."""
         return f'{self.form.SECTION}.{key} = "{value}"'.replace("\t", "\\t")
 
 
@@ -84,13 +84,14 @@ def separator_of(file: Path) -> str:
 
 def text_batches(
     table: TextTableFile, columns: Mapping[str, Column] | None, bad_rows: BadRows, block_bytes: int = MAX_LINE
-) -> Iterator[tuple[Place, pa.RecordBatch]]:
-    """The columns of each role as strings, a block at a time, each with its place; of None all columns by their names.
+) -> Iterator[tuple[RowSource, pa.RecordBatch]]:
+    """The columns of each role as strings, block by block, each block with its source.
 
+    columns      role → column; None: all columns by their names
     block_bytes  how much is parsed at a time; at least the longest record
 
-    Raises InvalidData, naming the file, the line and the column, for a missing column, and where `bad_rows` refuses them for a record
-    with too few or too many fields and for a field that is not of the encoding.
+    Raises InvalidData for a missing column. If `bad_rows` refuses them, also for a record with too few or too many fields, and for a field
+    that is not in the encoding. The error names the file, the line and the column.
     """
     names = first_record(table)
     if not names:
@@ -98,41 +99,41 @@ def text_batches(
     columns = {name: name for name in names} if columns is None else columns
     position_of_role = {role: _position(table, names, role, column) for role, column in columns.items()}
     for record_R, batch in _records(table, sorted(set(position_of_role.values())), bad_rows, block_bytes):
-        place = _place(table, record_R, columns)
+        source = _source(table, record_R, columns)
         batch = pa.RecordBatch.from_arrays([batch.column(f"f{position}") for position in position_of_role.values()], list(columns))
         for role in columns:
             values = batch.column(role)
-            wrong = unreadable_rows(values, lambda part: as_text(part) is not None, bad_rows.most)
-            bad_rows.add(f"not {table.form.encoding}", wrong, _problem_of_encoding(table, place, role, values))
-            place, batch = place.without(batch, wrong)
-        yield place, pa.RecordBatch.from_arrays([as_text(values) for values in batch], list(columns))
+            wrong_rows = unreadable_rows(values, lambda part: as_text(part) is not None, bad_rows.most)
+            bad_rows.add(f"not {table.form.encoding}", wrong_rows, _problem_of_encoding(table, source, role, values))
+            source, batch = source.without(batch, wrong_rows)
+        yield source, pa.RecordBatch.from_arrays([as_text(values) for values in batch], list(columns))
 
 
-def whole_table(table: TextTableFile, columns: Mapping[str, Column] | None, bad_rows: BadRows) -> tuple[pa.Table, Place]:
-    """The columns of each role as strings, empty fields being null, with their place. Raises InvalidData as `text_batches` does.
+def whole_table(table: TextTableFile, columns: Mapping[str, Column] | None, bad_rows: BadRows) -> tuple[pa.Table, RowSource]:
+    """The columns of each role as strings, with null for empty fields, and their source. Raises InvalidData as `text_batches` does.
 
-    The caller says `bad_rows` how many rows it keeps.
+    The caller adds the rows that it keeps to `bad_rows.rows_read`.
     """
-    places, batches = [], []
-    for place, batch in text_batches(table, columns, bad_rows):
-        places.append(place)
+    sources, batches = [], []
+    for source, batch in text_batches(table, columns, bad_rows):
+        sources.append(source)
         batches.append(pa.RecordBatch.from_arrays([pc.if_else(pc.equal(values, ""), None, values) for values in batch], batch.schema.names))
 
     def position(row: int) -> str:
-        for place, batch in zip(places, batches, strict=True):
+        for source, batch in zip(sources, batches, strict=True):
             if row < len(batch):
-                return place.position(row)
+                return source.position(row)
             row -= len(batch)
         raise IndexError(row)
 
-    if not batches:  # a header alone, or not even that
+    if not batches:  # only a header, or an empty file
         names = first_record(table) if columns is None else list(columns)
-        return pa.table({name: pa.array([], pa.string()) for name in names}), Place(table.path.name, columns or {}, position)
-    return pa.Table.from_batches(batches), Place(table.path.name, places[0].columns, position)
+        return pa.table({name: pa.array([], pa.string()) for name in names}), RowSource(table.path.name, columns or {}, position)
+    return pa.Table.from_batches(batches), RowSource(table.path.name, sources[0].columns, position)
 
 
 def first_record(table: TextTableFile) -> list[str]:
-    """The fields of the first record; none of an empty file. Raises InvalidData where names are not of the encoding, or have no end."""
+    """The fields of the first record; none of an empty file. Raises InvalidData for names not in the encoding, or a quote without end."""
     with open_text(table.path, table.form, None) as file:
         lines = (line.decode("utf-8", "surrogateescape") for line in file)
         first = next((line for line in lines if line.strip("\r\n")), None)
@@ -152,22 +153,22 @@ def first_record(table: TextTableFile) -> list[str]:
 
 
 def fields_of(lines: Iterable[str], separator: str, quote: str) -> Iterator[list[str]]:
-    """The fields of each record. Raises csv.Error where one is longer than the limit of Python's reader."""
+    """The fields of each record. Raises csv.Error for a field above the limit of Python's reader."""
     if quote:
         return csv.reader(lines, delimiter=separator, quotechar=quote)
     return csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
 
 
 def line_of(table: TextTableFile, record: int) -> int:
-    """The line, from 1 as an editor shows it, on which a record begins; record 0 is the header, or the first event where there is none.
+    """The line on which a record begins, from 1 as in an editor. Record 0 is the header, or the first event if there is no header.
 
-    Reads the file from its beginning, so only errors ask.
+    Reads the file from its beginning, so only error messages use it.
     """
     return next(islice(_record_lines(table), record, None), record + 1)
 
 
 def _record_lines(table: TextTableFile) -> Iterator[int]:
-    """The line, from 1, on which each record begins. Raises InvalidData at the end where the quotes of the last record have none."""
+    """The line, from 1, on which each record begins. Raises InvalidData at the end if the last record has no closing quote."""
     begin, inside = 1, False
     fields = quoted_fields(table.separator, table.quote) if table.quote else None
     with open_text(table.path, table.form, None) as lines:
@@ -175,7 +176,7 @@ def _record_lines(table: TextTableFile) -> Iterator[int]:
             if not inside and line.strip(b"\r\n"):
                 begin = number
                 yield number
-            if fields is not None:  # the rest of a field in quotes is one, too, after another quote
+            if fields is not None:  # inside quotes, a leading quote lets the pattern match
                 ends = fields.findall(table.quote * inside + line.decode("latin-1"))
                 inside = ends[-1:] == [""]
     if inside:
@@ -183,42 +184,42 @@ def _record_lines(table: TextTableFile) -> Iterator[int]:
 
 
 def quoted_fields(separator: str, quote: str) -> re.Pattern[str]:
-    """Finds the fields in quotes of a line. Its group is the quote that ends one, empty where the line ends before.
+    """A pattern for the fields in quotes of a line. Its group is the closing quote, empty if the line ends before it.
 
-    As for the parser, a quote inside of a field that does not begin with one is a character, and so are two inside of quotes.
+    As for the parser, a quote inside a field that does not begin with one is a character, and so are two quotes inside quotes.
     """
     mark = re.escape(quote)
     return re.compile(f"(?:^|{re.escape(separator)}){mark}[^{mark}]*(?:{mark}{mark}[^{mark}]*)*({mark}?)")
 
 
 def open_text(path: Path, form: TextFile, separator: str | None) -> io.BufferedReader:
-    """The unzipped text in UTF-8, without a byte order mark; with `separator`, each occurrence replaced by UNIT_SEPARATOR.
+    """The unzipped text in UTF-8, without a byte order mark. Each `separator` is replaced by UNIT_SEPARATOR.
 
-    Raises InvalidData, also while it is read: for a file that cannot be read to its end, a line longer than MAX_LINE, and text in UTF-16
-    or UTF-32 that is said to be UTF-8.
+    Raises InvalidData, also during reading, for a file that cannot be read to its end, a line longer than MAX_LINE, and text in UTF-16 or
+    UTF-32 if the format says UTF-8.
     """
     return io.BufferedReader(_Lines(_blocks(path), path.name, form, separator), READ_BYTES)
 
 
 def encoding_of(path: Path) -> str:
-    """The encoding that a text file seems to have. All of it is read: the first letter that is not ASCII may be far from its beginning.
+    """The likely encoding of a text file. The whole file is read, since the first letter outside ASCII may be far from the beginning.
 
-    UTF-32 has a mark, UTF-16 a mark or zeros between its bytes. UTF-8 it is where more letters are UTF-8 than not; all else is a Western
-    code page.
+    UTF-32 has a byte order mark, UTF-16 a mark or zeros between its bytes. Text is UTF-8 if more of its letters outside ASCII are valid
+    UTF-8 than not; any other text is in a Western code page.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(UNDECODABLE)
-    letters, wrong, controls = 0, 0, 0
+    letters, undecodable, controls = 0, 0, 0
     for number, block in enumerate(chain(_blocks(path), [b""])):
-        if number == 0 and (marked := _encoding_by_mark(block)):
-            return marked
+        if number == 0 and (encoding := _encoding_by_mark(block)):
+            return encoding
         if number == 0 and block and 4 * block.count(b"\0") > len(block):
             return "utf-16-le" if block[1:2] == b"\0" else "utf-16-be"
         text = decoder.decode(block, not block)
         if not text.isascii():
-            wrong += text.count("\udc80")
+            undecodable += text.count("\udc80")
             letters += len(text) - len(text.encode("ascii", "ignore")) - text.count("\udc80")
         controls += len(block) - len(block.translate(None, bytes(range(0x80, 0xA0))))
-    if wrong == 0 or wrong < letters:
+    if undecodable == 0 or undecodable < letters:
         return "utf-8"
     return "cp1252" if controls else "latin-1"
 
@@ -239,42 +240,42 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def encoding_expected(form: TextFile) -> str:
-    """What text should be, and the option that says so."""
+    """The expected encoding, and the option that changes it."""
     return f'text in {form.encoding}, or {form.SECTION}.encoding = "latin-1" or whichever other it is in'
 
 
 def _position(table: TextTableFile, names: list[str], role: str, column: Column) -> int:
     position = position_of(names, column) if isinstance(column, str) else column
     if position is None or position >= len(names):
-        have = names if isinstance(column, str) else list(range(len(names)))
-        raise InvalidData(f"{table.path.name}: column {role}", column, f"one of {have}, once{other_separator(table, names)}")
+        choices = names if isinstance(column, str) else list(range(len(names)))
+        raise InvalidData(f"{table.path.name}: column {role}", column, f"one of {choices}, once{other_separator(table, names)}")
     return position
 
 
 def other_separator(table: TextTableFile, names: list[str]) -> str:
-    """What mends a first line that has other separators than the one that it was split at; empty where none looks like it."""
-    other = next((mark for mark in SEPARATORS if len(names) == 1 and mark in names[0]), None)
-    return "" if other is None else f"; the first line has {other!r} between fields: say so with {table.option('separator', other)}"
+    """A hint for a first line that seems to have another separator; empty if it has none of SEPARATORS."""
+    likely = next((mark for mark in SEPARATORS if len(names) == 1 and mark in names[0]), None)
+    return "" if likely is None else f"; the first line has {likely!r} between fields: say so with {table.option('separator', likely)}"
 
 
 def _unquoted(table: TextTableFile) -> str:
     return f"; if quotes are plain characters, say so with {table.option('quote', '')}" if table.quote else ""
 
 
-def _place(table: TextTableFile, record_R: NDArray[np.int64], columns: Mapping[str, Column]) -> Place:
-    return Place(table.path.name, columns, lambda row: f"line {line_of(table, int(record_R[row]))}")
+def _source(table: TextTableFile, record_R: NDArray[np.int64], columns: Mapping[str, Column]) -> RowSource:
+    return RowSource(table.path.name, columns, lambda row: f"line {line_of(table, int(record_R[row]))}")
 
 
-def _problem_of_encoding(table: TextTableFile, place: Place, role: str, values: pa.Array) -> Callable[[int], Problem]:
-    return lambda row: place.wrong(role, row, values[row].as_py(), encoding_expected(table.form))
+def _problem_of_encoding(table: TextTableFile, source: RowSource, role: str, values: pa.Array) -> Callable[[int], Problem]:
+    return lambda row: source.problem(role, row, values[row].as_py(), encoding_expected(table.form))
 
 
 def _records(
     table: TextTableFile, positions: list[int], bad_rows: BadRows, block_bytes: int
 ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-    """int64[R], the numbers of records after the header, and their fields at some positions, as bytes."""
+    """int64[R], the record numbers of the rows after the header, and their fields at some positions, as bytes."""
     names = [f"f{position}" for position in positions]
-    skipped: deque[int] = deque()  # of the blocks that the parser has read ahead
+    skipped: deque[int] = deque()  # records of blocks that the parser has read ahead
     refused: list[InvalidData] = []
 
     def handle(row: pa_csv.InvalidRow) -> str:
@@ -310,7 +311,7 @@ def _records(
                 yield record_R[header:], batch.slice(header)
                 begin = end
             if isinstance(file.raw, _Lines) and file.raw.quotes % 2:
-                deque(_record_lines(table), maxlen=0)  # raises if a quote has no end and has swallowed all lines since
+                deque(_record_lines(table), maxlen=0)  # raises if a quote without an end has swallowed all later lines
     except pa.ArrowInvalid as error:
         if refused:
             raise refused[0] from None
@@ -327,9 +328,9 @@ def _wrong_fields(table: TextTableFile, row: pa_csv.InvalidRow) -> Problem:
 
 
 class _Lines(io.RawIOBase):
-    """A stream of lines as the parser takes them: in UTF-8, separators of several bytes replaced, the last line ended.
+    """A stream of lines for the parser: in UTF-8, with separators of several bytes replaced, and a line end after the last line.
 
-    Without the line end pyarrow takes a single line without a header for an empty file. `quotes` is how many there were.
+    Without that line end, pyarrow takes a single line without a header for an empty file. `quotes` counts the quotes read so far.
     """
 
     def __init__(self, blocks: Iterator[bytes], name: str, form: TextFile, separator: str | None) -> None:

@@ -10,13 +10,12 @@ from scipy import sparse
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Int64
 from ..data.interactions import Interactions
-
-Int64 = NDArray[np.int64]
 
 
 def user_item_matrix(interactions: Interactions, users: Int64) -> sparse.csr_array[np.float64]:
-    """float64[len(users), I]: 1 where the user touched the item (however often), 0 elsewhere; columns ascending in each row."""
+    """float64[len(users), I]: 1 if the user touched the item, however often, else 0; columns ascending in each row."""
     start, length = interactions.offset_U1[users], np.diff(interactions.offset_U1)[users]
     offset = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
     within = np.arange(offset[-1]) - np.repeat(offset[:-1], length)
@@ -28,9 +27,9 @@ def user_item_matrix(interactions: Interactions, users: Int64) -> sparse.csr_arr
 
 
 def latest_items(histories: Sequence[Int64], weight_L: NDArray[np.float64], items: int) -> sparse.csr_array[np.float32]:
-    """float32[len(histories), I]: the weights of the items of each history, weight_L[0] for the last one; at most L count.
+    """float32[len(histories), I]: the weights of each history's last L items, weight_L[0] for the last one.
 
-    An item that a history holds twice is stored twice: products of the matrix add its weights.
+    An item that a history has twice is stored twice; products of the matrix add its weights.
     """
     latest = [history[::-1][: len(weight_L)] for history in histories]
     offset = np.concatenate([[0], np.cumsum([len(rows) for rows in latest])])

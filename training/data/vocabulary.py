@@ -1,28 +1,23 @@
-"""Ids numbered by first appearance, of a log of any size: their bytes lie one behind the other, and a hash table finds them.
+"""Numbers ids by first appearance, for logs of any size. The bytes of all ids are in one array, and a hash table finds them.
 
-A Python dictionary takes some 200 bytes an id and most of the time of reading a log; this takes the id's own bytes and 28 more. Compiled by
-numba. By hand, because pyarrow's and polars' dictionaries cannot be added to block by block.
+A Python dictionary takes some 200 bytes an id and most of the time of reading a log; this takes the id's bytes and 28 more. Compiled by
+numba. Written by hand, since pyarrow's and polars' dictionaries cannot grow block by block.
 
 Legend: R rows of a block, V ids.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
-Array = NDArray[Any]
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
+from ..arrays import Array, Int32, Int64
 
 EMPTY = -1
-"""In the table, a slot without an id; among codes, a row that is null."""
+"""An empty slot of the table; the code of a null row."""
 
 
 class Vocabulary:
@@ -58,13 +53,13 @@ class Vocabulary:
         return codes_R
 
     def sorted_codes(self) -> Int64:
-        """int64[V]: the codes in the order of their ids' UTF-8 bytes."""
+        """int64[V]: the codes, sorted by their ids' UTF-8 bytes."""
         return np.asarray(pc.sort_indices(self.ids), np.int64)
 
     def _make_room(self, ids: int, text: int) -> None:
-        """For so many more ids, with so many bytes; arrays at least double when they grow, so that growing costs little."""
-        used = int(self._end_V1[self._count])
-        self._bytes = _grown(self._bytes, used + text)
+        """Make room for `ids` more ids with `text` bytes. Arrays at least double when they grow, so that growing costs little."""
+        used_bytes = int(self._end_V1[self._count])
+        self._bytes = _grown(self._bytes, used_bytes + text)
         self._end_V1 = _grown(self._end_V1, self._count + ids + 1)
         self._hash_V = _grown(self._hash_V, self._count + ids)
         if 2 * (self._count + ids) > len(self._slots):

@@ -1,11 +1,11 @@
-"""The text format of the Extreme Classification Repository: points of sparse features with their labels.
+"""Reads the text format of the Extreme Classification Repository: points of sparse features with their labels.
 
     POINTS FEATURES LABELS
     3,17 0:0.12 5:0.4 …          labels, then feature:value, both counted from 0; a point may lack either
     3:0.5,17:2 0:0.12 5:0.4 …    the same with weights of labels
 
-Knows the files, gzipped or not. Does not know what is learned from them. By hand: scikit-learn's
-load_svmlight_file neither checks the first line nor names a wrong one.
+Knows the files, gzipped or not. Does not know what is learned from them. Written by hand: scikit-learn's load_svmlight_file neither checks
+the first line nor names a wrong one.
 
 Legend: B points, F features, L labels.
 """
@@ -31,19 +31,19 @@ from ..data.csr import Csr, as_rows
 from ..data.relevance import WEIGHTS, is_weight
 
 READ_ERRORS = (OSError, EOFError, zlib.error)
-"""What a file that cannot be read raises."""
+"""Errors of an unreadable file."""
 LONGEST_LINE = 1 << 25
-"""Bytes of a line: a compressed file of a few kilobytes may hold one of any length."""
+"""Most bytes of a line: a compressed file of a few kilobytes may hold one of any length."""
 READ_BYTES = 1 << 20
-"""Read at a time after the last point."""
+"""Bytes read at a time after the last point."""
 LONGEST_NUMBER = 18
-"""Digits of a number in a file's first line."""
+"""Most digits of a number in a file's first line."""
 BLOCK, BLOCK_BYTES = 1 << 14, 1 << 24
-"""Points that are parsed together, and bytes of them: parsing takes some twenty times as many."""
+"""Most points parsed together, and most bytes of them: parsing takes some twenty times as much memory."""
 
 
 class Header(NamedTuple):
-    """How many points, features and labels a file has."""
+    """The numbers of a file's points, features and labels."""
 
     points: int
     features: int
@@ -55,10 +55,10 @@ class LabelledPoints:
     """B points with their labels.
 
     points  float32[B, F]: features
-    labels  float32[B, L]: the weight of each label that a point has, above 0; 1 where the data have no weights
-    seen_B  bool[B]: the points that are texts of items: a tree that did not learn from one has seen it in another form, so that nothing is
-            chosen by it; None: none is
-    own_B   bool[B]: those of them that nobody asked for; None: none is
+    labels  float32[B, L]: the weight of each label of a point, above 0; 1 if the data have no weights
+    seen_B  bool[B]: whether a point is a text of an item; None: none is. Such points choose nothing: a tree that did not learn from one has
+            seen it in another form
+    own_B   bool[B]: whether a point is such a text and no user's query; None: none is
     """
 
     points: Csr
@@ -80,7 +80,7 @@ class LabelledPoints:
 
     @property
     def asked(self) -> NDArray[np.int64]:
-        """The positions of the points that somebody asked for."""
+        """The positions of the points that are users' queries."""
         return np.arange(len(self)) if self.own_B is None else np.flatnonzero(~self.own_B)
 
     def weights_of(self, b: int) -> NDArray[np.float32]:
@@ -93,21 +93,21 @@ class LabelledPoints:
 def read_xmc(path: Path, label_weights: bool | None = None) -> LabelledPoints:
     """Read a file.
 
-    label_weights  whether labels are written as label:weight, so that a point without labels begins with a space. None: where some line
-                   begins with several such pairs, with commas between them. One pair alone could be a point's first feature
-    A label without a weight has the weight 1; one of weight 0 is left out. Raises InvalidData, which names the line, where a file is not in
-    the format.
+    label_weights  whether labels are written as label:weight, so that a point without labels begins with a space. None: yes if some line
+                   begins with several such pairs, separated by commas. A single pair could be a point's first feature
+    A label without a weight has the weight 1; labels of weight 0 are left out. Raises InvalidData, which names the line, if a file is not
+    in the format.
     """
     weighted = begins_with_weights(path) if label_weights is None else label_weights
     with reading(path) as (header, lines):
-        parts = [parse_points(path, body, header, first, weighted) for first, body in in_blocks(lines, BLOCK)]
-    if not parts:
-        parts = [parse_points(path, [], header, 2, weighted)]
-    return LabelledPoints(_stacked([part.points for part in parts]), _stacked([part.labels for part in parts]))
+        blocks = [parse_points(path, body, header, first, weighted) for first, body in in_blocks(lines, BLOCK)]
+    if not blocks:
+        blocks = [parse_points(path, [], header, 2, weighted)]
+    return LabelledPoints(_stacked([block.points for block in blocks]), _stacked([block.labels for block in blocks]))
 
 
-def _stacked(parts: list[Csr]) -> Csr:
-    return parts[0] if len(parts) == 1 else csr_array(vstack(parts, format="csr"))
+def _stacked(blocks: list[Csr]) -> Csr:
+    return blocks[0] if len(blocks) == 1 else csr_array(vstack(blocks, format="csr"))
 
 
 def begins_with_weights(path: Path) -> bool:
@@ -119,9 +119,9 @@ def begins_with_weights(path: Path) -> bool:
 
 @contextmanager
 def reading(path: Path) -> Iterator[tuple[Header, Iterator[bytes]]]:
-    """What the first line of a file says, and the lines of its points, without their ends, as they are read.
+    """The header of a file, and an iterator over the lines of its points, without line ends.
 
-    Raises InvalidData, the lines too: where one is too long, or where there are more or fewer than the first line says.
+    Both raise InvalidData: for a line that is too long, and for more or fewer lines than the header says.
     """
     try:
         with cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb") as stream:
@@ -132,15 +132,15 @@ def reading(path: Path) -> Iterator[tuple[Header, Iterator[bytes]]]:
 
 
 def in_blocks(lines: Iterator[bytes], size: int, skip: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-    """The lines from the point at `skip` on, so many at a time, or BLOCK_BYTES; and the number of the first of them in its file."""
+    """Blocks of lines from the point at `skip` on, of `size` lines or about BLOCK_BYTES, each with its first line's number in the file."""
     body: list[bytes] = []
-    first, held = skip + 2, 0
+    first, size_bytes = skip + 2, 0
     for line in itertools.islice(lines, skip, None):
         body.append(line)
-        held += len(line)
-        if len(body) == size or held >= BLOCK_BYTES:
+        size_bytes += len(line)
+        if len(body) == size or size_bytes >= BLOCK_BYTES:
             yield first, body
-            first, body, held = first + len(body), [], 0
+            first, body, size_bytes = first + len(body), [], 0
     if body:
         yield first, body
 
@@ -158,24 +158,24 @@ def read_header(path: Path, line: bytes) -> Header:
 def parse_points(path: Path, body: Sequence[bytes], header: Header, first: int, weighted: bool) -> LabelledPoints:
     """The points of some lines of a file, without their ends.
 
-    first     the number of the first of them in the file, for errors
+    first     the first line's number in the file, for errors
     weighted  whether labels are written as label:weight
     Raises InvalidData.
     """
     labels: list[int] = []
     weights: list[float] = []
-    labels_from, parts, entries = [0], [], [0]
+    labels_from, feature_texts, entries = [0], [], [0]
     for number, line in enumerate(body, start=first):
         begins_with_features = not weighted and b":" in line.split(b" ", 1)[0]
-        own, _, rest = (b"", b"", line) if begins_with_features else line.partition(b" ")
-        of_point = _labels(f"{path}, line {number}", own, header.labels)
-        labels += of_point.keys()
-        weights += of_point.values()
+        label_text, _, feature_text = (b"", b"", line) if begins_with_features else line.partition(b" ")
+        point_labels = _labels(f"{path}, line {number}", label_text, header.labels)
+        labels += point_labels.keys()
+        weights += point_labels.values()
         labels_from.append(len(labels))
-        parts.append(rest)
-        entries.append(entries[-1] + rest.count(b":"))
+        feature_texts.append(feature_text)
+        entries.append(entries[-1] + feature_text.count(b":"))
     indptr = np.array(entries, np.int64)
-    numbers = _numbers(path, parts, int(indptr[-1]), first)
+    numbers = _numbers(path, feature_texts, int(indptr[-1]), first)
     if len(numbers) and not (numbers[0::2].min() >= 0 and numbers[0::2].max() < header.features):
         bad = float(numbers[0::2].max() if numbers[0::2].max() >= header.features else numbers[0::2].min())
         raise InvalidData(str(path), int(bad) if abs(bad) < 1e18 else bad, f"features from 0 to {header.features - 1}")
@@ -192,62 +192,63 @@ def parse_points(path: Path, body: Sequence[bytes], header: Header, first: int, 
 
 
 def _lines(path: Path, stream: BinaryIO, header: Header) -> Iterator[bytes]:
-    """The lines of the points; more than the first line says may follow if they are blank."""
+    """The lines of the points. Only blank lines may follow them."""
     for point in range(header.points):
         line = _next_line(path, stream, point + 2)
         if line is None:
             raise InvalidData(str(path), f"{point} points", f"{header.points}, as its first line says")
         yield line
-    while rest := stream.read(READ_BYTES):
-        if rest.strip():
+    while trailing := stream.read(READ_BYTES):
+        if trailing.strip():
             raise InvalidData(str(path), f"more than {header.points} points", f"{header.points}, as its first line says")
 
 
 def _next_line(path: Path, stream: BinaryIO, number: int) -> bytes | None:
-    """Without its end; None at the end of the file."""
+    """The next line without its end; None at the end of the file."""
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
         raise InvalidData(f"{path}, line {number}", f"more than {LONGEST_LINE} bytes", "a shorter line")
     return line.removesuffix(b"\n") if line else None
 
 
-def _labels(where: str, text: bytes, label_count: int) -> dict[int, float]:
-    """The labels of a point, ascending, none twice, with their weights."""
-    found: dict[int, float] = {}
+def _labels(location: str, text: bytes, label_count: int) -> dict[int, float]:
+    """The labels of a point, ascending and distinct, with their weights."""
+    weight_of: dict[int, float] = {}
     for pair in text.split(b","):
         name, colon, written = pair.partition(b":")
         try:
             weight = float(written) if colon else 1.0
             label = int(name) if name.strip() or colon else None
         except ValueError:
-            raise InvalidData(where, text[:80].decode(errors="replace"), "labels with commas between them, or label:weight pairs") from None
+            expected = "labels with commas between them, or label:weight pairs"
+            raise InvalidData(location, text[:80].decode(errors="replace"), expected) from None
         if label is None:
             continue
         if not is_weight(weight):
-            raise InvalidData(f"{where}, label {label}", weight, WEIGHTS)
-        if found.get(label, weight) != weight:
-            raise InvalidData(f"{where}, label {label}", weight, f"one weight, and {found[label]:g} came before")
-        found[label] = weight
-    labels = sorted(found)
+            raise InvalidData(f"{location}, label {label}", weight, WEIGHTS)
+        if weight_of.get(label, weight) != weight:
+            raise InvalidData(f"{location}, label {label}", weight, f"one weight, and {weight_of[label]:g} came before")
+        weight_of[label] = weight
+    labels = sorted(weight_of)
     if labels and (labels[0] < 0 or labels[-1] >= label_count):
-        raise InvalidData(where, labels[-1] if labels[-1] >= label_count else labels[0], f"labels from 0 to {label_count - 1}")
-    return {label: found[label] for label in labels if found[label] > 0}
+        raise InvalidData(location, labels[-1] if labels[-1] >= label_count else labels[0], f"labels from 0 to {label_count - 1}")
+    return {label: weight_of[label] for label in labels if weight_of[label] > 0}
 
 
-def _numbers(path: Path, parts: list[bytes], entries: int, first: int) -> NDArray[np.float64]:
+def _numbers(path: Path, feature_texts: list[bytes], entries: int, first: int) -> NDArray[np.float64]:
     """Feature, value, feature, value … of all points."""
-    numbers = _parsed(b" ".join(parts))
+    numbers = _parsed(b" ".join(feature_texts))
     if numbers is not None and len(numbers) == 2 * entries and np.all(numbers[0::2] == np.floor(numbers[0::2])):
         return numbers
-    for line, part in enumerate(parts, start=first):
-        own = _parsed(part)
+    for line, text in enumerate(feature_texts, start=first):
+        line_numbers = _parsed(text)
         if (
-            own is None
-            or len(own) != 2 * part.count(b":")
-            or len(part.split()) != part.count(b":")
-            or np.any(own[0::2] != np.floor(own[0::2]))
+            line_numbers is None
+            or len(line_numbers) != 2 * text.count(b":")
+            or len(text.split()) != text.count(b":")
+            or np.any(line_numbers[0::2] != np.floor(line_numbers[0::2]))
         ):
-            raise InvalidData(f"{path}, line {line}", part[:80].decode(errors="replace"), "feature:value pairs with spaces between them")
+            raise InvalidData(f"{path}, line {line}", text[:80].decode(errors="replace"), "feature:value pairs with spaces between them")
     raise InvalidData(str(path), f"{entries} features", "feature:value pairs with spaces between them")
 
 

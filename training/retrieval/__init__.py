@@ -1,1 +1,1 @@
-"""What a retrieval method is given, how its options are chosen, and how scores become answers: the same for trees and baselines."""
+"""Tasks and fitted methods, the choice of options, and the way from scores to answers: the same for trees and baselines."""

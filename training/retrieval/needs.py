@@ -1,9 +1,9 @@
-"""How much time a method needs on a log, from a small part of the work.
+"""Estimates the time that a method needs on a log, from a small part of the work.
 
-Knows a task and a clock. Does not know methods, nor what they get: see `training.compare.plan`.
+Knows a task and a clock. Does not know methods, nor the time that they get: see `training.compare.plan`.
 
-A method's steps are those that it makes on that log with its defaults, if no time is set. A fit that is planned with fewer, so that its
-learning rate falls to 0 in time, has made that share of them.
+A method's steps are those that it makes on the log by default, without a time limit. A fit may be planned with fewer, so that its learning
+rate falls to 0 in time. It has then made that share of the steps.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from ..retrieval.task import Clock, Method, Task
 ENOUGH = 0.5
 """The share of its steps, or of its data, that a method must have seen to be judged."""
 SPARE = 1.1
-"""A step may take longer in training than when it is measured."""
+"""Factor on the measured time of a step, which may take longer in training."""
 FIRST_USERS = 250
-"""Training users of the first part that is counted; each further part has four times as many."""
+"""Training users of the first timed part; each further part has four times as many."""
 LONG_ENOUGH_S = 0.5
-"""A part that takes so long says what the whole takes."""
+"""The last timed part takes at least so long, if there are enough users."""
 LEAST_S, FULL_S = 1.0, 5.0
-"""Any method is given so much: what is shorter is not worth measuring."""
+"""Smallest estimates: shorter times are not worth measuring."""
 TIMED, TIMED_S = 5, 1.5
-"""Repetitions that are timed: so many, or fewer within so many seconds."""
+"""Most timed repetitions, and the seconds after which no further one begins."""
 
 
 @dataclass(frozen=True)
 class Needs:
     """Seconds of choosing and training.
 
-    least_s  until the method may be judged: for ENOUGH of its steps, or for all of its data once
+    least_s  until the method may be judged: for ENOUGH of its steps, or for one fit to all data
     full_s   for all steps, or for the whole search over options
-    steps    as a fit without a time limit makes them; None for a method that has none
+    steps    of a fit without a time limit; None for a method without steps
     """
 
     least_s: float
@@ -54,28 +54,28 @@ class Needs:
 
 
 Estimate = Callable[[Task], Needs]
-"""Raises as the method itself would where it cannot be fitted to the log."""
+"""Raises the method's error if it cannot be fitted to the log."""
 
 
 def of_steps(fixed_s: float, step_s: float, steps: int) -> Needs:
-    """Of a method that makes so many steps, and takes `fixed_s` besides."""
+    """The needs of a method that makes `steps` steps and takes `fixed_s` besides."""
     return Needs(fixed_s + SPARE * ENOUGH * steps * step_s, fixed_s + SPARE * steps * step_s, steps)
 
 
 def seconds_each(work: Callable[[], object], clock: Clock) -> float:
-    """The median of some repetitions, after a first one that compiles and allocates."""
+    """The median seconds of some repetitions, after a first one that compiles and allocates."""
     work()
-    taken: list[float] = []
-    while len(taken) < TIMED and sum(taken) < TIMED_S:
+    times_s: list[float] = []
+    while len(times_s) < TIMED and sum(times_s) < TIMED_S:
         begin = clock()
         work()
-        taken.append(clock() - begin)
-    return float(np.median(taken))
+        times_s.append(clock() - begin)
+    return float(np.median(times_s))
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Log warnings alone, for what another process or a whole fit logs too."""
+    """Inside, log only warnings: another process or the whole fit logs the rest."""
     logger = logging.getLogger(__name__.partition(".")[0])
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -86,17 +86,17 @@ def silence() -> Iterator[None]:
 
 
 def by_parts(method: Method, trials: float, once: float = 1) -> Estimate:
-    """Of a method whose time grows with the users, by its shortest fit to parts of them.
+    """An estimate for a method whose time grows with the users, from its shortest fits to parts of them.
 
-    trials  shortest fits to the whole that its search over options takes, about
-    once    those that one fit takes
+    trials  about how many shortest fits to all users the search over options takes
+    once    how many shortest fits one fit takes
     """
 
     @silence()
     def estimate(task: Task) -> Needs:
         order_U = np.random.default_rng(task.seed).permutation(task.split.train)
         validation, users = task.validation_pairs(), len(order_U)
-        used, taken = [0], [0.0]
+        users_of_part, times_s = [0], [0.0]
         size = min(FIRST_USERS, users)
         while True:
             pairs = validation[:: max(1, users // size)]
@@ -105,28 +105,28 @@ def by_parts(method: Method, trials: float, once: float = 1) -> Estimate:
                 method(part)  # compiles
             begin = task.clock()
             method(part)
-            used.append(size)
-            taken.append(task.clock() - begin)
-            if size == users or taken[-1] >= LONG_ENOUGH_S:
+            users_of_part.append(size)
+            times_s.append(task.clock() - begin)
+            if size == users or times_s[-1] >= LONG_ENOUGH_S:
                 break
             size = min(4 * size, users)
-        per_user_s = max(0.0, taken[-1] - taken[-2]) / (used[-1] - used[-2])
-        shortest_s = taken[-1] + per_user_s * (users - used[-1])
+        per_user_s = max(0.0, times_s[-1] - times_s[-2]) / (users_of_part[-1] - users_of_part[-2])
+        shortest_s = times_s[-1] + per_user_s * (users - users_of_part[-1])
         return Needs(max(LEAST_S, once * shortest_s), max(FULL_S, trials * shortest_s))
 
     return estimate
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """What the kernel can give without swapping, or what the limit of a container (control group v2) leaves; 4 GiB if neither is known."""
+    """The smaller of the kernel's memory without swapping and the container's remaining limit (control group v2); 4 GiB if both fail."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
-        found = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+        limits = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     except (OSError, ValueError):
-        found = []
+        limits = []
     try:
         limit = int((cgroup / "memory.max").read_text())  # "max" without one
-        found.append(max(0, limit - int((cgroup / "memory.current").read_text())))
+        limits.append(max(0, limit - int((cgroup / "memory.current").read_text())))
     except (OSError, ValueError):
         pass
-    return min(found, default=4 << 30)
+    return min(limits, default=4 << 30)

@@ -2,8 +2,8 @@
 
 Knows scores, histories and popularity. Does not know where scores come from.
 
-Order: by descending score, ties by the lower item row. An item without a finite score never comes back, nor does a seen one where seen
-items are left out; NO_ITEM fills a row that is too short, or `filled` does, with popular items.
+Order: by descending score, ties by the lower item row. Items without a finite score are never returned, nor are seen items if these are
+left out. NO_ITEM fills short rows; `filled` replaces it by popular items.
 
 Legend: B queries, I items, M results, N scored items.
 """
@@ -22,15 +22,15 @@ from espalier.search import NO_ITEM
 from ..arrays import Array, Float32, Int64
 
 BLOCK = 256
-"""Most queries whose scores over all items are held at a time."""
+"""Most queries whose scores over all items are in memory at a time."""
 BLOCK_SCORES = 1 << 24
-"""Most scores that are held at a time, 64 MiB; a single query may have more."""
+"""Most scores in memory at a time, 64 MiB; a single query may have more."""
 
 
 def best_of_all(scores: Callable[[Sequence[Int64]], Float32], items: int, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
     """int64[B, M = m]: the best items of methods that score the whole catalogue.
 
-    scores  histories → float32[b, I], a new array for at most `BLOCK` of them; −inf or NaN for an item that must not come back
+    scores  histories → float32[b, I], a new array for at most `BLOCK` of them; −inf or NaN for an item that must not be returned
     """
     rows_BM = empty_rows(len(histories), m)
     all_I = np.arange(items)
@@ -47,16 +47,16 @@ def best_of_all(scores: Callable[[Sequence[Int64]], Float32], items: int, histor
 def best_then_popular(
     scores: Callable[[Sequence[Int64]], Float32], popular_I: Int64, histories: Sequence[Int64], m: int, exclude_seen: bool
 ) -> Int64:
-    """int64[B, M = m]: as `best_of_all`; then, where fewer items have a score, popular ones (`filled`).
+    """int64[B, M = m]: as `best_of_all`; if fewer items have a score, then popular ones (`filled`).
 
     histories  entries below 0 (unknown items) are skipped
     """
-    known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
-    return filled(best_of_all(scores, len(popular_I), known, m, exclude_seen), known, popular_I, exclude_seen)
+    known_histories = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
+    return filled(best_of_all(scores, len(popular_I), known_histories, m, exclude_seen), known_histories, popular_I, exclude_seen)
 
 
 def empty_rows(queries: int, m: int) -> Int64:
-    """int64[queries, m] of NO_ITEM. Raises InvalidConfig where m is below 1."""
+    """int64[queries, m] of NO_ITEM. Raises InvalidConfig if m is below 1."""
     if m < 1:
         raise InvalidConfig("m", m, "at least 1")
     return np.full((queries, m), NO_ITEM, np.int64)
@@ -68,21 +68,21 @@ def by_popularity(count_I: Array) -> Int64:
 
 
 def filled(rows_BM: Int64, histories: Sequence[Int64], popular_I: Int64, exclude_seen: bool) -> Int64:
-    """The same array, its NO_ITEM places filled with the most popular items that are not in the row already.
+    """The same array, with NO_ITEM entries replaced by the most popular items that are not in the row.
 
-    A product shows something to a user whose history leads nowhere; it costs nothing where the row is full.
+    A product shows something even if a history leads to no item. Full rows cost nothing.
 
     popular_I  int64[I]: all item rows, most popular first
     """
     m = rows_BM.shape[1]
     for row, history in zip(rows_BM, histories, strict=True):
-        found = int(np.count_nonzero(row != NO_ITEM))
-        if found == m:
+        count = int(np.count_nonzero(row != NO_ITEM))
+        if count == m:
             continue
-        taken = np.concatenate([row[:found], history]) if exclude_seen else row[:found]
-        more = popular_I[: m + len(taken)]
-        more = more[~np.isin(more, taken)][: m - found]
-        row[found : found + len(more)] = more
+        excluded = np.concatenate([row[:count], history]) if exclude_seen else row[:count]
+        fill = popular_I[: m + len(excluded)]
+        fill = fill[~np.isin(fill, excluded)][: m - count]
+        row[count : count + len(fill)] = fill
     return rows_BM
 
 

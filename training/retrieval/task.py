@@ -1,4 +1,4 @@
-"""What a retrieval method is given and what it gives back, the same for our models and everything that they are compared with.
+"""The interface of retrieval methods: task and fitted method, the same for our models and for everything that they are compared with.
 
 Knows lists, queries and figures. Does not know methods.
 
@@ -14,30 +14,28 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.metrics import ndcg_at_m, precision_recall_f, reciprocal_rank_at_m
 
+from ..arrays import Float64, Int64
 from ..data.splits import EvaluationPair, Split, without_seen
 from ..specification.deep import InstanceConfig
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
-Float64 = NDArray[np.float64]
 METRICS: tuple[Literal["recall", "ndcg", "hr", "mrr"], ...] = ("recall", "ndcg", "hr", "mrr")
 MOST_M = 10_000
-"""Results by which a metric judges a list, at most."""
+"""Largest m of a metric."""
 Clock = Callable[[], float]
 """Seconds since some moment, never fewer than before."""
 
 
 class Question(Protocol):
-    """A query that figures are of: of histories, vectors or texts.
+    """A query with relevant items: a history, a vector or a text.
 
-    user      who asked
+    user      the user who asked
     relevant  int64 item rows, at least one
     """
 
@@ -56,7 +54,7 @@ class Metric:
     """A figure of retrieved lists, the mean over queries.
 
     recall, ndcg  see `espalier.metrics`
-    hr, mrr       whether anything that is relevant is there; one over the place of the first that is, or 0
+    hr, mrr       1 if any relevant item is in the list, else 0; 1 / rank of the first relevant item, or 0
     """
 
     name: Literal["recall", "ndcg", "hr", "mrr"]
@@ -66,10 +64,10 @@ class Metric:
     def named(option: str, text: str) -> Metric:
         """`recall@50` and the like. Raises InvalidConfig."""
         name, _, m = text.partition("@")
-        for known in METRICS:
-            if name == known and m.isdecimal() and 1 <= int(m) <= MOST_M:
-                return Metric(known, int(m))
-        raise InvalidConfig(option, text, f"{', '.join(f'{known}@M' for known in METRICS)}, M from 1 to {MOST_M}, such as recall@50")
+        for metric in METRICS:
+            if name == metric and m.isdecimal() and 1 <= int(m) <= MOST_M:
+                return Metric(metric, int(m))
+        raise InvalidConfig(option, text, f"{', '.join(f'{metric}@M' for metric in METRICS)}, M from 1 to {MOST_M}, such as recall@50")
 
     def __str__(self) -> str:
         return f"{self.name}@{self.m}"
@@ -89,27 +87,26 @@ class Rank(Protocol):
     """How a fitted method answers."""
 
     def __call__(self, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
-        """int64[B, M = m]: item rows, best first, ties by the lower row; NO_ITEM fills a row that is too short.
+        """int64[B, M = m]: item rows, best first, ties by the lower row; NO_ITEM fills short rows.
 
-        queries       texts, vectors, or histories: int64 item rows, oldest first, entries below 0 (unknown items) are skipped, one may be
-                      empty
-        exclude_seen  the history's items do not come back
+        queries       texts, vectors, or histories: int64 item rows, oldest first, perhaps none; entries below 0 (unknown items) are skipped
+        exclude_seen  whether the history's items are left out
         """
         ...
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a method learns from, and by what it chooses.
+    """A method's data, metric and limits.
 
     split         a method learns from the lists of `split.train`, chooses by `split.validation` and never looks at `split.test`
     items         the item table, rows as in the lists
-    metric        the figure of validation queries by which options and weights are chosen
-    exclude_seen  whether seen items are left out when it chooses
+    metric        the figure of validation queries that chooses options and weights
+    exclude_seen  whether seen items are left out in these choices
     instances     how methods that learn from (history, targets) cut the lists
-    seed          of every draw
-    seconds       time for choosing and training together; a method that would need more ends early with the best that it has
-    clock         by which they are counted
+    seed          of all random draws
+    seconds       for choosing and training together; a method that would need more ends early with its best so far
+    clock         measures the seconds
     """
 
     split: Split
@@ -122,7 +119,7 @@ class Task:
     clock: Clock = time.monotonic
 
     def validation_pairs(self, most: int | None = None) -> list[EvaluationPair]:
-        """At most so many validation queries, evenly spread. Raises InvalidData where there is none."""
+        """At most `most` validation queries, evenly spread. Raises InvalidData if there is none."""
         pairs = list(self.split.validation)
         pairs = without_seen(pairs) if self.exclude_seen else pairs
         if not pairs:
@@ -149,9 +146,9 @@ class Deadline:
     def is_over(self) -> bool:
         return self.at_s is not None and self.clock() >= self.at_s
 
-    def part(self, parts: int) -> Deadline:
-        """The end of the first of so many equal parts of the time that is left."""
-        return self if self.at_s is None else Deadline(self.clock() + self.left_s() / parts, self.clock)
+    def part(self, count: int) -> Deadline:
+        """The end of the first of `count` equal parts of the remaining time."""
+        return self if self.at_s is None else Deadline(self.clock() + self.left_s() / count, self.clock)
 
     def left_s(self) -> float:
         """Seconds until then, at least 0; infinite without a deadline."""
@@ -163,7 +160,7 @@ NO_DEADLINE = Deadline(None)
 
 @dataclass(frozen=True)
 class Trial:
-    """Options that were tried, and their figure on validation queries."""
+    """Options and their figure on validation queries."""
 
     options: dict[str, Any]
     figure: float
@@ -173,14 +170,14 @@ class Trial:
 class Fitted:
     """A method after choosing and training.
 
-    rank      how it answers
-    options   those that were chosen
-    trials    all that were tried, in order
-    bytes     of the arrays that answering needs
+    rank      answers queries
+    options   the chosen options
+    trials    all trials, in order
+    bytes     of the arrays that answers need
     seconds   wall-clock time of choosing and training together
-    ended     why it ended early, where it did: a sentence for the report
-    share     of its steps, or of its data, that it saw (see `needs.py`): the lesser
-    source    what it answers from, where another method can be made of that
+    ended     why it ended early, for the report; None if it did not
+    share     of its steps, or of its data, that it saw (see `needs.py`): the smaller
+    source    the data behind its answers, if another method can be made of them
     """
 
     rank: Rank

@@ -1,10 +1,10 @@
-"""A search over options by a figure of validation queries: one option after another, until no step of any is better.
+"""Coordinate search over options by a figure of validation queries: one option after another, until no step of any is better.
 
 Knows options, figures and a deadline. Does not know methods.
 
-It begins at the best of some starts. An ordered option climbs: its next value up, and on while that is better, else the next one down.
-Where the best value is the last of the grid, it goes on beyond it by the option's step, within its limits. Of an unordered option every
-value is tried. Equal figures keep what was there, so the start and the grid's order say what is simpler. No combination is measured twice.
+The search begins at the best of some starts. An ordered option climbs: it tries the next value up, and on while that is better, else the
+next one down. After the grid's last value it goes on by the option's step, within its limits. Of an unordered option every value is tried.
+At equal figures the earlier options stay, so starts and grids list simpler values first. No combination is measured twice.
 
 Legend: B queries, C cuts.
 """
@@ -28,9 +28,9 @@ Options = dict[str, Any]
 T = TypeVar("T")
 
 CUTS = (10, 50, 200)
-"""The m of the figures by which rankings are chosen: by one alone, they may be anywhere above it."""
+"""The m of the figures that choose rankings. A single m would ignore the order above it."""
 LEAST_MEAN = 1e-4
-"""A mean below this counts as this, so that the mean of logarithms has a value."""
+"""Lower bound of a mean, so that its logarithm is finite."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Figures:
 
     @property
     def figure(self) -> float:
-        """The geometric mean over the cuts: the top of a list counts as much as its length."""
+        """The geometric mean over the cuts, so that the top of a list counts as much as the whole list."""
         return float(np.exp(np.log(self.mean_C).mean()))
 
     def gain_over(self, other: Figures) -> tuple[float, float]:
@@ -61,10 +61,10 @@ class Figures:
 class Option:
     """One option and its grid.
 
-    values        at least one, ascending where it is ordered
-    add, times    how an ordered one goes on beyond its grid, at most one of them; with neither it does not
+    values        at least one, ascending if the option is ordered
+    add, times    the step of an ordered option beyond its grid: a summand or a factor; with neither the grid is the limit
     least, most   limits beyond the grid
-    ordered       whether values next to each other give similar figures
+    ordered       whether neighbouring values give similar figures
     """
 
     name: str
@@ -76,18 +76,18 @@ class Option:
     ordered: bool = True
 
     def beside(self, value: Any, direction: int) -> Any | None:
-        """The next value up (direction 1) or down (−1), None where there is none."""
-        further = [other for other in self.values if (other - value) * direction > 0]
-        if further:
-            return min(further) if direction > 0 else max(further)
+        """The next value up (direction 1) or down (−1), or None."""
+        candidates = [entry for entry in self.values if (entry - value) * direction > 0]
+        if candidates:
+            return min(candidates) if direction > 0 else max(candidates)
         if self.add:
-            new = round(value + direction * self.add, 9)
+            next_value = round(value + direction * self.add, 9)
         elif self.times:
-            new = round(value * self.times**direction, 9)
+            next_value = round(value * self.times**direction, 9)
         else:
             return None
-        new = int(new) if isinstance(value, int) else new
-        return new if self.least <= new <= self.most and new != value else None
+        next_value = int(next_value) if isinstance(value, int) else next_value
+        return next_value if self.least <= next_value <= self.most and next_value != value else None
 
     def __str__(self) -> str:
         beyond = f" then {'±' if self.add else '×÷'}{self.add or self.times:g}" if self.add or self.times else ""
@@ -96,7 +96,7 @@ class Option:
 
 @dataclass
 class Search:
-    """What was tried, in order, and the best of it."""
+    """The trials in order, and the best of them."""
 
     figure: Callable[[Options], float]
     deadline: Deadline
@@ -107,11 +107,11 @@ class Search:
 
     @property
     def best(self) -> Trial:
-        """The trial with the highest figure, the earlier of equals."""
+        """The trial with the highest figure; of equal ones the earliest."""
         return max(self.trials, key=lambda trial: trial.figure)
 
     def is_better(self, options: Options) -> bool:
-        """Measure them, unless that was done or time is over; whether they are the best now, and nothing earlier is as good."""
+        """Measure options, unless they were measured or time is over. Returns whether they are better than all earlier ones."""
         if any(trial.options == options for trial in self.trials):
             return False
         is_full = len(self.trials) >= self.most_trials
@@ -127,36 +127,36 @@ class Search:
 
 @dataclass
 class Remembered(Generic[T]):
-    """What some of the options give at a high price, kept for the best trial so far and for the latest: two at most."""
+    """A cache of two expensive results, of the best trial so far and of the latest, by the options `names`, on which they depend."""
 
     make: Callable[[Options], T]
     names: tuple[str, ...]
     best: tuple[Any, ...] = ()
     figure: float = float("-inf")
-    held: dict[tuple[Any, ...], T] = field(default_factory=dict)
+    results: dict[tuple[Any, ...], T] = field(default_factory=dict)
 
     def has(self, options: Options) -> bool:
-        return self._key(options) in self.held
+        return self._key(options) in self.results
 
     def of(self, options: Options) -> T:
         key = self._key(options)
-        if key not in self.held:
-            for other in [other for other in self.held if other != self.best]:
-                del self.held[other]  # first: there is room for two alone
-            self.held[key] = self.make(options)
-        return self.held[key]
+        if key not in self.results:
+            for other_key in [other_key for other_key in self.results if other_key != self.best]:
+                del self.results[other_key]  # before the next is made: memory has room for two
+            self.results[key] = self.make(options)
+        return self.results[key]
 
     def _key(self, options: Options) -> tuple[Any, ...]:
         return tuple(options[name] for name in self.names)
 
     def watched(self, figure: Callable[[Options], float]) -> Callable[[Options], float]:
-        """The same figure; this learns by it which trial is the best."""
+        """The same figure function. Its calls tell the cache which trial is the best."""
 
         def measured(options: Options) -> float:
-            found = figure(options)
-            if found > self.figure:
-                self.figure, self.best = found, self._key(options)
-            return found
+            value = figure(options)
+            if value > self.figure:
+                self.figure, self.best = value, self._key(options)
+            return value
 
         return measured
 
@@ -170,27 +170,27 @@ def search(
     most_trials: int = 200,
     cost_s: Callable[[Options], float] = lambda _: 0.0,
 ) -> Search:
-    """Measure each start and climb from the best. The first is measured in any case; every trial counts, whatever ends the search.
+    """Measure each start and climb from the best. The first start is always measured. All trials count, however the search ends.
 
     starts  each with a value of every option
-    cost_s  about how many seconds a trial takes; one that would take more than is left is left out, and cheaper ones go on
+    cost_s  about the seconds of a trial; a trial that would take more than the remaining time is left out, cheaper ones go on
     """
-    found = Search(figure, deadline, most_trials, cost_s)
+    tuning = Search(figure, deadline, most_trials, cost_s)
     for start in starts:
-        found.is_better(start)
+        tuning.is_better(start)
     better = True
-    while better:  # with nothing left to try in time, no step is better
+    while better:  # when time is over, no step is better
         better = False
         for option in grid:
-            better |= _climb(found, option) if option.ordered else _try_all(found, option)
-    return found
+            better |= _climb(tuning, option) if option.ordered else _try_all(tuning, option)
+    return tuning
 
 
-def _climb(found: Search, option: Option) -> bool:
+def _climb(tuning: Search, option: Option) -> bool:
     better = False
     for direction in (1, -1):
-        while (value := option.beside(found.best.options[option.name], direction)) is not None:
-            if not found.is_better({**found.best.options, option.name: value}):
+        while (value := option.beside(tuning.best.options[option.name], direction)) is not None:
+            if not tuning.is_better({**tuning.best.options, option.name: value}):
                 break
             better = True
         if better:
@@ -198,7 +198,7 @@ def _climb(found: Search, option: Option) -> bool:
     return better
 
 
-def _try_all(found: Search, option: Option) -> bool:
-    before = found.best.options
-    better = [found.is_better({**before, option.name: value}) for value in option.values]
+def _try_all(tuning: Search, option: Option) -> bool:
+    before = tuning.best.options
+    better = [tuning.is_better({**before, option.name: value}) for value in option.values]
     return any(better)

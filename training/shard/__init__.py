@@ -1,1 +1,1 @@
-"""A trained bundle in parts: `espalier shard`."""
+"""`espalier shard`: cuts a trained bundle into shards, and joins shards."""

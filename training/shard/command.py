@@ -1,7 +1,7 @@
-"""`espalier shard`: a bundle, or the shards that one was cut into, as so many shards OUT/INDEX/VERSION.
+"""`espalier shard`: cuts a bundle, or shards of one, into shards OUT/INDEX/VERSION.
 
-A layout is complete when every index has its shard. Shards are written hidden and renamed when all of them are verified, so a run that is
-killed leaves either nothing or some of the shards, which the next run completes.
+A layout is complete when every index has its shard. Shards are written into a hidden folder, and renamed when all are verified. A killed
+run leaves no shard or some of them; the next run writes the missing ones.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ log = logging.getLogger(__name__)
 
 
 def shard(model: Path, count: int, out: Path, version: int | None = None) -> list[Bundle]:
-    """Write out/INDEX/VERSION for every index below `count`, each verified against the reference; those that are there already stay.
+    """Write out/INDEX/VERSION for every index below `count`, each verified against the reference. Existing shards stay.
 
-    model    models/NAME/VERSION, or a folder of shards, of which `version` is cut anew; None: its highest complete one
-    Raises BundleExists where the folder has all of them, or the version in another layout, and InvalidConfig where the tree has not enough
-    subtrees, `model` is no such thing or `out` no folder for shards alone.
+    model    models/NAME/VERSION, or a folder of shards
+    version  of a folder of shards: the version that is cut anew; None: its highest complete one
+    Raises BundleExists if `out` has all shards, or this version in another layout. Raises InvalidConfig if the tree has too few subtrees,
+    `model` is neither a bundle nor a folder of shards, or `out` holds anything but shards.
     """
     is_in_shards = is_folder_of_shards(model)
     if version is not None and not is_in_shards:
@@ -46,18 +47,18 @@ def shard(model: Path, count: int, out: Path, version: int | None = None) -> lis
 
 
 def _publish(cut: Cut, index: int, path: Path, golden: Callable[[Bundle], pa.Table]) -> None:
-    found = publish(path, lambda bare: cut.write(bare, index), golden)
-    size = sum(info.size for info in found.manifest.files.values())
-    log.info("shard %d of %d: %d items, %.1f MB", index, cut.count, found.manifest.tree.items, size / 1e6)
+    bundle = publish(path, lambda folder: cut.write(folder, index), golden)
+    size = sum(info.size for info in bundle.manifest.files.values())
+    log.info("shard %d of %d: %d items, %.1f MB", index, cut.count, bundle.manifest.tree.items, size / 1e6)
 
 
 @contextmanager
 def _folder(out: Path) -> Iterator[None]:
-    """The folder for shards; after an error not the empty one that was made for them."""
+    """Make the folder for shards. After an error, remove it if it is new and empty."""
     is_new = not out.exists()
     if not is_new and not out.is_dir():
         raise InvalidConfig("--out", str(out), "a folder for shards alone; it is a file")
-    check_place(out)
+    check_folder(out)
     try:
         make_folder(out)
     except OSError as error:
@@ -66,55 +67,54 @@ def _folder(out: Path) -> Iterator[None]:
         yield
     except BaseException:
         if is_new:
-            with suppress(OSError):  # it holds shards
+            with suppress(OSError):  # not empty: it holds shards
                 out.rmdir()
         raise
 
 
-def check_place(out: Path) -> None:
-    """Raise InvalidConfig where a folder is no place for shards: it is or lies in a bundle, or holds bundles that are no shards."""
+def check_folder(out: Path) -> None:
+    """Raise InvalidConfig if a folder cannot hold shards: it is or lies in a bundle, or holds whole bundles."""
     for folder in (out.resolve(), *out.resolve().parents):
         if folder.name.isdecimal() and (folder / "manifest.json").is_file():
-            raise _no_place(out, f"{folder} is a bundle")
+            raise _unusable(out, f"{folder} is a bundle")
     if out.is_dir() and (versions := versions_in(out)):
-        raise _no_place(out, f"it holds version {versions[-1]} of a model")
+        raise _unusable(out, f"it holds version {versions[-1]} of a model")
     for name, numbers in find_versions(out).items():
         is_index = name.isdecimal() and str(int(name)) == name
         if not is_index or Bundle.open(out / name / str(numbers[-1]), verify=False).manifest.shard is None:
-            raise _no_place(out, f"it holds the model {name!r}")
+            raise _unusable(out, f"it holds the model {name!r}")
 
 
-def _no_place(out: Path, what: str) -> InvalidConfig:
-    return InvalidConfig("--out", str(out), f"a folder for shards alone; {what}")
+def _unusable(out: Path, reason: str) -> InvalidConfig:
+    return InvalidConfig("--out", str(out), f"a folder for shards alone; {reason}")
 
 
 def missing_shards(out: Path, cut: Cut) -> list[int]:
-    """Which shards of a layout a folder lacks.
+    """The indices of a layout's shards that a folder lacks. The folder passed `check_folder`.
 
-    out  as `check_place` lets it pass
-    Raises BundleExists where it has all of them, or this version in another layout.
+    Raises BundleExists if it has all of them, or this version in another layout.
     """
-    whole, there = cut.info(0), set[int]()
+    layout, existing = cut.info(0), set[int]()
     for name, versions in find_versions(out).items():
-        if whole.version not in versions:
+        if layout.version not in versions:
             continue
-        path, index = out / name / str(whole.version), int(name)
-        found = Bundle.open(path, verify=False).manifest.shard
-        if index >= cut.count or found != cut.info(index):
-            what = "no shard" if found is None else f"shard {found.index} of {found.count} of {found.of} ({found.digest[:12]}…)"
+        path, index = out / name / str(layout.version), int(name)
+        info = Bundle.open(path, verify=False).manifest.shard
+        if index >= cut.count or info != cut.info(index):
+            shard_text = "no shard" if info is None else f"shard {info.index} of {info.count} of {info.of} ({info.digest[:12]}…)"
             raise BundleExists(
-                f"{path}: {what}, which is not of the layout in {cut.count} shards of {whole.of} version {whole.version} "
-                f"({whole.digest[:12]}…). Choose another folder, or delete the folders of this version in all shards"
+                f"{path}: {shard_text}, which is not of the layout in {cut.count} shards of {layout.of} version {layout.version} "
+                f"({layout.digest[:12]}…). Choose another folder, or delete the folders of this version in all shards"
             )
-        there.add(index)
-    missing = [index for index in range(cut.count) if index not in there]
+        existing.add(index)
+    missing = [index for index in range(cut.count) if index not in existing]
     if not missing:
-        raise BundleExists(f"{out}: version {whole.version} is there already, in {cut.count} shards")
+        raise BundleExists(f"{out}: version {layout.version} is there already, in {cut.count} shards")
     return missing
 
 
 def put(hidden: Path, out: Path, version: int, indices: list[int]) -> list[Bundle]:
-    """Rename shards hidden/INDEX/VERSION to out/INDEX/VERSION, in this order. Raises BundleExists where another run was quicker."""
+    """Rename shards hidden/INDEX/VERSION to out/INDEX/VERSION, in this order. Raises BundleExists if another run wrote one first."""
     bundles = []
     for index in indices:
         path = out / str(index) / str(version)

@@ -1,4 +1,4 @@
-"""Golden queries of shards: those of the bundle that is cut, with what its encoder makes of them.
+"""Golden queries of shards: the golden queries of the bundle that is cut, with their query states.
 
 Legend: B queries, L levels, S state.
 """
@@ -24,9 +24,9 @@ from ..golden import answered_anew
 
 
 def golden_of_shards(bundle: Bundle) -> Callable[[Bundle], pa.Table]:
-    """Makes the golden table of a shard, with the reference engine's answers on it. bundle: whole, or the only shard of one.
+    """A function from a shard to its golden table with the reference engine's answers. bundle: whole, or the single shard of one.
 
-    Its queries come with their states, where scorers are graphs, and with what a shard needs to read them.
+    If scorers are graphs, the table also has the queries' states, and the item rows of histories, which a shard needs to read them.
     """
     golden, kind = bundle.golden(), bundle.manifest.query
     queries = golden_queries(bundle, golden)
@@ -46,14 +46,14 @@ def golden_of_shards(bundle: Bundle) -> Callable[[Bundle], pa.Table]:
 
 
 def unanswered_golden(bundle: Bundle) -> pa.Table:
-    """The golden queries alone, as a shard has them."""
+    """The golden queries of a shard without their answers."""
     golden = bundle.golden()
-    wanted = (bundle.manifest.query.kind, "beam_size", "m", HISTORY_ROWS, STATES)
-    return golden.select([name for name in wanted if name in golden.column_names])
+    columns = (bundle.manifest.query.kind, "beam_size", "m", HISTORY_ROWS, STATES)
+    return golden.select([name for name in columns if name in golden.column_names])
 
 
 def encoded(bundle: Bundle, queries: QueryBatch) -> NDArray[np.float32]:
-    """float32[B, L, S]: the states of queries, by ONNX Runtime over the mapped node rows where it can, as these may exceed the memory."""
+    """float32[B, L, S]: the states of queries, by ONNX Runtime if possible: it maps node rows, which may exceed the memory."""
     try:
         encoder = QueryEncoder.open(bundle)
     except UnsupportedGraph:

@@ -1,1 +1,1 @@
-"""What is to be trained: the keys of every kind of model and ranker, checked, with their defaults and meaning."""
+"""Configurations: the checked keys of every kind of model and ranker, with their defaults and meaning."""

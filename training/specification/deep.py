@@ -55,7 +55,7 @@ class DataConfig(Section):
         return self
 
     def _check_times(self, split: DateSplit) -> None:
-        """Raises InvalidConfig for a time that is not written as the log writes its times."""
+        """Raise InvalidConfig for a time of another form than the log's times."""
         dated = isinstance(self.format, TableFormat) and self.format.timestamp_type in DATED
         for name in ("validation_from", "test_from"):
             value = getattr(split, name)
@@ -96,7 +96,7 @@ class InstanceConfig(Section):
 
 
 BINARY_ITEMS = 1 << 15
-"""In larger catalogues nodes have more children: little more than the items' nodes instead of twice as many, and a third of the levels."""
+"""Larger catalogues get wider trees: with few inner nodes besides the leaves, instead of as many, and with a third of the levels."""
 WIDE = range(4, 13)
 
 
@@ -113,7 +113,7 @@ class _Tree(Section):
 
 
 def _inner_nodes(items: int, branching: int) -> int:
-    """Of a tree whose levels are full but for the leaves."""
+    """The number of inner nodes of a tree whose levels above the leaves are full."""
     nodes, level = 0, 1
     while level < items:
         nodes += level
@@ -248,11 +248,11 @@ class ContentConfig(Section):
 
 
 MOST_NEIGHBOURS = 4096
-"""As many as a bundle may hold of an item."""
+"""Most neighbours of an item in a bundle."""
 LEAST_WEIGHT = 0.001
-"""A part of a rank this small is within what engines may differ by; far smaller ones vanish in float32, and the memory would do nothing."""
+"""A memory with a smaller weight is within the differences between engines. With far smaller ones it vanishes in float32."""
 MOST_WEIGHT = 1_000_000
-"""Ranks count for nothing long before; and what no float32 can hold would only be found out at the export."""
+"""Ranks stop mattering at far smaller weights. A weight above float32 would only fail at the export."""
 
 WEIGHT = auto_or(
     f"0, or a number from {LEAST_WEIGHT} to {MOST_WEIGHT}", lambda weight: weight == 0 or LEAST_WEIGHT <= weight <= MOST_WEIGHT
@@ -312,7 +312,7 @@ class DeepConfig(Section):
 
     @property
     def history_length(self) -> int:
-        """The most items of a history. Raises InvalidConfig where the log is yet to say."""
+        """The most items of a history. Raises InvalidConfig if it has not been read from the log yet."""
         if isinstance(self.instances, InstanceConfig):
             return sum(self.instances.windows)
         length = getattr(self.scorer, "length", None)
@@ -322,7 +322,7 @@ class DeepConfig(Section):
 
     @property
     def windowed_instances(self) -> InstanceConfig:
-        """The instances of models that read a history in windows, such as baselines."""
+        """Instances for models with windowed histories, such as baselines."""
         if isinstance(self.instances, InstanceConfig):
             return self.instances
         return InstanceConfig(targets=self.instances.targets, cold_share=self.instances.cold_share)
@@ -358,7 +358,7 @@ class DeepConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _vectors_have_seen_nothing(cls, raw: object) -> object:
-        """`search.exclude_seen` is false where queries are vectors, unless it is said."""
+        """Set `search.exclude_seen` to false for vectors, unless it is configured."""
         if not isinstance(raw, dict) or not _is_of_vectors(raw.get("data")) or not isinstance(search := raw.get("search", {}), dict):
             return raw
         return raw | {"search": {"exclude_seen": False} | search}
@@ -431,12 +431,12 @@ class SequenceConfig(DeepConfig):
 
     @property
     def places(self) -> int:
-        """Of an update; see `number_of`."""
+        """Places of an update; see `number_of`."""
         return number_of("optimiser.places", self.optimiser.places)
 
     @property
     def nearness(self) -> float:
-        """Of targets; see `number_of`."""
+        """Nearness of targets; see `number_of`."""
         return number_of("instances.nearness", self.instances.nearness)
 
     @model_validator(mode="after")
@@ -499,7 +499,7 @@ class HsmConfig(_PathProductConfig):
 
 
 COUNTED_HISTORY = 1000
-"""Most items of a history that a model of neighbours reads; their weights end before where a list has an order."""
+"""Most items of a history that a model of neighbours reads. In lists with an order, weights end before that."""
 
 
 class CountedMemory(MemoryConfig):
@@ -533,7 +533,7 @@ class NeighboursConfig(WindowConfig):
     @model_validator(mode="before")
     @classmethod
     def _counts_lists_of_users(cls, raw: object) -> object:
-        """Before the checks of trained kinds, which would name keys that this one has not."""
+        """Checked before the checks of trained kinds, whose errors would name keys that this kind does not have."""
         if isinstance(raw, dict) and _is_of_vectors(raw.get("data")):
             raise InvalidConfig("kind", raw.get("kind"), "a kind for vectors, such as otm-robust, since data.format.format is vectors")
         tree = raw.get("tree") if isinstance(raw, dict) else None

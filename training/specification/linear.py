@@ -130,14 +130,14 @@ class LogData(_Data, TextTable):
 
     @property
     def numbers(self) -> dict[str, str]:
-        """The columns of `weight`, or of `views` and `clicks`; none where rows count alike."""
+        """The columns of `weight`, or of `views` and `clicks`; none if all rows have the same weight."""
         every = {"weight": self.weight, "views": self.views, "clicks": self.clicks}
         return {name: column for name, column in every.items() if column is not None}
 
 
 ITEMS_OF_A_LEAF, ITEMS_OF_ONE_NODE, WEIGHTS_OF_ONE_NODE = 32, 1024, 1 << 26
-"""What `tree.max_leaf = "auto"` means, and up to how many items, and items times features, it means one node: one-versus-all, which is
-exact. A node's weights are dense while they are trained, here at most 256 MB."""
+"""Meaning of `tree.max_leaf = "auto"`: items of a leaf cluster; most items, and most items times features, of a tree of one node. One node
+is one-versus-all, which is exact. A node's weights are dense in training, here at most 256 MB."""
 
 LeafItems = Annotated[Literal["auto"] | int, auto_or_integer(2, 1 << 15)]
 
@@ -162,22 +162,22 @@ class LinearTree(Section):
 
 
 LARGEST = 1e9
-"""Of numbers that scale weights: products of larger ones are no 32-bit numbers."""
+"""Limit of numbers that scale weights: products of larger ones exceed float32."""
 COST = auto_or(f"a number greater than 0, at most {LARGEST:g}", lambda cost: 0 < cost <= LARGEST)
 UNCHOSEN_COST, UNCHOSEN_GAMMA = 1.0, 0.5
-"""C and γ of too few points to choose them by, and of what is trained without choosing."""
+"""C and γ if there are too few points to choose them, and before they are chosen."""
 
 
 class LinearOptions(Section):
     """How linear node scorers are trained."""
 
     beam_size: ClassVar[int] = 20
-    """Of the beam that says which points bring a node to `matcher`."""
+    """Size of the beam that chooses the points of a node for `matcher`."""
     tolerance: ClassVar[float] = 0.1
     passes: ClassVar[int] = 10
-    """A node's descent ends at this difference of projected gradients (logistic: of margins' moves), or after so many passes."""
+    """A node's descent ends at this difference of projected gradients (logistic: of changes of margins), or after so many passes."""
     bias: ClassVar[float] = 1.0
-    """Value of the feature that every point has; 0: scorers without a bias."""
+    """Value of the constant feature of every point; 0: scorers without a bias."""
 
     negatives: Literal["teacher", "matcher", "both"] = "both"
     """points that train a node: `"teacher"`, `"matcher"`, `"both"`. `"teacher"`: those with a positive below. `"matcher"`: those whose beam
@@ -213,12 +213,12 @@ class LinearOptions(Section):
 
     @property
     def known_cost(self) -> float:
-        """C, or what it is where nothing was chosen yet."""
+        """C, or UNCHOSEN_COST before it is chosen."""
         return UNCHOSEN_COST if self.cost == AUTO else self.cost
 
     @property
     def ranking(self) -> Ranking:
-        """How the beam ranks, in training and in serving. γ is a usual one where none was chosen yet."""
+        """How the beam ranks, in training and in serving, with UNCHOSEN_GAMMA before γ is chosen."""
         activation = self.activation or ("l3-hinge" if self.loss == "squared-hinge" else "sigmoid")
         return Ranking(activation=activation, own="log_activation", gamma=UNCHOSEN_GAMMA if self.gamma == AUTO else self.gamma)
 
@@ -276,7 +276,7 @@ class LinearSearch(SearchLimits):
 
 
 OWN_TEXTS_BEAM = 100
-"""Words lead to many clusters: with 10 a tenth of the first hundred is not found for queries of words, a quarter for whole sentences."""
+"""Words occur in many clusters. A beam of 10 misses a tenth of the first hundred items for queries of words, a quarter for sentences."""
 
 
 class LinearConfig(Section):
@@ -343,7 +343,7 @@ class XRegOptions(LinearOptions):
     """How edge regressors are trained (§4.2, Eq. 5)."""
 
     bias: ClassVar[float] = 0.3
-    """Points have length 1: a feature of 1 that they all share would be as large as all their other features together."""
+    """Points have length 1, so a constant feature of 1 would be as large as all other features together."""
 
     negatives: Literal["teacher", "matcher", "both"] = "teacher"
     """points that train a node: `"teacher"`, `"matcher"`, `"both"`. `"teacher"` is Eq. 5, where a point that only a beam brings has no

@@ -1,4 +1,4 @@
-"""What a log and other text files look like, and which events of a log count: the keys of `data.format`."""
+"""The format of logs and other text files, and which events of a log count: the keys of `data.format`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Order = Literal["timestamp", "file", "none"]
 Column = str | int
 
 UNIT_SEPARATOR = "\x1f"
-"""What a separator of several bytes is replaced by before parsing; no text log has it in a field."""
+"""Replaces a separator of several bytes before parsing. No text log has it in a field."""
 
 
 BadRowsPolicy = Literal["refuse", "skip"]
@@ -23,7 +23,7 @@ DATED: tuple[TimestampType, ...] = ("datetime", "seconds", "milliseconds", "micr
 
 
 class Rows(Section):
-    """What happens to rows that cannot be read."""
+    """Whether unreadable rows are refused or skipped."""
 
     bad_rows: BadRowsPolicy = "refuse"
     """rows that cannot be read: `"refuse"`, `"skip"`. `"refuse"`: the first one ends the reading. `"skip"`: they are left out and counted,
@@ -203,12 +203,12 @@ class ListsFormat(_Format, TextFile):
 
 
 EventFormat = CsvFormat | ListsFormat | ParquetFormat
-"""The formats of histories: who touched what."""
+"""The formats of histories: which user touched which item."""
 LogFormat = Annotated[CsvFormat | ListsFormat | ParquetFormat | VectorsFormat, Field(discriminator="format"), default_kind("csv", "format")]
 LOG_FORMAT: Form[LogFormat] = Form(LogFormat)
 
 
 def check_separator(separator: str, quote: str) -> None:
-    """Raises ValueError."""
+    """Raises ValueError for a separator with a line end, the quote or the unit separator."""
     if any(character in separator for character in f"\r\n{quote}{UNIT_SEPARATOR}"):
         raise ValueError(f"a separator without line end, quote and unit separator, not {separator!r}")

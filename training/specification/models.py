@@ -20,32 +20,32 @@ from ..specification.sections import Form, Raw, kinds_of, read_toml
 Specification = Annotated[DeepKinds | LinearConfig | XRegConfig, Field(discriminator="kind")]
 SPECIFICATION: Form[DeepConfig | LinearConfig] = Form(Specification)
 LINEAR_KINDS = (*kinds_of(LinearConfig), *kinds_of(XRegConfig))
-KEPT = ("name", "seed", "data")
-"""Keys that mean the same for every kind."""
+SHARED_KEYS = ("name", "seed", "data")
+"""Keys with the same meaning for every kind."""
 
 Family = TypeVar("Family", bound=DeepConfig | LinearConfig)
 
 
 def deep_config(raw: Raw) -> DeepConfig:
-    """The specification of a tree model that a mapping holds. Raises InvalidConfig."""
+    """The specification of a tree model in a mapping. Raises InvalidConfig."""
     return _of_family(SPECIFICATION.checked(raw), DeepConfig, "kind")
 
 
 def window_config(raw: Raw) -> WindowConfig:
-    """The specification of a tree model that reads histories in windows. Raises InvalidConfig."""
+    """The specification of a tree model with windowed histories, in a mapping. Raises InvalidConfig."""
     return _of_family(SPECIFICATION.checked(raw), WindowConfig, "kind")
 
 
 def read_config(file: Path, earlier: Path | None = None, kind: str | None = None, **files: Path | None) -> DeepConfig | LinearConfig:
     """The specification in a TOML file. Raises InvalidConfig.
 
-    kind     what is trained instead, with the same data, seed and name, and its own defaults for all else; None: what the file says
-    earlier  what `earlier_model` is instead, where there is one
-    files    what `data.train` and `data.test` of linear models are instead, unless None
+    kind     replaces the file's kind; data, seed and name stay, other keys get the kind's defaults; None: the file's kind
+    earlier  replaces `earlier_model`, if the file has it
+    files    replace `data.train` and `data.test` of linear models, unless None
     """
     raw = read_toml(file)
     if kind is not None and kind != raw.get("kind"):
-        raw = {key: raw[key] for key in KEPT if key in raw} | {"kind": kind}
+        raw = {key: raw[key] for key in SHARED_KEYS if key in raw} | {"kind": kind}
     if earlier is not None and raw.get("earlier_model") is not None:
         raw["earlier_model"] = str(earlier)
     if raw.get("kind") in LINEAR_KINDS and isinstance(raw.get("data"), dict):
@@ -64,19 +64,19 @@ def read_deep_config(file: Path) -> DeepConfig:
 
 
 def config_of(manifest: ManifestDraft, family: type[Family]) -> Family:
-    """The specification that a bundle was trained with. Raises InvalidConfig where it was trained elsewhere, or is of another family."""
+    """The specification that a bundle was trained with. Raises InvalidConfig if it was imported, or is of another family."""
     if not was_trained_here(manifest):
         raise InvalidConfig("--model", f"{manifest.name} version {manifest.version}", "a model that was trained here")
     return _of_family(SPECIFICATION.checked(manifest.training), family, "--model")
 
 
 def was_trained_here(manifest: ManifestDraft) -> bool:
-    """Whether a manifest holds a specification. That of an imported model says where it came from, no more."""
+    """Whether a manifest has a specification. The manifest of an imported model only names its origin."""
     return "data" in manifest.training
 
 
-def _of_family(config: DeepConfig | LinearConfig, family: type[Family], where: str) -> Family:
+def _of_family(config: DeepConfig | LinearConfig, family: type[Family], option: str) -> Family:
     if not isinstance(config, family):
         kinds = [kind for section in SPECIFICATION.sections if issubclass(section, family) for kind in kinds_of(section)]
-        raise InvalidConfig(where, config.kind, f"a model of kind {', '.join(kinds)}")
+        raise InvalidConfig(option, config.kind, f"a model of kind {', '.join(kinds)}")
     return config

@@ -1,4 +1,4 @@
-"""The networks of tree models: scorers, how their weights are updated, what sequence encoders are trained on. Keys, defaults, limits."""
+"""Keys, defaults and limits of the networks of tree models: scorers, their optimisers, and the training of sequence encoders."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ PAPER_HIDDEN = (128, 64, 24)
 """Layers of the network of TDM, JTM and OTM."""
 
 MAX_PLACES = 1 << 20
-"""Of an update: what its encoder computes is in memory at once."""
+"""Most places of an update: the encoder's results for all of them are in memory at once."""
 WARM_SHARE = 5
-"""A learning rate that rises during more than a fifth of the steps is too low for too long: a short trial says nothing then."""
+"""The learning rate rises during at most a fifth of the steps. In a short trial it would otherwise be too low for too long."""
 MAX_NODE_DIM = 1 << 14
 MAX_EPOCHS = 1_000_000
-"""Of a training: `steps` ends it long before."""
+"""Most epochs of a training; `steps` ends it long before."""
 EPOCHS = auto_or(f"a number above 0 and at most {MAX_EPOCHS:,}", lambda epochs: 0 < epochs <= MAX_EPOCHS)
 MAX_TARGETS = 1000
-"""Of a place."""
+"""Most targets of a place."""
 MAX_NEARNESS = 10
-"""Beyond it all targets are the next item."""
+"""Above this, all targets are the next item."""
 Encoder = Literal["windows", "transformer"]
 NEARNESS = auto_or(f"a number from 0 to {MAX_NEARNESS}", lambda nearness: 0 <= nearness <= MAX_NEARNESS)
 

@@ -1,6 +1,6 @@
-"""The keys of a kind, from the models that check them: what `espalier options` prints, and docs/options.md.
+"""Lists the keys of a kind from the models that check them, for `espalier options` and docs/options.md.
 
-Knows sections, fields and their descriptions. Has no text about keys of its own.
+Knows sections, fields and their descriptions. Has no own text about keys.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Option:
     """A key of a configuration.
 
     name     dotted, without the kinds of sections
-    only     which kind of its section has it; empty: all
-    default  as TOML writes it; None where there is none
+    only     the kinds of its section that have it; empty: all
+    default  in TOML; None if there is none
     """
 
     name: str
@@ -52,27 +52,27 @@ def kinds() -> dict[str, type[BaseModel]]:
 
 def section_of(kind: str) -> type[BaseModel]:
     """The section of a kind's keys. Raises InvalidConfig."""
-    known = kinds()
-    if kind not in known:
-        raise InvalidConfig("KIND", kind, f"one of {', '.join(known)}")
-    return known[kind]
+    section_of_kind = kinds()
+    if kind not in section_of_kind:
+        raise InvalidConfig("KIND", kind, f"one of {', '.join(section_of_kind)}")
+    return section_of_kind[kind]
 
 
 def options(section: type[BaseModel], prefix: str = "", only: str = "") -> Iterator[Option]:
-    """The keys of a section, those of inner sections in their place."""
-    own = kind_key(section)
-    fields = sorted(section.model_fields.items(), key=lambda entry: entry[0] != own)  # the kind first
+    """The keys of a section, with those of inner sections at the position of their key."""
+    key_of_kind = kind_key(section)
+    fields = sorted(section.model_fields.items(), key=lambda entry: entry[0] != key_of_kind)  # the kind first
     for name, field in fields:
         inner = sections_in(field.annotation)
         if issubclass(section, Section) and name in section.FIXED:
             continue
         if not inner:
-            meaning = "which keys there are" if name == own else _description(section, name)
+            meaning = "which keys there are" if name == key_of_kind else _description(section, name)
             default = None if field.is_required() or field.default is None else _toml(field.default)
             yield Option(prefix + name, only, _type(field), field.is_required(), default, meaning)
         elif len(inner) == 1:
-            many = "[]" if "tuple" in str(field.annotation) else ""
-            yield from options(inner[0], f"{prefix}{name}{many}.", only)
+            brackets = "[]" if "tuple" in str(field.annotation) else ""
+            yield from options(inner[0], f"{prefix}{name}{brackets}.", only)
         else:
             yield from _merged(f"{prefix}{name}.", field, inner)
 
@@ -89,8 +89,8 @@ def as_text(kind: str) -> str:
     section = section_of(kind)
     lines = [f"{kind}: {_first_line(section)}", ""]
     for option in options(section):
-        where = f" ({option.only})" if option.only else ""
-        lines += [f"{option.name} = {_default(option, kind)}{where}", f"    {option.type}. {option.meaning}".rstrip()]
+        restriction = f" ({option.only})" if option.only else ""
+        lines += [f"{option.name} = {_default(option, kind)}{restriction}", f"    {option.type}. {option.meaning}".rstrip()]
     return "\n".join(lines)
 
 
@@ -116,18 +116,18 @@ def as_markdown() -> str:
 
 @dataclass(frozen=True)
 class _Variant:
-    """A key as some kinds have it: its default and its meaning there."""
+    """A key's default and meaning in some kinds."""
 
     kinds: tuple[str, ...]
     only: str
     default: str
     meaning: str
 
-    def label(self, every: tuple[str, ...]) -> str:
-        """Where it holds, in italics; empty where it holds everywhere."""
-        others = [kind for kind in every if kind not in self.kinds]
-        named = [f"not {', '.join(others)}" if len(others) < len(self.kinds) else ", ".join(self.kinds)] if others else []
-        return f"*{': '.join([*named, *([self.only] if self.only else [])])}*" if named or self.only else ""
+    def label(self, all_kinds: tuple[str, ...]) -> str:
+        """The kinds that have the variant, in italics; empty if all have it."""
+        other_kinds = [kind for kind in all_kinds if kind not in self.kinds]
+        names = [f"not {', '.join(other_kinds)}" if len(other_kinds) < len(self.kinds) else ", ".join(self.kinds)] if other_kinds else []
+        return f"*{': '.join([*names, *([self.only] if self.only else [])])}*" if names or self.only else ""
 
 
 Variants = Mapping[str, Sequence[_Variant]]
@@ -139,19 +139,19 @@ def _every_kind(sections: Sequence[type[BaseModel]]) -> tuple[str, ...]:
 
 
 def _shared_keys(sections: Sequence[type[BaseModel]]) -> Variants:
-    """The keys that all kinds have with the same meaning."""
-    every = _every_kind(sections)
+    """The keys with the same meaning in all kinds."""
+    all_kinds = _every_kind(sections)
     return {
         name: variants
         for name, variants in _by_name(sections).items()
         if len({variant.meaning for variant in variants}) == 1
         and not any(variant.only for variant in variants)
-        and sum(len(variant.kinds) for variant in variants) == len(every)
+        and sum(len(variant.kinds) for variant in variants) == len(all_kinds)
     }
 
 
 def _tables(sections: Sequence[type[BaseModel]], shared: Variants) -> list[str]:
-    """A table for each section of the file, without the keys that are described already. Kinds without the section are not named in it."""
+    """A table for each section of the file, without the shared keys. A table does not name kinds without its section."""
     tables: dict[str, dict[str, Sequence[_Variant]]] = {}
     for name, variants in _by_name(sections).items():
         if name not in shared:
@@ -160,29 +160,29 @@ def _tables(sections: Sequence[type[BaseModel]], shared: Variants) -> list[str]:
     lines = []
     for table, keys in tables.items():
         owners = {kind for variants in keys.values() for variant in variants for kind in variant.kinds}
-        every = tuple(kind for kind in _every_kind(sections) if kind in owners)
-        lines += [*(["", f"### {table}"] if table else []), *_table(keys, every)]
+        all_kinds = tuple(kind for kind in _every_kind(sections) if kind in owners)
+        lines += [*(["", f"### {table}"] if table else []), *_table(keys, all_kinds)]
     return lines
 
 
-def _table(keys: Variants, every: tuple[str, ...]) -> list[str]:
-    return ["", "key | default | meaning", "---|---|---", *(_row(name, variants, every) for name, variants in keys.items())]
+def _table(keys: Variants, all_kinds: tuple[str, ...]) -> list[str]:
+    return ["", "key | default | meaning", "---|---|---", *(_row(name, variants, all_kinds) for name, variants in keys.items())]
 
 
 def _by_name(sections: Sequence[type[BaseModel]]) -> dict[str, list[_Variant]]:
-    """The variants of every key; kinds that have a key alike share one."""
-    found: dict[str, dict[tuple[str, str, str], list[str]]] = {}
+    """Key → its variants. Kinds with the same default and meaning share a variant."""
+    kinds_by_text: dict[str, dict[tuple[str, str, str], list[str]]] = {}
     for section in sections:
         for option in options(section):
             if option.name != "kind":
-                alike = option.only, _default(option, None), _first_sentence(option.meaning)
-                found.setdefault(option.name, {}).setdefault(alike, []).extend(kinds_of(section))
-    return {name: [_Variant(tuple(dict.fromkeys(kinds)), *alike) for alike, kinds in alikes.items()] for name, alikes in found.items()}
+                texts = option.only, _default(option, None), _first_sentence(option.meaning)
+                kinds_by_text.setdefault(option.name, {}).setdefault(texts, []).extend(kinds_of(section))
+    return {name: [_Variant(tuple(dict.fromkeys(kinds)), *text) for text, kinds in texts.items()] for name, texts in kinds_by_text.items()}
 
 
-def _row(name: str, variants: Sequence[_Variant], every: tuple[str, ...]) -> str:
-    """The row of a key: one default and one meaning where all variants agree, else each with where it holds."""
-    labels = [variant.label(every) for variant in variants]
+def _row(name: str, variants: Sequence[_Variant], all_kinds: tuple[str, ...]) -> str:
+    """The row of a key: one default and one meaning if all variants agree, else each with its kinds."""
+    labels = [variant.label(all_kinds) for variant in variants]
     defaults = [variant.default for variant in variants]
     meanings = [variant.meaning for variant in variants]
     differ = len(set(defaults)) > 1
@@ -201,29 +201,29 @@ def _first_sentence(description: str) -> str:
 
 
 def _merged(prefix: str, field: FieldInfo, sections: tuple[type[BaseModel], ...]) -> Iterator[Option]:
-    """The keys of a union: those that all its kinds have alike once, the others by kind."""
-    found: dict[tuple[str, str | None, str], list[tuple[Option, tuple[str, ...]]]] = {}
+    """The keys of a union: a key that is the same in several kinds appears once."""
+    options_by_text: dict[tuple[str, str | None, str], list[tuple[Option, tuple[str, ...]]]] = {}
     name = next(filter(None, map(kind_key, sections)), None)
     for section in sections:
         for option in options(section):
             if option.name != name:
-                found.setdefault((option.name, option.default, option.meaning), []).append((option, kinds_of(section)))
-    every = [kind for section in sections for kind in kinds_of(section)]
+                options_by_text.setdefault((option.name, option.default, option.meaning), []).append((option, kinds_of(section)))
+    all_kinds = [kind for section in sections for kind in kinds_of(section)]
     if name is not None:
         default = getattr(field.default, name, None)
         described = [(kind, _first_sentence(_first_line(section))) for section in sections for kind in kinds_of(section)]
         meaning = "; ".join(f"`{json.dumps(kind)}`: {text}" for kind, text in described)
-        of = " or ".join(json.dumps(kind) for kind in every)
-        yield Option(prefix + name, "", of, default is None, None if default is None else json.dumps(default), meaning)
-    for of_kinds in found.values():
-        option = of_kinds[0][0]
-        kinds_here = [kind for _, kinds in of_kinds for kind in kinds]
-        only = "" if len(kinds_here) == len(every) else ", ".join([*kinds_here, *([option.only] if option.only else [])])
+        choices = " or ".join(json.dumps(kind) for kind in all_kinds)
+        yield Option(prefix + name, "", choices, default is None, None if default is None else json.dumps(default), meaning)
+    for same_options in options_by_text.values():
+        option = same_options[0][0]
+        kinds_here = [kind for _, kinds in same_options for kind in kinds]
+        only = "" if len(kinds_here) == len(all_kinds) else ", ".join([*kinds_here, *([option.only] if option.only else [])])
         yield Option(prefix + option.name, only, option.type, option.required, option.default, option.meaning)
 
 
 def _description(section: type[BaseModel], name: str) -> str:
-    """That of the field, or of the one that it takes the place of; on one line."""
+    """The description of a field, or of the inherited field that it overrides, on one line."""
     fields = (base.model_fields[name] for base in section.__mro__ if issubclass(base, BaseModel) and name in base.model_fields)
     return " ".join(next((field.description for field in fields if field.description), "").split())
 

@@ -57,7 +57,7 @@ RankerConfig = HighwayConfig | LinearRankerConfig
 RANKER_CONFIG: Form[RankerConfig] = Form(Annotated[RankerConfig, Field(discriminator="kind"), default_kind("highway")])
 
 
-def ranker_config(file: Path | None = None, **given: Any) -> RankerConfig:
-    """The configuration in a file, or the default one. Keys given beside it win, unless they are None. Raises InvalidConfig."""
-    given = {key: value for key, value in given.items() if value is not None}
-    return RANKER_CONFIG.checked(({} if file is None else read_toml(file)) | given)
+def ranker_config(file: Path | None = None, **overrides: Any) -> RankerConfig:
+    """The configuration in a file, or the default one, with `overrides` that are not None. Raises InvalidConfig."""
+    overrides = {key: value for key, value in overrides.items() if value is not None}
+    return RANKER_CONFIG.checked(({} if file is None else read_toml(file)) | overrides)

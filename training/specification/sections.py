@@ -1,7 +1,7 @@
-"""What every configuration is made of: sections of keys, unions over a kind, and one way to refuse a wrong value.
+"""The building blocks of configurations: sections of keys, unions over a kind, and one way to refuse a wrong value.
 
-A section with a key `kind` (or `format`) of fixed values belongs to those kinds. Where several sections are possible, the union is
-discriminated by that key, so a key of another kind is an error that says which kinds have it.
+A section whose key `kind` (or `format`) has fixed values belongs to those kinds. Unions of sections are discriminated by that key. So a key
+of another kind is an error, which names the kinds that have it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Raw = Mapping[str, Any]
 class Section(BaseModel):
     """Some keys of a configuration. Unknown keys are refused, and so are infinities and NaN: TOML can write them.
 
-    The string below a key describes it (`options.py`). A key without one has the description of the section that it is inherited from.
+    The string below a key describes it (`options.py`). A key without one inherits its description from the base section.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     FIXED: ClassVar[tuple[str, ...]] = ()
-    """Keys that only have their default in this section; no page lists them."""
+    """Keys that must have their default in this section. No page lists them."""
 
     @field_validator("*")
     @classmethod
@@ -54,7 +54,7 @@ class Section(BaseModel):
 
 
 class SearchLimits(Section):
-    """What the exported model searches with when a request does not say, and the most that a request may ask for."""
+    """The exported model's defaults for requests, and the limits of requests."""
 
     beam_size: int = Field(default=200, ge=1, le=MOST)
     """default beam size"""
@@ -77,7 +77,7 @@ class SearchLimits(Section):
 
 
 def auto_or(expected: str, fits: Callable[[float], bool], kind: type[int] | UnionType = int | float) -> BeforeValidator:
-    """Of a key that is "auto" or a number of a kind that fits; any other value is told what is expected."""
+    """A validator of a key that is "auto" or a number of a kind that fits. Its error says what is expected."""
 
     def checked(value: object) -> object:
         is_number = isinstance(value, kind) and not isinstance(value, bool)
@@ -92,7 +92,7 @@ SHARE = auto_or("a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def auto_or_integer(least: int, most: int) -> BeforeValidator:
-    """Of a key that is "auto" or an integer from `least` to `most`."""
+    """A validator of a key that is "auto" or an integer from `least` to `most`."""
     return auto_or(f"an integer from {least} to {most}", lambda value: least <= value <= most, int)
 
 
@@ -104,7 +104,7 @@ class Form(Generic[T]):
         self.sections = sections_in(annotation)
 
     def checked(self, raw: Raw) -> T:
-        """The configuration that a mapping holds. Raises InvalidConfig naming the key, its value and what was expected."""
+        """The configuration in a mapping. Raises InvalidConfig, which names the key, its value and what was expected."""
         try:
             return self._adapter.validate_python(raw)
         except ValidationError as error:
@@ -112,28 +112,28 @@ class Form(Generic[T]):
             raise self._refusal(raw, first) from error
 
     def _refusal(self, raw: Raw, error: ErrorDetails) -> InvalidConfig:
-        kind, value, about = error["type"], error["input"], error.get("ctx", {})
+        kind, value, context = error["type"], error["input"], error.get("ctx", {})
         key = _key(raw, error["loc"], kind == "missing")
         if kind == "union_tag_invalid":
-            return InvalidConfig(_joined(key, about["discriminator"].strip("'")), about["tag"], _with_or(about["expected_tags"]))
+            return InvalidConfig(_joined(key, context["discriminator"].strip("'")), context["tag"], _with_or(context["expected_tags"]))
         if kind == "union_tag_not_found" and isinstance(value, dict):
-            name = about["discriminator"].strip("'").split("(")[0]
+            name = context["discriminator"].strip("'").split("(")[0]
             kinds = _with_or(", ".join(map(repr, self.kinds_at(key))))
             return InvalidConfig(_joined(key, name), None, f"this key, which is required: {kinds}")
         if kind in ("union_tag_not_found", "model_type", "model_attributes_type", "dict_type"):
             return InvalidConfig(key or "configuration", value, "a table of keys")
         if kind == "extra_forbidden":
-            return InvalidConfig(key, value, self._where_it_belongs(key))
+            return InvalidConfig(key, value, self._expected_keys(key))
         if kind == "missing":
             return InvalidConfig(key, None, "this key, which is required")
         return InvalidConfig(key or "configuration", value, expectation(error))
 
     def kinds_at(self, key: str) -> list[str]:
-        """The kinds of the sections that a dotted key can hold; of the configuration itself for ""."""
+        """The kinds of the sections at a dotted key; of the configuration itself for ""."""
         return list(dict.fromkeys(kind for section in self._sections_at(key) for kind in kinds_of(section)))
 
     def keys_at(self, key: str) -> list[str]:
-        """The keys of the sections that a dotted key can hold; of the configuration itself for ""."""
+        """The keys of the sections at a dotted key; of the configuration itself for ""."""
         return list(dict.fromkeys(name for section in self._sections_at(key) for name in section.model_fields))
 
     def _sections_at(self, key: str) -> tuple[type[BaseModel], ...]:
@@ -144,45 +144,45 @@ class Form(Generic[T]):
         return sections
 
     def owners(self, key: str) -> dict[str, list[str]]:
-        """Which kinds have a dotted key: the dotted key of the kind → its values. Empty where none has."""
-        found: dict[str, list[str]] = {}
+        """The kinds that have a dotted key: dotted key of the kind → its values. Empty if no kind has it."""
+        kinds_by_key: dict[str, list[str]] = {}
         for section in self.sections:
-            _find_owners(section, "", [part for part in key.split(".") if not part.isdecimal()], ("", ()), found)
-        return found
+            _find_owners(section, "", [part for part in key.split(".") if not part.isdecimal()], ("", ()), kinds_by_key)
+        return kinds_by_key
 
-    def _where_it_belongs(self, key: str) -> str:
+    def _expected_keys(self, key: str) -> str:
         owners = self.owners(key)
         if not owners:
             section, _, name = key.rpartition(".")
             nearest = get_close_matches(name, self.keys_at(section), 1)
-            meant = f"did you mean {_joined(section, nearest[0])}?" if nearest else "`espalier options` lists all"
-            return f"no such key; {meant}"
+            hint = f"did you mean {_joined(section, nearest[0])}?" if nearest else "`espalier options` lists all"
+            return f"no such key; {hint}"
         return "no such key here: it is one of " + ", ".join(
             f"{name} {_with_or(', '.join(map(repr, kinds)))}" for name, kinds in owners.items()
         )
 
 
 def number_of(key: str, value: T | Literal["auto"]) -> T:
-    """A number that a log says where the configuration does not. Raises InvalidConfig where the log is yet to say."""
+    """A number that is configured or was read from the log. Raises InvalidConfig if it is still "auto"."""
     if value == "auto":
         raise InvalidConfig(key, value, "a number, or a log that it is read from")
     return value
 
 
 def default_kind(kind: str, key: str = "kind") -> BeforeValidator:
-    """Of a union over a kind: where the key is absent, the kind is this one."""
+    """A validator of a union over a kind. It sets the default kind if the key is absent."""
     return BeforeValidator(lambda raw: {key: kind} | raw if isinstance(raw, dict) else raw)
 
 
 def sections_in(annotation: Any) -> tuple[type[BaseModel], ...]:
-    """The sections that a field can hold; none for a plain value."""
+    """The sections in a field's type; none for a plain value."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return (annotation,)
     return tuple(section for part in get_args(annotation) for section in sections_in(part))
 
 
 def kind_key(section: type[BaseModel]) -> str | None:
-    """The key that tells a section from the others of its union."""
+    """The key that distinguishes a section from the others of its union."""
     for name in ("kind", "format"):
         if name in section.model_fields and get_origin(section.model_fields[name].annotation) is Literal:
             return name
@@ -190,7 +190,7 @@ def kind_key(section: type[BaseModel]) -> str | None:
 
 
 def kinds_of(section: type[BaseModel]) -> tuple[str, ...]:
-    """The kinds that a section is for; none where it has no kind."""
+    """The kinds of a section; none if it has no key for them."""
     name = kind_key(section)
     return () if name is None else get_args(section.model_fields[name].annotation)
 
@@ -201,12 +201,12 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise InvalidConfig("--config", str(file), "a TOML file that exists")
     try:
         return tomllib.loads(file.read_text())
-    except (ValueError, RecursionError) as error:  # also of bytes that are no text, and of a number of too many digits
+    except (ValueError, RecursionError) as error:  # ValueError: also bytes that are no text, and a number with too many digits
         raise InvalidConfig(str(file), str(error), "valid TOML") from error
 
 
 def _find_owners(
-    section: type[BaseModel], prefix: str, key: list[str], owner: tuple[str, tuple[str, ...]], found: dict[str, list[str]]
+    section: type[BaseModel], prefix: str, key: list[str], owner: tuple[str, tuple[str, ...]], kinds_by_key: dict[str, list[str]]
 ) -> None:
     name = kind_key(section)
     if name is not None:
@@ -215,27 +215,27 @@ def _find_owners(
         return
     if len(key) == 1:
         if owner[1]:
-            known = found.setdefault(owner[0], [])
-            known += [kind for kind in owner[1] if kind not in known]
+            owner_kinds = kinds_by_key.setdefault(owner[0], [])
+            owner_kinds += [kind for kind in owner[1] if kind not in owner_kinds]
         return
     for inner in sections_in(section.model_fields[key[0]].annotation):
-        _find_owners(inner, f"{prefix}{key[0]}.", key[1:], owner, found)
+        _find_owners(inner, f"{prefix}{key[0]}.", key[1:], owner, kinds_by_key)
 
 
-def _key(raw: Any, place: Iterable[str | int], missing: bool) -> str:
-    """The dotted key of an error. pydantic's places hold the kinds of unions too, which are no keys."""
-    parts: list[str] = []
-    for part in place:
+def _key(raw: Any, location: Iterable[str | int], missing: bool) -> str:
+    """The dotted key of an error. pydantic's locations also contain the kinds of unions, which are no keys."""
+    names: list[str] = []
+    for name in location:
         if isinstance(raw, Mapping):
-            if part not in raw:
+            if name not in raw:
                 continue
-            raw = raw[part]
-        elif isinstance(raw, list | tuple) and isinstance(part, int):
-            raw = raw[part]
+            raw = raw[name]
+        elif isinstance(raw, list | tuple) and isinstance(name, int):
+            raw = raw[name]
         else:
-            break  # which of a value's types did not fit
-        parts.append(str(part))
-    return ".".join([*parts, *([str([*place][-1])] if missing else [])])
+            break  # pydantic names the type of a plain union that did not fit
+        names.append(str(name))
+    return ".".join([*names, *([str([*location][-1])] if missing else [])])
 
 
 def _joined(prefix: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What models are measured on, and what they may learn from: the keys of `data.split`."""
+"""The split into training, validation and test data: the keys of `data.split`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..specification.sections import Section, default_kind
 
 
 def _iso(value: object) -> object:
-    """A date of TOML as text."""
+    """A date of TOML as text; other values as they are."""
     return value.isoformat() if isinstance(value, date) else value
 
 
 Time = Annotated[int | FiniteFloat | str, BeforeValidator(_iso)]
-"""A point in time as the log writes it: a number, or an ISO 8601 date, with a time of day or without."""
+"""A point in time in the log's form: a number, or an ISO 8601 date, perhaps with a time of day."""
 
 
 class _Split(Section):
