@@ -1,4 +1,4 @@
-"""Whether files have changed: those of keys and of certificates are read again when they have. Knows files, not what is in them."""
+"""Whether files have changed, so that keys and certificates are read again. Knows files, not their content."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ LOOK_S = 1.0
 
 
 class WatchedFiles:
-    """Files, or what links point to, that are looked at once in LOOK_S. Of one thread. clock: seconds."""
+    """Files that are looked at once in LOOK_S; links are followed. For one thread. clock: seconds."""
 
     def __init__(self, files: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
         self._files, self._clock = files, clock
-        self._seen, self._next_look = self._signatures(), clock() + LOOK_S
+        self._last_signatures, self._next_look = self._signatures(), clock() + LOOK_S
 
     def have_changed(self) -> bool:
-        """Whether they have since the last look, or since this object was made."""
+        """Whether a file has changed since the last look, or since this object was made."""
         if self._clock() < self._next_look:
             return False
         self._next_look = self._clock() + LOOK_S
-        before, self._seen = self._seen, self._signatures()
-        return self._seen != before
+        before, self._last_signatures = self._last_signatures, self._signatures()
+        return self._last_signatures != before
 
     def _signatures(self) -> list[tuple[int, ...] | None]:
         return [_signature(file) for file in self._files]
 
 
 def _signature(file: Path) -> tuple[int, ...] | None:
-    """None where there is no file."""
+    """Modification time, size and inode of a file; None if it is missing."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
