@@ -144,9 +144,7 @@ class Reloader(User):
     @task
     def reload(self) -> None:
         self.turn = (self.turn + 1) % len(self.plan.versions)
-        self.change = gevent.spawn(
-            self.make_default, self.plan.versions[self.turn]
-        )  # in a greenlet, so that the end of the test waits for it
+        self.change = gevent.spawn(self.make_default, self.plan.versions[self.turn])  # the end of the test waits for this greenlet
         self.change.join()
 
     def on_stop(self) -> None:

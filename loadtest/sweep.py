@@ -214,8 +214,8 @@ def finished_cells(file: Path, document: Json) -> list[Json]:
     for section in ("model", "identity", "settings", "queries", "hardware"):
         if earlier.get(section) != document[section]:
             before, now = _difference(earlier.get(section), document[section])
-            expected = f"{now}, as this run; choose another --out, or leave --resume out"
-            raise InvalidConfig("--resume", f"{file} with {section} {before}", expected)
+            advice = "as this run; choose another --out, or leave --resume out"
+            raise InvalidConfig("--resume", f"{file} with {section} {before}", f"{now}, {advice}")
     return cells
 
 

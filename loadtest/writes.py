@@ -76,8 +76,6 @@ def delete_all(target: Target, model: str, ids: Sequence[str]) -> None:
     body = b"\n".join(json.dumps({"id": item, "delete": True}).encode() for item in ids)
     path = f"/models/{quote(model, safe='')}/items"
     status, content = exchange(target, "POST", path, body, "application/x-ndjson")
-    failures = [content]
-    if status == 200:
-        failures = [line for line in content.splitlines() if json.loads(line)["status"] not in (*WRITTEN, 404)]
-    if failures:
-        raise ServiceRefused(f"POST {target}{path}: {status}, {failures[0][:200].decode(errors='replace')}")
+    errors = [line for line in content.splitlines() if json.loads(line)["status"] not in (*WRITTEN, 404)] if status == 200 else [content]
+    if errors:
+        raise ServiceRefused(f"POST {target}{path}: {status}, {errors[0][:200].decode(errors='replace')}")

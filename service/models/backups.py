@@ -7,7 +7,6 @@ not notice. Knows models by their folders. Does not know how a backup is made (e
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import threading
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 from espalier.errors import EspalierError
+from espalier.file_lock import try_lock
 from espalier.store.backups import LOCK, BeingBackedUp, back_up, find_backups, models_with_state, prune, time_of
 from espalier.store.objects import Objects
 
@@ -72,18 +72,11 @@ class Backups:
 
     def _elected(self) -> bool:
         """Whether this process makes the backups, from now on until it ends."""
-        if self._lock is None:
-            if not self._settings.models.is_dir():  # nothing has come from the store yet
-                return False
-            descriptor = os.open(self._settings.models / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            self._lock = descriptor
-            log.info("journals, removals and defaults are backed up to %s", self._url)
-        return True
+        if self._lock is None and self._settings.models.is_dir():  # it is missing until a model comes from the store
+            self._lock = try_lock(self._settings.models / LOCK)
+            if self._lock is not None:
+                log.info("journals, removals and defaults are backed up to %s", self._url)
+        return self._lock is not None
 
     def _back_up_due(self) -> None:
         for name in models_with_state(self._settings.models):

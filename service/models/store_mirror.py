@@ -7,7 +7,6 @@ deleted. Knows versions and desired state. Does not know engines or requests.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import random
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from espalier.bundle import MAX_MANIFEST_BYTES, find_versions, parse_manifest
 from espalier.errors import CacheFull, EspalierError, StoreDamaged, StoreError, StoreMissing, StoreUnavailable
+from espalier.file_lock import try_lock
 from espalier.serving import Serving
 from espalier.store.fetching import FETCH, FETCHED, BeingFetched, Progress, drop, drop_unfinished, fetch
 from espalier.store.models import MANIFEST, StoredModel, find_models, read_serving, version_of
@@ -134,15 +134,10 @@ class StoreMirror:
         """Whether this process follows the store, from now on until it ends."""
         if self._lock is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            self._lock = descriptor
-            log.info("models follow the store %s", self._url)
-        return True
+            self._lock = try_lock(self._folder / LOCK)
+            if self._lock is not None:
+                log.info("models follow the store %s", self._url)
+        return self._lock is not None
 
     def _listen(self) -> None:
         """Another worker follows the store: take its state over, and mark the versions that this worker needs."""

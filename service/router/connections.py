@@ -113,8 +113,8 @@ class Connection(asyncio.Protocol):
         head = bytes(self._received[: end + 2])
         status, length = _STATUS.match(head), _LENGTH.search(head)
         if status is None or length is None or int(length[1]) > self._max_bytes:
-            expected = f"an HTTP/1.1 answer with a Content-Length of at most {self._max_bytes} was expected"
-            raise ReplicaFailed("garbage", f"{expected}: {head[:100]!r}")
+            limit = self._max_bytes
+            raise ReplicaFailed("garbage", f"an HTTP/1.1 answer with a Content-Length of at most {limit} was expected: {head[:100]!r}")
         self._status, self._begin = int(status[1]), end + 4
         self._end = self._begin + int(length[1])
         self.closed = self.closed or _CLOSES.search(head) is not None
@@ -146,8 +146,7 @@ class Connections:
     async def exchange(self, head: bytes, body: bytes, max_bytes: int) -> tuple[int, bytes]:
         """The status and the body of an answer. Raises ReplicaFailed.
 
-        An idle connection that ends without a byte of the answer was closed by the server before the request arrived: the request is sent
-        again.
+        If an idle connection ends without a byte of the answer, the server closed it before the request arrived: the request is sent again.
         """
         if self._in_use >= self._limit:
             raise ReplicaFailed("full", f"{self._limit} exchanges are under way")
@@ -224,12 +223,12 @@ class HttpTransport:
             lines += f"{header}: {_NOT_IN_HEADERS.sub('', value)}\r\n"
         connections = self._connections_to(address)
         head = connections.head("POST", SEARCH, len(body), lines)
-        return answer_body(*await _exchange_in_time(timeout_s, connections, head, body, max_bytes))
+        return answer_body(*await _timed_exchange(timeout_s, connections, head, body, max_bytes))
 
     async def served_shards(self, address: str, timeout_s: float) -> frozenset[Pin]:
         connections = self._connections_to(address)
         head = connections.head("GET", SHARDS, 0, self._lines)
-        return parse_shard_list(answer_body(*await _exchange_in_time(timeout_s, connections, head, b"", MAX_LIST_BYTES)))
+        return parse_shard_list(answer_body(*await _timed_exchange(timeout_s, connections, head, b"", MAX_LIST_BYTES)))
 
     def forget(self, address: str) -> None:
         self._names.pop(address, None)
@@ -241,15 +240,13 @@ class HttpTransport:
             connections.close()
 
     def _connections_to(self, address: str) -> Connections:
-        connections = self._connections.get(address)
-        if connections is None:
+        if address not in self._connections:
             limits = self._config.connections, self._config.connect_timeout_s
-            connections = Connections(address, *limits, self._certificates, self._names.get(address))
-            self._connections[address] = connections
-        return connections
+            self._connections[address] = Connections(address, *limits, self._certificates, self._names.get(address))
+        return self._connections[address]
 
 
-async def _exchange_in_time(timeout_s: float, connections: Connections, head: bytes, body: bytes, max_bytes: int) -> tuple[int, bytes]:
+async def _timed_exchange(timeout_s: float, connections: Connections, head: bytes, body: bytes, max_bytes: int) -> tuple[int, bytes]:
     """An exchange within a time limit. Raises ReplicaFailed."""
     try:
         async with asyncio.timeout(max(timeout_s, 0)):

@@ -36,9 +36,7 @@ class Restrictions(NamedTuple):
 
 
 class _CachedBits(NamedTuple):
-    """The bits of a query's masks. masks: of each tree, weakly referenced."""
-
-    masks: tuple[weakref.ref[NodeMask] | None, ...]
+    masks: tuple[weakref.ref[NodeMask] | None, ...]  # of each tree
     bits: tuple[MaskBits, ...] | None
 
 

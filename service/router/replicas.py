@@ -48,10 +48,7 @@ class Replica:
     shards     that it serves, by the last poll that was answered
     layouts    the same by the bundle that they were cut from; replaced as a whole, so that any thread may read it
     poll_error why the last poll failed; empty if it did not
-    gone       whether the last poll failed: no request is sent to it, and calls that wait for it try another replica
-    on_gone    functions that are called when it becomes gone
-    polled     whether it was polled at least once
-    poll_now   set to have it polled at once
+    gone       whether the last poll failed: only patient calls try it then, and calls that wait for it try another replica
     poll_log_lines, failure_log_lines  ration the log lines about its polls and its failures
     """
 
@@ -63,8 +60,8 @@ class Replica:
         self.in_flight = 0
         self.trust: Trust = "trusted"
         self.gone = self.polled = False
-        self.on_gone: set[Callable[[Replica], None]] = set()
-        self.poll_now = asyncio.Event()
+        self.on_gone: set[Callable[[Replica], None]] = set()  # called when it becomes gone
+        self.poll_now = asyncio.Event()  # set to have it polled at once
         self.suspect_until = 0.0
         self._failures = 0
         self.poll_log_lines = Ration(partial(_log_omitted, address, "looks"), LINES, LINES_PER_S)

@@ -85,7 +85,7 @@ class ShardSearch:
             return merge_results([], query, self._trees)._replace(coverage=no_coverage)
         bodies = self._bodies(query)
         deadline = began + self.fleet.config.patience_s if query.context.deadline is None else query.context.deadline
-        calls = self._call_shards(bodies, deadline - min(MARGIN_S, MARGIN * (deadline - began)), query)
+        calls = self._call(bodies, deadline - min(MARGIN_S, MARGIN * (deadline - began)), query)
         answers, slowest_s = self.fleet.submit(calls).result()
         answered_S = np.array([answer is not None for answer in answers], np.bool_)
         if query.context.deadline is None and not answered_S.all():
@@ -137,9 +137,7 @@ class ShardSearch:
 
     # -- in the fleet's loop --------------------------------------------------------------------------------------------
 
-    async def _call_shards(
-        self, bodies: Sequence[partial[bytes]], deadline: float, query: TreeQuery
-    ) -> tuple[list[ShardAnswer | None], float]:
+    async def _call(self, bodies: Sequence[partial[bytes]], deadline: float, query: TreeQuery) -> tuple[list[ShardAnswer | None], float]:
         """Every shard's answer, None if it gave none, and the seconds of the slowest."""
         check, max_bytes, headers = partial(self._check, query), answer_bytes(query), dict(query.context.origin)
         requests = [ShardRequest(pin, body, max_bytes, check, headers) for pin, body in zip(self._pins, bodies, strict=True)]

@@ -75,8 +75,9 @@ class History:
 
     def to_json(self) -> bytes:
         """The history for another process."""
-        # The infinite bound of the last bucket becomes null.
-        recent = [[totals.at, totals.values, [*totals.buckets.items()], totals.ready] for totals in self.recent]
+        recent = [
+            [totals.at, totals.values, [*totals.buckets.items()], totals.ready] for totals in self.recent
+        ]  # an infinite bound is null
         return orjson.dumps({"at": [*self.at], "rows": [*self.rows], "events": [*self.events], "recent": recent})
 
     @classmethod

@@ -235,8 +235,7 @@ class Metrics:
         self.measure_queues()
 
     def measure_queues(self) -> None:
-        """Measure the queues of all models, and write values that had to wait for disk space. (A gauge that calls a function would not be
-        seen by other workers.)"""
+        """Measure all queues, and write values that waited for disk space. (Other workers could not see a gauge that is a function.)"""
         multiprocess.settle()
         with self._lock:
             for model, depths in self._queues.items():
@@ -282,11 +281,7 @@ class ModelMetrics:
         self._metrics.counters["espalier_shadow_requests_total"].labels(self._model, self._version, outcome).inc()
 
     def compared(self, overlap: float, default_s: float, own_s: float) -> None:
-        """Count one request that the version answered as a shadow.
-
-        overlap           share of items that both answers have
-        default_s, own_s  engine seconds per query of the default version and of this one
-        """
+        """Count one request that the version answered as a shadow. overlap: share of common items; others: engine seconds per query."""
         self.shadow("compared")
         histograms = self._metrics.histograms
         histograms["espalier_shadow_overlap"].labels(self._model, self._version).observe(overlap)

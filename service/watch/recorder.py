@@ -7,13 +7,14 @@ answer from these files, and the next recorder continues them. Knows files and t
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+from espalier.file_lock import try_lock
 
 from ..run_folder import living
 from ..watch import unknown_ids
@@ -114,14 +115,8 @@ class Recorder:
         if self._folder is None or self._lock is not None:
             return True
         self._folder.mkdir(exist_ok=True)
-        descriptor = os.open(self._folder / "recorder.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        self._lock = descriptor
-        return True
+        self._lock = try_lock(self._folder / "recorder.lock", 0o600)
+        return self._lock is not None
 
     def _read_history(self, model: str) -> History:
         """The history that a recorder has written, or an empty one."""

@@ -195,8 +195,8 @@ def _service(series: Series) -> dict[str, float]:
     limit = series.only("espalier_memory_limit_bytes")
     gpu = {labels["device"]: value for labels, value in series.all("espalier_gpu_memory_bytes")}
     gpu_limits = {labels["device"]: value for labels, value in series.all("espalier_gpu_memory_limit_bytes")}
-    limits = {labels["worker"]: value for labels, value in series.all("espalier_worker_max_descriptors")}
-    descriptors = series.all("espalier_worker_open_descriptors")
+    fd_limits = {labels["worker"]: value for labels, value in series.all("espalier_worker_max_descriptors")}
+    descriptors = {labels["worker"]: value for labels, value in series.all("espalier_worker_open_descriptors")}
     disk, free = series.only("espalier_models_disk_bytes"), series.only("espalier_models_disk_free_bytes")
     refused = dict.fromkeys(("auth_retrieve", "auth_write", "auth_admin", "auth_internal"), 0.0)
     for labels, value in series.all("espalier_auth_failures_total"):
@@ -207,9 +207,7 @@ def _service(series: Series) -> dict[str, float]:
         "store_failures": series.sum("espalier_store_failures_total", matches=lambda labels: labels["reason"] != "unreachable"),
         "store_silent": series.only("espalier_store_silent_seconds"),
         "memory": series.sum("espalier_worker_anonymous_bytes") / limit if limit > 0 else nan,
-        "descriptors": max(
-            (value / limits[labels["worker"]] for labels, value in descriptors if limits.get(labels["worker"])), default=nan
-        ),
+        "descriptors": max((value / fd_limits[worker] for worker, value in descriptors.items() if fd_limits.get(worker)), default=nan),
         "gpu_memory": max((used / gpu_limits[device] for device, used in gpu.items() if gpu_limits.get(device)), default=nan),
         "disk": 1 - free / disk if disk > 0 else nan,
         **refused,
