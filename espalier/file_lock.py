@@ -27,3 +27,14 @@ def file_lock(path: Path, busy: Exception | None = None) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def try_lock(file: Path, mode: int = 0o644) -> int | None:
+    """Lock a file, which is made if it is missing, until the returned descriptor is closed. None if another process holds the lock."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

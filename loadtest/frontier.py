@@ -1,4 +1,4 @@
-"""The recall-versus-latency frontier of a sweep as a picture: recall@m against p99, a line per m and loop, a point per beam size.
+"""Plots the recall-versus-latency frontier of a sweep: recall@m against p99, a line per m and loop, a point per beam size.
 
 Knows points and proposals. Does not know how they were measured.
 """
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-"""Okabe and Ito's, which colour-blind people tell apart."""
+"""The palette of Okabe and Ito, which colour-blind people can tell apart."""
 MARKERS = "os^Dv<"
-WIDE = 8.0
-"""From this ratio of the largest p99 to the smallest, the axis is logarithmic."""
+LOG_RATIO = 8.0
+"""If the largest p99 is so many times the smallest, the axis is logarithmic."""
 
 
 def plot_frontier(points: Sequence[Point], proposals: Sequence[Proposal], title: str, files: Sequence[Path]) -> None:
-    """Draw once, save to every file (PNG or SVG by its suffix).
+    """Draw once and save to every file (PNG or SVG by its suffix).
 
-    Where no point has a recall, the beam size takes its place. A dotted line is a budget; the beams that it buys, of the open loop where
-    there is one, are ringed.
+    If no point has a recall, the vertical axis shows the beam size. A dotted line is a budget. The best beams within it are ringed, of the
+    open loop if there is one.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
-    shown = [point for point in points if point.p99_ms > 0]
-    by_recall = [point for point in shown if point.recall is not None]
+    answered_points = [point for point in points if point.p99_ms > 0]
+    recall_points = [point for point in answered_points if point.recall is not None]
     budgets_ms = sorted({proposal.budget_ms for proposal in proposals})
     with matplotlib.rc_context({"svg.hashsalt": "frontier", "svg.fonttype": "none"}):
         figure = Figure(figsize=(10, 6.5), layout="constrained")
         axes = figure.subplots()
-        _draw(axes, by_recall or shown, bool(by_recall), proposals)
-        _axes(axes, by_recall or shown, budgets_ms, bool(by_recall))
+        _draw(axes, recall_points or answered_points, bool(recall_points), proposals)
+        _axes(axes, recall_points or answered_points, budgets_ms, bool(recall_points))
         figure.suptitle(title, fontsize=12)
         for file in files:
             figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
@@ -46,28 +46,28 @@ def plot_frontier(points: Sequence[Point], proposals: Sequence[Proposal], title:
 def _draw(axes: Axes, points: Sequence[Point], by_recall: bool, proposals: Sequence[Proposal]) -> None:
     ms = sorted({point.m for point in points})
     colour = {m: COLOURS[i % len(COLOURS)] for i, m in enumerate(ms)}
-    for i, m in reversed(list(enumerate(ms))):  # as the lines lie, from above
+    for i, m in reversed(list(enumerate(ms))):  # the legend lists the lines from top to bottom
         for loop in ("open", "closed"):
             line = sorted((point for point in points if (point.m, point.loop) == (m, loop)), key=lambda point: point.beam_size)
-            opened = loop == "open"
+            is_open = loop == "open"
             axes.plot(
                 [point.p99_ms for point in line],
                 [_height(point, by_recall) for point in line],
-                linestyle="-" if opened else "--",
-                linewidth=1.6 if opened else 1.0,
+                linestyle="-" if is_open else "--",
+                linewidth=1.6 if is_open else 1.0,
                 markersize=5.5,
                 color=colour[m],
                 marker=MARKERS[i % len(MARKERS)],
-                markerfacecolor=colour[m] if opened else "white",
-                label=f"{f'recall@{m}' if by_recall else f'm {m}'}, {'under load' if opened else 'one client'}",
+                markerfacecolor=colour[m] if is_open else "white",
+                label=f"{f'recall@{m}' if by_recall else f'm {m}'}, {'under load' if is_open else 'one client'}",
             )
     for point in points:
-        at = (point.p99_ms, _height(point, by_recall))
-        axes.annotate(str(point.beam_size), at, xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8, color=colour[point.m])
-    counted = "open" if any(proposal.loop == "open" for proposal in proposals) else "closed"
-    for best in (proposal.best for proposal in proposals if proposal.loop == counted and proposal.best is not None):
-        at = (best.p99_ms, _height(best, by_recall))
-        axes.plot(*at, "o", markersize=12, markerfacecolor="none", markeredgecolor=colour[best.m], zorder=4)
+        xy = (point.p99_ms, _height(point, by_recall))
+        axes.annotate(str(point.beam_size), xy, xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8, color=colour[point.m])
+    ringed_loop = "open" if any(proposal.loop == "open" for proposal in proposals) else "closed"
+    for best in (proposal.best for proposal in proposals if proposal.loop == ringed_loop and proposal.best is not None):
+        xy = (best.p99_ms, _height(best, by_recall))
+        axes.plot(*xy, "o", markersize=12, markerfacecolor="none", markeredgecolor=colour[best.m], zorder=4)
 
 
 def _height(point: Point, by_recall: bool) -> float:
@@ -78,7 +78,7 @@ def _axes(axes: Axes, points: Sequence[Point], budgets_ms: Sequence[float], by_r
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     latencies = [*(point.p99_ms for point in points), *budgets_ms]
-    if points and max(latencies) / min(latencies) >= WIDE:
+    if points and max(latencies) / min(latencies) >= LOG_RATIO:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,11 +1,11 @@
-"""Locust's side of the load tests: users that ask POST /retrieve, and others that put items, with a web page, in several processes, or
+"""The load test with Locust: users that send POST /retrieve, and users that put items. It runs with a web page, in several processes, or
 headless.
 
     locust -f loadtest/locustfile.py --host http://localhost:8000 --headless --shape spike --rate 200 --seconds 60
 
 Four shapes of load (--shape): `steady`; `ramp`, from nothing up to the rate; `spike`, three times the rate in the middle third; `reload`,
-steady while another version of the model is made the default again and again. Each stops by itself after --seconds, and the exit code is 1
-when more failed than --max-failed and --max-refused allow. `espalier loadtest` measures more precisely, and on less processor.
+steady while another version of the model is made the default again and again. Each test stops by itself after --seconds. The exit code is 1
+when more requests failed than --max-failed and --max-refused allow. `espalier loadtest` measures more precisely, with less processor time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if not __package__:  # Locust loads this file by its path, which says nothing of
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     __package__ = Path(__file__).resolve().parent.name
 
-from .plan import SHAPES, Plan, complaints, conditions, mix, plan_of, shaped, users, valid, versions, wrong_in
+from .plan import SHAPES, Plan, answer_problem, complaints, conditions, mix, plan_of, user_count, users, valid, versions
 from .target import ask
 from .writes import WRITTEN, delete_all
 
@@ -41,28 +41,28 @@ REFUSED = "refused (429)"
 RELOAD, PUT = "reload", "put"
 
 plans: dict[int, Plan] = {}
-"""By id of the environment, from the start of its test on; absent where the test cannot be done."""
+"""By id of the environment, from the start of its test; absent if the test cannot run."""
 
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: LocustArgumentParser) -> None:
     add: Callable[..., object] = parser.add_argument
-    own = {"include_in_web_ui": False}  # what the machine that Locust runs on knows, and keys
+    local = {"include_in_web_ui": False}  # paths of the machine that Locust runs on, and keys
     add("--shape", choices=SHAPES, default="steady", help="course of the load (default steady)")
     add("--rate", type=float, default=50.0, help="requests/s of all users together (default 50)")
     add("--seconds", type=float, default=60.0, help="length of the test (default 60)")
     add("--model", default="", help="name of the model; may be left out where one is served")
-    add("--models", default="models", **own, help="folder of the bundles, for their held-out queries (default models)")
-    add("--queries", default="", **own, help="Parquet or JSON lines instead: history, vector, features or text")
+    add("--models", default="models", **local, help="folder of the bundles, for their held-out queries (default models)")
+    add("--queries", default="", **local, help="Parquet or JSON lines instead: history, vector, features or text")
     add("--beam-mix", type=valid(mix), default="50:1,100:8,400:1", help="beam sizes and their weights (default 50:1,100:8,400:1)")
     add("--m-mix", type=valid(mix), default="10:1,50:8,200:1", help="numbers of results and their weights (default 10:1,50:8,200:1)")
     add("--filter", type=valid(conditions), default="", help="JSON of a filter that a part of the requests has")
     add("--filter-share", type=float, default=0.0, help="that part, from 0 to 1 (default 0)")
     add("--exclude-seen", action="store_true", help="items of the history are not returned")
-    add("--key", default="", env_var="LOCUST_KEY", **own, help="an API key, where the service wants one (LOCUST_KEY)")
-    add("--admin-key", default="", env_var="LOCUST_ADMIN_KEY", **own, help="an admin key, for the shape reload (LOCUST_ADMIN_KEY)")
+    add("--key", default="", env_var="LOCUST_KEY", **local, help="an API key, where the service wants one (LOCUST_KEY)")
+    add("--admin-key", default="", env_var="LOCUST_ADMIN_KEY", **local, help="an admin key, for the shape reload (LOCUST_ADMIN_KEY)")
     add("--write-rate", type=float, default=0.0, help="items put per second, beside the retrievals (default 0)")
-    add("--write-key", default="", env_var="LOCUST_WRITE_KEY", **own, help="a key of the role write, for --write-rate (LOCUST_WRITE_KEY)")
+    add("--write-key", default="", env_var="LOCUST_WRITE_KEY", **local, help="a key of the role write, for --write-rate (LOCUST_WRITE_KEY)")
     add("--versions", type=valid(versions), default="", help="versions that the shape reload takes turns with (default: all there are)")
     add("--reload-every", type=float, default=5.0, help="seconds from the end of a reload to the next one (default 5)")
     add("--max-failed", type=float, default=0.01, help="share of failed requests, refused ones aside, up to which the exit code is 0")
@@ -74,7 +74,7 @@ def add_options(parser: LocustArgumentParser) -> None:
 
 
 class Retriever(FastHttpUser):
-    """Asks one query at a time, evenly paced."""
+    """Sends one query at a time, evenly paced."""
 
     def on_start(self) -> None:
         plan = plans.get(id(self.environment))
@@ -82,7 +82,7 @@ class Retriever(FastHttpUser):
             raise StopUser
         self.plan, self.pace = plan, constant_throughput(plan.per_user)
         self.headers = {"Content-Type": "application/json", **plan.target.headers}
-        time.sleep(plan.rng.random() / plan.per_user)  # or all users that start at once would ask at once, for ever
+        time.sleep(plan.rng.random() / plan.per_user)  # otherwise users that start together would always send together
 
     def wait_time(self) -> float:
         return float(self.pace(self))
@@ -98,12 +98,12 @@ class Retriever(FastHttpUser):
                 response.failure("429")
             elif response.status_code != 200:
                 response.failure(f"{response.status_code or response.error}: {(response.text or '')[:200]}")
-            elif wrong := wrong_in(orjson.loads(response.content or b"{}"), m, eligible):
-                response.failure(wrong)
+            elif problem := answer_problem(orjson.loads(response.content or b"{}"), m, eligible):
+                response.failure(problem)
 
 
 class Writer(FastHttpUser):
-    """Puts one item at a time, evenly paced: an item's evidence is one of the queries."""
+    """Puts one item at a time, evenly paced. An item's evidence is one of the queries."""
 
     fixed_count = 1
 
@@ -132,7 +132,7 @@ class Writer(FastHttpUser):
 
 
 class Reloader(User):
-    """Makes the versions the default in turn, each loaded anew, and the first default again in the end."""
+    """Makes the versions the default in turn, loading each anew, and restores the first default in the end."""
 
     fixed_count = 1
     change: gevent.Greenlet | None = None
@@ -150,7 +150,7 @@ class Reloader(User):
     @task
     def reload(self) -> None:
         self.turn = (self.turn + 1) % len(self.plan.versions)
-        self.change = gevent.spawn(self.make_default, self.plan.versions[self.turn])  # of its own, so that the end of the test waits for it
+        self.change = gevent.spawn(self.make_default, self.plan.versions[self.turn])  # the end of the test waits for this greenlet
         self.change.join()
 
     def on_stop(self) -> None:
@@ -175,22 +175,22 @@ class Reloader(User):
 
 
 class Shape(LoadTestShape):
-    """How many users there are, second by second; None ends the test."""
+    """The number of users over time. A tick of None ends the test."""
 
     def tick(self) -> tuple[int, float, list[type[User]] | None] | None:
         environment: Any = self.runner.environment if self.runner else None
-        options, passed = environment.parsed_options, self.get_run_time()
-        if passed >= options.seconds or (passed > 0.5 and id(environment) not in plans):
+        options, elapsed_s = environment.parsed_options, self.get_run_time()
+        if elapsed_s >= options.seconds or (elapsed_s > 0.5 and id(environment) not in plans):
             return None
-        count = shaped(options.shape, users(options.rate), passed / options.seconds)
-        asking: list[type[User]] = [Retriever]
+        count = user_count(options.shape, users(options.rate), elapsed_s / options.seconds)
+        user_classes: list[type[User]] = [Retriever]
         if options.write_rate > 0:
             Writer.fixed_count = users(options.write_rate)
             count += Writer.fixed_count
-            asking.append(Writer)
+            user_classes.append(Writer)
         if options.shape == "reload":
-            return count + Reloader.fixed_count, count + 1, [*asking, Reloader]
-        return count, max(count, 1), asking
+            return count + Reloader.fixed_count, count + 1, [*user_classes, Reloader]
+        return count, max(count, 1), user_classes
 
 
 # -- begin and end --------------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def begin(environment: Environment, **_: object) -> None:
 
 @events.test_stop.add_listener
 def clean_up(environment: Environment, **_: object) -> None:
-    """Delete what was put."""
+    """Delete the items that were put."""
     plan = plans.get(id(environment))
     if plan is None or plan.writes is None:
         return
@@ -222,16 +222,16 @@ def clean_up(environment: Environment, **_: object) -> None:
 
 @events.quitting.add_listener
 def judge(environment: Environment, **_: object) -> None:
-    """The exit code."""
+    """Set the exit code."""
     options: Any = environment.parsed_options
     stats = environment.stats
-    if options is None or options.worker:  # the master has the figures of all
+    if options is None or options.worker:  # the master has the figures of all processes
         return
-    failed = {name: entry.num_failures for (name, _method), entry in stats.entries.items()}
-    refused, reloads = failed.get(REFUSED, 0), failed.get(RELOAD, 0)
-    told = complaints(
+    failures = {name: entry.num_failures for (name, _method), entry in stats.entries.items()}
+    refused, reloads = failures.get(REFUSED, 0), failures.get(RELOAD, 0)
+    lines = complaints(
         stats.total.num_requests, stats.total.num_failures - refused - reloads, refused, reloads, options.max_failed, options.max_refused
     )
-    for line in told:
+    for line in lines:
         log.error("%s", line)
-    environment.process_exit_code = 1 if told else 0
+    environment.process_exit_code = 1 if lines else 0

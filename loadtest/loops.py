@@ -1,8 +1,8 @@
-"""The two loops of a load test, over raw keep-alive HTTP/1.1 sockets: closed (each client waits for its answer before its next request) and
-open (requests start at random times, whether the service keeps up or not).
+"""The two loops of a load test over raw keep-alive HTTP/1.1 sockets. In a closed loop, each client waits for its answer before its next
+request. In an open loop, requests start at random times, whether the service keeps up or not.
 
-Written here, because Locust and HTTP clients take more processor time per request than the service, so that they would measure themselves.
-Knows sockets, bytes and clocks. Does not know the content of requests and answers.
+Locust and HTTP clients are not used: they take more processor time per request than the service, and would measure themselves. Knows
+sockets, bytes and clocks. Does not know the content of requests and answers.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Address = tuple[str, int]
 GRACE_S = 10.0
 """How long a loop waits for answers after its end."""
 STALL_S = 70.0
-"""How long a loop without an end waits for one answer: longer than the service's longest deadline by default."""
+"""How long a loop without an end waits for one answer: more than the service's default limit of deadlines."""
 
 
 class Answered(NamedTuple):
-    """One request. (A tuple, because a hundred thousand of them must not cost the loop a garbage collection.)
+    """One request and its answer. (A tuple: a hundred thousand of them must not cause garbage collections in the loop.)
 
-    number   its place among the requests that were sent
+    number   its index among the requests that were sent
     began    when it was due (open loop) or sent (closed loop), in seconds of time.perf_counter()
     late_s   how much later than due it was sent, because the loop or all connections were busy
     seconds  from `began` to the whole answer
-    status   0 where the server closed the connection instead of answering, or did not answer in time
-    body     what `keep` left of it
+    status   0 if the server closed the connection instead of answering, or did not answer in time
+    body     the result of `keep`
     """
 
     number: int
@@ -68,9 +68,9 @@ def closed_loop(
     grace_s: float = GRACE_S,
     count: int | None = None,
 ) -> list[Answered]:
-    """`concurrency` clients, each of which sends its next request when it has its answer; `count` requests at most.
+    """Run `concurrency` clients, each of which sends its next request when it has its answer; at most `count` requests.
 
-    What was sent in time is waited for, `grace_s` at most; what has no answer then has the status 0.
+    At the end the loop waits at most `grace_s` for answers. Requests without an answer get the status 0.
     """
     load = _Load(address, keep)
     answered: list[Answered] = []
@@ -95,7 +95,7 @@ def closed_loop(
 
 
 def each_once(address: Address, requests: Sequence[bytes], concurrency: int, keep: Callable[[bytes], bytes] = whole) -> list[Answered]:
-    """Every request once, by so many clients; in the order of the answers, `number` says which."""
+    """Send every request once, with `concurrency` clients. The results are in the order of the answers."""
     return closed_loop(address, requests, concurrency, float("inf"), keep, count=len(requests))
 
 
@@ -109,46 +109,46 @@ def open_loop(
     keep: Callable[[bytes], bytes] = whole,
     grace_s: float = GRACE_S,
 ) -> list[Answered]:
-    """Requests at random times (Poisson, `per_s` in the mean), each on a free connection; a time is counted from when it was due.
+    """Send requests at random times (Poisson, `per_s` on average), each on a free connection. Latencies count from the due time.
 
-    Requests wait where all of `connections` are busy. Those without an answer `grace_s` after the end, sent or not, have the status 0.
+    A request waits while all of `connections` are busy. Requests without an answer `grace_s` after the end, sent or not, get the status 0.
     """
-    due = deque(arrivals(per_s, seconds, seed))
+    due_times = deque(arrivals(per_s, seconds, seed))
     load = _Load(address, keep)
     answered: list[Answered] = []
     sent = 0
     try:
         began = time.perf_counter()
-        while due or load.busy:
+        while due_times or load.busy:
             now = time.perf_counter() - began
-            while due and due[0] <= now and (load.free or len(load.busy) < connections):
+            while due_times and due_times[0] <= now and (load.free or len(load.busy) < connections):
                 if not load.free:
                     load.connect()
-                load.send(requests[sent % len(requests)], sent, began + due.popleft())
+                load.send(requests[sent % len(requests)], sent, began + due_times.popleft())
                 sent += 1
             if now > seconds + grace_s:
-                answered += load.receive(0.0)  # what came while this process stood still
-                unsent = [Answered(sent + i, began + at, now - at, now - at, 0, b"") for i, at in enumerate(due)]
+                answered += load.receive(0.0)  # answers that arrived while this process was stalled
+                unsent = [Answered(sent + i, began + due, now - due, now - due, 0, b"") for i, due in enumerate(due_times)]
                 return answered + load.unanswered() + unsent
-            wait = max(due[0] - (time.perf_counter() - began), 0.0) if due and (load.free or len(load.busy) < connections) else 0.01
-            answered += load.receive(wait)
+            can_send = due_times and (load.free or len(load.busy) < connections)
+            answered += load.receive(max(due_times[0] - (time.perf_counter() - began), 0.0) if can_send else 0.01)
         return answered + load.unanswered()
     finally:
         load.close()
 
 
 def arrivals(per_s: float, seconds: float, seed: int) -> list[float]:
-    """The seconds, from 0 on, at which the requests of an open loop are due: at least one, `per_s` · `seconds` of them."""
+    """When the requests of an open loop are due, in seconds from its start: `per_s` · `seconds` of them, at least one."""
     gaps_s = np.random.default_rng(seed).exponential(1 / per_s, max(1, round(per_s * seconds)))
     times: list[float] = np.cumsum(gaps_s).tolist()
     return times
 
 
-def percentiles_ms(answered: Sequence[Answered], of: Sequence[float] = (50, 99)) -> tuple[float, ...]:
-    """p50 and p99, or others; NaN of nothing."""
+def percentiles_ms(answered: Sequence[Answered], percentages: Sequence[float] = (50, 99)) -> tuple[float, ...]:
+    """Percentiles of latency; NaN without answers."""
     if not answered:
-        return (float("nan"),) * len(of)
-    return tuple((np.percentile([answer.seconds for answer in answered], of) * 1e3).tolist())
+        return (float("nan"),) * len(percentages)
+    return tuple((np.percentile([answer.seconds for answer in answered], percentages) * 1e3).tolist())
 
 
 def statuses(answered: Sequence[Answered]) -> dict[str, int]:
@@ -165,7 +165,7 @@ class _Connection:
 
 
 class _Load:
-    """Connections to one service, each with at most one request under way."""
+    """Connections to one service, each with at most one request in flight."""
 
     def __init__(self, address: Address, keep: Callable[[bytes], bytes]) -> None:
         self._address, self._keep = address, keep
@@ -194,14 +194,14 @@ class _Load:
         self.busy.add(connection)
         try:
             connection.socket.sendall(request)
-        except OSError:  # closed by the server since its last answer
+        except OSError:  # the server has closed the connection since its last answer
             self._lost.append(self._answered(connection, 0, b""))
             self._drop(connection)
 
     def receive(self, timeout_s: float) -> list[Answered]:
-        """What has been answered, after at most `timeout_s`."""
+        """The requests that were answered since the last call; waits at most `timeout_s` for one."""
         if timeout_s > 0 and not self._lost:
-            # epoll counts in whole milliseconds, which would make an open loop that late; select on its descriptor counts in microseconds.
+            # epoll waits whole milliseconds, which would delay an open loop. select on its descriptor waits microseconds.
             select.select((self._selector.fileno(),), (), (), timeout_s)
         answered, self._lost = self._lost, []
         for key, _ in self._selector.select(0):
@@ -226,7 +226,7 @@ class _Load:
         return answered
 
     def give_up(self, began: float) -> list[Answered]:
-        """What was sent before that time and is not answered yet, as if the server had closed its connections."""
+        """The unanswered requests that were sent before a time, as if the server had closed their connections."""
         stalled = [connection for connection in self.busy if connection.began < began]
         answered = [self._answered(connection, 0, b"") for connection in stalled]
         for connection in stalled:
@@ -234,7 +234,7 @@ class _Load:
         return answered
 
     def unanswered(self) -> list[Answered]:
-        """What is still under way, as if the server had closed its connections."""
+        """The requests that are still in flight, as if the server had closed their connections."""
         return [*self._lost, *(self._answered(connection, 0, b"") for connection in self.busy)]
 
     def _answered(self, connection: _Connection, status: int, body: bytes) -> Answered:
@@ -258,14 +258,14 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
 
 def _parse(answer: bytearray) -> tuple[int, bytes] | None:
-    """Status and body of a complete answer, None while some is missing. Raises ServiceRefused where it is none that this can read."""
+    """Status and body of a complete answer; None if it is incomplete. Raises ServiceRefused for an answer that cannot be read."""
     end = answer.find(b"\r\n\r\n")
     if end < 0:
         return None
     status, length = _STATUS.match(answer), _LENGTH.search(answer, 0, end + 2)
     if status is None or length is None:
-        shown = bytes(answer[:end]).decode("latin-1").split("\r\n")[0]
-        raise ServiceRefused(f"{shown}, without a Content-Length; is there a proxy between? Give the address of the service itself")
+        first_line = bytes(answer[:end]).decode("latin-1").split("\r\n")[0]
+        raise ServiceRefused(f"{first_line}, without a Content-Length; is there a proxy between? Give the address of the service itself")
     if len(answer) < end + 4 + int(length[1]):
         return None
     return int(status[1]), bytes(answer[end + 4 :])

@@ -1,4 +1,4 @@
-"""The plan of a Locust test: which requests, how many at a time, which answers are wrong, and whether the result is good enough.
+"""The plan of a Locust test: its requests, its number of users, the checks of answers, and the verdict.
 
 Knows numbers and the service's JSON. Does not know Locust, whose import changes how a process waits.
 """
@@ -22,7 +22,7 @@ from .target import Json, Target, describe, parse_url
 from .writes import Put, Writes
 
 PER_USER = 5.0
-"""Most requests/s of one user: at a higher rate there are more of them."""
+"""Most requests/s of one user. A higher rate takes more users."""
 SHAPES = ("steady", "ramp", "spike", "reload")
 SPIKE = 3
 """The rate of a spike, as a multiple of --rate."""
@@ -32,7 +32,7 @@ Mix = tuple[list[int], list[float]]
 
 
 class Request(NamedTuple):
-    """A request: its name in the statistics, m, the least number of eligible items, and a body of POST /retrieve."""
+    """A request: its name in the statistics, m, the minimal number of eligible items, and a body of POST /retrieve."""
 
     name: str
     m: int
@@ -42,11 +42,11 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the users of one test share.
+    """The settings that all users of one test share.
 
     versions      the shape reload makes them the default in turn
-    writer        the service with a key that writes
-    writes        what is put, None where nothing is; write_numbers counts it
+    writer        the service with a key for writes
+    writes        the items to put, or None; write_numbers counts them
     per_writer    writes/s of one user
     """
 
@@ -75,7 +75,7 @@ class Plan:
 
     def request(self) -> Request:
         """The next request, drawn from the mixes."""
-        beam, m = (self.rng.choices(*mixed)[0] for mixed in (self.beams, self.ms))
+        beam, m = (self.rng.choices(*values_and_weights)[0] for values_and_weights in (self.beams, self.ms))
         query = self.rng.choice(self.queries)
         body: Json = {"model": self.model["name"], "queries": [query.body(self.exclude_seen)], "m": m, "beam_size": beam}
         items: int = self.model["tree"]["items"]
@@ -86,7 +86,7 @@ class Plan:
 
 
 def plan_of(host: str | None, options: argparse.Namespace) -> Plan:
-    """The plan of a test that begins. Raises EspalierError or OSError when it cannot be done."""
+    """The plan of a test that begins. Raises EspalierError or OSError when the test cannot run."""
     if not host:
         raise InvalidConfig("--host", host, "http://HOST:PORT of the service")
     for option, value in (("--rate", options.rate), ("--seconds", options.seconds), ("--reload-every", options.reload_every)):
@@ -138,36 +138,36 @@ def users(rate: float) -> int:
     return math.ceil(rate / PER_USER)
 
 
-def shaped(shape: str, most: int, passed: float) -> int:
-    """How many of `most` users there are after a share of the test's time."""
+def user_count(shape: str, steady_count: int, elapsed_share: float) -> int:
+    """The number of users after a share of the test's time. steady_count: that of the shape steady."""
     if shape == "ramp":
-        return max(1, math.ceil(most * passed))
-    if shape == "spike" and 1 / 3 <= passed < 2 / 3:
-        return SPIKE * most
-    return most
+        return max(1, math.ceil(steady_count * elapsed_share))
+    if shape == "spike" and 1 / 3 <= elapsed_share < 2 / 3:
+        return SPIKE * steady_count
+    return steady_count
 
 
-def wrong_in(document: Json, m: int, eligible: int) -> str | None:
-    """What is wrong with an answer to one query: it must have min(m, eligible) items, unless it says that it is incomplete.
+def answer_problem(document: Json, m: int, eligible: int) -> str | None:
+    """The problem of an answer to one query, if any: it must have min(m, eligible) items, unless it says that it is incomplete.
 
-    eligible  least number of items that may be returned
+    eligible  minimal number of items that may be returned
     """
     results = document.get("results") or []
     if len(results) != 1:
         return f"{len(results)} results to one query"
-    found, expected, complete = len(results[0]["items"]), min(m, eligible), results[0]["complete"]
-    if found > m or (found < expected and complete):
-        return f"{found} items, {expected} expected, complete {complete}"
+    count, expected, complete = len(results[0]["items"]), min(m, eligible), results[0]["complete"]
+    if count > m or (count < expected and complete):
+        return f"{count} items, {expected} expected, complete {complete}"
     return None
 
 
-def complaints(sent: int, failed: int, refused: int, reloads_failed: int, max_failed: float, max_refused: float) -> list[str]:
-    """Why a test was not good enough. `failed` are the requests that went wrong in another way than being refused (429)."""
-    texts = [] if sent else ["no request was sent"]
-    if sent and failed / sent > max_failed:
-        texts.append(f"{failed} of {sent} requests failed, more than --max-failed {max_failed:g}")
-    if sent and refused / sent > max_refused:
-        texts.append(f"{refused} of {sent} requests were refused, more than --max-refused {max_refused:g}")
+def complaints(requests: int, failed: int, refused: int, reloads_failed: int, max_failed: float, max_refused: float) -> list[str]:
+    """Why a test was not good enough. failed: requests with another failure than a refusal (429)."""
+    texts = [] if requests else ["no request was sent"]
+    if requests and failed / requests > max_failed:
+        texts.append(f"{failed} of {requests} requests failed, more than --max-failed {max_failed:g}")
+    if requests and refused / requests > max_refused:
+        texts.append(f"{refused} of {requests} requests were refused, more than --max-refused {max_refused:g}")
     if reloads_failed:
         texts.append(f"{reloads_failed} reloads failed")
     return texts
@@ -177,8 +177,8 @@ def complaints(sent: int, failed: int, refused: int, reloads_failed: int, max_fa
 
 
 def mix(text: str) -> Mix:
-    """ "50:1,100:8" as values and weights; a value alone has the weight 1. Raises InvalidConfig."""
-    pairs = [part.partition(":") for part in text.split(",")]
+    """ "50:1,100:8" as values and weights; a missing weight is 1. Raises InvalidConfig."""
+    pairs = [pair.partition(":") for pair in text.split(",")]
     try:
         values, weights = [int(value) for value, _, _ in pairs], [float(weight or 1) for _, _, weight in pairs]
     except ValueError:
@@ -189,26 +189,26 @@ def mix(text: str) -> Mix:
 
 
 def conditions(text: str) -> Json:
-    """A filter of POST /retrieve; "" is none. Raises InvalidConfig."""
+    """A filter of POST /retrieve; "" is no filter. Raises InvalidConfig."""
     try:
-        found = json.loads(text) if text else {}
+        document = json.loads(text) if text else {}
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise InvalidConfig("a filter", text, 'a JSON object, for example {"section": ["libs"]}')
-    return found
+    return document
 
 
 def versions(text: str) -> list[int]:
-    """ "1,2" as numbers; "" is none. Raises InvalidConfig."""
+    """ "1,2" as numbers; "" is an empty list. Raises InvalidConfig."""
     try:
-        return [int(part) for part in text.split(",")] if text else []
+        return [int(number) for number in text.split(",")] if text else []
     except ValueError:
         raise InvalidConfig("versions", text, "version numbers, comma-separated, for example 1,2") from None
 
 
 def valid(parse: Callable[[str], object]) -> Callable[[str], str]:
-    """An option that stays text, which the web page can show and change, once it can be read."""
+    """A check for an option that stays text, so that the web page can show and change it: `parse` must accept the text."""
 
     def check(text: str) -> str:
         try:

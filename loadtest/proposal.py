@@ -1,4 +1,4 @@
-"""Which beam a latency budget buys.
+"""Proposes the best beam within a latency budget.
 
 Knows measured points. Does not know how they were measured.
 """
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_FAILED_SHARE = 0.01
-"""A point of which more requests failed than this is not proposed: its percentiles are those of the answered ones alone."""
+"""A point with a larger share of failed requests is not proposed: its percentiles cover only the answered requests."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One row of a sweep: a beam size at one m under one loop. recall is None where no query has relevant items."""
+    """One row of a sweep: a beam size at one m under one loop. recall: None if no query has relevant items."""
 
     beam_size: int
     m: int
@@ -28,7 +28,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a budget buys at one m under one loop: the best point within it, or None and the fastest of all (None where none answered)."""
+    """The best point within a budget at one m under one loop, or None. fastest: of all usable points; None if there are none."""
 
     budget_ms: float
     m: int
@@ -38,21 +38,17 @@ class Proposal:
 
 
 def propose(points: Sequence[Point], budget_ms: float) -> list[Proposal]:
-    """For every m and loop, the point of the largest recall with p99 ≤ budget; by m, the open loop first.
+    """For every m and loop, the point with the largest recall and p99 ≤ budget; sorted by m, the open loop first.
 
-    Of equal recalls the faster one; without any recall the largest beam, since recall is what beams are for.
+    Equal recalls: the faster point. Without any recall: the largest beam, because a larger beam finds more.
     """
     proposals = []
     for m, loop in sorted({(point.m, point.loop) for point in points}, key=lambda pair: (pair[0], pair[1] != "open")):
         usable = [point for point in points if (point.m, point.loop) == (m, loop) and point.p99_ms >= 0]  # false for NaN
         usable = [point for point in usable if point.failed_share <= MAX_FAILED_SHARE]
-        measured = [point for point in usable if point.recall is not None] or usable
-        within = [point for point in measured if point.p99_ms <= budget_ms]
-        proposals.append(
-            Proposal(
-                budget_ms, m, loop, max(within, key=_preference, default=None), min(usable, key=lambda point: point.p99_ms, default=None)
-            )
-        )
+        comparable = [point for point in usable if point.recall is not None] or usable
+        best = max((point for point in comparable if point.p99_ms <= budget_ms), key=_preference, default=None)
+        proposals.append(Proposal(budget_ms, m, loop, best, min(usable, key=lambda point: point.p99_ms, default=None)))
     return proposals
 
 

@@ -1,4 +1,4 @@
-"""The queries that a load test sends: a bundle's held-out ones, or a file's, each with the ids that are relevant to it.
+"""The queries of a load test, each with its relevant ids: the held-out queries of a bundle, or those of a file.
 
 Knows bundles on disk, Parquet and JSON lines. Does not know how queries are sent.
 """
@@ -29,7 +29,7 @@ Kind = Literal["history", "vector", "features", "text"]
 
 @dataclass(frozen=True)
 class Query:
-    """One query as the service takes it, and the relevant ids.
+    """One query in the service's form, and its relevant ids.
 
     values  item ids, oldest first; or a vector; or sparse features, {"indices": […], "values": […]}; or a text
     """
@@ -45,7 +45,7 @@ class Query:
 
 
 def queries_of(model: Json, models: Path, file: Path | None) -> list[Query]:
-    """The queries of a file, or the held-out ones of the version that `model` (an answer of GET /models) serves, from a models folder.
+    """The queries of a file; without one, the held-out queries of the version that `model` (an answer of GET /models) serves.
 
     Raises BundleNotFound, InvalidConfig or InvalidData.
     """
@@ -62,7 +62,7 @@ def queries_of(model: Json, models: Path, file: Path | None) -> list[Query]:
 
 
 def open_served(model: Json, models: Path) -> Bundle:
-    """The bundle that a service serves, found in a models folder on this machine. Raises BundleNotFound or InvalidConfig."""
+    """The bundle that a service serves, opened in a models folder on this machine. Raises BundleNotFound or InvalidConfig."""
     path = models / model["name"] / str(model["version"])
     try:
         bundle = Bundle.open(path, verify=False)
@@ -76,14 +76,14 @@ def open_served(model: Json, models: Path) -> Bundle:
 
 
 def held_out(bundle: Bundle) -> list[Query]:
-    """A bundle's held-out queries as `espalier evaluate` takes them: of histories the last T known ids."""
-    found, items = read_heldout(bundle), bundle.items
-    relevant = [tuple(items.ids_of(rows)) for rows in found.relevant]
+    """A bundle's held-out queries as in `espalier evaluate`: histories keep their last T known ids."""
+    heldout, items = read_heldout(bundle), bundle.items
+    relevant = [tuple(items.ids_of(rows)) for rows in heldout.relevant]
     if isinstance(bundle.manifest.query, HistoryKind):
-        histories = [tuple(items.ids_of(row[row >= 0].astype(np.int64))) for row in found.queries.array]
+        histories = [tuple(items.ids_of(row[row >= 0].astype(np.int64))) for row in heldout.queries.array]
         return [Query("history", history, ids) for history, ids in zip(histories, relevant, strict=True)]
     kind = bundle.manifest.query.kind
-    queries = bundle.heldout().column(kind).take(pa.array(found.place_B)).to_pylist()
+    queries = bundle.heldout().column(kind).take(pa.array(heldout.place_B)).to_pylist()
     return [Query(kind, tuple(query) if kind == "vector" else query, ids) for query, ids in zip(queries, relevant, strict=True)]
 
 
@@ -94,9 +94,9 @@ def read_queries(file: Path) -> list[Query]:
     Raises InvalidData with the row and the key, and OSError.
     """
     with file.open("rb") as stream:
-        parquet = stream.read(4) == b"PAR1"
-    rows = _parquet(file) if parquet else _lines(file)
-    queries = [_query(row, f"{file}, {'row' if parquet else 'line'} {number}") for number, row in rows]
+        is_parquet = stream.read(4) == b"PAR1"
+    rows = _parquet(file) if is_parquet else _lines(file)
+    queries = [_query(row, f"{file}, {'row' if is_parquet else 'line'} {number}") for number, row in rows]
     if len({query.kind for query in queries}) > 1:
         raise InvalidData(str(file), " and ".join(sorted({query.kind for query in queries})), "queries of one kind")
     return queries
@@ -122,21 +122,21 @@ def _lines(file: Path) -> list[tuple[int, Any]]:
     return rows
 
 
-def _query(row: Any, where: str) -> Query:
-    given: list[Kind] = [] if not isinstance(row, dict) else [kind for kind in KIND_NAMES if row.get(kind) is not None]
-    if len(given) != 1:
-        raise InvalidData(where, row, f"an object with one of {', '.join(KIND_NAMES)}")
-    kind = given[0]
+def _query(row: Any, source: str) -> Query:
+    kinds: list[Kind] = [] if not isinstance(row, dict) else [kind for kind in KIND_NAMES if row.get(kind) is not None]
+    if len(kinds) != 1:
+        raise InvalidData(source, row, f"an object with one of {', '.join(KIND_NAMES)}")
+    kind = kinds[0]
     values, relevant = row[kind], row.get("relevant") or []
     if kind == "history":
-        _check_ids(values, f"{where}: history")
+        _check_ids(values, f"{source}: history")
     elif kind == "vector" and not _are_numbers(values):
-        raise InvalidData(f"{where}: vector", values, "a list of finite numbers")
+        raise InvalidData(f"{source}: vector", values, "a list of finite numbers")
     elif kind == "features" and not _are_features(values):
-        raise InvalidData(f"{where}: features", values, "an object of `indices` and `values`, lists of finite numbers")
+        raise InvalidData(f"{source}: features", values, "an object of `indices` and `values`, lists of finite numbers")
     elif kind == "text" and not isinstance(values, str):
-        raise InvalidData(f"{where}: text", values, "a string")
-    _check_ids(relevant, f"{where}: relevant")
+        raise InvalidData(f"{source}: text", values, "a string")
+    _check_ids(relevant, f"{source}: relevant")
     return Query(kind, tuple(values) if isinstance(values, list) else values, tuple(relevant))
 
 
@@ -148,13 +148,13 @@ def _are_numbers(values: object) -> bool:
     return isinstance(values, list) and all(type(value) in (int, float) and math.isfinite(value) for value in values)
 
 
-def _check_ids(ids: object, where: str) -> None:
+def _check_ids(ids: object, source: str) -> None:
     if not isinstance(ids, list) or not all(isinstance(item_id, str) for item_id in ids):
-        raise InvalidData(where, ids, "a list of item ids, which are strings")
+        raise InvalidData(source, ids, "a list of item ids, which are strings")
 
 
 def without_seen(queries: Sequence[Query]) -> list[Query]:
-    """The same queries with the history's ids taken out of `relevant`: items that `exclude_seen` never returns do not count as missed."""
+    """The queries without their history in `relevant`: `exclude_seen` never returns these, and they must not count as missed."""
     if queries and queries[0].kind != "history":
         raise InvalidConfig("--exclude-seen", f"{queries[0].kind} queries", "history queries: others have no history")
     return [replace(query, relevant=tuple(item for item in query.relevant if item not in set(query.values))) for query in queries]

@@ -1,6 +1,6 @@
-"""The report of a sweep: sweep.csv, sweep.md and the frontier plots, all from the document in sweep.json.
+"""Writes the report of a sweep from the document in sweep.json: sweep.csv, sweep.md and the frontier plots.
 
-Knows the document and tables. Does not know how it was measured.
+Knows the document and tables. Does not know how the figures were measured.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from .target import Json
 
 COLUMNS = ("beam_size", "m", "recall", "p50_ms", "p95_ms", "p99_ms", "requests_per_s", "ms_per_query", "loop")
 FEW_SAMPLES = 100
-"""With fewer samples a 99th percentile is unreliable; it gets UNRELIABLE_MARK."""
+"""A 99th percentile of fewer samples is unreliable and gets UNRELIABLE_MARK."""
 UNRELIABLE_MARK = " \\*"
 LATE_SHARE = 0.1
-"""An open loop of which requests left later than this share of the p99 is pointed out: the load generator was busy itself."""
+"""A warning is written if requests of an open loop left later than this share of the p99: the load generator itself was busy."""
 
 
 def write_report(document: Json, folder: Path, budgets_ms: Sequence[float]) -> list[str]:
-    """Write all files into `folder`; returns the table of what the budgets buy, and what is to be warned of, line by line."""
+    """Write all files into `folder`. Returns the lines of the table of proposals, and the warnings."""
     points = points_of(document)
     proposals = [proposal for budget_ms in budgets_ms for proposal in propose(points, budget_ms)]
     write_csv(document, folder / "sweep.csv")
-    warned = warnings(document)
-    (folder / "sweep.md").write_text(markdown(document, proposals, warned))
+    warning_texts = warnings(document)
+    (folder / "sweep.md").write_text(markdown(document, proposals, warning_texts))
     if points:
         title = f"{document['model']['name']} version {document['model']['version']}, {document['model']['engine']}"
         plot_frontier(points, proposals, title, [folder / "frontier.png", folder / "frontier.svg"])
-    return [*_proposals(proposals), *(f"warning: {warning}" for warning in warned)]
+    return [*_proposals(proposals), *(f"warning: {warning}" for warning in warning_texts)]
 
 
 def points_of(document: Json) -> list[Point]:
@@ -42,65 +42,64 @@ def points_of(document: Json) -> list[Point]:
             m=cell["m"],
             loop=loop,
             recall=cell["recall"],
-            p99_ms=float("nan") if measured["p99_ms"] is None else measured["p99_ms"],
-            requests_per_s=measured["requests_per_s"],
-            samples=measured["samples"],
-            failed_share=failed_share(measured),
+            p99_ms=float("nan") if figures["p99_ms"] is None else figures["p99_ms"],
+            requests_per_s=figures["requests_per_s"],
+            samples=figures["samples"],
+            failed_share=failed_share(figures),
         )
         for cell in cells_of(document)
-        for loop, measured in cell["loops"].items()
+        for loop, figures in cell["loops"].items()
     ]
 
 
 def cells_of(document: Json) -> list[Json]:
-    """By m, then by beam size."""
+    """The cells, sorted by m, then by beam size."""
     return sorted(document["cells"], key=lambda cell: (cell["m"], cell["beam_size"]))
 
 
 def write_csv(document: Json, file: Path) -> None:
-    """A row per beam size, m and loop; what was not measured is empty."""
+    """A row per beam size, m and loop. Figures that were not measured are empty."""
     with file.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for cell in cells_of(document):
-            for loop, measured in cell["loops"].items():
-                row = {name: measured[name] if name in measured else cell.get(name) for name in COLUMNS[:-1]} | {"loop": loop}
+            for loop, figures in cell["loops"].items():
+                row = {name: figures[name] if name in figures else cell.get(name) for name in COLUMNS[:-1]} | {"loop": loop}
                 writer.writerow({name: round(value, 6) if isinstance(value, float) else value for name, value in row.items()})
 
 
 def warnings(document: Json) -> list[str]:
-    found = []
+    texts = []
     for cell in cells_of(document):
-        where = f"beam {cell['beam_size']}, m {cell['m']}"
+        cell_name = f"beam {cell['beam_size']}, m {cell['m']}"
         if cell["recall_unanswered"]:
-            found.append(f"{where}: no recall, {cell['recall_unanswered']} of its queries were not answered")
+            texts.append(f"{cell_name}: no recall, {cell['recall_unanswered']} of its queries were not answered")
         if cell["recall_degraded"]:
-            found.append(f"{where}: {cell['recall_degraded']} of the queries for recall were searched with a smaller beam")
-        refused = {status: count for status, count in cell["capacity_statuses"].items() if status != "200"}
-        if refused:
-            found.append(
-                f"{where}: statuses {_counts(refused)} while the capacity was measured with {cell['capacity_connections']} clients"
-            )
-        for loop, measured in cell["loops"].items():
-            here = f"{where}, {loop} loop"
-            if measured["failed"]:
-                share = failed_share(measured)
-                grave = "; its percentiles are of the answered alone" if share > MAX_FAILED_SHARE else ""
-                refused = {status: count for status, count in measured["statuses"].items() if status != "200"}
-                found.append(f"{here}: {measured['failed']} requests ({share:.2%}) failed, statuses {_counts(refused)}{grave}")
-            if measured["degraded"]:
-                found.append(f"{here}: {measured['degraded']} requests were searched with a smaller beam, because of their deadline")
-            late_ms, p99_ms = measured["late_p99_ms"], measured["p99_ms"]
+            texts.append(f"{cell_name}: {cell['recall_degraded']} of the queries for recall were searched with a smaller beam")
+        failures = {status: count for status, count in cell["capacity_statuses"].items() if status != "200"}
+        if failures:
+            clients = cell["capacity_connections"]
+            texts.append(f"{cell_name}: statuses {_counts(failures)} while the capacity was measured with {clients} clients")
+        for loop, figures in cell["loops"].items():
+            loop_name = f"{cell_name}, {loop} loop"
+            if figures["failed"]:
+                share = failed_share(figures)
+                remark = "; its percentiles are of the answered alone" if share > MAX_FAILED_SHARE else ""
+                failures = {status: count for status, count in figures["statuses"].items() if status != "200"}
+                texts.append(f"{loop_name}: {figures['failed']} requests ({share:.2%}) failed, statuses {_counts(failures)}{remark}")
+            if figures["degraded"]:
+                texts.append(f"{loop_name}: {figures['degraded']} requests were searched with a smaller beam, because of their deadline")
+            late_ms, p99_ms = figures["late_p99_ms"], figures["p99_ms"]
             if loop == "open" and late_ms is not None and p99_ms is not None and late_ms > max(LATE_SHARE * p99_ms, 0.2):
-                found.append(f"{here}: 1 % of the requests left {late_ms:.2f} ms late or more, which is in the p99 of {p99_ms:.2f} ms")
-    return found
+                texts.append(f"{loop_name}: 1 % of the requests left {late_ms:.2f} ms late or more, which is in the p99 of {p99_ms:.2f} ms")
+    return texts
 
 
 def _counts(statuses: dict[str, int]) -> str:
     return ", ".join(f"{'no answer' if status == '0' else status}: {count}" for status, count in statuses.items())
 
 
-def markdown(document: Json, proposals: Sequence[Proposal], warned: Sequence[str]) -> str:
+def markdown(document: Json, proposals: Sequence[Proposal], warning_texts: Sequence[str]) -> str:
     lines = _introduction(document)
     if proposals:
         lines += ["## The beam that a budget buys", "", *_proposals(proposals), ""]
@@ -108,10 +107,10 @@ def markdown(document: Json, proposals: Sequence[Proposal], warned: Sequence[str
         lines += _table(m, [cell for cell in cells_of(document) if cell["m"] == m])
     if any("writes" in cell for cell in document["cells"]):
         lines += _writes(cells_of(document))
-    few = any(loop["samples"] < FEW_SAMPLES for cell in document["cells"] for loop in cell["loops"].values())
-    lines += [f"{UNRELIABLE_MARK.strip()} of fewer than {FEW_SAMPLES} requests: hardly more than the slowest one.", ""] if few else []
-    if warned:
-        lines += ["## Warnings", "", *(f"- {warning}" for warning in warned), ""]
+    if any(loop["samples"] < FEW_SAMPLES for cell in document["cells"] for loop in cell["loops"].values()):
+        lines += [f"{UNRELIABLE_MARK.strip()} of fewer than {FEW_SAMPLES} requests: hardly more than the slowest one.", ""]
+    if warning_texts:
+        lines += ["## Warnings", "", *(f"- {warning}" for warning in warning_texts), ""]
     if document["cells"]:
         lines += ["![Recall against p99, one point per beam size](frontier.png)", ""]
     return "\n".join(lines)
@@ -170,8 +169,8 @@ def _proposals(proposals: Sequence[Proposal]) -> list[str]:
             recall = _optional(best.recall, ".4f")
             lines.append(f"{start} **{best.beam_size}** | {recall} | {best.p99_ms:.2f}{mark} | {best.requests_per_s:.0f} |")
         else:
-            why = f"smallest p99: {fastest.p99_ms:.2f}, of beam {fastest.beam_size}" if fastest else "nothing was answered well enough"
-            lines.append(f"{start} none | | {why} | |")
+            reason = f"smallest p99: {fastest.p99_ms:.2f}, of beam {fastest.beam_size}" if fastest else "nothing was answered well enough"
+            lines.append(f"{start} none | | {reason} | |")
     return lines
 
 
@@ -183,13 +182,13 @@ def _table(m: int, cells: Sequence[Json]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for cell in cells:
-        for loop, measured in cell["loops"].items():
-            p50, p95, p99 = (_optional(measured[name], ".3f") for name in ("p50_ms", "p95_ms", "p99_ms"))
-            mark = "" if measured["samples"] >= FEW_SAMPLES else UNRELIABLE_MARK
+        for loop, figures in cell["loops"].items():
+            p50, p95, p99 = (_optional(figures[name], ".3f") for name in ("p50_ms", "p95_ms", "p99_ms"))
+            mark = "" if figures["samples"] >= FEW_SAMPLES else UNRELIABLE_MARK
             lines.append(
-                f"| {cell['beam_size']} | {_optional(cell['recall'], '.4f')} | {loop} | {_optional(measured['offered_per_s'], '.0f')} "
-                f"| {measured['requests_per_s']:.0f} | {p50} | {p95} | {p99}{mark} | {_optional(measured['ms_per_query'], '.3f')} "
-                f"| {measured['samples']} | {measured['failed']} | {cell['capacity_per_s']:.0f} |"
+                f"| {cell['beam_size']} | {_optional(cell['recall'], '.4f')} | {loop} | {_optional(figures['offered_per_s'], '.0f')} "
+                f"| {figures['requests_per_s']:.0f} | {p50} | {p95} | {p99}{mark} | {_optional(figures['ms_per_query'], '.3f')} "
+                f"| {figures['samples']} | {figures['failed']} | {cell['capacity_per_s']:.0f} |"
             )
     return [*lines, ""]
 
@@ -202,11 +201,11 @@ def _writes(cells: Sequence[Json]) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for cell in cells:
-        found = cell.get("writes")
-        if found is not None:
-            p50, p99 = (_optional(found[name], ".3f") for name in ("p50_ms", "p99_ms"))
-            counts = f"{found['samples']} | {found['failed']} | {_counts(found['statuses'])}"
-            lines.append(f"| {cell['beam_size']} | {cell['m']} | {found['offered_per_s']:.0f} | {p50} | {p99} | {counts} |")
+        writes = cell.get("writes")
+        if writes is not None:
+            p50, p99 = (_optional(writes[name], ".3f") for name in ("p50_ms", "p99_ms"))
+            counts = f"{writes['samples']} | {writes['failed']} | {_counts(writes['statuses'])}"
+            lines.append(f"| {cell['beam_size']} | {cell['m']} | {writes['offered_per_s']:.0f} | {p50} | {p99} | {counts} |")
     return [*lines, ""]
 
 

@@ -1,9 +1,9 @@
-"""For each beam size: recall through HTTP, latency with one client and under load, and which beam a latency budget buys.
+"""Measures, for each beam size, recall through HTTP and latency with one client and under load; proposes beams for latency budgets.
 
     espalier loadtest --url http://localhost:8000 --model NAME --beam 10,50,200 --m 10,50 --seconds 10 --out DIR --budget-ms 5
 
-Writes sweep.csv, sweep.md, frontier.png, frontier.svg and sweep.json, which --resume goes on from. Knows the command line and the order
-of things; cells are measured in cell.py.
+Writes sweep.csv, sweep.md, frontier.png, frontier.svg and sweep.json, which --resume continues. Knows the command line and the order of
+steps; cell.py measures the cells.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 try:
     from tqdm import tqdm
-except ModuleNotFoundError as missing:  # after `make run`, which installs only what serves
+except ModuleNotFoundError as missing:  # after `make run`, which installs only the service
     sys.exit(f"error: {missing.name} is not installed, which the sweep needs: `make install`, or `pip install 'espalier[load]'`")
 
 from espalier.errors import EspalierError, InvalidConfig
@@ -32,7 +32,7 @@ from .report import write_report
 from .target import Json, Target, describe, parse_url
 
 PHASES = 4
-"""Steps of measuring a cell, one more with writes; the progress bar counts them."""
+"""Steps of a cell for the progress bar; writes add one."""
 
 
 KEYS = ("--key", "--write-key")
@@ -80,14 +80,14 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """ "10,50" as integers of at least 1, ascending, each once."""
+    """ "10,50" as integers of at least 1, ascending, without duplicates."""
     try:
-        found = sorted({int(part) for part in text.split(",")})
+        values = sorted({int(number) for number in text.split(",")})
     except ValueError:
-        found = []
-    if not found or found[0] < 1:
+        values = []
+    if not values or values[0] < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected whole numbers of at least 1, comma-separated, for example 10,50,200")
-    return tuple(found)
+    return tuple(values)
 
 
 def positive(text: str) -> float:
@@ -107,15 +107,15 @@ def count(text: str) -> int:
 
 
 def budgets(text: str) -> tuple[float, ...]:
-    return tuple(sorted({positive(part) for part in text.split(",")}))
+    return tuple(sorted({positive(number) for number in text.split(",")}))
 
 
 def sweep(options: argparse.Namespace, command: str) -> int:
-    """Measure what is not measured yet and write everything; the exit code. Raises EspalierError and OSError."""
+    """Measure the missing cells and write the report. Returns the exit code. Raises EspalierError and OSError."""
     target = parse_url(options.url, options.key)
     if options.writes and not options.write_key:
         raise InvalidConfig("--write-key", None, "a key of the role write, for --writes")
-    model = described(target, options)
+    model = describe_version(target, options)
     check_limits(model, options.beam, options.m)
     queries = queries_of(model, options.models, options.queries)
     if options.exclude_seen:
@@ -140,12 +140,12 @@ def sweep(options: argparse.Namespace, command: str) -> int:
         raise InvalidConfig("--out", str(options.out), "a folder that this user may write to")
     file = options.out / "sweep.json"
     if options.resume and file.exists():
-        document["cells"] = finished(file, document)
+        document["cells"] = finished_cells(file, document)
     if not document["queries"]["with_relevant"]:
         log("no query has relevant items: no recall will be measured, and the plot shows the beam size against p99")
     code = measure_all(load, options.beam, options.m, document, file)
     if not document["cells"]:
-        return code  # what an earlier run has left stays as it is
+        return code  # the report of an earlier run stays
     for line in write_report(document, options.out, options.budget_ms):
         print(line)
     print(f"{len(document['cells'])} cells in {options.out}: sweep.csv, sweep.md, frontier.png, frontier.svg")
@@ -153,7 +153,7 @@ def sweep(options: argparse.Namespace, command: str) -> int:
 
 
 def new_document(load: Load, model: Json, options: argparse.Namespace, command: str) -> Json:
-    """What sweep.json holds of a sweep before its first cell."""
+    """The content of sweep.json before the first cell."""
     return {
         "command": command,
         "hardware": hardware(),
@@ -179,23 +179,23 @@ def new_document(load: Load, model: Json, options: argparse.Namespace, command: 
     }
 
 
-def described(target: Target, options: argparse.Namespace) -> Json:
-    """What the service says of the model, with the version and the engine that will be asked. Raises InvalidConfig.
+def describe_version(target: Target, options: argparse.Namespace) -> Json:
+    """The service's description of the model, with the version to measure and its engine. Raises InvalidConfig.
 
-    The service describes the version that it answers with; of another one it says no more than that it is loaded.
+    The service describes only its default version. For another one, the fields of the bundle become None.
     """
     model = describe(target, options.model)
-    wanted = model["version"] if options.version is None else options.version
-    ready = {version["version"]: version for version in model["versions"] if version["state"] == "ready"}
-    if wanted not in ready:
-        raise InvalidConfig("--version", wanted, f"a version of {model['name']} that is loaded: {', '.join(map(str, ready))}")
-    unknown = {} if wanted == model["version"] else dict.fromkeys(("tree", "algorithm", "metrics", "search"))
+    version = model["version"] if options.version is None else options.version
+    ready = {entry["version"]: entry for entry in model["versions"] if entry["state"] == "ready"}
+    if version not in ready:
+        raise InvalidConfig("--version", version, f"a version of {model['name']} that is loaded: {', '.join(map(str, ready))}")
+    unknown = {} if version == model["version"] else dict.fromkeys(("tree", "algorithm", "metrics", "search"))
     items = model["tree"]["items"] if not unknown else None
-    return {**model, **unknown, "items": items, "version": wanted, "engine": ready[wanted]["engine"]}
+    return {**model, **unknown, "items": items, "version": version, "engine": ready[version]["engine"]}
 
 
 def check_limits(model: Json, beams: Sequence[int], ms: Sequence[int]) -> None:
-    """Raise InvalidConfig before anything is measured that the model would refuse in the end."""
+    """Raise InvalidConfig for a value that the model would refuse, before anything is measured."""
     if model["search"] is None:
         return
     for option, values, limit in (("--beam", beams, model["search"]["max_beam_size"]), ("--m", ms, model["search"]["max_m"])):
@@ -204,46 +204,47 @@ def check_limits(model: Json, beams: Sequence[int], ms: Sequence[int]) -> None:
                 raise InvalidConfig(option, value, f"1 to {limit}, the limit of model {model['name']}")
 
 
-def finished(file: Path, document: Json) -> list[Json]:
-    """The cells of an earlier run of the same sweep. Raises InvalidConfig where it was of another model or other settings."""
+def finished_cells(file: Path, document: Json) -> list[Json]:
+    """The cells of an earlier run of the same sweep. Raises InvalidConfig if the model or a setting differs."""
     try:
         earlier = json.loads(file.read_text())
         cells: list[Json] = earlier["cells"]
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidConfig("--resume", str(file), "a sweep.json of this command; it cannot be read") from error
-    for part in ("model", "identity", "settings", "queries", "hardware"):
-        if earlier.get(part) != document[part]:
-            was, now = _difference(earlier.get(part), document[part])
-            raise InvalidConfig("--resume", f"{file} with {part} {was}", f"{now}, as this run; choose another --out, or leave --resume out")
+    for section in ("model", "identity", "settings", "queries", "hardware"):
+        if earlier.get(section) != document[section]:
+            before, now = _difference(earlier.get(section), document[section])
+            advice = "as this run; choose another --out, or leave --resume out"
+            raise InvalidConfig("--resume", f"{file} with {section} {before}", f"{now}, {advice}")
     return cells
 
 
-def _difference(was: Any, now: Any) -> tuple[str, str]:
-    """The first thing in which two parts of a document differ."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        name = next(name for name in {**now, **was} if was.get(name) != now.get(name))
+def _difference(before: Any, now: Any) -> tuple[str, str]:
+    """The first difference of a section of two documents, as texts."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        name = next(name for name in {**now, **before} if before.get(name) != now.get(name))
         if name not in ("tree", "metrics", "digest"):
-            return f"{name} {was.get(name)}", f"{name} {now.get(name)}"
+            return f"{name} {before.get(name)}", f"{name} {now.get(name)}"
         return f"another {name}", f"the same {name}"
-    return str(was), str(now)
+    return str(before), str(now)
 
 
 def measure_all(load: Load, beams: Sequence[int], ms: Sequence[int], document: Json, file: Path) -> int:
-    """Measure the cells that are missing, keeping each in `file` once it is finished; the exit code: 130 after Ctrl-C, 1 after an error."""
-    done = {(cell["beam_size"], cell["m"]) for cell in document["cells"]}
-    missing = [(beam, m) for beam in beams for m in ms if (beam, m) not in done]
+    """Measure the missing cells and save each to `file` once it is finished. Returns the exit code: 130 after Ctrl-C, 1 after an error."""
+    finished = {(cell["beam_size"], cell["m"]) for cell in document["cells"]}
+    missing = [(beam, m) for beam in beams for m in ms if (beam, m) not in finished]
     if len(missing) < len(beams) * len(ms):
         log(f"{len(beams) * len(ms) - len(missing)} cells are finished already")
     phases = PHASES + (load.writes_per_s > 0)
     with tqdm(total=len(missing) * phases, unit="loop", file=sys.stderr, disable=None) as bar:
         for number, (beam, m) in enumerate(missing):
 
-            def begins(phase: str, at: str = f"beam {beam}, m {m}") -> None:
-                bar.set_description(f"{at}: {phase}")
+            def show_phase(phase: str, cell_name: str = f"beam {beam}, m {m}") -> None:
+                bar.set_description(f"{cell_name}: {phase}")
                 bar.update(0 if phase == "recall" else 1)
 
             try:
-                cell = measure(load, beam, m, begins)
+                cell = measure(load, beam, m, show_phase)
             except KeyboardInterrupt:
                 log("interrupted; what is finished is written, and --resume goes on from there")
                 return 130
@@ -262,28 +263,28 @@ def measure_all(load: Load, beams: Sequence[int], ms: Sequence[int], document: J
 
 def line(cell: Json) -> str:
     recall = "none" if cell["recall"] is None else f"{cell['recall']:.4f}"
-    parts = [f"beam {cell['beam_size']:4d}  m {cell['m']:4d}  recall {recall}"]
-    for loop, measured in cell["loops"].items():
-        p99 = "none" if measured["p99_ms"] is None else f"{measured['p99_ms']:.2f} ms"
-        failed = f", {measured['failed']} failed" if measured["failed"] else ""
-        parts.append(f"{loop} p99 {p99} at {measured['requests_per_s']:.0f}/s{failed}")
+    texts = [f"beam {cell['beam_size']:4d}  m {cell['m']:4d}  recall {recall}"]
+    for loop, figures in cell["loops"].items():
+        p99 = "none" if figures["p99_ms"] is None else f"{figures['p99_ms']:.2f} ms"
+        failed = f", {figures['failed']} failed" if figures["failed"] else ""
+        texts.append(f"{loop} p99 {p99} at {figures['requests_per_s']:.0f}/s{failed}")
     if "writes" in cell:
         p99 = "none" if cell["writes"]["p99_ms"] is None else f"{cell['writes']['p99_ms']:.2f} ms"
-        parts.append(f"writes p99 {p99}, statuses {cell['writes']['statuses']}")
-    return "  ".join(parts)
+        texts.append(f"writes p99 {p99}, statuses {cell['writes']['statuses']}")
+    return "  ".join(texts)
 
 
 def save(document: Json, file: Path) -> None:
-    """In one step, so that a killed run leaves the former document."""
+    """Replace the file in one step, so that a killed run leaves the former document."""
     temporary = file.with_suffix(".json.new")
     temporary.write_text(json.dumps(document, indent=1) + "\n")
     temporary.rename(file)
 
 
-def _without_key(word: str, before: str) -> str:
-    """A word of the command line, without the key that it is or holds."""
+def _without_key(word: str, previous_word: str) -> str:
+    """A word of the command line. If it is a key or holds one, the key is replaced."""
     option, _, value = word.partition("=")
-    return "…" if before in KEYS else f"{option}=…" if option in KEYS and value else word
+    return "…" if previous_word in KEYS else f"{option}=…" if option in KEYS and value else word
 
 
 def log(text: str) -> None:
@@ -291,11 +292,11 @@ def log(text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m loadtest.sweep") -> int:
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    options = parser(prog).parse_args(given)
-    hidden = [_without_key(word, given[i - 1] if i else "") for i, word in enumerate(given)]
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser(prog).parse_args(words)
+    words_without_keys = [_without_key(word, words[i - 1] if i else "") for i, word in enumerate(words)]
     try:
-        return sweep(options, f"{prog} {shlex.join(hidden)}")
+        return sweep(options, f"{prog} {shlex.join(words_without_keys)}")
     except (EspalierError, OSError) as error:
         log(f"error: {error}")
         return 1

@@ -1,4 +1,4 @@
-"""The service under load: its address, single requests outside of any measurement, and its description of a model.
+"""The service under load: its address, single requests outside the measurements, and its description of a model.
 
 Knows URLs and the service's answers. Does not know queries or clocks.
 """
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class ServiceRefused(EspalierError):
-    """The service is not reachable, or refuses a request that all later ones would repeat."""
+    """The service is unreachable, or it refuses a request that would be refused every time."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """HOST:PORT as a Host header has it."""
+        """HOST:PORT for a Host header."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -45,23 +45,23 @@ class Target:
 
 def parse_url(url: str, key: str | None = None) -> Target:
     """The service that a URL names; `key` is sent with every request. Raises InvalidConfig."""
-    parts = urlsplit(url)
+    split_url = urlsplit(url)
     expected = "http://HOST:PORT of the service itself"
-    if parts.scheme == "https":
+    if split_url.scheme == "https":
         raise InvalidConfig("--url", url, f"{expected}: TLS is not spoken here, and a proxy would be measured with it")
     try:
-        port = parts.port
+        port = split_url.port
     except ValueError:
         raise InvalidConfig("--url", url, f"{expected}, with a port from 1 to 65535") from None
-    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment or parts.username:
+    if split_url.scheme != "http" or not split_url.hostname or split_url.query or split_url.fragment or split_url.username:
         raise InvalidConfig("--url", url, expected)
     if key is not None and (not key.isascii() or not key.isprintable()):
         raise InvalidConfig("--key", "a key with other characters", "printable ASCII characters")
-    return Target(parts.hostname, port or 80, parts.path.rstrip("/"), {"Authorization": f"Bearer {key}"} if key else {})
+    return Target(split_url.hostname, port or 80, split_url.path.rstrip("/"), {"Authorization": f"Bearer {key}"} if key else {})
 
 
 def exchange(target: Target, method: str, path: str, body: bytes | None, media_type: str, timeout_s: float = 60) -> tuple[int, bytes]:
-    """Status and body of the answer to one request on a connection of its own. Raises ServiceRefused where no HTTP server answers."""
+    """Status and body of the answer to one request on a new connection. Raises ServiceRefused if no HTTP server answers."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=timeout_s)
     try:
         headers = {**target.headers, **({"Content-Type": media_type} if body is not None else {})}
@@ -77,9 +77,9 @@ def exchange(target: Target, method: str, path: str, body: bytes | None, media_t
 
 
 def send(target: Target, method: str, path: str, body: object = None, timeout_s: float = 60) -> tuple[int, Json]:
-    """Status and JSON object of one request. Raises ServiceRefused where no HTTP server answers with one."""
-    written = None if body is None else json.dumps(body).encode()
-    status, content = exchange(target, method, path, written, "application/json", timeout_s)
+    """Status and JSON object of the answer to one request. Raises ServiceRefused if no HTTP server answers with a JSON object."""
+    request_body = None if body is None else json.dumps(body).encode()
+    status, content = exchange(target, method, path, request_body, "application/json", timeout_s)
     try:
         document = json.loads(content)
     except ValueError:
@@ -98,15 +98,15 @@ def ask(target: Target, method: str, path: str, body: object = None, timeout_s: 
 
 
 def problem_text(status: int, document: Json) -> str:
-    """A problem document in one line, with the fields that it names."""
-    wrong = [f"{entry.get('field')}: got {entry.get('value')}, expected {entry.get('expected')}" for entry in document.get("errors") or ()]
-    text = "; ".join(wrong) or str(document.get("detail") or document.get("title") or document)
+    """A problem document in one line, with its invalid fields."""
+    errors = [f"{entry.get('field')}: got {entry.get('value')}, expected {entry.get('expected')}" for entry in document.get("errors") or ()]
+    text = "; ".join(errors) or str(document.get("detail") or document.get("title") or document)
     hint = {401: " (--key)", 403: " (--key)"}.get(status, "")
     return f"{status}, {text}{hint}"
 
 
 def describe(target: Target, name: str | None) -> Json:
-    """The document of GET /models of a model that is ready; without a name, of the only one. Raises ServiceRefused or InvalidConfig."""
+    """The document of GET /models/{name} of a ready model; without a name, of the only model. Raises ServiceRefused or InvalidConfig."""
     if name is None:
         names = [str(model["name"]) for model in ask(target, "GET", "/models")["models"]]
         if len(names) != 1:

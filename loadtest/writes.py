@@ -1,6 +1,6 @@
-"""Writes of a load test: items that are put again and again into the live catalogue, each time with a query as its evidence.
+"""The writes of a load test: items that are put into the live catalogue again and again, each time with a query as evidence.
 
-Knows bodies of PUT and how retrievals and writes share a loop. Does not know sockets or clocks, but for the deletes at the end.
+Knows bodies of PUT and how retrievals and writes share a loop. Does not know sockets or clocks, except for the deletes at the end.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .queries import Query
 from .target import Json, ServiceRefused, Target, exchange
 
 ITEMS = 1000
-"""Ids that are written in turn, so that a test of any length leaves the catalogue as small."""
+"""Number of ids, which are written in turn: a test of any length adds at most so many items."""
 PREFIX = "loadtest-item-"
 WRITTEN = (200, 201, 202)
-"""Statuses of a write that was done."""
+"""Statuses of successful writes."""
 
 
 class Put(NamedTuple):
@@ -28,26 +28,27 @@ class Put(NamedTuple):
 
 
 class Writes:
-    """The writes of one test, by their number from 0 on. No two are equal, so that each is a write and not `unchanged`.
+    """The writes of one test, numbered from 0. No two are equal, so that no write is `unchanged`.
 
-    items  ids to write in turn
+    items  number of ids, which are written in turn
     """
 
     def __init__(self, queries: Sequence[Query], items: int = ITEMS) -> None:
-        self._queries, self._items = [query for query in queries if query.values], items  # an empty one is no evidence
-        self._began = time.time_ns() // 1000  # so that a later test is not `stale`
+        self._queries, self._items = [query for query in queries if query.values], items  # an empty query is no evidence
+        self._began = time.time_ns() // 1000  # so that the writes of a later test are not `stale`
 
     def put(self, number: int) -> Put:
         query = self._queries[number % len(self._queries)]
         values = list(query.values) if isinstance(query.values, tuple) else query.values
         return Put(f"{PREFIX}{number % self._items}", {"events": [values], "source_version": self._began + number})
 
-    def ids(self, written: int) -> list[str]:
-        return [f"{PREFIX}{n}" for n in range(min(written, self._items))]
+    def ids(self, count: int) -> list[str]:
+        """The ids of the first `count` writes."""
+        return [f"{PREFIX}{n}" for n in range(min(count, self._items))]
 
 
 class Mixed(NamedTuple):
-    """Requests of a loop in their order, and which of them are writes."""
+    """The requests of a loop in order, and which of them are writes."""
 
     requests: list[bytes]
     is_write: list[bool]
@@ -58,10 +59,10 @@ def mixed(retrievals: Sequence[bytes], put: Callable[[int], bytes], per_s: float
     share = writes_per_s / (per_s + writes_per_s)
     count = max(1, round((per_s + writes_per_s) * seconds))
     is_write = [int((i + 1) * share) > int(i * share) for i in range(count)]
-    requests, retrieved, written = [], 0, 0
+    requests, retrieval_count, write_count = [], 0, 0
     for write in is_write:
-        requests.append(put(written) if write else retrievals[retrieved % len(retrievals)])
-        retrieved, written = retrieved + (not write), written + write
+        requests.append(put(write_count) if write else retrievals[retrieval_count % len(retrievals)])
+        retrieval_count, write_count = retrieval_count + (not write), write_count + write
     return Mixed(requests, is_write)
 
 
@@ -71,10 +72,10 @@ def put_bytes(target: Target, model: str, put: Put) -> bytes:
 
 
 def delete_all(target: Target, model: str, ids: Sequence[str]) -> None:
-    """Delete what a test has put. Raises ServiceRefused."""
+    """Delete the items that a test has put. Raises ServiceRefused."""
     body = b"\n".join(json.dumps({"id": item, "delete": True}).encode() for item in ids)
     path = f"/models/{quote(model, safe='')}/items"
     status, content = exchange(target, "POST", path, body, "application/x-ndjson")
-    wrong = [line for line in content.splitlines() if json.loads(line)["status"] not in (*WRITTEN, 404)] if status == 200 else [content]
-    if wrong:
-        raise ServiceRefused(f"POST {target}{path}: {status}, {wrong[0][:200].decode(errors='replace')}")
+    errors = [line for line in content.splitlines() if json.loads(line)["status"] not in (*WRITTEN, 404)] if status == 200 else [content]
+    if errors:
+        raise ServiceRefused(f"POST {target}{path}: {status}, {errors[0][:200].decode(errors='replace')}")

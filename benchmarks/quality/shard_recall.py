@@ -28,7 +28,7 @@ from espalier.metrics import precision_recall_f
 from espalier.search import Engine, SearchParams
 from espalier.shards.local import LocalShard
 from loadtest.sweep import numbers
-from service.router.merge import merged
+from service.router.merge import merge_results
 from training.evaluate import LabelledQueries, held_out_queries, measure
 from training.shard.command import shard
 
@@ -53,7 +53,7 @@ class ShardsTogether:
     def search(self, query: TreeQuery) -> Leaves:
         queries = GivenQueries(query.queries.kind, query.queries.rows, query.states_BLS)
         params = SearchParams(query.beam_size_B, query.m_B)
-        return merged([local.whole(engine.search(queries, params)) for engine, local in self._shards], query, self._trees)
+        return merge_results([local.whole(engine.search(queries, params)) for engine, local in self._shards], query, self._trees)
 
     def warm_up(self) -> None:
         for engine, _ in self._shards:

@@ -28,7 +28,7 @@ from benchmarks.service.serving import JSON, request, serving
 from espalier.bundle import Bundle
 from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, request_bytes
 from loadtest.queries import held_out
-from service.models.trial import place_of
+from service.models.trial import hash_fraction
 
 WORKERS, M, USERS, LOAD_SHARE, TURN_S = 2, 50, 4000, 0.25, 10.0
 KEY = "traffic-split-admin-key"
@@ -116,7 +116,7 @@ def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[s
         "share_of_requests": counted[b"2"] / len(tried),
         "users_of_both": sum(len(versions) > 1 for versions in of_user.values()),
         "users_elsewhere": sum(
-            versions != {b"2" if place_of(name, 2, users[i].encode()) < share else b"1"} for i, versions in of_user.items()
+            versions != {b"2" if hash_fraction(name, 2, users[i].encode()) < share else b"1"} for i, versions in of_user.items()
         ),
         "failed": sum(one.status != 200 for one in (*begun, *tried, *ended)),
         "p50_ms": p50_ms,

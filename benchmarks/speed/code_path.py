@@ -42,7 +42,7 @@ from service.models.loading import EngineSource
 from service.models.registry import Registry
 from service.router.app import create_router
 from service.router.config import RouterConfig
-from service.router.transport import answered, held_of
+from service.router.transport import answer_body, parse_shard_list
 from service.settings import Settings
 from service.shards.search import answer_search
 from service.watch.metrics import Metrics
@@ -76,11 +76,11 @@ class ShardsHere:
     async def addresses(self, name: str) -> Sequence[str]:
         return (name,)
 
-    async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
-        return answered(*await answer_search(self._registries[address], body))
+    async def send(self, address: str, body: bytes, max_bytes: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+        return answer_body(*await answer_search(self._registries[address], body))
 
-    async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
-        return held_of(orjson.dumps({"shards": self._registries[address].shards.described()}))
+    async def served_shards(self, address: str, timeout_s: float) -> frozenset[Pin]:
+        return parse_shard_list(orjson.dumps({"shards": self._registries[address].shards.described()}))
 
     def forget(self, address: str) -> None: ...
 

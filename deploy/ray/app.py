@@ -1,4 +1,4 @@
-"""The application that app.yaml names: a deployment for each shard, and the ingress that asks them."""
+"""The application that app.yaml names: a deployment for each shard, and the ingress that searches them."""
 
 # Ray finds the class of the arguments in the annotation, which therefore must not be a string: no `from __future__ import annotations`.
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from ..ray.ingress import Ingress
 from ..ray.shard import Shard
 
 HEALTH_TIMEOUT_S = 5.0
-"""Ray replaces a replica that let three of its looks wait so long."""
-IDLE_LOOK_S = 0.2
-"""Between two looks of a replica that is ended whether its requests are finished."""
+"""Ray replaces a replica after three health checks that took longer."""
+IDLE_CHECK_S = 0.2
+"""A replica that is being ended checks so often whether its requests are finished."""
 
 
 def build(arguments: Arguments) -> serve.Application:
@@ -28,7 +28,7 @@ def build(arguments: Arguments) -> serve.Application:
 
 
 def _options(arguments: Arguments, group: Replicas) -> Mapping[str, Any]:
-    """What Ray must know of a deployment."""
+    """Ray's options of a deployment."""
     count = {"num_replicas": group.replicas} if group.autoscale is None else {"autoscaling_config": _autoscaling(group.autoscale)}
     actor = {"num_cpus": group.cpus, "num_gpus": group.gpus, "memory": group.memory_gb * 1e9, "resources": {**group.resources}}
     return {
@@ -38,7 +38,7 @@ def _options(arguments: Arguments, group: Replicas) -> Mapping[str, Any]:
         "health_check_period_s": arguments.health_check_s,
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
         "graceful_shutdown_timeout_s": arguments.stop_s,
-        "graceful_shutdown_wait_loop_s": IDLE_LOOK_S,
+        "graceful_shutdown_wait_loop_s": IDLE_CHECK_S,
     }
 
 

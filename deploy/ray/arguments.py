@@ -15,7 +15,7 @@ from service.settings import Settings
 MAX_SHARDS = 1024
 MAX_REPLICAS = 1024
 POLL_S = 2.0
-"""Between two looks for new versions, unless a setting says otherwise: nobody can tell each of many replicas."""
+"""Seconds between two scans for new versions, unless a setting says otherwise. Admin requests cannot reach each of many replicas."""
 
 
 class _Checked(BaseModel):
@@ -23,7 +23,7 @@ class _Checked(BaseModel):
 
 
 class Autoscale(_Checked):
-    """Ray starts a replica more where there are more requests under way than `target` for each, and ends one where there are fewer."""
+    """Ray starts a replica when there are more than `target` requests in flight for each, and ends one when there are fewer."""
 
     min: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Fewest replicas.")
     max: int = Field(ge=1, le=MAX_REPLICAS, description="Most replicas.")
@@ -40,9 +40,9 @@ class Autoscale(_Checked):
 
 
 class Replicas(_Checked):
-    """How many replicas there are of a deployment, and what Ray reserves for each.
+    """How many replicas a deployment has, and what Ray reserves for each.
 
-    A reservation is no limit: Ray places a replica only where so much is free, and shows it so many GPUs.
+    A reservation is no limit. Ray places a replica where so much is free, and makes so many GPUs visible to it.
     """
 
     replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="How many; a name for `autoscale` with min = max.")
@@ -81,13 +81,13 @@ class Shards(Replicas):
 
 
 class IngressPatience(Patience):
-    """How patient the ingress is with shards: Ray's handles answer looks more slowly than connections of the router's own."""
+    """How long the ingress waits for shards. Polls through Ray's handles are slower than those of HTTP connections."""
 
     poll_timeout_s: float = Field(default=2.0, gt=0, le=60, description="Seconds in which a look must be answered.")
 
 
 class Arguments(_Checked):
-    """What app.yaml says of the application."""
+    """The arguments of the application in app.yaml."""
 
     models: Path = Field(default=Path("models"), description="Folder of the models, as ESPALIER_MODELS; the ingress opens them whole.")
     shards: tuple[Shards, ...] = Field(min_length=1, description="The shards of each model.")
@@ -101,15 +101,15 @@ class Arguments(_Checked):
 
     @field_validator("shards")
     @classmethod
-    def _named_apart(cls, shards: tuple[Shards, ...]) -> tuple[Shards, ...]:
+    def _unique_names(cls, shards: tuple[Shards, ...]) -> tuple[Shards, ...]:
         names = [name for group in shards for _, name in group.deployments()]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"folder: got two whose shards are named {twice[0]}, expected folders of different names")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"folder: got two whose shards are named {duplicates[0]}, expected folders of different names")
         return shards
 
     @model_validator(mode="after")
-    def _settings_hold(self) -> Arguments:
+    def _valid_settings(self) -> Arguments:
         for index, group in enumerate(self.shards):
             _check(f"shards.{index}.settings", self.shard_settings(group, 0))
         ingress = _check("ingress.settings", self.ingress_settings())
@@ -121,7 +121,7 @@ class Arguments(_Checked):
         return self
 
     def ingress_settings(self) -> Mapping[str, Any]:
-        """The settings of the ingress that this file says; the environment says the others."""
+        """The settings of the ingress in this file; others come from the environment."""
         return {"threads": self.ingress.threads, **self.settings, **self.ingress.settings, "models": self.models}
 
     def shard_settings(self, group: Shards, index: int) -> Mapping[str, Any]:
@@ -129,13 +129,13 @@ class Arguments(_Checked):
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
-    """The settings of a replica, with its own environment. Raises ValidationError."""
+    """The settings of a replica, with those of its environment. Raises ValidationError."""
     settings = Settings(**values)
     return settings if settings.poll_s is not None else settings.model_copy(update={"poll_s": POLL_S})
 
 
 def _check(field: str, values: Mapping[str, Any]) -> Settings:
-    """The settings. Raises ValueError that names the field, the setting and what is wrong."""
+    """The settings. Raises ValueError, which names the field, the setting and the problem."""
     keys = sorted(name for name in values if name.endswith(("_key", "_keys")))
     if keys:
         raise ValueError(
@@ -144,8 +144,8 @@ def _check(field: str, values: Mapping[str, Any]) -> Settings:
     try:
         return settings_of(values)
     except ValidationError as error:
-        wrong = "; ".join(
+        problems = "; ".join(
             f"{'.'.join(map(str, each['loc']))}: expected {expectation(each)}" if each["loc"] else expectation(each)
             for each in error.errors()
         )
-    raise ValueError(f"{field}: {wrong}")
+    raise ValueError(f"{field}: {problems}")

@@ -1,6 +1,6 @@
 """A replica of the ingress: the router's ASGI application, whose shards are other deployments.
 
-Ray's proxies bring it requests, or Ray's HAProxy its connections; the service's own HTTP server is not used.
+Ray's proxies forward requests to it, or Ray's HAProxy connections. The service's own HTTP server is not used.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..ray.handles import HandleTransport
 
 
 class Ingress:
-    """See the module. /readyz says when it can answer: before its shards are there it answers 503, as the router does."""
+    """See the module. Until its shards are served, /readyz answers 503, as the router's does."""
 
     def __init__(self, shards: Mapping[str, Any], settings: Mapping[str, Any], router: Mapping[str, Any]) -> None:
-        """shards: handles by the names of their deployments; settings, router: what app.yaml says of them."""
+        """shards: handles by the names of their deployments; settings, router: from app.yaml."""
         self._shards, self._settings, self._router = shards, settings, router
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -32,10 +32,10 @@ class Ingress:
         settings = settings_of(self._settings)
         logs.configure(settings.log_level, settings.log_format)
         warn_of_unknown_settings(settings)
-        config = RouterConfig(**self._router).model_copy(update={"shards": tuple(self._shards)})  # which are no URLs
+        config = RouterConfig(**self._router).model_copy(update={"shards": tuple(self._shards)})  # names, not URLs
         make_ready()
         self._app = create_router(settings, config, HandleTransport(self._shards))
         return self._app
 
     def check_health(self) -> None:
-        """Answering is healthy: a router that waits for shards, or that misses some, would not find them by being replaced."""
+        """Always healthy if it answers: replacing a router that waits for shards would not help."""

@@ -1,6 +1,6 @@
-"""A replica of a shard: the ordinary models of one folder without HTTP, asked by bytes and answering in bytes.
+"""A replica of a shard: the ordinary models of one folder without HTTP. A query and its answer are bytes.
 
-Ray starts it, looks at its health, and replaces it. It follows the shard's folder by itself, as the service does.
+Ray starts it, checks its health, and replaces it. It follows the shard's folder by itself, as the service does.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from ..ray.arguments import settings_of
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.05
-"""Between two looks whether the versions are loaded."""
+"""Seconds between two checks whether the versions are loaded."""
 
 
 class NotLoaded(EspalierError):
-    """A replica cannot serve; the text says why."""
+    """A replica cannot serve. The text says why."""
 
 
 class Shard:
-    """See the module. Constructed once its versions serve, so that Ray sends it nothing before.
+    """See the module. The constructor returns once the versions serve, so that Ray sends no query before.
 
-    Raises BundleNotFound, or NotLoaded where no version can serve.
+    Raises BundleNotFound, or NotLoaded if no version can serve.
     """
 
     async def __init__(self, settings: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
-        """settings: those that app.yaml says; the environment of the replica says the others."""
+        """settings: from app.yaml; others come from the environment of the replica."""
         self._settings = settings_of(settings)
         logs.configure(self._settings.log_level, self._settings.log_format)
         warn_of_unknown_settings(self._settings)
         await asyncio.to_thread(make_ready)
         self._registry = Registry(self._settings, Metrics())
         self._registry.start_loading()
-        self.__del__ = self.stop  # Ray looks here for what to await at the end; as a method Python's collector would call it, too
+        self.__del__ = self.stop  # Ray awaits this at the end. If it were a method, Python's collector would call it too
         while not self._is_tried():
             await asyncio.sleep(LOOK_S)
         self.check_health()
 
     def _is_tried(self) -> bool:
-        """Whether it serves, or will not without help. What comes from a store may take its time."""
+        """Whether it serves, or cannot without help. Versions from a store may take longer."""
         registry, states = self._registry, [entry.state for entry in self._registry.entries.values()]
         if not registry.wait_until_loaded(0) or "loading" in states:
             return False
@@ -62,7 +62,7 @@ class Shard:
             raise NotLoaded("; ".join(self._registry.not_ready()) or "no version serves")
 
     async def search(self, body: bytes) -> tuple[int, bytes]:
-        """(status, body) of what POST /internal/search would answer. (An error that is raised would fill Ray's log with its trace.)"""
+        """Status and body as of POST /internal/search. (Ray would log the whole trace of a raised error.)"""
         return await answer_search(self._registry, body)
 
     async def shards(self) -> Sequence[Mapping[str, Any]]:
@@ -70,5 +70,5 @@ class Shard:
         return self._registry.shards.described()
 
     async def stop(self) -> None:
-        """Finish what was accepted. Ray sends nothing any more, and waits for this."""
+        """Finish the accepted queries. Ray sends no more of them, and waits for this."""
         await self._registry.drain(self._settings.drain_s)

@@ -1,6 +1,6 @@
 """`python -m deploy.ray.small FILE`: `serve run FILE` on a Ray of its own without a dashboard, for a machine of 2 cores and 4 GB.
 
-Ray's dashboard takes a dozen processes and a gigabyte. What serves is the same.
+Ray's dashboard takes a dozen processes and a gigabyte. The application is the same.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STORE_MB = 100
-"""Of Ray's object store: what is served never goes through it. (Ray's own default is 30 % of the memory.)"""
+"""Megabytes of Ray's object store, which queries and answers never use. (Ray's own default is 30 % of the memory.)"""
 PATIENCE_S = 60
-"""That Ray waits for its proxy to start or to say that it is healthy, unless the environment says otherwise. (Ray's own defaults, 5 s and
-10 s, end it on a machine whose cores are busy with the start.)"""
+"""How long Ray waits for its proxy to start or to report its health, unless the environment says otherwise. (With Ray's defaults, 5 s and
+10 s, Ray ends the proxy on a machine whose cores are busy with the start.)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until a signal says stop."""
+    """Serve until a signal to stop."""
     parser = argparse.ArgumentParser(prog="python -m deploy.ray.small", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("file", type=Path, help="what `serve run` would get, as deploy/ray/app.yaml")
     parser.add_argument("--cpus", type=int, default=os.cpu_count(), help="cores that replicas may reserve (default: all)")

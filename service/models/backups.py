@@ -1,13 +1,12 @@
-"""Backs up what only this host has, every ESPALIER_BACKUP_EVERY_S seconds: journals, removed.json and serving.json, into a store.
+"""Backs up the state that only this host has, every ESPALIER_BACKUP_EVERY_S seconds: journals, removed.json and serving.json, to a store.
 
-One process of a host does so, the one that holds a lock on the models folder. When a model is due follows from its newest backup in the
-store, so a service that restarts again and again makes no more of them. A failure is logged once and tried again; requests do not notice.
-Knows models by their folders. Does not know how a backup is made (espalier/store/backups.py).
+One process of a host does so: the one that holds a lock on the models folder. A model's next backup is due so long after its newest one in
+the store. A service that restarts again and again therefore makes no more backups. A failure is logged once and tried again; requests do
+not notice. Knows models by their folders. Does not know how a backup is made (espalier/store/backups.py).
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import threading
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 from espalier.errors import EspalierError
+from espalier.file_lock import try_lock
 from espalier.store.backups import LOCK, BeingBackedUp, back_up, find_backups, models_with_state, prune, time_of
 from espalier.store.objects import Objects
 
@@ -26,7 +26,7 @@ from ..watch.metrics import Metrics
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""Between two looks at what is due."""
+"""Seconds between two checks for backups that are due."""
 RETRY_S = 60.0
 """Longest pause after a failure, unless ESPALIER_BACKUP_EVERY_S is shorter."""
 
@@ -40,9 +40,9 @@ class Backups:
         self._settings, self._url, self._metrics = settings, url, metrics
         self._store: Objects | None = None
         self._lock: int | None = None
-        self._due: dict[str, float] = {}  # by model, of time.monotonic(): the clock may be set
+        self._due: dict[str, float] = {}  # model → when, of time.monotonic(), because the clock may be set
         self._failed: set[str] = set()  # models whose last attempt failed, which was logged
-        self._wrong = ""
+        self._logged_error = ""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="backups", daemon=True)
 
@@ -50,7 +50,7 @@ class Backups:
         self._thread.start()
 
     def stop(self) -> None:
-        """Back nothing up any more. What is being sent ends soon, and nobody will see it."""
+        """Stop backing up. A backup that is being sent is abandoned soon; it never appears in the store."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -59,39 +59,32 @@ class Backups:
             while not self._stopped.wait(min(TICK_S, self._settings.backup_every_s)):
                 try:
                     if self._elected():
-                        self._look()
+                        self._back_up_due()
                 except _Stopped:
                     return
                 except Exception as error:  # no error may end the backups
-                    if self._wrong != str(error):
+                    if self._logged_error != str(error):
                         log.exception("backups are tried again after")
-                    self._wrong = str(error)
+                    self._logged_error = str(error)
         finally:
             if self._lock is not None:
                 os.close(self._lock)
 
     def _elected(self) -> bool:
         """Whether this process makes the backups, from now on until it ends."""
-        if self._lock is None:
-            if not self._settings.models.is_dir():  # nothing has come from the store yet
-                return False
-            descriptor = os.open(self._settings.models / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            self._lock = descriptor
-            log.info("journals, removals and defaults are backed up to %s", self._url)
-        return True
+        if self._lock is None and self._settings.models.is_dir():  # it is missing until a model comes from the store
+            self._lock = try_lock(self._settings.models / LOCK)
+            if self._lock is not None:
+                log.info("journals, removals and defaults are backed up to %s", self._url)
+        return self._lock is not None
 
-    def _look(self) -> None:
+    def _back_up_due(self) -> None:
         for name in models_with_state(self._settings.models):
             if time.monotonic() >= self._due.get(name, 0.0) and not self._stopped.is_set():
                 self._back_up(name, self._settings.models / name)
 
     def _back_up(self, name: str, folder: Path) -> None:
-        """Do what is due of a model, and say when the next is."""
+        """Back a model up, and note when the next backup is due."""
         every_s, now = self._settings.backup_every_s, time.monotonic()
         self._metrics.count("espalier_live_backup_failures_total", name, by=0)  # so that Prometheus sees the first one as an increase
         try:
@@ -101,15 +94,15 @@ class Backups:
                 self._metrics.show("espalier_live_backup_timestamp_seconds", made_at, name)
                 self._due[name] = now + max(every_s - (time.time() - made_at), 0.0)
                 return
-            if DesiredState(folder).is_changing:  # it may be changed back
+            if DesiredState(folder).is_changing:  # the change may be taken back
                 self._due[name] = now + min(RETRY_S, every_s)
                 return
-            made = back_up(self._store, folder, on_bytes=self._go_on)
-            if made is not None:
+            backup = back_up(self._store, folder, on_bytes=self._check_stopped)
+            if backup is not None:
                 self._metrics.show("espalier_live_backup_timestamp_seconds", time.time(), name)
                 prune(self._store, name, self._settings.backup_keep)
             self._due[name] = now + every_s
-        except BeingBackedUp:  # by a command
+        except BeingBackedUp:  # a command does so
             self._due[name] = now + min(RETRY_S, every_s)
         except (EspalierError, OSError) as error:
             self._due[name] = now + min(RETRY_S, every_s)
@@ -122,6 +115,6 @@ class Backups:
                 log.info("%s is backed up again", name)
             self._failed.discard(name)
 
-    def _go_on(self, _: int) -> None:
+    def _check_stopped(self, _: int) -> None:
         if self._stopped.is_set():
             raise _Stopped

@@ -1,8 +1,8 @@
-"""Changes of what is served, by an admin: versions, the default one, and standing exclusions.
+"""An admin's changes: which versions serve, which one is the default, and which items are removed.
 
-A change is written to the models folder (desired_state.py) and followed by every worker (follower.py). A change of versions is answered
-when all have followed; when one of them cannot, the former state is written again. A change of removals stays: its answer says which
-workers are behind. Knows models and versions, not HTTP.
+A change is written to the models folder (desired_state.py), and every worker follows it (follower.py). A change of versions is answered
+when all workers have followed. If one of them cannot, the former state is written again. A change of removals stays: its answer names the
+workers that are behind. Knows models and versions, not HTTP.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ CHECK_S = 0.02
 REMOVALS_WAIT_S = 5.0
 """How long a change of removals waits for other changes of removals."""
 TAKE_BACK_WAIT_S = 1.0
-"""How long a change of versions waits while a worker takes back the change of a process that has ended. For a change that lives it does not
-wait longer: loading can take minutes."""
+"""How long a change of versions waits for another one. A worker takes back the change of an ended process within this time. A change in
+progress can take minutes, so that waiting longer would not help."""
 REMOVALS_VISIBLE_S = 1.0
-"""How long a change of removals waits for workers to follow, before its answer names those that are behind."""
+"""How long a change of removals waits for workers to follow before its answer names those that are behind."""
 
 
 class ServedVersions(NamedTuple):
-    """What a model serves: its versions, ascending, the one that answers where a request names none, and the one that is tried."""
+    """The versions of a model that serve, ascending; the default, which answers requests that name none; the candidate on trial."""
 
     versions: tuple[int, ...]
     default: int
@@ -51,7 +51,7 @@ class ServedVersions(NamedTuple):
 
 
 class RemovedChange(NamedTuple):
-    """The removed ids before a change and after it. behind: process ids of workers that do not answer by them yet."""
+    """The removed ids before and after a change. behind: process ids of workers that have not applied it yet."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -64,30 +64,30 @@ class Changes:
     def __init__(self, settings: Settings, metrics: Metrics, follower: Follower, workers: Workers) -> None:
         self._settings, self._metrics, self._follower, self._workers = settings, metrics, follower, workers
         self._stopped = False
-        self._given_up: dict[str, dict[int, int]] = {}  # by model the workers that a change of removals has waited for in vain
+        self._behind_at_timeout: dict[str, dict[int, int]] = {}  # model → worker → generation, when a change of removals timed out
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def stop(self) -> None:
-        """End the changes that wait for workers. Those of versions raise NotReady, and are taken back."""
+        """End the changes that wait for workers. Changes of versions are taken back and raise NotReady."""
         self._stopped = True
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def load(self, name: str, version: int, default: bool = False) -> tuple[ServedVersions, ServedVersions]:
-        """Load a version on every worker, beside those that serve; make it the default if asked. Returns what was served, and what is now.
+        """Load a version on every worker, beside those that serve. Returns the served versions before and after.
 
-        Raises ModelNotFound when it is not on disk, Conflict when a worker cannot load it or a store says what serves: then nothing has
-        changed.
+        Raises ModelNotFound when the version is not on disk, Conflict when a worker cannot load it or a store says which versions serve.
+        After an error nothing has changed.
         """
         self._check_store(name)
         entry = await asyncio.to_thread(self._on_disk, name, version)
         return await self._shielded(self._load(entry, version, default))
 
     async def set_default(self, name: str, version: int) -> tuple[ServedVersions, ServedVersions]:
-        """Make a version the one that answers where a request names none, on all workers; it is loaded first. Raises as `load` does."""
+        """Load a version and make it the default on all workers. Raises as `load` does."""
         return await self.load(name, version, default=True)
 
     async def set_candidate(self, name: str, candidate: Candidate | None) -> tuple[ServedVersions, ServedVersions]:
-        """Try a version on some requests, on all workers; it is loaded first. None: all go to the default again. Raises as `load` does."""
+        """Load a version and try it on some requests, on all workers. None ends the trial. Raises as `load` does."""
         self._check_store(name)
         entry = self._follower.entry(name)
         if candidate is not None:
@@ -95,23 +95,23 @@ class Changes:
         return await self._shielded(self._set_candidate(entry, candidate))
 
     async def unload(self, name: str, version: int) -> tuple[ServedVersions, ServedVersions]:
-        """Drop a version on every worker. Requests that have it are finished. Raises ModelNotFound, Conflict for the default version."""
+        """Drop a version on every worker; its requests are finished first. Raises ModelNotFound, Conflict for the default version."""
         self._check_store(name)
         return await self._shielded(self._unload(self._follower.entry(name), version))
 
     async def edit_removed(
         self, name: str, edit: Callable[[tuple[str, ...]], tuple[str, ...] | None], replace: bool = False
     ) -> RemovedChange:
-        """Change the removed ids of a model. Nobody else changes them meanwhile, in whatever process. Workers that are behind follow later.
+        """Change the removed ids of a model, under a lock that all processes respect. Workers that are behind follow later.
 
-        edit     called in a thread with the current list; returns the new one, None to leave it. What it raises ends the change
+        edit     called in a thread with the current list; returns the new one, or None to leave it. An exception of it ends the change
         replace  whether `edit` ignores the current list, so that a malformed file can be replaced
         Raises ModelNotFound, BeingChanged when other changes do not end in time, Conflict.
         """
         return await self._shielded(self._edit_removed(self._follower.entry(name), edit, replace))
 
     def _check_store(self, name: str) -> None:
-        """Raise Conflict where a store says what serves: one host alone would serve something else until the next look at it."""
+        """Raise Conflict if a store says which versions serve: this host would differ from the others until it reads the store again."""
         if self._settings.store is not None:
             self._follower.entry(name)
             raise Conflict(
@@ -122,12 +122,12 @@ class Changes:
     # -- versions -------------------------------------------------------------------------------------------------------
 
     def _on_disk(self, name: str, version: int) -> Entry:
-        """The model of a version that can be loaded, or is."""
+        """The model of a version that is on disk or loaded. Raises ModelNotFound."""
         versions = self._follower.find_versions().get(name, ())
         entry = self._follower.add(name, versions) if versions else self._follower.entry(name)
         if version not in versions and version not in entry.ready:
-            there = ", ".join(map(str, versions)) or "none"
-            raise ModelNotFound(f"There is no version {version} of {name!r} in the models folder; there: {there}.")
+            on_disk = ", ".join(map(str, versions)) or "none"
+            raise ModelNotFound(f"There is no version {version} of {name!r} in the models folder; there: {on_disk}.")
         entry.versions = versions or entry.versions
         return entry
 
@@ -142,7 +142,7 @@ class Changes:
             return before, _served(entry, now)
 
     async def _loaded(self, entry: Entry, now: Serving | None, version: int) -> Serving | None:
-        """What serves once a version is loaded everywhere. Holds the lock."""
+        """Load a version everywhere; returns what should serve then. The caller holds the lock."""
         served = _served(entry, now)
         if version in served.versions and await asyncio.to_thread(self._is_everywhere, entry, version):
             return now
@@ -169,9 +169,9 @@ class Changes:
             return before, _served(entry, now)
 
     def _is_everywhere(self, entry: Entry, version: int) -> bool:
-        """Whether a version answers in all living workers. One may have left out what had ended processes."""
-        others = self._workers.progress(entry.name)
-        return version in entry.ready and all(version in found.versions for pid, found in others.items() if pid != os.getpid())
+        """Whether a version answers in all living workers. A worker may have left out a version that had ended processes."""
+        progress = self._workers.progress(entry.name)
+        return version in entry.ready and all(version in worker.versions for pid, worker in progress.items() if pid != os.getpid())
 
     async def _unload(self, entry: Entry, version: int) -> tuple[ServedVersions, ServedVersions]:
         async with _locked(entry, Serving, TAKE_BACK_WAIT_S):
@@ -196,9 +196,9 @@ class Changes:
     async def _serve(
         self, entry: Entry, now: Serving | None, add: set[int], drop: set[int], default: int, candidate: Candidate | None = None
     ) -> Serving:
-        """Change what should serve, on all workers. Versions that failed to load are given up: they would fail the change.
+        """Change what should serve, on all workers. Versions that failed to load are dropped: they would fail the change.
 
-        candidate  nobody tries it where its version is the default now, or does not serve
+        candidate  dropped if its version is the default now, or does not serve
         """
         versions = ({version for version in _served(entry, now).versions if version in entry.ready} | add | {default}) - drop
         generation = max(entry.progress.serving, now.generation if now else 0) + 1
@@ -218,7 +218,7 @@ class Changes:
                 if not replace:
                     raise Conflict(f"{error}; replace the whole list (PUT without If-Match), or repair the file") from error
                 before = None  # the file is replaced
-            ids = entry.removed if before is None else before.ids  # without a file, the list that was read last is in force
+            ids = entry.removed if before is None else before.ids  # without a file, the last list that was read is in force
             after = await asyncio.to_thread(edit, ids)
             generation = before.generation if before else 0
             if after is not None:
@@ -227,32 +227,33 @@ class Changes:
         return RemovedChange(ids, ids if after is None else after, await self._behind(entry, generation))
 
     async def _behind(self, entry: Entry, generation: int) -> tuple[int, ...]:
-        """The living workers that serve a model and do not answer by these removals within REMOVALS_VISIBLE_S.
+        """The living workers that serve a model and have not applied these removals after REMOVALS_VISIBLE_S.
 
-        Who was waited for in vain is not waited for again until it has followed anything. Who begins to serve has read the removals before.
+        A worker that made an earlier change time out is not waited for again until it has followed some change. A worker that begins to
+        serve has read the removals before.
         """
         self._follower.wake()
         until = time.monotonic() + REMOVALS_VISIBLE_S
         while True:
             progress = await asyncio.to_thread(self._workers.progress, entry.name)
-            behind = {pid: found.removed for pid, found in progress.items() if found.versions and found.removed < generation}
-            if behind.items() <= self._given_up.get(entry.name, {}).items() or time.monotonic() >= until or self._stopped:
+            behind = {pid: worker.removed for pid, worker in progress.items() if worker.versions and worker.removed < generation}
+            if behind.items() <= self._behind_at_timeout.get(entry.name, {}).items() or time.monotonic() >= until or self._stopped:
                 break
             await asyncio.sleep(CHECK_S)
-        self._given_up[entry.name] = behind
+        self._behind_at_timeout[entry.name] = behind
         if behind:
-            log.warning("%s: a change of removals holds, but not yet in worker %s", entry.name, ", ".join(map(str, behind)))
+            log.warning("%s: a change of removals is not yet followed by worker %s", entry.name, ", ".join(map(str, behind)))
         return tuple(behind)
 
     # -- following ------------------------------------------------------------------------------------------------------
 
     async def _change(self, entry: Entry, before: Serving | None, after: Serving) -> None:
-        """Write what should serve and wait until all workers have followed; take it back when one cannot, or ends meanwhile."""
-        opened = [entry.disk.folder / str(version) for version in after.versions if version not in entry.ready]
+        """Write what should serve and wait until all workers have followed. If one cannot, or ends meanwhile, take the change back."""
+        new_folders = [entry.disk.folder / str(version) for version in after.versions if version not in entry.ready]
         await asyncio.to_thread(entry.disk.begin_change, before, after)
         try:
-            problems = await self._followed(entry, lambda progress: progress.serving >= after.generation, opened)
-        except NotReady:  # nobody will see whether it could be followed
+            problems = await self._followed(entry, lambda progress: progress.serving >= after.generation, new_folders)
+        except NotReady:  # the service stops before all workers have followed
             await self._take_back(entry)
             raise
         if not problems:
@@ -267,35 +268,35 @@ class Changes:
         self._metrics.count("espalier_reload_total", entry.name, "rolled_back")
         await asyncio.to_thread(entry.disk.take_back)
 
-    async def _followed(self, entry: Entry, done: Callable[[WorkerProgress], bool], opened: Sequence[Path] | None = None) -> list[str]:
+    async def _followed(self, entry: Entry, done: Callable[[WorkerProgress], bool], new_folders: Sequence[Path] | None = None) -> list[str]:
         """Wait until every living worker is done. Returns the problems, one line per worker.
 
-        opened  folders of the versions that workers open now; None: what they cannot load is no problem
+        new_folders  of the versions that workers open now. With None, failures to load are no problems
         """
         self._follower.wake()
         until = time.monotonic() + self._settings.load_timeout_s
         while True:
             progress = await asyncio.to_thread(self._workers.progress, entry.name)
-            behind = [pid for pid, found in progress.items() if not done(found)]
-            failed = [
-                f"worker {pid}: {found.failed}"
-                for pid, found in progress.items()
-                if opened is not None and found.failed and pid not in behind
+            behind = [pid for pid, worker in progress.items() if not done(worker)]
+            failures = [
+                f"worker {pid}: {worker.failed}"
+                for pid, worker in progress.items()
+                if new_folders is not None and worker.failed and pid not in behind
             ]
-            for version in opened or ():
-                if await asyncio.to_thread(self._follower.openings.ended, version):
-                    return [*failed, f"a worker ended while it opened version {version.name}"]
+            for folder in new_folders or ():
+                if await asyncio.to_thread(self._follower.openings.deaths, folder):
+                    return [*failures, f"a worker ended while it opened version {folder.name}"]
             if not behind:
-                return failed
+                return failures
             if time.monotonic() >= until:
                 limit = f"{self._settings.load_timeout_s:g} s (ESPALIER_LOAD_TIMEOUT_S)"
-                return failed + [f"worker {pid} did not follow within {limit}" for pid in behind]
+                return failures + [f"worker {pid} did not follow within {limit}" for pid in behind]
             if self._stopped:
                 raise NotReady("The service is shutting down.")
             await asyncio.sleep(CHECK_S)
 
     async def _shielded(self, change: Coroutine[Any, Any, T]) -> T:
-        """Finish a change even when its client hangs up."""
+        """Finish a change even if its client hangs up."""
         task = asyncio.ensure_future(change)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -304,12 +305,12 @@ class Changes:
 
 @asynccontextmanager
 async def _locked(entry: Entry, kind: type[Serving] | type[Removed], wait_s: float) -> AsyncIterator[None]:
-    """Nobody else changes the file meanwhile. Raises BeingChanged when others do not end within `wait_s`."""
+    """Hold the lock of a file of desired state. Raises BeingChanged when other changes do not end within `wait_s`."""
     until = time.monotonic() + wait_s
-    with ExitStack() as held:
+    with ExitStack() as locks:
         while True:
             try:
-                held.enter_context(entry.disk.locked(kind))
+                locks.enter_context(entry.disk.locked(kind))
                 break
             except BeingChanged:
                 if time.monotonic() >= until:
@@ -319,7 +320,7 @@ async def _locked(entry: Entry, kind: type[Serving] | type[Removed], wait_s: flo
 
 
 def _served(entry: Entry, serving: Serving | None) -> ServedVersions:
-    """What should serve; without a serving.json what does."""
+    """The versions that should serve; without a serving.json, those that do."""
     if serving is None:
         return ServedVersions(tuple(sorted(entry.ready)), entry.version)
     return ServedVersions(tuple(sorted(serving.versions)), serving.default, serving.candidate)

@@ -1,14 +1,14 @@
-"""What should be served, on disk: the desired state of one model, in files beside its versions.
+"""The desired state of one model on disk: which versions should serve, and which items are removed. Its files are beside the versions.
 
     models/<name>/serving.json   {"generation": 4, "versions": [2, 3], "default": 3}, perhaps a "candidate": espalier/serving.py; absent:
                                  the highest version alone
     models/<name>/removed.json   {"generation": 2, "ids": ["b12"]}; absent from the start: nothing is removed
-    models/<name>/.lock, .removed.lock   held by whoever changes serving.json, removed.json
-    models/<name>/.serving.before  what serving.json said before the change that is under way
+    models/<name>/.lock, .removed.lock   locked while serving.json, removed.json is changed
+    models/<name>/.serving.before  the content of serving.json before the change that is under way
 
-Every worker process follows these files; a generation says which state a worker has reached. They are replaced as a whole (written
-beside their place, flushed, renamed), so that a reader never sees half of one. A change of serving.json whose lock nobody holds was left by
-a process that ended: whoever finds it takes it back. followed_file.py says what becomes of a state whose file is gone. Knows files, not
+Every worker process follows these files; a generation says which state a worker has reached. A file is replaced as a whole (written under
+another name, flushed, renamed), so that a reader never sees half of it. A change of serving.json whose lock is free was left by a process
+that ended: the next process that sees it takes it back. followed_file.py says which state holds when a file is gone. Knows files, not
 engines.
 """
 
@@ -38,7 +38,7 @@ MAX_BYTES = 256 << 20
 """Largest file that is read."""
 
 Signature = tuple[int, int, int]
-"""Modification time in ns, inode and size of a file: another one means that it was written."""
+"""Modification time in ns, inode and size of a file. It changes when the file is written or replaced."""
 
 
 class Removed(DesiredFile):
@@ -48,14 +48,14 @@ class Removed(DesiredFile):
 
 
 class Former(BaseModel):
-    """What serving.json said before a change; None: there was no file. generation: of the state that the change writes."""
+    """The content of serving.json before a change; None if there was no file. generation: of the state that the change writes."""
 
     generation: int
     serving: Serving | None = None
 
 
 class InvalidState(InvalidData):
-    """A file of desired state says nothing that can be followed. readable: its content is wrong; otherwise the system does not give it."""
+    """A file of desired state is invalid (readable), or the system cannot read it (not readable)."""
 
     def __init__(self, file: str, value: object, expected: str, readable: bool = True) -> None:
         super().__init__(file, value, expected)
@@ -73,27 +73,27 @@ class DesiredState:
         self.folder = folder
 
     def name_of(self, kind: type[State]) -> str:
-        """The file as messages call it: relative to the models folder."""
+        """The file's path in messages, relative to the models folder."""
         return f"{self.folder.name}/{_FILES[kind]}"
 
     def has_versions(self) -> bool:
-        """Whether the folder is there and holds versions: an empty one is where nothing is mounted."""
+        """Whether the folder exists and holds versions. An empty folder may be one that is not mounted."""
         try:
             return any(name.isdecimal() for name in os.listdir(self.folder))
         except OSError:
             return False
 
     def signature(self, kind: type[State]) -> Signature | None:
-        """Of the file as it is now; None where there is none. Raises InvalidState where the system does not say."""
+        """The signature of the file now; None without a file. Raises InvalidState when the system cannot say."""
         try:
-            return _signed(self._file(kind).stat())
+            return _signature_of(self._file(kind).stat())
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise InvalidState(self.name_of(kind), error.strerror, "a readable file", readable=False) from error
 
     def read(self, kind: type[State]) -> State | None:
-        """The state, None where there is no file. Raises InvalidState, saying which file, what is wrong, and what was expected."""
+        """The state; None without a file. Raises InvalidState, which names the file, the wrong value and what was expected."""
         file, name = self._file(kind), self.name_of(kind)
         try:
             if (size := file.stat().st_size) > MAX_BYTES:
@@ -107,21 +107,21 @@ class DesiredState:
             return kind.model_validate_json(content)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
+            field = ".".join(str(key) for key in first["loc"])
             expected = "a JSON document" if first["type"] == "json_invalid" else expectation(first)
-            raise InvalidState(f"{name}: {where}" if where else name, first["input"], expected) from error
+            raise InvalidState(f"{name}: {field}" if field else name, first["input"], expected) from error
 
     def write(self, state: Serving | Removed) -> None:
-        """Replace the file. Raises Conflict where the folder cannot be written to."""
+        """Replace the file. Raises Conflict when the folder is not writable."""
         self._replace(self._file(type(state)), state)
 
     def begin_change(self, before: Serving | None, after: Serving) -> None:
-        """Write what should serve, so that it can be taken back until `end_change`. Holds the lock. Raises Conflict."""
+        """Write what should serve; `take_back` can undo it until `end_change`. The caller holds the lock. Raises Conflict."""
         self._replace(self.folder / _FORMER, Former(generation=after.generation, serving=before))
         self.write(after)
 
     def end_change(self) -> None:
-        """The change stays. Holds the lock. Raises Conflict."""
+        """Make the change final. The caller holds the lock. Raises Conflict."""
         with self._writable():
             (self.folder / _FORMER).unlink(missing_ok=True)
             flush(self.folder)
@@ -131,24 +131,24 @@ class DesiredState:
         return os.path.exists(self.folder / _FORMER)  # False where the folder cannot be read
 
     def take_back(self) -> bool:
-        """Write what serving.json said before the change that has not ended, as a newer state. Holds the lock. Raises Conflict.
+        """Undo the change that has not ended: write the former state, as a newer generation. The caller holds the lock. Raises Conflict.
 
-        False where there is no such change, or the file is another one by now: then it stays.
+        False if serving.json is not of this change any more: then it stays.
         """
         with self._writable():
             content = (self.folder / _FORMER).read_bytes()
         try:
             former, now = Former.model_validate_json(content), self.read(Serving)
         except (InvalidData, ValidationError):  # one of the files was written by hand
-            found = False
+            is_current = False
         else:
-            found = now is not None and now.generation == former.generation
-            if found and former.serving is None:
+            is_current = now is not None and now.generation == former.generation
+            if is_current and former.serving is None:
                 self.delete(Serving)
-            elif found and former.serving is not None:
+            elif is_current and former.serving is not None:
                 self.write(former.serving.model_copy(update={"generation": former.generation + 1}))
         self.end_change()
-        return found
+        return is_current
 
     def _replace(self, file: Path, state: BaseModel) -> None:
         with self._writable():
@@ -168,16 +168,16 @@ class DesiredState:
             flush(self.folder)
 
     def delete(self, kind: type[Serving] | type[Removed]) -> None:
-        """Back to the state of no file."""
+        """Delete the file; its default state holds then. Raises Conflict."""
         with self._writable():
             self._file(kind).unlink(missing_ok=True)
             flush(self.folder)
 
     @contextmanager
     def locked(self, kind: type[Serving] | type[Removed]) -> Iterator[None]:
-        """Nobody else changes this file meanwhile. A change whose author has ended is taken back first.
+        """Hold the lock of this file. A change whose author has ended is taken back first.
 
-        Raises BeingChanged when somebody changes it, Conflict where the folder cannot be written.
+        Raises BeingChanged when another process or thread holds the lock, Conflict when the folder is not writable.
         """
         with self._writable():
             descriptor = os.open(self.folder / _LOCKS[kind], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -207,12 +207,12 @@ class DesiredState:
 
 
 def signature(file: Path) -> Signature | None:
-    """Changes when the file is written or replaced; None where there is none."""
+    """The signature of a file; None if it is missing or unreadable."""
     try:
-        return _signed(file.stat())
+        return _signature_of(file.stat())
     except OSError:
         return None
 
 
-def _signed(found: os.stat_result) -> Signature:
-    return found.st_mtime_ns, found.st_ino, found.st_size
+def _signature_of(status: os.stat_result) -> Signature:
+    return status.st_mtime_ns, status.st_ino, status.st_size

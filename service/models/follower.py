@@ -1,7 +1,7 @@
 """Follows the files of desired_state.py: changes what serves to what should serve.
 
-Two threads. One looks at the files four times a second, and does at once what is quick: removals, another default, files that were changed
-in place, unused versions. The other loads, one version after the other. Knows when to change what serves; swapping.py knows how.
+Two threads. The follower reads the files four times a second, and does what is quick at once: removals, another default, files that were
+changed in place, unused versions. The loader loads one version after the other. Knows when to change what serves; swapping.py knows how.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from ..watch.metrics import Metrics
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-"""Between two looks at the files of desired state."""
+"""Seconds between two looks at the files of desired state."""
 SCAN_S = 1.0
-"""Between two looks at which versions there are."""
+"""Seconds between two scans for new versions."""
 STALE_S = 1.0
-"""A process that has not looked for so long was stopped, or is very busy: before it answers again it looks for removals."""
+"""A process that has not looked for so long was stopped, or is very busy. It reads the removals before it answers again."""
 LOOK_WAIT_S = 0.1
-"""How long a request waits for a look that is under way: on a folder that hangs, it may never end."""
+"""How long a request waits for another thread's look. On a file system that hangs, that look may never end."""
 
 
 class Follower:
     """The entries of a models folder, and the two threads that keep them.
 
-    entries   by model name; replaced as a whole, so that it can be walked at any time
+    entries   by model name; replaced as a whole, so that any thread may iterate over it
     openings  which versions ended the process that opened them
-    starting  whether models that the service has waited for since its start are still to appear
+    starting  whether models are still missing that the service waits for since its start
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, engines: EngineSource, workers: Workers, catalogues: LiveCatalogues) -> None:
@@ -64,11 +64,11 @@ class Follower:
         self.entries = {name: self._entry(name, versions) for name, versions in self.find_versions().items()}
         self._adding, self._looking = threading.Lock(), threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._queued: set[tuple[str, str]] = set()  # the loader's tasks, each with the model that it is of
+        self._queued: set[tuple[str, str]] = set()  # (task, model) pairs that wait for the loader
         self._applying: Entry | None = None
         self._scan_at, self._poll_at = 0.0, 0.0
         self._unreadable = ""
-        self._waits: dict[str, str] = {}  # what was logged last
+        self._logged_waits: dict[str, str] = {}  # model → why it waits, as logged last
         self._wake, self._stopped, self._tried = threading.Event(), threading.Event(), threading.Event()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True) for target, name in ((self._follow, "follower"), (self._load, "loader"))
@@ -83,7 +83,7 @@ class Follower:
             thread.start()
 
     def stop(self) -> None:
-        """Follow no more; a version that is being loaded is finished and dropped."""
+        """Stop following. A version that is being loaded is finished and dropped."""
         self._stopped.set()
         self.openings.stop()
         self._wake.set()
@@ -112,9 +112,9 @@ class Follower:
             return self.entries[name]
 
     def find_versions(self) -> dict[str, tuple[int, ...]]:
-        """The models of the folder with their versions, ascending; where one shard is to be served alone, that one."""
-        found, shard = find_versions(self._settings.models), self._settings.shard
-        return found if shard is None else {name: versions for name, versions in found.items() if name == str(shard)}
+        """The models of the folder with their versions, ascending. With ESPALIER_SHARD, only the model of that shard."""
+        versions_by_name, shard = find_versions(self._settings.models), self._settings.shard
+        return versions_by_name if shard is None else {name: v for name, v in versions_by_name.items() if name == str(shard)}
 
     def in_use(self, name: str) -> set[int]:
         """The versions of a model that serve, or should, or are being loaded or closed."""
@@ -125,7 +125,7 @@ class Follower:
         return {*entry.ready, *entry.desired, *(retired.model.version for retired in entry.retired), *loading}
 
     def appeared(self, name: str, versions: tuple[int, ...], late: bool) -> None:
-        """Versions have come from elsewhere. late: as in `add`, where they are the model's first."""
+        """The mirror has brought versions into the folder. late: as in `add`, if they are the model's first."""
         if versions:
             self.add(name, versions, late).versions = versions
             self.wake()
@@ -192,9 +192,9 @@ class Follower:
         self._report(entry)
 
     def look_again(self, entry: Entry) -> None:
-        """Before a request is answered, where that was not done within STALE_S: read what is removed. From the event loop's thread."""
+        """Read the removals before a request is answered, if they were not read for STALE_S. Called by the event loop's thread."""
         if not self._looking.acquire(timeout=LOOK_WAIT_S):
-            entry.looked_at = time.monotonic()  # what was read last stays in force
+            entry.looked_at = time.monotonic()  # the state that was read last stays in force
             return
         try:
             if self._observe(entry):
@@ -203,19 +203,19 @@ class Follower:
             self._looking.release()
 
     def _take_back(self, entry: Entry) -> None:
-        """Take back a change of versions, unless its author lives."""
+        """Take back a change of versions if its author has ended."""
         try:
-            with entry.disk.locked(Serving):  # which takes it back
+            with entry.disk.locked(Serving):  # takes it back
                 pass
         except BeingChanged:
             return
         except Conflict as error:
-            if str(error) != self._waits.get(entry.name):
+            if str(error) != self._logged_waits.get(entry.name):
                 log.error("%s: a change whose author has ended cannot be taken back: %s", entry.name, error)
-            self._waits[entry.name] = str(error)
+            self._logged_waits[entry.name] = str(error)
 
     def _report_default(self, entry: Entry) -> None:
-        """Set the metric of the default version; not while other workers answer until this one can."""
+        """Set the metric of the default version, but not while other workers answer and this one cannot yet."""
         if entry.loaded is not None:
             self._metrics.show("espalier_model_default_version", entry.loaded.version, entry.name)
         elif entry.late:
@@ -224,13 +224,13 @@ class Follower:
             self._metrics.show("espalier_model_default_version", 0, entry.name)
 
     def _loads_nothing(self, entry: Entry) -> bool:
-        """Whether all versions that should serve do, so that a change of default need not wait for the loader."""
+        """Whether all versions that should serve are loaded, so that a change of default need not wait for the loader."""
         if entry.serving is None or not entry.tried or ("apply", entry.name) in self._queued or self._applying is entry:
             return False
         return entry.ready.keys() >= {*entry.serving.versions}
 
     def _observe(self, entry: Entry) -> bool:
-        """Read the files of desired state. True where another state is in force than before, or the first one may be."""
+        """Read the files of desired state. True if another state is in force than before, or the default does not serve yet."""
         removed, serving = self._removed[entry.name], self._serving[entry.name]
         before, now = (removed.state, serving.state), time.monotonic()
         changed = removed.look() | serving.look()
@@ -240,18 +240,18 @@ class Follower:
         if removed.state != before[0]:
             self._remove(entry, removed.state)
         entry.serving = serving.state
-        wrong = {
+        problems = {
             kind: relative_paths(text, self._settings.models)
-            for kind, text in (("removed", removed.wrong), ("serving", serving.wrong))
+            for kind, text in (("removed", removed.problem), ("serving", serving.problem))
             if text
         }
-        for text in wrong.values():
-            if text not in entry.wrong.values():
+        for text in problems.values():
+            if text not in entry.file_problems.values():
                 log.error("%s stays as it is: %s", entry.name, text)
-        if entry.wrong and not wrong:
-            log.info("%s: its files of desired state say again what is in force", entry.name)
-        entry.wrong = wrong
-        self._metrics.show("espalier_desired_state_wrong", bool(wrong), entry.name)
+        if entry.file_problems and not problems:
+            log.info("%s: its files of desired state are valid again", entry.name)
+        entry.file_problems = problems
+        self._metrics.show("espalier_desired_state_wrong", bool(problems), entry.name)
         entry.looked_at = now
         return entry.loaded is None or (removed.state, serving.state) != before
 
@@ -263,9 +263,9 @@ class Follower:
             self._workers.note(entry.name, removed.model_dump_json())
 
     def _recall(self, name: str) -> Removed | None:
-        """The removals that other workers had read last, for a worker that starts when the file is gone."""
-        noted = self._workers.noted(name)
-        return None if noted is None else Removed.model_validate_json(noted)
+        """The removals that other workers read last, for a worker that starts when the file is gone."""
+        note = self._workers.noted(name)
+        return None if note is None else Removed.model_validate_json(note)
 
     def _report(self, entry: Entry) -> None:
         with entry.lock:
@@ -273,7 +273,7 @@ class Follower:
         self._workers.report(entry.name, entry.progress)
 
     def _scan(self) -> None:
-        """Which versions there are; where polling is on, load those that are new."""
+        """Find the versions on disk. If polling is on, load the new ones."""
         now, poll_s = time.monotonic(), self._settings.poll_s
         if now < self._scan_at:
             return
@@ -295,16 +295,16 @@ class Follower:
                 self._soon("apply", entry)
 
     def _may_be_repaired(self, entry: Entry) -> bool:
-        """Whether the default does not serve and the files of a version that failed have changed since."""
+        """Whether the default does not serve, and files of a failed version have changed since it failed."""
         if entry.loaded is not None:
             return False
         versions = entry.versions if entry.serving is None else entry.serving.versions
         return any(version in entry.bad_files and not known_bad(entry, version) for version in versions)
 
     def _newer(self, entry: Entry) -> list[int]:
-        """Versions above the one that serves, highest first; without those that failed and have not changed since.
+        """Versions above the one that serves, highest first. A version that failed counts only if its files have changed since.
 
-        Of a shard of which too few versions serve, lower ones too: they may have come after the higher one.
+        If fewer than SHARD_VERSIONS versions of a shard serve, lower versions count too: they may have come after the higher one.
         """
         above = 0 if entry.loaded is None else entry.loaded.version
         if entry.loaded is not None and entry.loaded.shard is not None and len(entry.ready) < SHARD_VERSIONS:
@@ -318,7 +318,7 @@ class Follower:
             try:
                 with short_switch_interval() if self._tried.is_set() else nullcontext():
                     job()
-            except Exception:  # expected failures are LoadFailed; no other may end this thread
+            except Exception:  # expected failures are LoadFailed; an unexpected one must not end this thread
                 log.exception("the loader goes on after")
         self._tried.set()
 
@@ -329,7 +329,7 @@ class Follower:
         self._tried.set()
 
     def _soon(self, task: Literal["apply", "reopen"], entry: Entry) -> None:
-        """Let the loader do this, unless it waits to do so already."""
+        """Queue a task for the loader, unless the same is queued already."""
 
         def job() -> None:
             self._applying = entry if task == "apply" else None
@@ -351,27 +351,27 @@ class Follower:
                 self._swapper.reopen(entry, loaded)
 
     def _apply(self, entry: Entry) -> None:
-        """Make an entry serve what it should, and report this worker's progress."""
+        """Make an entry serve the versions that it should, and report this worker's progress."""
         if self._stopped.is_set():
             return
-        serving, failed = entry.serving, None
+        serving, failure = entry.serving, None
         try:
-            if not (self._removed[entry.name].known and self._serving[entry.name].known):
-                raise LoadFailed("; ".join(entry.wrong.values()))
+            if not (self._removed[entry.name].is_known and self._serving[entry.name].is_known):
+                raise LoadFailed("; ".join(entry.file_problems.values()))
             if serving is not None:
                 self._swapper.serve(entry, serving)
             elif entry.loaded is not None or not entry.late or self._settings.poll_s is not None:
                 self._swapper.serve_highest(entry)
         except LoadFailed as error:
-            failed = str(error)
+            failure = str(error)
         except ShardsMissing as error:
-            if str(error) != self._waits.get(entry.name):
+            if str(error) != self._logged_waits.get(entry.name):
                 log.info("%s: %s", entry.name, error)
-            self._waits[entry.name] = str(error)
+            self._logged_waits[entry.name] = str(error)
             return
         finally:
             entry.tried = True
-        self._waits.pop(entry.name, None)
+        self._logged_waits.pop(entry.name, None)
         with entry.lock:
-            entry.progress = replace(entry.progress, serving=0 if serving is None else serving.generation, failed=failed)
+            entry.progress = replace(entry.progress, serving=0 if serving is None else serving.generation, failed=failure)
         self._report(entry)

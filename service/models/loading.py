@@ -44,13 +44,13 @@ from ..watch.process_usage import gpu_memory
 log = logging.getLogger(__name__)
 
 CPU_BATCH, GPU_BATCH = 16, 512
-"""Default most queries per engine call: batching gains almost nothing on one CPU thread."""
+"""Default of the most queries per engine call. Batching gains almost nothing on one CPU thread."""
 LOADER_NICENESS = 10
 """Niceness of the loader's thread."""
 USUAL_SWITCH_S, OVERLOAD_SWITCH_S, LOADER_SWITCH_S = sys.getswitchinterval(), 5e-4, 1e-4
-"""How long one thread may keep the interpreter from another: usually, in overload, and while a version is loaded. With Python's own 5 ms
-the engine's thread would wait for longer than a search takes while the event loop is busy with refusals, and every request for the loader.
-At other times switching costs more than it gains."""
+"""How long one thread may keep the interpreter from another: usually, in overload, and while a version is loaded. With Python's default of
+5 ms, the engine's thread would wait longer than a search takes while the event loop writes refusals, and every request would wait for the
+loader. At other times switching costs more than it gains."""
 
 MANIFEST = "manifest.json"
 
@@ -60,12 +60,12 @@ Files = dict[Path, Signature | None]
 
 @dataclass(frozen=True)
 class EngineSource:
-    """Where versions get their engines from; tests and the router bring their own.
+    """How versions get their engines. Tests and the router bring their own.
 
     calls      engine calls of one version at once
-    awaits     the folder of a version → what it waits for before it can be opened; None: nothing
-    layout     the folder of a version → into how many shards it is cut now; None: into none, or not all are there
-    layout_of  an engine → how many shards it asks; None: none. Where `layout` becomes another number, the version is opened anew
+    awaits     the folder of a version → what it waits for before it can be opened, or None
+    layout     the folder of a version → into how many shards it is cut now; None if it is not cut, or a shard is missing
+    layout_of  an engine → how many shards it asks, or None. If `layout` becomes another number, the version is opened anew
     """
 
     open: OpenEngine = open_engine
@@ -76,15 +76,15 @@ class EngineSource:
 
 
 class LoadFailed(EspalierError):
-    """A version cannot serve. The text says why; users may read it."""
+    """A version cannot serve. The text says why and may be shown to users."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """One version of a model that serves. It may be used as long as it is referenced: it is closed after the last reference has gone.
+    """One version of a model that serves. It is closed after the last reference to it has gone.
 
-    files     the signatures of its files when their content was compared last
-    held      what keeps the inode numbers in these signatures from other files
+    files       the signatures of its files when their content was compared last
+    file_maps   keep the inode numbers in these signatures from being reused for other files
     """
 
     bundle: Bundle
@@ -93,7 +93,7 @@ class LoadedModel:
     metrics: ModelMetrics
     filters: ItemFilters
     files: Files
-    held: tuple[pa.Buffer, ...]
+    file_maps: tuple[pa.Buffer, ...]
     live: LiveVersion
     reranker: Reranker | None = None
     shard: ShardVersion | None = None
@@ -110,19 +110,19 @@ class LoadedModel:
 def load_version(
     settings: Settings, metrics: Metrics, engines: EngineSource, name: str, version: int, join: Callable[[LoadedModel], None]
 ) -> LoadedModel:
-    """Open, verify and warm up models/<name>/<version>/. Raises LoadFailed, or ShardsMissing; what was opened before is closed.
+    """Open, verify and warm up models/<name>/<version>/. Raises LoadFailed or ShardsMissing, and frees then what it opened.
 
     join  brings its live items up to date, and keeps them so
     """
-    doing, missing = ["opening its files"], False
+    steps, missing = ["opening its files"], False  # the last step is the one that an error happened in
     try:
-        return _load(settings, metrics, engines, name, version, join, doing)
+        return _load(settings, metrics, engines, name, version, join, steps)
     except ShardsMissing as error:
         traceback.clear_frames(error.__traceback__)
         reason, missing = str(error), True
     except Exception as error:
-        log.exception("%s version %d failed to load, %s", name, version, doing[-1])
-        reason = _reason(error, name, version, doing[-1], settings.models)
+        log.exception("%s version %d failed to load, %s", name, version, steps[-1])
+        reason = _reason(error, name, version, steps[-1], settings.models)
         traceback.clear_frames(error.__traceback__)  # a kept exception must not keep the engine
     raise ShardsMissing(reason) if missing else LoadFailed(reason)
 
@@ -134,51 +134,51 @@ def _load(
     name: str,
     version: int,
     join: Callable[[LoadedModel], None],
-    doing: list[str],
+    steps: list[str],
 ) -> LoadedModel:
     path = settings.models / name / str(version)
-    held = tuple(_hold(path))
+    file_maps = tuple(_map_files(path))
     files = files_of(path)
     bundle = Bundle.open(path, verify=settings.verify)
     manifest = bundle.manifest
     if (manifest.name, manifest.version) != (name, version):
         raise BundleCorrupt(f"{path}: its manifest says {manifest.name} version {manifest.version}")
-    doing.append("opening its engine")
+    steps.append("opening its engine")
     engine = engines.open(bundle, settings.device, settings.engine, settings.threads, settings.precision)
     if runs_on_gpu(engine.name):
         metrics.watch_gpus(gpu_memory)
     filters = ItemFilters([alone.tree for alone in bundle.alone], bundle.items, settings.mask_cache_bytes)
     metrics.show("espalier_model_info", False, name, version, engine.name)
     metrics.show("espalier_model_created_timestamp_seconds", manifest.created.timestamp(), name, version)
-    doing.append("answering its golden queries")
+    steps.append("answering its golden queries")
     log.info("%s version %d: golden overlap %.4f", name, version, verify_golden(bundle, engine))
     if runs_on_gpu(engine.name):
         verify_golden_together(bundle, engine, GPU_BATCH)
     if manifest.content is not None:
-        doing.append("opening its content")
+        steps.append("opening its content")
         ContentRows(bundle)
     reranker = None
     if manifest.ranker is not None:
-        doing.append("opening its ranker")
+        steps.append("opening its ranker")
         reranker = Reranker(bundle, "cuda" if engine.name == "onnx-cuda" else "cpu")
         verify_ranker(bundle, reranker)
-    doing.append("warming up its engine")
+    steps.append("warming up its engine")
     engine.warm_up()
     batcher = Batcher(engine, limits_of(settings, bundle, engine, engines.calls), name, on_overload=in_overload(path))
     model_metrics = ModelMetrics(metrics, name, version, engine.name, lambda: batcher.depth)
     batcher.on_call = model_metrics.call
     live = LiveVersion(bundle, engine, filters)
     shard = ShardVersion.of(bundle, settings.mask_cache_bytes)
-    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, held, live, reranker, shard)
-    doing.append("applying its live items")
+    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, file_maps, live, reranker, shard)
+    steps.append("applying its live items")
     join(loaded)
     return loaded
 
 
 def limits_of(settings: Settings, bundle: Bundle, engine: Engine, calls: int = 1) -> Limits:
-    """The limits of the queue of an engine. A shard never shrinks a beam: all shards search with the one that the router chose.
+    """The limits of the queue of an engine. A shard never shrinks a beam: all shards use the beam size that the router chose.
 
-    Where several calls run at once, the engine waits for other machines, and a call costs hardly more with more queries in it.
+    An engine with several calls at once waits for other machines: a call with more queries costs hardly more.
     """
     gpu = runs_on_gpu(engine.name)
     return Limits(
@@ -194,30 +194,30 @@ def limits_of(settings: Settings, bundle: Bundle, engine: Engine, calls: int = 1
 
 
 def files_of(path: Path) -> Files:
-    """The signatures of a bundle's files; another result means that it was changed, replaced or deleted."""
+    """The signatures of a bundle's files. They change when the bundle is changed, replaced or deleted."""
     return {path / name: signature(path / name) for name in (*ALL_PARTS, MANIFEST)}
 
 
-def _hold(path: Path) -> Iterator[pa.Buffer]:
+def _map_files(path: Path) -> Iterator[pa.Buffer]:
     """Map each of a bundle's files, without a descriptor that stays open.
 
-    Much of a bundle is copied when it is opened. Once such a file is deleted, the file system may give its inode number to the next file
-    that is made, as to the one that replaces it, which would then seem to be the old file, written to.
+    A map keeps the inode of a deleted file in use. Otherwise the file system might give its number to the file that replaces it, and
+    `compare_files` would take the replacement for the old file, written to.
     """
     for name in (*ALL_PARTS, MANIFEST):
-        with suppress(OSError), pa.memory_map(str(path / name)) as file:  # a missing one is for Bundle.open to judge
-            yield file.read_buffer(1)  # keeps the map of the whole file; closing closes the descriptor alone
+        with suppress(OSError), pa.memory_map(str(path / name)) as file:  # Bundle.open reports a missing file
+            yield file.read_buffer(1)  # keeps the map of the whole file; closing only closes the descriptor
 
 
 def compare_files(files: Files) -> Literal["same", "elsewhere", "written", "changed"]:
     """What happened to a loaded bundle's files.
 
     same       nothing
-    elsewhere  deleted, renamed or replaced by other files: the mapped content is unchanged
-    written    written to or touched: the mapped content may differ from the verified one
-    changed    of another size: the mapped content differs
+    elsewhere  a file was deleted, renamed or replaced by another: the mapped content is unchanged
+    written    a file was written to or touched: the mapped content may differ from the verified one
+    changed    a file has another size: the mapped content differs
     """
-    found: Literal["same", "elsewhere", "written"] = "same"
+    change: Literal["same", "elsewhere", "written"] = "same"
     for file, before in files.items():
         now = signature(file)
         if now == before:
@@ -225,16 +225,16 @@ def compare_files(files: Files) -> Literal["same", "elsewhere", "written", "chan
         if now is not None and before is not None and now[1] == before[1]:
             if now[2] != before[2]:
                 return "changed"
-            found = "written"
-        elif found == "same":
-            found = "elsewhere"
-    return found
+            change = "written"
+        elif change == "same":
+            change = "elsewhere"
+    return change
 
 
 def compare_contents(loaded: LoadedModel) -> bool | None:
-    """Whether the written files have the content that was loaded; then their new signatures are kept. Reads them whole.
+    """Whether the written files have the content that was loaded. If so, keep their new signatures. Reads the files whole.
 
-    None where that is unknown, because they were written or deleted meanwhile.
+    None if a file was written or deleted meanwhile, so that the result is unknown.
     """
     now = {file: signature(file) for file, before in loaded.files.items()}
     written = [file for file, before in loaded.files.items() if now[file] is not None and now[file] != before]
@@ -260,7 +260,7 @@ def _is_unchanged(bundle: Bundle, file: Path) -> bool:
 
 
 def lower_priority() -> None:
-    """Lower the priority of the calling thread, so that loading only takes cores that requests leave free."""
+    """Lower the priority of the calling thread, so that loading takes only idle cores."""
     if sys.platform == "linux":
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOADER_NICENESS)
@@ -279,12 +279,12 @@ def short_switch_interval() -> Iterator[None]:
 
 
 def in_overload(version: Path) -> Callable[[bool], None]:
-    """Called when the overload of a version begins and when it ends."""
+    """A callback for the batcher, to call when the overload of a version begins (True) and ends (False)."""
     return lambda overloaded: _switch_after(version, OVERLOAD_SWITCH_S if overloaded else None)
 
 
 def _switch_after(owner: object, seconds: float | None) -> None:
-    """Let threads keep the interpreter for the shortest time that anybody wants. seconds: what `owner` wants, None: nothing any more."""
+    """Set the switch interval to the shortest that any owner asks for. seconds: what `owner` asks for; None withdraws it."""
     with _switching:
         _switch_s.pop(owner, None)
         if seconds is not None:
@@ -296,7 +296,7 @@ _switching, _switch_s = threading.Lock(), dict[object, float]()
 
 
 def relative_paths(text: str, models: Path) -> str:
-    """A text for users: paths are relative to the models folder."""
+    """A text whose paths are relative to the models folder, so that users may read it."""
     for folder in (models.absolute(), models.resolve(), models):
         text = re.sub(rf"(?<![\w./-]){re.escape(f'{folder}{os.sep}')}", "", text)
     return text
@@ -305,15 +305,15 @@ def relative_paths(text: str, models: Path) -> str:
 _OUT_OF_MEMORY = re.compile(r"out of memory|failed to allocate memory|OUT_OF_MEMORY|ALLOC_FAILED|bad_alloc", re.IGNORECASE)
 
 
-def _reason(error: Exception, name: str, version: int, doing: str, models: Path) -> str:
+def _reason(error: Exception, name: str, version: int, step: str, models: Path) -> str:
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
         message = (str(error) or "MemoryError").splitlines()[0][:200]
         text = (
-            f"out of memory while {doing} ({message}). Other versions go on serving. Unload another version first, or export "
+            f"out of memory while {step} ({message}). Other versions go on serving. Unload another version first, or export "
             f"{name} {version} with a smaller max_beam_size, or lower ESPALIER_MAX_BATCH"
         )
     elif isinstance(error, EspalierError):
         text = str(error)
     else:
-        text = f"{type(error).__name__} while {doing}; the log says more"
+        text = f"{type(error).__name__} while {step}; the log says more"
     return relative_paths(text, models)

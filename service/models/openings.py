@@ -1,10 +1,10 @@
-"""Which versions a process was opening when it ended: where memory has no room for another version, the system kills who opens it.
+"""Which versions a process was opening when it ended. If memory has no room for a version, the system kills the process that opens it.
 
-    models/<name>/.opening.<name>.<version>.<random>   in the run folder where the model's folder takes none
+    models/<name>/.opening.<name>.<version>.<random>   in the run folder if the model's folder is not writable
 
-A process holds a lock on its note until the version is open or has failed, and then deletes the note. The system releases the lock however
-the process ends. So a note that nobody holds was left by a process that ended while it opened the version. A note holds for one boot of the
-machine and for the files that the version had. Knows notes, not engines.
+A process locks its note until the version is open or has failed, and then deletes it. The system releases the lock however the process
+ends. An unlocked note therefore means that its process ended while it opened the version. A note is valid for one boot of the machine and
+for the files that the version had. Knows notes, not engines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 class Openings:
     """The notes of this process and of others.
 
-    run_folder  of the workers of this service; None: this process alone
+    run_folder  the run folder that this service's workers share; None if this process is the only one
     """
 
     def __init__(self, run_folder: Path | None) -> None:
@@ -36,7 +36,7 @@ class Openings:
 
     @contextmanager
     def noted(self, version: Path) -> Iterator[None]:
-        """Keep a note while the version in this folder is opened. Without a folder that takes one there is none."""
+        """Keep a note while the version in this folder is opened. If no folder is writable, keep none."""
         with self._lock:
             descriptor = None if self._stopped else self._note(version)
         try:
@@ -45,20 +45,20 @@ class Openings:
             if descriptor is not None:
                 self._forget(descriptor)
 
-    def ended(self, version: Path) -> int:
-        """How many processes have ended while they opened the version as it is now."""
-        left = [content for note in self._found(version) if (content := _left(note)) is not None]
-        return left.count(_stamp(version)) if left else 0
+    def deaths(self, version: Path) -> int:
+        """How many processes have ended while they opened the version with its present files."""
+        stamps = [stamp for note in self._notes_of(version) if (stamp := _abandoned_stamp(note)) is not None]
+        return stamps.count(_stamp(version)) if stamps else 0
 
     def forgive(self, version: Path) -> None:
-        """Delete the notes that others have left: the version was opened, or an admin asks for it again."""
-        for note in self._found(version):
-            if _left(note) is not None:
+        """Delete the notes of ended processes: the version was opened, or an admin asks for it again."""
+        for note in self._notes_of(version):
+            if _abandoned_stamp(note) is not None:
                 with suppress(OSError):
                     note.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """This process ends on purpose: it leaves no note, also of a version that it begins to open in the meantime."""
+        """Delete this process's notes and write no more: it ends on purpose."""
         with self._lock:
             self._stopped = True
         for descriptor in tuple(self._notes):
@@ -75,7 +75,7 @@ class Openings:
                 continue
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            except OSError:  # the file system has no locks: what nobody can hold says nothing
+            except OSError:  # the file system has no locks, so that an unlocked note would mean nothing
                 os.close(descriptor)
                 Path(name).unlink(missing_ok=True)
                 continue
@@ -89,16 +89,16 @@ class Openings:
         note = self._notes.pop(descriptor, None)
         if note is not None:
             with suppress(OSError):
-                os.ftruncate(descriptor, 0)  # for who has opened it by now
+                os.ftruncate(descriptor, 0)  # another process may have the note open already
                 note.unlink(missing_ok=True)
             os.close(descriptor)
 
-    def _found(self, version: Path) -> list[Path]:
-        found = []
+    def _notes_of(self, version: Path) -> list[Path]:
+        notes = []
         for folder in self._folders(version):
             with suppress(OSError):
-                found += [folder / name for name in os.listdir(folder) if name.startswith(_prefix(version))]
-        return found
+                notes += [folder / name for name in os.listdir(folder) if name.startswith(_prefix(version))]
+        return notes
 
 
 def _prefix(version: Path) -> str:
@@ -107,7 +107,7 @@ def _prefix(version: Path) -> str:
 
 
 def _stamp(version: Path) -> bytes:
-    """Another one after the next boot, or where a file of the version was written or replaced."""
+    """A digest that changes with the next boot, and when a file of the version is written or replaced."""
     try:
         boot = BOOT.read_text()
     except OSError:
@@ -115,11 +115,11 @@ def _stamp(version: Path) -> bytes:
     return hashlib.sha256(f"{boot}{list(files_of(version).values())}".encode()).hexdigest().encode()
 
 
-def _left(note: Path) -> bytes | None:
-    """What a note says that nobody holds; None where its process lives."""
+def _abandoned_stamp(note: Path) -> bytes | None:
+    """The stamp in the note of an ended process; None if its process lives or the note is gone."""
     try:
         with note.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return stream.read()
-    except OSError:  # it is held, or gone
+    except OSError:  # locked, or gone
         return None

@@ -1,8 +1,8 @@
 """The recall probe: replays held-out and golden queries against every version that serves, at a low rate, while it serves requests.
 
-So a model with lower recall or other scores than at its export shows in the metrics before customers notice, and so does the quality of a
-version that is loaded but not the default. These queries see no live items; live_replay.py has those that do. All go through the version's
-queue and wait for room; they do not count as requests. Knows queries and their expected answers. Alerts act on them.
+The metrics therefore show lower recall, or other scores than at export, before customers notice. They also show the quality of a loaded
+version that is not the default. These queries see no live items; live_replay.py has those that do. All go through the version's queue and
+wait for room; they do not count as requests. Knows queries and their expected answers.
 
 Legend: M results.
 """
@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 WINDOW = 256
 """Most held-out queries that are replayed; recall is the mean over one round of them."""
 MS = (10, 50, 200)
-"""m of recall@m, for bundles that do not say what was measured when they were exported."""
+"""m of recall@m, for bundles without the recall that was measured at export."""
 PATIENCE_S = 5.0
 """How long a probe query may wait in a queue."""
 LOGGED_LOSS = 0.02
-"""A loss of recall that is logged."""
+"""Smallest loss of recall that is logged."""
 MIN_ANSWERS = 32
 """Answers before recall is reported: one query with lower recall is no reason for an alert."""
 
@@ -60,8 +60,8 @@ class Probe:
         self._registry, self._metrics, self._between_s = registry, metrics, 1 / per_s
         self._replays: WeakKeyDictionary[LoadedModel, Replay | None] = WeakKeyDictionary()
         self._live: WeakKeyDictionary[LoadedModel, LiveReplay] = WeakKeyDictionary()
-        self._shown: set[Key] = set()
-        self._asked: dict[Key, asyncio.Task[None]] = {}
+        self._keys_with_metrics: set[Key] = set()
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Run until cancelled. Versions take turns, so that no two of them are queried at once."""
@@ -75,19 +75,19 @@ class Probe:
                 if not keys:
                     await asyncio.sleep(self._between_s)
         finally:
-            for task in self._asked.values():
+            for task in self._tasks.values():
                 task.cancel()
 
     def ready(self) -> list[Key]:
-        """The versions that serve, without shards: those do not hold what the queries should find."""
+        """The versions that serve, without shards: a shard does not hold all items that the queries should return."""
         entries = self._registry.entries.values()
         return [(entry.name, version) for entry in entries for version, loaded in entry.ready.items() if loaded.shard is None]
 
     def query(self, key: Key) -> asyncio.Task[None]:
-        """One query against a version, unless it has not answered the one before yet."""
-        task = self._asked.get(key)
+        """Send one query to a version, unless it has not answered the one before yet."""
+        task = self._tasks.get(key)
         if task is None or task.done():
-            task = self._asked[key] = asyncio.create_task(self._replay(*key))
+            task = self._tasks[key] = asyncio.create_task(self._replay(*key))
         return task
 
     async def _replay(self, name: str, version: int) -> None:
@@ -96,15 +96,15 @@ class Probe:
             return
         try:
             if loaded not in self._replays:
-                self._replays[loaded] = None  # if that fails, it is not tried again
+                self._replays[loaded] = None  # if the next line fails, it is not tried again
                 self._replays[loaded] = await asyncio.to_thread(Replay, loaded.bundle)
         except Exception:  # a bundle may serve well and hold no usable queries
             log.exception("%s version %d: its held-out queries cannot be replayed; its recall is not watched", name, version)
             return
         replay = self._replays[loaded]
-        if replay is None or not replay.questions:
+        if replay is None or not replay.query_order:
             return
-        self._shown.add((name, version))
+        self._keys_with_metrics.add((name, version))
         if loaded not in self._live:
             self._live[loaded] = LiveReplay(loaded.bundle, loaded.live, replay.heldout)
         live = self._live[loaded]
@@ -112,15 +112,15 @@ class Probe:
             due = live.next()
             queries, params = replay.next() if due is None else due
             answer = await loaded.batcher.search(queries, params, time.perf_counter() + PATIENCE_S, Priority.PATIENT)
-            if answer.degraded:  # a smaller beam than the one that the expected recall was measured with
+            if answer.degraded:  # searched with a smaller beam than the expected recall was measured with
                 self._metrics.count("espalier_probe_queries_total", name, version, "late")
                 return
             if due is not None:
                 live.take(answer.result)
             else:
                 replay.take(answer.result)
-                if replay.wanted is not None:
-                    live.after(queries, params, replay.wanted, answer.result)
+                if replay.relevant_rows is not None:
+                    live.after(queries, params, replay.relevant_rows, answer.result)
         except NotReady:  # the version is being dropped
             return
         except DeadlinePassed:
@@ -138,19 +138,19 @@ class Probe:
 
     def forget(self, ready: Sequence[Key]) -> None:
         """Drop the metrics of versions that do not serve."""
-        self._asked = {key: task for key, task in self._asked.items() if key in ready or not task.done()}
-        gone = self._shown - set(ready)
-        for name, version in gone:
+        self._tasks = {key: task for key, task in self._tasks.items() if key in ready or not task.done()}
+        dropped_keys = self._keys_with_metrics - set(ready)
+        for name, version in dropped_keys:
             self._metrics.forget_version(name, version)
-        self._shown -= gone - self._asked.keys()  # an answer that is still to come is counted, and forgotten then
+        self._keys_with_metrics -= dropped_keys - self._tasks.keys()  # a query in flight will count once more, and is forgotten then
 
 
 class Replay:
-    """The queries that the probe repeats against one version, and its findings from the last round of answers.
+    """The queries that the probe repeats against one version, and its measurements from the last round of answers.
 
-    questions  ("heldout" | "golden", row), in the order of asking: golden queries evenly among the held-out ones
-    expected   m → mean recall@m at export of the held-out queries among them; empty for bundles that do not say
-    heldout    how many held-out queries there are
+    query_order  ("heldout" | "golden", row) of a round: golden queries are spread evenly among the held-out ones
+    expected     m → mean recall@m at export of these held-out queries; empty for bundles without it
+    heldout      how many held-out queries there are
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -167,52 +167,52 @@ class Replay:
         self._golden = encode_table(bundle, golden)
         _, keys = golden_ranks(golden)
         self._golden_scores = [scores_of_ranks(ranking, np.asarray(keys_M, np.float32)) for keys_M in keys]
-        # By golden query, the scores of its first answer by several shards: the stored ones are of another search.
-        self._of_shards: dict[int, NDArray[np.float32]] = {}
+        # Golden row → the scores of its first answer by several shards. The stored scores are of an unsharded search.
+        self._sharded_scores: dict[int, NDArray[np.float32]] = {}
         beam_size_B, m_B = (np.asarray(golden.column(name), np.int64) for name in ("beam_size", "m"))
         self._golden_params = SearchParams(beam_size_B, m_B, mask_B=(trained,) * len(m_B))
-        places = [((row + 0.5) / len(self._heldout), "heldout", row) for row in range(len(self._heldout))]
-        places += [((row + 0.5) / len(self._golden), "golden", row) for row in range(len(self._golden))]
-        self.questions = [(kind, row) for _, kind, row in sorted(places)]
-        self._asked = -1
+        positions = [((row + 0.5) / len(self._heldout), "heldout", row) for row in range(len(self._heldout))]
+        positions += [((row + 0.5) / len(self._golden), "golden", row) for row in range(len(self._golden))]
+        self.query_order = [(kind, row) for _, kind, row in sorted(positions)]
+        self._position = -1
         self._gains: deque[NDArray[np.float64]] = deque(maxlen=max(len(self._heldout), 1))
         self._drifts: deque[float] = deque(maxlen=max(len(self._golden), 1))
         self._logged = False
 
     def next(self) -> tuple[QueryBatch, SearchParams]:
-        """The next question: one query, and how it is searched, which is without live items."""
-        self._asked = (self._asked + 1) % len(self.questions)
-        kind, row = self.questions[self._asked]
+        """The next query, and the parameters of its search, which is without live items."""
+        self._position = (self._position + 1) % len(self.query_order)
+        kind, row = self.query_order[self._position]
         rows = np.array([row])
         if kind == "golden":
             return self._golden.take(rows), self._golden_params.take(rows)
         return self._heldout.take(rows), self._heldout_params
 
     @property
-    def wanted(self) -> NDArray[np.int64] | None:
-        """The item rows that the question wants; None for a golden query."""
-        kind, row = self.questions[self._asked]
+    def relevant_rows(self) -> NDArray[np.int64] | None:
+        """The item rows that the last query should return; None for a golden query."""
+        kind, row = self.query_order[self._position]
         return self._relevant[row] if kind == "heldout" else None
 
     def take(self, result: SearchResult) -> None:
-        kind, row = self.questions[self._asked]
+        kind, row = self.query_order[self._position]
         if kind == "golden":
             expected_M, coverage = self._golden_scores[row], result.coverage
-            if coverage is not None and len(coverage.items_S) > 1:  # which find other items than the bundle, and so other scores
+            if coverage is not None and len(coverage.items_S) > 1:  # shards together return other items, and so other scores
                 if not coverage.answered_BS.all():
                     return
-                expected_M = self._of_shards.setdefault(row, result.scores_BM[0])
+                expected_M = self._sharded_scores.setdefault(row, result.scores_BM[0])
             self._drifts.append(_drift(expected_M, result.scores_BM[0]))
             return
-        found_M = [precision_recall_f(result.item_rows_BM, [self._relevant[row]], m)[1][0] for m in self._ms]
-        self._gains.append(np.array(found_M) - self._at_export_BM[row])
+        recall_M = [precision_recall_f(result.item_rows_BM, [self._relevant[row]], m)[1][0] for m in self._ms]
+        self._gains.append(np.array(recall_M) - self._at_export_BM[row])
 
     @property
     def recall(self) -> Mapping[int, float]:
         """m → recall@m; empty until MIN_ANSWERS held-out queries, or all, have been answered.
 
-        What it was at export, plus the mean gain since over the answers of the last round: so it does not depend on which queries have
-        been answered, as long as they are answered as they were.
+        The sum of recall at export and the mean gain over the answers of the last round. If no answer has changed, it therefore does not
+        depend on which queries have been answered.
         """
         if not self._gains or len(self._gains) < min(MIN_ANSWERS, len(self._heldout)):
             return {}
@@ -225,13 +225,13 @@ class Replay:
         return float(np.mean(self._drifts)) if self._drifts else None
 
     def log_loss(self, name: str, version: int) -> None:
-        """Log once that recall has fallen below the expected one, and once that it has recovered."""
+        """Log once that recall has fallen below the expected recall, and once that it has recovered."""
         recall = self.recall
-        lost = max((value - recall[m] for m, value in self.expected.items() if m in recall), default=0.0)
-        low = lost > LOGGED_LOSS
+        loss = max((value - recall[m] for m, value in self.expected.items() if m in recall), default=0.0)
+        low = loss > LOGGED_LOSS
         if recall and low != self._logged:
-            say = log.error if low else log.info
-            say("%s version %d: recall of the probe is %s, expected %s", name, version, _shown(recall), _shown(self.expected))
+            write = log.error if low else log.info
+            write("%s version %d: recall of the probe is %s, expected %s", name, version, _text(recall), _text(self.expected))
             self._logged = low
 
 
@@ -239,9 +239,9 @@ def _drift(expected_M: NDArray[np.float32], scores_M: NDArray[np.float32]) -> fl
     """Mean absolute difference of the i-th best score from the i-th best expected; a missing item has the score 0."""
     width = max(len(expected_M), len(scores_M))
     padded = [np.pad(scores.astype(np.float64), (0, width - len(scores))) for scores in (expected_M, scores_M)]
-    apart_M = np.nan_to_num(np.abs(padded[0] - padded[1]), nan=1.0, posinf=1.0)  # a score that is none is as wrong as can be
-    return float(apart_M.mean()) if width else 0.0
+    differences_M = np.nan_to_num(np.abs(padded[0] - padded[1]), nan=1.0, posinf=1.0)  # NaN counts as the largest difference
+    return float(differences_M.mean()) if width else 0.0
 
 
-def _shown(recall: Mapping[int, float]) -> str:
+def _text(recall: Mapping[int, float]) -> str:
     return ", ".join(f"{value:.3f}@{m}" for m, value in recall.items())

@@ -1,4 +1,4 @@
-"""Which models and versions serve, and which one a request means. Knows models and versions, not HTTP.
+"""Which models and versions serve, and which version answers a request. Knows models and versions, not HTTP.
 
 changes.py changes what serves; follower.py follows the models folder.
 """
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECK_S = 0.02
-"""Between two looks at the other workers."""
-ANSWERS = 4
-"""Answers to routers of the largest size that may be made at a time."""
+"""Seconds between two checks of the other workers."""
+MAX_LARGE_ANSWERS = 4
+"""How many answers of the largest size a process may make for routers at a time."""
 
 
 class Registry:
     """The models of one folder. Raises BundleNotFound when it holds none, unless they come from a store.
 
     shards       the versions that are shards, for routers
-    leaving      the process will stop soon: /readyz says so, requests are still served
-    draining     nothing is accepted any more
+    leaving      the process stops soon: /readyz says so; requests are still served
+    draining     requests are refused
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, engines: EngineSource | None = None) -> None:
@@ -59,7 +59,7 @@ class Registry:
         self._follower = Follower(settings, metrics, engines or EngineSource(), self._workers, self.catalogues)
         self._mirror: StoreMirror | None = None
         if settings.store is not None:
-            from ..models.store_mirror import StoreMirror  # its library takes memory, and most services have no store
+            from ..models.store_mirror import StoreMirror  # here, because its library takes memory and most services have no store
 
             self._mirror = StoreMirror(settings, settings.store, metrics, self._workers, self._follower)
             self._follower.starting = self._mirror.starting
@@ -79,7 +79,7 @@ class Registry:
 
     @property
     def entries(self) -> dict[str, Entry]:
-        """Every model by its name; never changed, only replaced."""
+        """Every model by its name. The dictionary is replaced, never changed."""
         return self._follower.entries
 
     def start_loading(self) -> None:
@@ -91,20 +91,20 @@ class Registry:
             self._backups.start()
 
     def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
-        """Block until everything that should serve was tried once. False when that took longer."""
+        """Block until every version that should serve was tried once. False after the timeout."""
         return self._follower.wait_until_loaded(timeout_s)
 
     async def take_over(self) -> None:
-        """Where other workers serve already, wait until this one serves what they do: until then they take the connections."""
-        logged: set[str] = set()
+        """If other workers serve, wait until this one serves the same models. Until then the others take the connections."""
+        logged_models: set[str] = set()
         while not self.leaving and self._workers.others_serve():
             if self._follower.wait_until_loaded(0):
                 behind = self._workers.behind()
                 if not behind:
                     return
-                if behind - logged:
+                if behind - logged_models:
                     log.error("this worker takes no connections: others serve %s, and it cannot", ", ".join(sorted(behind)))
-                    logged = behind
+                    logged_models = behind
             await asyncio.sleep(CHECK_S)
 
     def not_ready(self) -> list[str]:
@@ -129,7 +129,7 @@ class Registry:
         return self._follower.entry(name)
 
     def only(self) -> LoadedModel | None:
-        """The version that serves, where only one version of one model does."""
+        """The version that serves, if one version of one model is all that serves."""
         entries = self._follower.entries
         if len(entries) != 1 or self.draining:
             return None
@@ -137,10 +137,10 @@ class Registry:
         return entry.loaded if len(entry.ready) == 1 else None
 
     def choose(self, name: str | None, version: int | None) -> LoadedModel:
-        """The version that a request means: by name, or of the only model; by number, or the default.
+        """The version that answers a request. Without a name, of the only model; without a number, the default version.
 
-        It serves as long as somebody holds it, so that a swap fails no request: keep it no longer than the request.
-        Raises InvalidQuery when no name is given and there are several, ModelNotFound, NotReady.
+        The version stays open as long as it is referenced, so that a swap fails no request. Keep it no longer than the request.
+        Raises InvalidQuery when a request names no model and there are several, ModelNotFound, NotReady.
         """
         entries = self._follower.entries
         if name is None:
@@ -150,39 +150,39 @@ class Registry:
                 raise NotReady("No model has come from the store yet; see /readyz.")
             name = next(iter(entries))
         entry = entries.get(name) or self.entry(name)
-        found = entry.loaded if version is None else entry.ready.get(version)
+        loaded = entry.loaded if version is None else entry.ready.get(version)
         if self.draining:
             raise NotReady("The service is shutting down.")
-        if found is not None:
+        if loaded is not None:
             if monotonic() - entry.looked_at > STALE_S:
                 self._follower.look_again(entry)
-            return found
+            return loaded
         if version is not None and version not in entry.desired:
             serving = ", ".join(f"version {number}" for number in sorted(entry.ready)) or "none"
             raise ModelNotFound(f"Version {version} of {name!r} is not loaded; loaded: {serving}.")
         raise NotReady(f"Model {name!r}{f' version {version}' if version else ''} is not ready; see /readyz and /models/{name}.")
 
     def choose_whole(self, name: str | None, version: int | None) -> LoadedModel:
-        """The same for what only a whole catalogue can answer. Raises IsShard too."""
-        found = self.choose(name, version)
-        if found.shard is not None:
-            raise _is_shard(found, found.shard)
-        return found
+        """As `choose`, for a request that a shard cannot answer. Raises IsShard too."""
+        loaded = self.choose(name, version)
+        if loaded.shard is not None:
+            raise _is_shard(loaded, loaded.shard)
+        return loaded
 
     def candidate(self, name: str) -> tuple[LoadedModel, Candidate] | None:
-        """The version of a model that is tried on some requests, and on which; None where none is, or while it does not serve."""
+        """The candidate on trial, loaded, and the requests that it gets. None without a trial, or if the candidate does not serve."""
         entry = self._follower.entries[name]
         candidate = None if entry.serving is None else entry.serving.candidate
-        found = None if candidate is None else entry.ready.get(candidate.version)
-        return None if candidate is None or found is None or found.shard is not None else (found, candidate)
+        loaded = None if candidate is None else entry.ready.get(candidate.version)
+        return None if candidate is None or loaded is None or loaded.shard is not None else (loaded, candidate)
 
     def check_whole(self, name: str) -> None:
-        """Raise IsShard where the default version of a model is a shard, ModelNotFound where there is no such model."""
-        if (found := self.entry(name).loaded) is not None and found.shard is not None:
-            raise _is_shard(found, found.shard)
+        """Raise IsShard if the default version of a model is a shard, ModelNotFound if there is no such model."""
+        if (loaded := self.entry(name).loaded) is not None and loaded.shard is not None:
+            raise _is_shard(loaded, loaded.shard)
 
     async def unknown(self, name: str, ids: Sequence[str]) -> list[str]:
-        """Those of these ids that the default version's catalogue does not have. Raises ModelNotFound."""
+        """The ids that are not in the catalogue of the default version. Raises ModelNotFound."""
         entry = self.entry(name)
         if entry.loaded is None:
             return []
@@ -218,19 +218,19 @@ def _is_shard(model: LoadedModel, shard: ShardVersion) -> IsShard:
 
 
 class ServedShards:
-    """The shards that a process serves, and what all searches of routers share.
+    """The shards that a process serves, and the room that all answers to routers share.
 
-    process  identifies this start of the service; its workers have one
+    process  identifies one start of the service; all its workers have the same
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, entries: Callable[[], Mapping[str, Entry]]) -> None:
         self.settings, self.metrics, self._entries = settings, metrics, entries
         run = settings.run_folder
         self.process = secrets.token_hex(8) if run is None else hashlib.sha256(str(run).encode()).hexdigest()[:16]
-        self._values_left = ANSWERS * settings.max_search_values
+        self._values_left = MAX_LARGE_ANSWERS * settings.max_search_values
 
     def find(self, pin: Pin) -> tuple[LoadedModel, ShardVersion]:
-        """The version that a query is for; it counts as searched from now on. Raises NotServed."""
+        """The version with this pin; its time of the last search becomes now. Raises NotServed."""
         entry = self._entries().get(str(pin.index))
         loaded = None if entry is None else entry.ready.get(pin.version)
         if loaded is None or loaded.shard is None or loaded.shard.pin != pin:
@@ -257,7 +257,7 @@ class ServedShards:
 
     @contextmanager
     def room(self, values: int) -> Iterator[None]:
-        """Room for so many results while they are found and written. Raises QueueFull."""
+        """Reserve room for so many values while an answer is searched and written. Raises QueueFull."""
         if values > self._values_left:
             raise QueueFull("Too many large answers are being made.", 1)
         self._values_left -= values

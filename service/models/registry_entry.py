@@ -1,6 +1,6 @@
-"""The state of one model: which versions there are, which of them serve, and why the others do not.
+"""The state of one model: its versions, which of them serve, and why the others do not.
 
-The threads of follower.py write it, the event loop reads it: what a request needs is one attribute, replaced as a whole.
+The threads of follower.py write it, and the event loop reads it: each attribute that a request needs is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VersionState = Literal["loading", "ready", "draining", "failed", "available"]
 
 
 class VersionInfo(NamedTuple):
-    """One version. engine: where it serves; reason: why it failed, or another remark."""
+    """One version. engine: its name, if the version serves. reason: why it failed, or another remark."""
 
     version: int
     state: VersionState
@@ -34,8 +34,8 @@ class VersionInfo(NamedTuple):
 class Retired(NamedTuple):
     """A version that gets no new requests.
 
-    handle  what requests have used; dead once the last of them is done
-    model   its parts, which the follower frees then: a request must not hold the last reference to gigabytes
+    handle  the object that requests have used; dead once the last request is done
+    model   a copy with the same parts. The follower frees them then: a request must not drop the last reference to gigabytes
     """
 
     handle: weakref.ref[LoadedModel]
@@ -46,15 +46,15 @@ class Retired(NamedTuple):
 class Entry:
     """A model of the models folder.
 
-    serving    what serving.json says; None where there is no such file: the highest version
-    loaded     the default version, once it is ready
-    reasons    why versions failed, or other remarks on them
-    waiting    what versions that could not be opened yet wait for
-    wrong      what is wrong with serving.json or removed.json, by file name
-    tried      whether everything that should serve was tried once
-    looked_at  when its files of desired state were read last, of time.monotonic()
-    late       found while the service was running, so that /readyz does not wait for it
-    lock       held while `ready` or `removed` changes
+    serving        the content of serving.json; None without the file: the highest version serves
+    loaded         the default version, once it is ready
+    reasons        version → why it failed, or another remark
+    waiting        version → what it waits for before it can be opened
+    file_problems  what is wrong with the files of desired state: "serving" or "removed" → text
+    tried          whether all versions that should serve were tried once
+    looked_at      when its files of desired state were read last, of time.monotonic()
+    late           whether it appeared while the service was running; /readyz does not wait for it
+    lock           held while `ready` or `removed` changes
     """
 
     name: str
@@ -68,7 +68,7 @@ class Entry:
     ready: Mapping[int, LoadedModel] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)
     waiting: Mapping[int, str] = field(default_factory=dict)
-    wrong: Mapping[str, str] = field(default_factory=dict)
+    file_problems: Mapping[str, str] = field(default_factory=dict)
     retired: tuple[Retired, ...] = ()
     loading: int | None = None
     tried: bool = False
@@ -78,7 +78,7 @@ class Entry:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fail(self, version: int, reason: str, files: Files) -> None:
-        """Note that a version with these files failed; without a reason, that it did not. Holds the lock."""
+        """Note that a version with these files failed; an empty reason says that it did not. The caller holds the lock."""
         others = {v: text for v, text in self.reasons.items() if v != version}
         other_files = {v: bad for v, bad in self.bad_files.items() if v != version}
         self.reasons = {**others, version: reason} if reason else others
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def version(self) -> int:
-        """The version that answers where a request names none, or would."""
+        """The default version, whether it serves already or not."""
         if self.loaded is not None:
             return self.loaded.version
         return self.serving.default if self.serving is not None else self.versions[-1]
@@ -99,24 +99,24 @@ class Entry:
 
     @property
     def reason(self) -> str | None:
-        """Why the default version does not serve, or what is wrong although it does."""
-        texts = [*self.wrong.values()]
+        """Why the default version does not serve; if it serves, all other problems."""
+        texts = [*self.file_problems.values()]
         if self.loaded is None:
-            texts += [known[self.version] for known in (self.waiting, self.reasons) if self.version in known]
+            texts += [reasons[self.version] for reasons in (self.waiting, self.reasons) if self.version in reasons]
         else:
-            others = [entry for known in (self.waiting, self.reasons) for entry in sorted(known.items(), reverse=True)]
-            texts += [f"version {version}: {text}" for version, text in others]
+            remarks = [remark for reasons in (self.waiting, self.reasons) for remark in sorted(reasons.items(), reverse=True)]
+            texts += [f"version {version}: {text}" for version, text in remarks]
         return "; ".join(texts) or None
 
     @property
     def desired(self) -> tuple[int, ...]:
-        """The versions that should serve, as far as known."""
+        """The versions that should serve. Without a serving.json, the default version."""
         return self.serving.versions if self.serving is not None else (self.version,)
 
     def states(self) -> list[VersionInfo]:
         """Every version on disk or in memory, ascending."""
         ready, draining, reasons = self.ready, {retired.model.version for retired in self.retired}, {**self.reasons, **self.waiting}
-        found = []
+        infos = []
         for version in sorted({*self.versions, *ready, *draining, *reasons}):
             if version in ready:
                 state: VersionState = "ready"
@@ -129,5 +129,5 @@ class Entry:
             else:
                 state = "loading" if not self.tried and version in self.desired else "available"
             engine = ready[version].engine.name if version in ready else None
-            found.append(VersionInfo(version, state, engine, reasons.get(version)))
-        return found
+            infos.append(VersionInfo(version, state, engine, reasons.get(version)))
+        return infos

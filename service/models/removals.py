@@ -17,7 +17,7 @@ from ..entity_tags import Condition
 Ids = tuple[str, ...]
 
 MAX_LIST_BYTES = 32 << 20
-"""UTF-8 bytes of all ids of a list. As JSON they take at most six times as much, which is below the largest file that is read."""
+"""Most UTF-8 bytes of all ids of a list. JSON takes at most six times as much, which is below the largest file that is read."""
 
 
 def etag(ids: Sequence[str]) -> str:
@@ -30,7 +30,7 @@ def etag(ids: Sequence[str]) -> str:
 
 
 def summary(ids: Sequence[str]) -> dict[str, Any]:
-    """A list in the audit log."""
+    """What the audit log says of a list."""
     return {"ids": len(ids), "etag": etag(ids).strip('"')}
 
 
@@ -40,13 +40,13 @@ def check_condition(condition: Condition, ids: Sequence[str]) -> None:
         condition.check(etag(ids), "list")
 
 
-def check_list(ids: Sequence[str], most: int) -> Ids:
-    """The ids of a whole list, each once. Raises InvalidInput for one that no item can have, or too many of them."""
+def check_list(ids: Sequence[str], max_ids: int) -> Ids:
+    """The ids of a whole list, without duplicates. Raises InvalidInput for an id that no item can have, and for too many ids."""
     for i, item_id in enumerate(ids):
         check_id(item_id, f"ids[{i}]")
-    listed = tuple(dict.fromkeys(ids))
-    _check_size(listed, most, "ids")
-    return listed
+    unique_ids = tuple(dict.fromkeys(ids))
+    _check_size(unique_ids, max_ids, "ids")
+    return unique_ids
 
 
 def check_id(item_id: str, field: str) -> None:
@@ -55,23 +55,23 @@ def check_id(item_id: str, field: str) -> None:
         raise InvalidInput(field, item_id, f"an item id of 1 to {MAX_ID_BYTES} bytes")
 
 
-def with_id(ids: Ids, item_id: str, most: int) -> Ids | None:
-    """The list with one more id; None where it is there already. Raises InvalidInput where the list is full."""
+def with_id(ids: Ids, item_id: str, max_ids: int) -> Ids | None:
+    """The list with one more id; None if it is in the list already. Raises InvalidInput if the list is full."""
     if item_id in ids:
         return None
     longer = (*ids, item_id)
-    _check_size(longer, most, "id")
+    _check_size(longer, max_ids, "id")
     return longer
 
 
 def without_id(ids: Ids, item_id: str) -> Ids | None:
-    """The list without an id; None where it is not there."""
+    """The list without an id; None if it is not in the list."""
     return tuple(other for other in ids if other != item_id) if item_id in ids else None
 
 
-def _check_size(ids: Ids, most: int, field: str) -> None:
-    if len(ids) > most:
-        raise InvalidInput(field, f"a list of {len(ids)} ids", f"at most {most} (ESPALIER_MAX_REMOVED)")
+def _check_size(ids: Ids, max_ids: int, field: str) -> None:
+    if len(ids) > max_ids:
+        raise InvalidInput(field, f"a list of {len(ids)} ids", f"at most {max_ids} (ESPALIER_MAX_REMOVED)")
     size = sum(len(item_id.encode()) for item_id in ids)
     if size > MAX_LIST_BYTES:
         raise InvalidInput(field, f"a list of {size} bytes", f"ids of at most {MAX_LIST_BYTES} bytes together")

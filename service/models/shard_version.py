@@ -1,4 +1,4 @@
-"""A served version that is a shard of another bundle: which one, its numbers, and the masks that it holds.
+"""A served version that is a shard of another bundle: its identity, its local numbering, and the masks that it caches.
 
 Knows the shard. Does not know messages or queues.
 """
@@ -18,9 +18,9 @@ from espalier.shards.messages import Pin
 
 
 class MaskCache:
-    """The masks that a shard has unpacked, by their digests: those that were used last, up to some bytes.
+    """A least-recently-used cache of the masks that a shard has unpacked, by digest. Safe to use from several threads.
 
-    Safe to use from several threads. max_bytes: most that the masks take; a larger one is not kept.
+    max_bytes  most bytes of all masks; a larger mask is not kept
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -35,11 +35,11 @@ class MaskCache:
             return self._masks.get(digest)
 
     def put(self, digest: str, mask: NodeMask) -> NodeMask:
-        """Keep a mask, and drop others for it. The mask that is there already, where there is one: queries of one filter share it."""
+        """Keep a mask and drop others for it. Returns the cached mask if there is one, so that queries of one filter share it."""
         with self._lock:
-            known = self._masks.get(digest)
-            if known is not None or mask.nbytes > self.max_bytes:
-                return known or mask
+            cached_mask = self._masks.get(digest)
+            if cached_mask is not None or mask.nbytes > self.max_bytes:
+                return cached_mask or mask
             self._masks[digest] = mask
             self.bytes += mask.nbytes
             while self.bytes > self.max_bytes:
@@ -50,10 +50,10 @@ class MaskCache:
 class ShardVersion:
     """A served version that is a shard.
 
-    pin          what a query must say that is for it
-    local        its numbers and those of the whole
-    masks        those that routers sent last
-    searched_at  seconds of `time.monotonic()`: when a router searched it last
+    pin          identifies the shard; a query carries the pin of the shard that it is for
+    local        maps its numbers to those of the whole bundle
+    masks        the masks that routers sent last
+    searched_at  when a router searched it last, of time.monotonic()
     """
 
     def __init__(self, bundle: Bundle, info: ShardInfo, parts: ShardParts, mask_bytes: int) -> None:
@@ -65,7 +65,7 @@ class ShardVersion:
 
     @staticmethod
     def of(bundle: Bundle, mask_bytes: int) -> ShardVersion | None:
-        """That of a bundle; None where it is whole."""
+        """The shard version of a bundle; None if the bundle is whole."""
         info, parts = bundle.manifest.shard, bundle.shard
         return None if info is None or parts is None else ShardVersion(bundle, info, parts, mask_bytes)
 

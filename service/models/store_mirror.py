@@ -1,13 +1,12 @@
-"""Follows a store: brings the versions that should serve into the models folder, and serving.json, which follower.py follows there.
+"""Follows a store: downloads the versions that should serve, and serving.json, into the models folder, where follower.py follows them.
 
-One process of a host does so at a time, with a lock on the models folder, and tells the other workers through the run folder what it waits
-for. What is here goes on serving, whatever the store does. Versions that came from the store and are not needed any more are deleted. Knows
-versions and desired state. Does not know engines or requests.
+One process of a host does so at a time, the one that locks the models folder. Through the run folder it tells the other workers what it
+waits for. Versions on this host go on serving whatever the store does. Versions that came from the store and are not needed any more are
+deleted. Knows versions and desired state. Does not know engines or requests.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import random
@@ -17,9 +16,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from espalier.bundle import MAX_MANIFEST_BYTES, find_versions, parse_manifest
 from espalier.errors import CacheFull, EspalierError, StoreDamaged, StoreError, StoreMissing, StoreUnavailable
+from espalier.file_lock import try_lock
 from espalier.serving import Serving
 from espalier.store.fetching import FETCH, FETCHED, BeingFetched, Progress, drop, drop_unfinished, fetch
 from espalier.store.models import MANIFEST, StoredModel, find_models, read_serving, version_of
@@ -40,23 +41,31 @@ log = logging.getLogger(__name__)
 LOCK = ".store.lock"
 NOTE = ".store"
 TICK_S = 0.5
-"""Between two looks at who follows the store, and what it says."""
+"""Seconds between two steps: the store is followed, or the state of the worker that follows it is read."""
 MAX_BACKOFF_S = 60.0
 """Longest pause after failures, unless ESPALIER_STORE_POLL_S is longer."""
 RETRY_S, MAX_RETRY_S = 30.0, 600.0
-"""A version that is damaged in the store is tried again after so long; doubled each time."""
+"""First and longest pause before a version that is damaged in the store is tried again; the pause doubles each time."""
 LINGER_S = 60.0
-"""A version is deleted when no worker has needed it for so long; each says every few seconds what it needs."""
+"""A version is deleted when no worker has needed it for so long. Workers mark the versions that they need every few seconds."""
 REASONS = {StoreUnavailable: "unreachable", StoreMissing: "missing", StoreDamaged: "damaged", CacheFull: "disk_full", Exception: "other"}
-"""Why something did not come, by its error, as the metric of failures has it."""
+"""Error → the reason label of the metric of failures."""
 
 
 class _Stopped(Exception):
-    """The service ends while a version is being downloaded; the next one goes on with it."""
+    """The service ends while a version is being downloaded. The next process that follows the store resumes the download."""
+
+
+class _Damage(NamedTuple):
+    """A version that is damaged or incomplete in the store, and when it is tried again, of time.monotonic()."""
+
+    error: StoreError
+    retry_at: float
+    next_pause_s: float
 
 
 class StoreMirror:
-    """state: how far the host is; replaced as a whole, so that any thread may read it."""
+    """state: how far this host has followed the store; replaced as a whole, so that any thread may read it."""
 
     def __init__(self, settings: Settings, url: str, metrics: Metrics, workers: Workers, follower: Follower) -> None:
         self._settings, self._url, self._workers, self._follower = settings, url, workers, follower
@@ -69,7 +78,7 @@ class StoreMirror:
         self._lock: int | None = None
         self._settled = False
         self._failures, self._next, self._answered, self._noted = 0, 0.0, time.monotonic(), 0.0
-        self._bad: dict[tuple[str, int], tuple[float, float, StoreError]] = {}
+        self._damage: dict[tuple[str, int], _Damage] = {}
         self._shards: dict[tuple[str, int], bool] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
@@ -78,19 +87,19 @@ class StoreMirror:
         self._thread.start()
 
     def stop(self) -> None:
-        """Follow no more. A download ends soon, and is resumed by whoever follows next."""
+        """Stop following. A download ends soon; the next process that follows resumes it."""
         self._stopped.set()
 
     def starting(self) -> bool:
-        """Whether the models that the store had at the start are still to come; /readyz waits for them, unless they are damaged there."""
+        """Whether models are missing that the store had at the start. /readyz waits for them, but not for those that are damaged there."""
         if not self._settled:
-            listed, here = self.state.listed, {*self._follower.entries}
+            listed, present = self.state.listed, {*self._follower.entries}
             damaged = {name for name, wait in self.state.waits.items() if wait.damaged}
-            self._settled = bool(here) and (here | damaged >= {*listed} if listed is not None else self.state.problem is not None)
+            self._settled = bool(present) and (present | damaged >= {*listed} if listed is not None else self.state.problem is not None)
         return not self._settled
 
     def lines(self) -> list[str]:
-        """What the service waits for since it started, a line each."""
+        """What the service has waited for since it started, a line each."""
         return self.state.lines(dict.fromkeys(self._follower.entries)) if self.starting() else []
 
     # -- the thread -----------------------------------------------------------------------------------------------------
@@ -117,7 +126,7 @@ class StoreMirror:
             self.starting()
         except _Stopped:
             raise
-        except Exception:  # no error may end the following
+        except Exception:  # no error may end this thread
             log.exception("the store cannot be followed")
             self._pause(failed=True)
 
@@ -125,18 +134,13 @@ class StoreMirror:
         """Whether this process follows the store, from now on until it ends."""
         if self._lock is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            self._lock = descriptor
-            log.info("models follow the store %s", self._url)
-        return True
+            self._lock = try_lock(self._folder / LOCK)
+            if self._lock is not None:
+                log.info("models follow the store %s", self._url)
+        return self._lock is not None
 
     def _listen(self) -> None:
-        """Another worker follows the store: say what it says, and what is needed here."""
+        """Another worker follows the store: take its state over, and mark the versions that this worker needs."""
         text = self._workers.noted(NOTE)
         if text is not None:
             self.state = StoreState.of_json(text)
@@ -161,27 +165,27 @@ class StoreMirror:
     def _round(self) -> None:
         try:
             self._store = self._store or Objects(self._url)
-            found = find_models(self._store)
+            models = find_models(self._store)
             if (shard := self._settings.shard) is not None:
-                found = {name: stored for name, stored in found.items() if name == str(shard)}
+                models = {name: stored for name, stored in models.items() if name == str(shard)}
         except StoreError as error:
             self._count_failure(error)
             self._metrics.show("espalier_store_silent_seconds", time.monotonic() - self._answered)
             if self.state.problem is None:
-                log.warning("the store does not answer; what is here goes on serving: %s", error)
-            self._say(replace(self.state, problem=self._told(error)))
+                log.warning("the store does not answer; the versions on this host go on serving: %s", error)
+            self._say(replace(self.state, problem=self._public_text(error)))
             self._pause(failed=True)
             return
         if self.state.problem is not None:
             log.info("the store answers again")
         self._heard()
         for folder in {path.parent for path in self._folder.glob(f"*/{FETCH}*")}:
-            if folder.name not in found:
+            if folder.name not in models:
                 drop_unfinished(folder, set())
-        waits = {name: wait for name, wait in self.state.waits.items() if name in found}
-        self._say(StoreState(tuple(found), waits))
+        waits = {name: wait for name, wait in self.state.waits.items() if name in models}
+        self._say(StoreState(tuple(models), waits))
         failed = False
-        for name, stored in found.items():
+        for name, stored in models.items():
             failed |= not self._follow(self._store, name, stored)
         self._pause(failed)
 
@@ -193,7 +197,7 @@ class StoreMirror:
         self._metrics.count("espalier_store_failures_total", next(reason for kind, reason in REASONS.items() if isinstance(error, kind)))
 
     def _follow(self, store: Objects, name: str, stored: StoredModel) -> bool:
-        """Bring what a model should serve. False where something failed, which the state then says."""
+        """Bring the versions that a model should serve. False if one failed; the state then says why."""
         before, needed, failed = self.state.waits.get(name), {stored.versions[-1]}, False
         try:
             serving = self._serving(store, name, stored)
@@ -209,16 +213,17 @@ class StoreMirror:
             self._wait(name, replace(self.state.waits.get(name) or Wait(stored.versions[-1]), reason=str(error)))
         except (EspalierError, OSError) as error:
             wait, failed = self.state.waits.get(name) or Wait(stored.versions[-1]), True
-            self._wait(name, replace(wait, reason=self._told(error), damaged=(name, wait.version) in self._bad))
-            if before is None or before.reason != self._told(error):
+            reason = self._public_text(error)
+            self._wait(name, replace(wait, reason=reason, damaged=(name, wait.version) in self._damage))
+            if before is None or before.reason != reason:
                 log.error("%s version %d does not come from the store: %s", name, wait.version, error)
         if name in self.state.waits:
             needed.add(self.state.waits[name].version)
-        self._clean(name, needed)  # after a failure too: it may make the room that was missing
+        self._clean(name, needed)  # after a failure too: this may free the disk space that was missing
         return not failed
 
     def _serving(self, store: Objects, name: str, stored: StoredModel) -> Serving | None:
-        """What the store's serving.json says; None where there is none."""
+        """The store's serving.json; None if it has none."""
         try:
             return None if stored.etag is None else read_serving(store, name)[0]
         except StoreError as error:
@@ -226,38 +231,39 @@ class StoreMirror:
             raise
 
     def _bring_highest(self, store: Objects, name: str, versions: tuple[int, ...]) -> set[int]:
-        """Bring the highest versions that are whole, as many as serve. Raises StoreError where a higher one is not.
+        """Bring the highest undamaged versions, as many as should serve. Then raise the StoreError of a higher version that was skipped.
 
-        Where none is here yet, one for which there is no room is passed over, too.
+        If this host has no version yet, a version without room on the disk is skipped too.
         """
-        here: set[int] = set()
-        wrong: tuple[int, StoreError] | None = None
+        present: set[int] = set()
+        first_failure: tuple[int, StoreError] | None = None
         for version in reversed(versions):
             try:
                 self._bring(store, name, version)
             except (StoreDamaged, StoreMissing, CacheFull) as error:
                 if isinstance(error, CacheFull) and find_versions(self._folder).get(name):
                     raise
-                wrong = wrong or (version, error)
+                first_failure = first_failure or (version, error)
                 continue
-            here.add(version)
-            if len(here) == (SHARD_VERSIONS if self._is_shard(name, version) else 1):
+            present.add(version)
+            if len(present) == (SHARD_VERSIONS if self._is_shard(name, version) else 1):
                 break
-        if wrong is not None:
-            if self.state.waits[name].version != wrong[0]:
-                self._wait(name, Wait(wrong[0]))
-            raise wrong[1]
-        return here
+        if first_failure is not None:
+            failed_version, failure = first_failure
+            if self.state.waits[name].version != failed_version:
+                self._wait(name, Wait(failed_version))
+            raise failure
+        return present
 
     def _bring(self, store: Objects, name: str, version: int) -> None:
-        """Have a version on disk. Raises what `fetch` raises; one that was damaged a moment ago is not tried again yet."""
+        """Download a version that is not on disk. Raises what `fetch` raises. After damage, the next download waits for `retry_at`."""
         if (self._folder / name / str(version) / MANIFEST).is_file():
             return
-        retry_at, pause_s, wrong = self._bad.get((name, version), (0.0, RETRY_S, None))
+        damage = self._damage.get((name, version))
         before = self.state.waits.get(name)
         self._wait(name, before if before is not None and before.version == version else Wait(version))
-        if wrong is not None and time.monotonic() < retry_at:
-            raise wrong
+        if damage is not None and time.monotonic() < damage.retry_at:
+            raise damage.error
         began = time.monotonic()
 
         def on_progress(progress: Progress, count: int) -> None:
@@ -277,11 +283,12 @@ class StoreMirror:
         except (StoreError, OSError) as error:
             self._count_failure(error)
             if isinstance(error, StoreDamaged | StoreMissing):
-                self._bad[name, version] = time.monotonic() + pause_s, min(2 * pause_s, MAX_RETRY_S), error
+                pause_s = RETRY_S if damage is None else damage.next_pause_s
+                self._damage[name, version] = _Damage(error, time.monotonic() + pause_s, min(2 * pause_s, MAX_RETRY_S))
             raise
         finally:
             self._metrics.count("espalier_store_seconds_total", by=time.monotonic() - began)
-        self._bad.pop((name, version), None)
+        self._damage.pop((name, version), None)
         log.info("%s version %d came from the store: %.1f MB in %.1f s", name, version, came / 1e6, time.monotonic() - began)
         self._follower.appeared(name, find_versions(self._folder).get(name, ()), late=not self.starting())
 
@@ -294,12 +301,12 @@ class StoreMirror:
             try:
                 with file.open("rb") as stream:
                     self._shards[name, version] = parse_manifest(stream.read(MAX_MANIFEST_BYTES), str(file)).shard is not None
-            except (EspalierError, OSError):  # loading it will say what is wrong
+            except (EspalierError, OSError):  # loading the version will report this
                 return False
         return self._shards[name, version]
 
     def _copy_serving(self, name: str, serving: Serving | None) -> None:
-        """Make the serving.json of the models folder the store's."""
+        """Copy the store's serving.json into the models folder."""
         disk = DesiredState(self._folder / name)
         try:
             if disk.read(Serving) == serving:
@@ -316,27 +323,27 @@ class StoreMirror:
     # -- versions that are not needed any more --------------------------------------------------------------------------
 
     def _clean(self, name: str, needed: set[int]) -> None:
-        """Delete what came from the store and no worker has needed for a while, but for the highest few."""
+        """Delete versions that came from the store and that no worker has needed for a while, except the highest few."""
         folder = self._folder / name
         if not folder.is_dir():
             return
         self._touch(name, needed)
         drop_unfinished(folder, needed)
-        came = sorted(_came(folder))
+        downloaded = sorted(_downloaded_versions(folder))
         linger_s = max(LINGER_S, 3 * self._settings.store_poll_s)
-        for version in came[: max(len(came) - self._settings.store_keep, 0)]:
+        for version in downloaded[: max(len(downloaded) - self._settings.store_keep, 0)]:
             with suppress(FileNotFoundError):
                 if time.time() - (folder / f"{FETCHED}{version}").stat().st_mtime > linger_s and drop(folder, version):
                     log.info("%s version %d is deleted here: nobody needs it, and the store has it", name, version)
 
     def _touch(self, name: str, needed: Iterable[int] = ()) -> None:
-        """Say which versions are needed, by the time of their marks."""
-        for version in {*needed, *self._follower.in_use(name)} & _came(self._folder / name):
+        """Mark the versions that are needed: set the time of their mark files."""
+        for version in {*needed, *self._follower.in_use(name)} & _downloaded_versions(self._folder / name):
             with suppress(OSError):
                 os.utime(self._folder / name / f"{FETCHED}{version}")
 
-    def _told(self, error: Exception) -> str:
-        """What users may read: neither the store's address nor paths of this host."""
+    def _public_text(self, error: Exception) -> str:
+        """An error's text without the store's address and paths of this host, so that users may read it."""
         text = str(error).replace(f"{self._url}/", "").replace(self._url, "the store")
         return relative_paths(text, self._folder)
 
@@ -345,6 +352,6 @@ def _described(serving: Serving) -> str:
     return f"version {serving.default} serves" + (f", of {list(serving.versions)}" if len(serving.versions) > 1 else "")
 
 
-def _came(folder: Path) -> set[int]:
+def _downloaded_versions(folder: Path) -> set[int]:
     marks = (path.name.removeprefix(FETCHED) for path in folder.glob(f"{FETCHED}*"))
     return {version for mark in marks if (version := version_of(mark)) is not None}

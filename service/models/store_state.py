@@ -1,6 +1,6 @@
-"""How far this host has followed its store, as one worker finds out and all of them say.
+"""How far this host has followed its store. One worker updates this state, and all workers report it.
 
-Knows names and numbers, not how models come.
+Knows names and numbers, not how models are downloaded.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Wait:
-    """A version that should be here and is not.
+    """A version that should be on this host and is not.
 
-    came, size  bytes of it on this disk, and of all of it; 0, 0 where its download has not begun
+    came, size  its bytes on this disk, and all its bytes; 0, 0 before its download begins
     reason      why it does not come; None while it does
-    damaged     whether it is the store's copy that is wrong: nobody waits for that
+    damaged     whether the store's copy is damaged; readiness does not wait for it
     """
 
     version: int
@@ -36,9 +36,9 @@ class Wait:
 class StoreState:
     """The state of all models.
 
-    listed   the models that should be here; None as long as the store has not said
-    waits    by model, where something is missing
-    problem  why the store did not answer last time; None where it did
+    listed   the models of the store; None before its first answer
+    waits    model → the version that is missing
+    problem  why the store did not answer last time; None if it did
     """
 
     listed: tuple[str, ...] | None = None
@@ -50,15 +50,15 @@ class StoreState:
 
     @staticmethod
     def of_json(text: str) -> StoreState:
-        """What another worker wrote."""
+        """The state that another worker wrote."""
         raw: dict[str, Any] = json.loads(text)
         listed = raw["listed"]
         waits = {name: Wait(**wait) for name, wait in raw["waits"].items()}
         return StoreState(None if listed is None else tuple(listed), waits, raw["problem"])
 
-    def lines(self, here: Mapping[str, object]) -> list[str]:
-        """What a service that has just started still waits for, a line each. here: the models that it has."""
+    def lines(self, present: Mapping[str, object]) -> list[str]:
+        """What a service that has just started still waits for, a line each. present: the models that it has."""
         if self.listed is None:
-            return [] if here else [f"waiting for the store{f': {self.problem}' if self.problem else ''}"]
-        lines = [f"{name} {self.waits[name]}" if name in self.waits else f"{name}: loading" for name in self.listed if name not in here]
-        return lines or ([] if here else ["the store has no model for this service"])
+            return [] if present else [f"waiting for the store{f': {self.problem}' if self.problem else ''}"]
+        lines = [f"{name} {self.waits[name]}" if name in self.waits else f"{name}: loading" for name in self.listed if name not in present]
+        return lines or ([] if present else ["the store has no model for this service"])

@@ -37,11 +37,11 @@ from ..watch.metrics import Metrics
 log = logging.getLogger(__name__)
 
 SHARD_VERSIONS = 2
-"""Versions of a shard that serve where no serving.json says which: routers change to the higher one when all shards have it, and not at
-once."""
-ENDED_BESIDE_OTHERS = 2
-"""Processes that may end while they open a version that other workers serve, until it is left out: who kills workers may hit one that has
-just begun."""
+"""How many versions of a shard serve without a serving.json: the highest, and the one that routers still ask. Routers change to the highest
+only when all shards have it."""
+MAX_DEATHS_BESIDE_OTHERS = 2
+"""If other workers serve a version, so many processes may end while they open it before it is left out: they may have been killed for
+another reason."""
 
 
 class Swapper:
@@ -62,70 +62,72 @@ class Swapper:
     ) -> None:
         self._settings, self._metrics, self._engines, self._on_free = settings, metrics, engines, on_free
         self._workers, self._openings = workers, openings
-        self._warned: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
-        self._reopened: weakref.WeakKeyDictionary[LoadedModel, int | None] = weakref.WeakKeyDictionary()  # with the layout then
-        self._differs: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
-        self._comparing = threading.Thread()
+        self._warned_models: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+        self._layout_at_reopening: weakref.WeakKeyDictionary[LoadedModel, int | None] = weakref.WeakKeyDictionary()
+        self._overwritten_models: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+        self._comparer = threading.Thread()
 
     def serve_highest(self, entry: Entry) -> None:
-        """Serve the highest version that loads, alone; of a shard the SHARD_VERSIONS highest. Without polling, what serves stays, unless a
-        higher one had to wait.
+        """Serve only the highest version that loads; of a shard the SHARD_VERSIONS highest.
 
-        Raises LoadFailed when none does, ShardsMissing where one may later.
+        Without polling, the version that serves stays, unless a higher one had to wait. Raises LoadFailed when no version loads,
+        ShardsMissing when none loads and one may later.
         """
-        serves = None if entry.loaded is None else entry.loaded.version
-        tried = entry.versions
-        if serves is not None and self._settings.poll_s is None:
-            tried = tuple(version for version in entry.versions if version > serves and version in entry.waiting)
+        serving_version = None if entry.loaded is None else entry.loaded.version
+        eligible_versions = entry.versions
+        if serving_version is not None and self._settings.poll_s is None:
+            eligible_versions = tuple(v for v in entry.versions if v > serving_version and v in entry.waiting)
         entry.waiting = {}
-        found: dict[int, LoadedModel] = {}
-        deadly = [version for version in reversed(tried) if self._is_deadly(entry, version)]
-        failed = deadly[:]
-        order = [version for version in reversed(tried) if version not in deadly]
-        for version in (*order, *(() if serves is None or serves in tried else (serves,)), *deadly):
+        loaded_models: dict[int, LoadedModel] = {}
+        deadly_versions = [version for version in reversed(eligible_versions) if self._is_deadly(entry, version)]
+        failed_versions = deadly_versions[:]
+        order = [version for version in reversed(eligible_versions) if version not in deadly_versions]
+        order += [] if serving_version is None or serving_version in eligible_versions else [serving_version]
+        for version in (*order, *deadly_versions):
             loaded = entry.ready.get(version)
-            if loaded is None and (version in deadly or not known_bad(entry, version)):
-                if version in deadly and (found or entry.waiting):
-                    break  # only where nothing else serves
+            if loaded is None and (version in deadly_versions or not known_bad(entry, version)):
+                if version in deadly_versions and (loaded_models or entry.waiting):
+                    break  # a deadly version is opened only if nothing else serves
                 loaded = self._open(entry, version)
             if loaded is None:
-                failed += [] if found or version in entry.waiting or version in deadly else [version]
+                if not (loaded_models or version in entry.waiting or version in deadly_versions):
+                    failed_versions.append(version)
                 continue
-            found[version] = loaded
-            if len(found) == 1 and failed:
-                log.error("%s: version %d serves, because version %s failed", entry.name, version, ", ".join(map(str, failed)))
+            loaded_models[version] = loaded
+            if len(loaded_models) == 1 and failed_versions:
+                log.error("%s: version %d serves, because version %s failed", entry.name, version, ", ".join(map(str, failed_versions)))
             with entry.lock:
-                kept = entry.ready if loaded.shard is not None else {}
-                self._publish(entry, {**kept, **found}, max(found))
-            if loaded.shard is None or len(found) == SHARD_VERSIONS:
+                ready_before = entry.ready if loaded.shard is not None else {}
+                self._publish(entry, {**ready_before, **loaded_models}, max(loaded_models))
+            if loaded.shard is None or len(loaded_models) == SHARD_VERSIONS:
                 break
-        if not found and entry.waiting:
+        if not loaded_models and entry.waiting:
             raise ShardsMissing("; ".join(entry.waiting.values()))
-        if not found:
-            raise LoadFailed("; ".join(entry.reasons.get(version, "") for version in failed))
+        if not loaded_models:
+            raise LoadFailed("; ".join(entry.reasons.get(version, "") for version in failed_versions))
         self.retire_unsearched(entry)
 
     def retire_unsearched(self, entry: Entry) -> None:
-        """Where no file says what a shard serves: retire versions below the highest that no router has searched for a while."""
+        """Retire shard versions that no router has searched for a while, except the highest. With a serving.json, retire none."""
         if entry.serving is not None or len(entry.ready) <= SHARD_VERSIONS:
             return
         highest = sorted(entry.ready, reverse=True)[:SHARD_VERSIONS]
         with entry.lock:
-            kept = {
+            ready = {
                 version: loaded
                 for version, loaded in entry.ready.items()
                 if version in highest or loaded.shard is None or loaded.shard.lingers(self._settings.shard_linger_s)
             }
-            if len(kept) < len(entry.ready):
-                self._publish(entry, kept, entry.version)
+            if len(ready) < len(entry.ready):
+                self._publish(entry, ready, entry.version)
 
     def serve(self, entry: Entry, serving: Serving) -> None:
-        """Serve what serving.json says. Once something serves, all of it or nothing.
+        """Serve the versions of serving.json. Once the default version serves, a change applies to all versions or to none.
 
-        Raises LoadFailed, ShardsMissing where a version cannot be opened yet.
+        Raises LoadFailed, and ShardsMissing when a version cannot be opened yet.
         """
         fresh: dict[int, LoadedModel] = {}
-        failed: int | None = None
+        failed_version: int | None = None
         first = entry.loaded is None
         entry.waiting = {}
         unready = [version for version in serving.versions if version not in entry.ready]
@@ -139,7 +141,7 @@ class Swapper:
             if loaded is None and version in entry.waiting and first:
                 continue
             if loaded is None:
-                failed = failed or version
+                failed_version = failed_version or version
                 if not first:
                     break
                 continue
@@ -148,23 +150,23 @@ class Swapper:
                 with entry.lock:
                     self._publish(entry, {**entry.ready, **fresh}, serving.default)
         with entry.lock:
-            if failed is None or first:
-                wanted = {v: loaded for v, loaded in {**entry.ready, **fresh}.items() if v in serving.versions}
-                self._publish(entry, wanted, serving.default)
+            if failed_version is None or first:
+                ready = {v: loaded for v, loaded in {**entry.ready, **fresh}.items() if v in serving.versions}
+                self._publish(entry, ready, serving.default)
             else:
                 entry.retired += tuple(self._retire(entry, loaded) for loaded in fresh.values())
         if entry.waiting:
             raise ShardsMissing("; ".join(entry.waiting.values()))
-        if failed is not None:
-            raise LoadFailed(entry.reasons[failed])
+        if failed_version is not None:
+            raise LoadFailed(entry.reasons[failed_version])
 
     def reopen(self, entry: Entry, before: LoadedModel) -> None:
-        """Open a version anew that serves, and let the new one serve in its place."""
-        self._reopened[before] = self._engines.layout(before.bundle.path)
+        """Open a version that serves once more, and let the new copy serve in its place."""
+        self._layout_at_reopening[before] = self._engines.layout(before.bundle.path)
         loaded = self._open(entry, before.version)
-        if loaded is None and before.version in entry.waiting:  # its shards have gone again: once they are back
+        if loaded is None and before.version in entry.waiting:  # its shards have gone again: reopen it when they are back
             entry.waiting = {version: text for version, text in entry.waiting.items() if version != before.version}
-            self._reopened.pop(before, None)
+            self._layout_at_reopening.pop(before, None)
         if loaded is not None:
             with entry.lock:
                 serves = entry.ready.get(before.version) is before
@@ -173,35 +175,34 @@ class Swapper:
                 entry.retired += () if serves else (self._retire(entry, loaded),)
 
     def why_reopen(self, loaded: LoadedModel) -> str:
-        """Why a version is to be opened anew, where that was not tried before; empty: it is not."""
+        """Why a version must be opened anew; empty if it need not, or if that was tried with the present layout."""
         layout = self._engines.layout(loaded.bundle.path)
-        if loaded in self._reopened and self._reopened[loaded] == layout:
+        if loaded in self._layout_at_reopening and self._layout_at_reopening[loaded] == layout:
             return ""
         if why := loaded.live.why_reopen:
             return why
-        asked = self._engines.layout_of(loaded.engine)
-        return "" if layout is None or layout == asked else f"it is cut into {layout} shards now, not {asked}"
+        engine_layout = self._engines.layout_of(loaded.engine)
+        return "" if layout is None or layout == engine_layout else f"it is cut into {layout} shards now, not {engine_layout}"
 
     def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:
-        """Replace the items that no answer may hold. Holds the entry's lock."""
+        """Replace the list of items that no answer may hold. The caller holds the entry's lock."""
         before, entry.removed = entry.removed, ids
         for loaded in entry.ready.values() if ids != before else ():
             loaded.live.set_removed(ids)
 
     def check_files(self, entry: Entry, loaded: LoadedModel) -> bool:
-        """Check whether a version's files are still those that were loaded. True where they are not, and the version was stopped.
+        """Check whether a version's files are still those that were loaded. If they changed, stop the version and return True.
 
-        Where they were written to and have the same size, a thread compares their contents, and the version serves on until the result is
-        known.
+        If a file was written to and kept its size, a thread compares the contents. The version serves until the result is known.
         """
-        found = compare_files(loaded.files)
-        if found == "elsewhere" and loaded not in self._warned:
-            self._warned.add(loaded)
-            log.warning("%s version %d: its files were deleted or replaced; what was loaded serves on", loaded.name, loaded.version)
-        if found == "written" and not self._comparing.is_alive():
-            self._comparing = threading.Thread(target=self._compare, args=(loaded,), name="comparer", daemon=True)
-            self._comparing.start()
-        if found == "changed" or loaded in self._differs:
+        change = compare_files(loaded.files)
+        if change == "elsewhere" and loaded not in self._warned_models:
+            self._warned_models.add(loaded)
+            log.warning("%s version %d: its files were deleted or replaced; the loaded content serves on", loaded.name, loaded.version)
+        if change == "written" and not self._comparer.is_alive():
+            self._comparer = threading.Thread(target=self._compare, args=(loaded,), name="comparer", daemon=True)
+            self._comparer.start()
+        if change == "changed" or loaded in self._overwritten_models:
             self._stop(entry, loaded)
             return True
         return False
@@ -210,9 +211,9 @@ class Swapper:
         lower_priority()
         same = compare_contents(loaded)
         if same:
-            log.warning("%s version %d: its files were written to and hold what they held; it serves on", loaded.name, loaded.version)
+            log.warning("%s version %d: its files were written to, with the same content; it serves on", loaded.name, loaded.version)
         elif same is not None:
-            self._differs.add(loaded)
+            self._overwritten_models.add(loaded)
 
     def _stop(self, entry: Entry, loaded: LoadedModel) -> None:
         reason = "its files were changed in place while it was serving; a version is never overwritten: write a new one"
@@ -223,7 +224,7 @@ class Swapper:
             self._publish(entry, {v: other for v, other in entry.ready.items() if other is not loaded}, entry.version)
 
     def close(self, entry: Entry, retired: Retired) -> None:
-        """Free a version without references."""
+        """Free a version that nothing references any more."""
         model, version = retired.model, retired.model.version
         asyncio.run(model.batcher.drain(self._settings.drain_s))
         model.metrics.close()
@@ -244,12 +245,12 @@ class Swapper:
         return text is not None
 
     def _is_deadly(self, entry: Entry, version: int) -> bool:
-        """Whether opening a version ends processes, so that it is not opened again by itself; the entry says so."""
+        """Whether too many processes ended while they opened a version. Only an admin's request opens it again; the entry says so."""
         if version in entry.ready:
             return False
         folder = entry.disk.folder / str(version)
-        ended = self._openings.ended(folder)
-        if ended <= (ENDED_BESIDE_OTHERS if ended and self._workers.others_have(entry.name, version) else 0):
+        deaths = self._openings.deaths(folder)
+        if deaths <= (MAX_DEATHS_BESIDE_OTHERS if deaths and self._workers.others_have(entry.name, version) else 0):
             return False
         reason = (
             f"a process ended while it opened the version, as where memory has no room for it. It is not opened again by itself: "
@@ -262,7 +263,7 @@ class Swapper:
         return True
 
     def _open(self, entry: Entry, version: int) -> LoadedModel | None:
-        """A version ready to serve; None when it failed or must wait, and the entry says why. (An exception would keep its engine.)"""
+        """A version ready to serve. None if it failed or must wait; the entry says why. (An exception would keep its engine alive.)"""
         if self._waits(entry, version):
             return None
         entry.loading = version
@@ -289,7 +290,7 @@ class Swapper:
         return loaded
 
     def _join(self, entry: Entry, loaded: LoadedModel) -> None:
-        """Bring the live items of a version up to date, before it serves."""
+        """Bring the live items of a version up to date before it serves."""
         loaded.live.parents = partial(loaded.batcher.parents_now, loaded.live.parents)
         loaded.live.set_removed(entry.removed)  # before operations are applied
         if self._settings.write_keys or self._settings.follow or entry.catalogue.journal.exists():
@@ -297,20 +298,20 @@ class Swapper:
         entry.catalogue.join(loaded.live)
 
     def _publish(self, entry: Entry, ready: dict[int, LoadedModel], default: int) -> None:
-        """Serve these versions from now on, and no others. Holds the entry's lock."""
+        """Serve these versions from now on, and no others. The caller holds the entry's lock."""
         before = entry.ready
         if not before:
-            entry.looked_at = -inf  # nobody waited for this worker before: it looks for removals before its first answer
+            entry.looked_at = -inf  # nobody waited for this worker before, so it reads the removals before its first answer
         fresh = {version: loaded for version, loaded in ready.items() if before.get(version) is not loaded}
         for loaded in fresh.values():
-            loaded.live.set_removed(entry.removed)  # while it was opened, the list may have changed, or become empty
+            loaded.live.set_removed(entry.removed)  # the list may have changed, or become empty, while the version was opened
         entry.ready, entry.loaded = ready, ready.get(default)
-        for version, loaded in fresh.items():  # only now: who waits for this asks at once
+        for version, loaded in fresh.items():  # after `ready` is set: readers of this line send requests at once
             self._metrics.show("espalier_model_info", True, entry.name, version, loaded.engine.name)
             log.info("%s version %d is ready on %s", entry.name, version, loaded.engine.name)
-        gone = [loaded for version, loaded in before.items() if ready.get(version) is not loaded]
-        entry.retired += tuple(self._retire(entry, loaded) for loaded in gone)
-        for loaded in gone:
+        dropped_models = [loaded for version, loaded in before.items() if ready.get(version) is not loaded]
+        entry.retired += tuple(self._retire(entry, loaded) for loaded in dropped_models)
+        for loaded in dropped_models:
             if loaded.version not in ready:
                 self._metrics.forget_version(entry.name, loaded.version)
 

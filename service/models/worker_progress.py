@@ -1,9 +1,9 @@
 """The worker processes of one service: which of them live, and how far each has followed the desired state.
 
-They share a run folder that their parent made. In it every worker locks `<pid>.lock` as long as it lives; the system releases the lock
-however the worker ends. It writes its progress to `<pid>.json`, whose disk space is taken at the start, so that a full disk later prevents
-no change. Notes are for workers that start later. Without a folder the process is alone, and nothing is written. Knows process ids and
-generations. Does not know models, engines or what starts the workers.
+They share a run folder that their parent made. Every worker locks its `<pid>.lock` as long as it lives; the system releases the lock
+however the worker ends. It writes its progress to `<pid>.json`. The disk space of that file is reserved at the start, so that a full disk
+prevents no change later. Notes are for workers that start later. Without a folder there is only this process, and nothing is written. Knows
+process ids and generations. Does not know models, engines or what starts the workers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..run_folder import living
 log = logging.getLogger(__name__)
 
 ROOM = 4096
-"""Bytes of a progress file: a page, so that one write replaces a line. It grows where that is too small."""
+"""Bytes of a progress file: a page, so that one write replaces the content. A longer content takes more pages."""
 READS = 50
-"""Attempts to read a progress file that is not JSON, until it counts as empty: its worker ended while writing."""
+"""A progress file that is not JSON after so many reads counts as empty: its worker ended while writing."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class WorkerProgress:
     serves: bool = False
     """Whether its default version answers."""
     versions: tuple[int, ...] = ()
-    """All that answer."""
+    """All versions that answer."""
 
 
 @dataclass
 class Workers:
-    """This worker among the others.
+    """The progress of this worker, and of the others of the service.
 
-    folder  the run folder; None: this process alone
+    folder  the run folder; None if this process is the only one
     """
 
     folder: Path | None = None
@@ -71,7 +71,7 @@ class Workers:
         self._lock = self._file = None
 
     def report(self, model: str, progress: WorkerProgress) -> None:
-        """Report this worker's progress with a model. What cannot be written is written with the next report, or by `write_again`."""
+        """Report this worker's progress with a model. If writing fails, the next report or `write_again` writes it."""
         with self._reporting:
             if self._progress.get(model) == progress:
                 return
@@ -84,10 +84,10 @@ class Workers:
                 self._write()
 
     def _write(self) -> None:
-        """The progress of this worker, over the former one. Holds the lock."""
+        """Overwrite the progress file of this worker. The caller holds the lock."""
         if self.folder is None:
             return
-        content = json.dumps({name: asdict(found) for name, found in self._progress.items()}).encode()
+        content = json.dumps({name: asdict(progress) for name, progress in self._progress.items()}).encode()
         room = -(-len(content) // ROOM) * ROOM
         before, self._written = self._written, False
         try:
@@ -100,7 +100,7 @@ class Workers:
                 log.error("the run folder %s cannot be written to (%s); admin changes wait for it", self.folder, error.strerror)
 
     def note(self, name: str, text: str) -> None:
-        """Keep a text for workers that start later. Where that fails keep none, which is better than an outdated one."""
+        """Keep a text for workers that start later. If that fails keep none: an outdated one would be worse."""
         if self.folder is None:
             return
         file = self.folder / f"{name}.note"
@@ -121,16 +121,16 @@ class Workers:
             return None
 
     def others_serve(self) -> bool:
-        """Whether another living worker has followed something already, so that requests need not wait for this one."""
+        """Whether another living worker has reported progress already, so that requests need not wait for this one."""
         return any(self._others())
 
     def behind(self) -> set[str]:
         """Models that another living worker serves and this one does not."""
-        served = {model for found in self._others() for model, progress in found.items() if progress.serves}
+        served = {model for by_model in self._others() for model, progress in by_model.items() if progress.serves}
         return {model for model in served if not self._progress.get(model, WorkerProgress()).serves}
 
     def others_have(self, model: str, version: int) -> bool:
-        return any(version in found[model].versions for found in self._others() if model in found)
+        return any(version in by_model[model].versions for by_model in self._others() if model in by_model)
 
     def progress(self, model: str) -> dict[int, WorkerProgress]:
         if self.folder is None:
@@ -143,12 +143,12 @@ class Workers:
 
 
 def _read(folder: Path, pid: int) -> dict[str, WorkerProgress]:
-    """What a worker has reported, by model; empty where it has just begun."""
+    """A worker's progress by model; empty before its first report."""
     for _ in range(READS):
         try:
             content = (folder / f"{pid}.json").read_bytes().strip()
-            found = json.loads(content or b"{}")
-            return {name: WorkerProgress(**one | {"versions": tuple(one["versions"])}) for name, one in found.items()}
+            raw = json.loads(content or b"{}")
+            return {name: WorkerProgress(**fields | {"versions": tuple(fields["versions"])}) for name, fields in raw.items()}
         except FileNotFoundError:
             return {}
         except ValueError:  # it is being written

@@ -1,4 +1,4 @@
-"""`espalier route`: serves bundles whose items are on shards, which other services hold."""
+"""`espalier route`: serves bundles whose items are on shards of other services."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("service.router")
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.router") -> int:
-    """Serve until a signal says stop. Returns the exit code."""
+    """Serve until a signal to stop. Returns the exit code."""
     parser = argparse.ArgumentParser(prog=prog, description="Serve a models folder whose items are on shards.", epilog=environment())
     parser.add_argument("--shards", help="addresses of services that hold shards, comma-separated, in any order")
     parser.add_argument("--config", type=Path, help="a TOML file, see docs/operate.md; --shards wins")
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.
         return 1
     try:
         config = RouterConfig() if options.config is None else read_config(options.config)
-        given = {} if options.shards is None else {"shards": [part.strip() for part in options.shards.split(",") if part.strip()]}
-        config = RouterConfig.model_validate(config.model_dump() | given)
+        addresses = [address.strip() for address in (options.shards or "").split(",") if address.strip()]
+        config = RouterConfig.model_validate(config.model_dump() | ({} if options.shards is None else {"shards": addresses}))
         if not config.shards:
             raise InvalidConfig("shards", None, "addresses of services that hold shards, by --shards or in --config")
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""The router as an ASGI application: that of the ordinary service, with engines that ask shards.
+"""The router as an ASGI application: the ordinary service with engines that search shards.
 
-A version is opened once all of its shards are there.
+A version is opened once replicas serve all its shards.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..router.transport import Transport
 from ..settings import Settings
 from ..watch.metrics import Metrics
 
-FIRST_LOOK_S = 2.0
-"""How long loading waits for the first look at the replicas."""
+FIRST_POLL_S = 2.0
+"""How long loading waits until all replicas were polled once."""
 
 
 def create_router(settings: Settings, config: RouterConfig, transport: Transport | None = None) -> FastAPI:
     """The service over the bundles of a models folder, whose items are on the shards at `config.shards`.
 
-    transport  how these are reached; None: by HTTP
+    transport  how the shards are reached; None: by HTTP
     Raises BundleNotFound when the folder holds no model.
     """
     metrics = Metrics()
@@ -45,14 +45,14 @@ def create_router(settings: Settings, config: RouterConfig, transport: Transport
     engines = ShardedEngines(fleet)
     source = EngineSource(engines.open, config.calls, engines.awaits, engines.layout, engines.layout_of)
     app = create_app(settings, source, metrics=metrics)
-    inner = app.router.lifespan_context
+    service_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         fleet.start()
-        fleet.wait_until_looked(FIRST_LOOK_S)
+        fleet.wait_until_polled(FIRST_POLL_S)
         try:
-            async with inner(app):
+            async with service_lifespan(app):
                 yield
         finally:
             fleet.close()
@@ -66,31 +66,31 @@ class ShardedEngines:
         self._fleet = fleet
 
     def open(self, bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Pipeline:
-        """An engine that asks shards; device, engine, threads and precision are theirs, elsewhere.
+        """An engine that searches shards. device, engine, threads and precision are ignored: the shards' services have their own.
 
-        Raises ShardsMissing, and BundleCorrupt where the bundle is a shard itself.
+        Raises ShardsMissing, and BundleCorrupt if the bundle is a shard itself.
         """
         if (shard := bundle.manifest.shard) is not None:
             raise BundleCorrupt(f"{bundle.path}: shard {shard.index} of {shard.count}; a router opens the whole bundle, {shard.of}")
         return Pipeline(bundle, ShardSearch(bundle, self._fleet))
 
     def layout_of(self, engine: Engine) -> int | None:
-        """Into how many shards the version is cut that an engine searches; None for one that was not opened here."""
+        """How many shards an engine searches; None for an engine that was not opened here."""
         trees = engine.tree_search if isinstance(engine, Pipeline) else None
         return trees.count if isinstance(trees, ShardSearch) else None
 
     def awaits(self, path: Path) -> str | None:
-        """What models/<name>/<version>/ waits for; None: nothing."""
+        """What models/<name>/<version>/ waits for before it can be opened; None: nothing."""
         try:
             content = (path / "manifest.json").read_bytes()
             if parse_manifest(content, str(path)).shard is not None:
                 return None
         except (OSError, BundleCorrupt, UnsupportedSchema):
-            return None  # opening it says what is wrong
+            return None  # opening it reports the error
         return self._fleet.awaits(_whole(path, content))
 
     def layout(self, path: Path) -> int | None:
-        """Into how many shards models/<name>/<version>/ is cut that are all there; None: not all are."""
+        """Into how many shards models/<name>/<version>/ is cut; None if not all of them are served."""
         try:
             return self._fleet.count_of(_whole(path, (path / "manifest.json").read_bytes()))
         except OSError:
@@ -98,5 +98,5 @@ class ShardedEngines:
 
 
 def _whole(path: Path, manifest: bytes) -> Whole:
-    """What the shards of a version's folder say that they are of."""
+    """The identity that shards of a version give as their origin."""
     return Whole(path.parent.name, int(path.name), hashlib.sha256(manifest).hexdigest())

@@ -1,4 +1,4 @@
-"""What a router is told: where its shards are, and how patient it is with them."""
+"""The configuration of a router: where its shards are, and how long it waits for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..router.hedging import SHARE
 from ..settings import Settings, named_key, service_address
 
 DNS = "dns+"
-"""Before an address whose name stands for several: `dns+http://NAME:PORT`."""
+"""Prefix of an address whose name may resolve to several: `dns+http://NAME:PORT`."""
 
 MAX_ADDRESSES = 1024
 
@@ -32,7 +32,7 @@ def _for_a_header(key: SecretStr) -> SecretStr:
 
 
 class Patience(BaseModel):
-    """How patient a router is with shards."""
+    """How long a router waits for shards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -68,9 +68,9 @@ def read_config(path: Path) -> RouterConfig:
 
 
 def with_key_of(config: RouterConfig, settings: Settings) -> RouterConfig:
-    """The configuration with the first of this process's own internal keys, where it names none. Names of keys are not sent.
+    """The configuration with a key: without one of its own, the first internal key of this process. Names of keys are not sent.
 
-    Raises InvalidConfig where that key cannot stand in a header.
+    Raises InvalidConfig if the key cannot be sent in a header.
     """
     if config.key is not None or not settings.internal_keys:
         return config
@@ -82,9 +82,9 @@ def with_key_of(config: RouterConfig, settings: Settings) -> RouterConfig:
 
 
 def invalid_config(error: ValidationError) -> InvalidConfig:
-    """The first thing that is wrong; keys are shown nowhere."""
-    wrong = error.errors(include_url=False)[0]
-    field = ".".join(map(str, wrong["loc"]))
-    expected = "no such key" if wrong["type"] == "extra_forbidden" else wrong["msg"].removeprefix("Value error, ")
+    """The first problem as an InvalidConfig, which shows no keys."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(map(str, first["loc"]))
+    expected = "no such key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
     expected = expected.removeprefix("expected ").removeprefix("Input should be ")
-    return InvalidConfig(field, "a key" if field.startswith("key") else wrong["input"], expected)
+    return InvalidConfig(field, "a key" if field.startswith("key") else first["input"], expected)

@@ -1,9 +1,9 @@
-"""Replicas by HTTP/1.1: kept connections, one exchange at a time on each, no more than what services that hold shards speak.
+"""The transport by HTTP/1.1: persistent connections with one exchange at a time, and only the features that shard services use.
 
-A router asks every shard for every query, so an exchange must cost microseconds; general clients take half a millisecond. Bodies have a
-Content-Length, both ways; chunked ones are refused, and so are redirects, cookies and compression, which nobody here sends.
+A router sends every query to every shard, so that an exchange must cost microseconds; general clients take half a millisecond. Bodies have
+a Content-Length in both directions. Chunked answers are refused; redirects, cookies and compression are not supported.
 
-`dns+http://NAME:PORT` stands for all addresses of a name, as those of a headless Service of Kubernetes.
+`dns+http://NAME:PORT` stands for all addresses of a name, such as those of a headless Service of Kubernetes.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from urllib.parse import urlsplit
 from espalier.shards.messages import MEDIA_TYPE, Pin
 
 from ..router.config import DNS, RouterConfig
-from ..router.transport import ReplicaFailed, answered, held_of
+from ..router.transport import ReplicaFailed, answer_body, parse_shard_list
 from ..tls import Certificates, calling
 
 MAX_HEAD_BYTES = 1 << 14
 """Largest head of an answer."""
 IDLE_S = 30.0
-"""A connection that was not used for longer is not used again: the other side may just be closing it."""
+"""A connection that was idle for longer is not used again: the server may be closing it."""
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)[ \r]")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,12})[ \t]*\r\n", re.IGNORECASE)
 _CLOSES = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*\r\n", re.IGNORECASE)
 SEARCH, SHARDS = "/internal/search", "/internal/shards"
 MAX_LIST_BYTES = 2 << 20
-"""Largest list of a replica's shards: reading one holds up the searches."""
+"""Largest list of a replica's shards. Reading it delays searches."""
 _NOT_IN_HEADERS = re.compile(r"[^\x21-\x7e]")
 
 
 class _Broken(Exception):
-    """The connection ended. answered: whether a part of the answer had come."""
+    """The connection ended. answered: whether part of the answer had arrived."""
 
     def __init__(self, answered: bool) -> None:
         super().__init__()
@@ -45,25 +45,25 @@ class _Broken(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `closed` once it can take no more exchanges."""
+    """One connection. closed: it takes no more exchanges."""
 
     def __init__(self) -> None:
         self.closed, self.used_at = False, 0.0
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
         self._received = bytearray()
-        self._begin, self._end, self._status = 0, 0, 0  # of the body, once the head is there
-        self._most = 0
+        self._begin, self._end, self._status = 0, 0, 0  # of the body, once the head has arrived
+        self._max_bytes = 0
 
-    async def exchange(self, head: bytes, body: bytes, most: int) -> tuple[int, bytes]:
-        """Send a request; the status and the body of its answer. Cancelling ends the connection. Raises _Broken, ReplicaFailed.
+    async def exchange(self, head: bytes, body: bytes, max_bytes: int) -> tuple[int, bytes]:
+        """Send a request; returns the status and the body of its answer. Cancelling ends the connection. Raises _Broken, ReplicaFailed.
 
-        most  bytes of the answer's body
+        max_bytes  of the answer's body
         """
         if self.closed or self._transport is None:
             raise _Broken(answered=False)
         self._answer = asyncio.get_running_loop().create_future()
-        self._received, self._end, self._most = bytearray(), 0, most
+        self._received, self._end, self._max_bytes = bytearray(), 0, max_bytes
         self._transport.write(head + body)
         try:
             return await self._answer
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(_Broken(answered=bool(self._received)))
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._answer.done():  # nobody asked
+        if self._answer is None or self._answer.done():  # an answer without a request
             self.close()
             return
         self._received += data
@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
             self._answer.set_result((self._status, bytes(memoryview(self._received)[self._begin : self._end])))
 
     def _read_head(self) -> None:
-        """Find where the body begins and ends, once the head is whole. Raises ReplicaFailed."""
+        """Parse the head once it has arrived: the status, and where the body begins and ends. Raises ReplicaFailed."""
         end = self._received.find(b"\r\n\r\n")
         if end < 0:
             if len(self._received) > MAX_HEAD_BYTES:
@@ -112,8 +112,9 @@ class Connection(asyncio.Protocol):
             return
         head = bytes(self._received[: end + 2])
         status, length = _STATUS.match(head), _LENGTH.search(head)
-        if status is None or length is None or int(length[1]) > self._most:
-            raise ReplicaFailed("garbage", f"an HTTP/1.1 answer with a Content-Length of at most {self._most} was expected: {head[:100]!r}")
+        if status is None or length is None or int(length[1]) > self._max_bytes:
+            limit = self._max_bytes
+            raise ReplicaFailed("garbage", f"an HTTP/1.1 answer with a Content-Length of at most {limit} was expected: {head[:100]!r}")
         self._status, self._begin = int(status[1]), end + 4
         self._end = self._begin + int(length[1])
         self.closed = self.closed or _CLOSES.search(head) is not None
@@ -122,36 +123,39 @@ class Connection(asyncio.Protocol):
 class Connections:
     """The connections to one address, http://HOST:PORT/PATH or https://.
 
-    name  that the certificate of the address must have
+    limit  most connections
+    name   the name that the certificate of the address must have; None: the host
     """
 
-    def __init__(self, address: str, most: int, connect_timeout_s: float, certificates: Certificates, name: str | None = None) -> None:
+    def __init__(self, address: str, limit: int, connect_timeout_s: float, certificates: Certificates, name: str | None = None) -> None:
         url = urlsplit(address)
         self._host, self._certificates = url.hostname or "", certificates if url.scheme == "https" else None
         self._name = None if self._certificates is None else name or self._host
         self._port = url.port or (80 if self._certificates is None else 443)
-        self._path, self._named = url.path.rstrip("/"), url.netloc
-        self._most, self._connect_timeout_s = most, connect_timeout_s
+        self._path, self._host_header = url.path.rstrip("/"), url.netloc
+        self._limit, self._connect_timeout_s = limit, connect_timeout_s
         self._idle: deque[Connection] = deque()
         self._in_use = 0
 
     def head(self, method: str, path: str, size: int, lines: str) -> bytes:
-        """The head of a request. lines: more headers, each with its line end."""
-        return f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._named}\r\nContent-Length: {size}\r\n{lines}\r\n".encode("latin-1")
+        """The head of a request. lines: other headers, each with its line end."""
+        return f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._host_header}\r\nContent-Length: {size}\r\n{lines}\r\n".encode(
+            "latin-1"
+        )
 
-    async def exchange(self, head: bytes, body: bytes, most: int) -> tuple[int, bytes]:
-        """The status and the body of an answer, of at most so many bytes. Raises ReplicaFailed.
+    async def exchange(self, head: bytes, body: bytes, max_bytes: int) -> tuple[int, bytes]:
+        """The status and the body of an answer. Raises ReplicaFailed.
 
-        A kept connection that ends without a byte of the answer was closed by the other side before the request came: it is sent again.
+        If an idle connection ends without a byte of the answer, the server closed it before the request arrived: the request is sent again.
         """
-        if self._in_use >= self._most:
-            raise ReplicaFailed("full", f"{self._most} exchanges are under way")
+        if self._in_use >= self._limit:
+            raise ReplicaFailed("full", f"{self._limit} exchanges are under way")
         self._in_use += 1
         try:
             while True:
-                connection, is_new = await self._taken()
+                connection, is_new = await self._connect()
                 try:
-                    answer = await connection.exchange(head, body, most)
+                    answer = await connection.exchange(head, body, max_bytes)
                 except _Broken as error:
                     if is_new or error.answered:
                         raise ReplicaFailed("connection", "the connection broke") from None
@@ -164,10 +168,10 @@ class Connections:
         finally:
             self._in_use -= 1
 
-    async def _taken(self) -> tuple[Connection, bool]:
+    async def _connect(self) -> tuple[Connection, bool]:
         """A connection, and whether it is new. Raises ReplicaFailed."""
         while self._idle:
-            connection = self._idle.pop()  # the one that was used last
+            connection = self._idle.pop()  # the one that was used most recently
             if not connection.closed and time.monotonic() - connection.used_at < IDLE_S:
                 return connection, False
             connection.close()
@@ -175,21 +179,21 @@ class Connections:
             async with asyncio.timeout(self._connect_timeout_s):
                 loop = asyncio.get_running_loop()
                 context = None if self._certificates is None else self._certificates.current()
-                _, made = await loop.create_connection(Connection, self._host, self._port, ssl=context, server_hostname=self._name)
+                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=context, server_hostname=self._name)
         except TimeoutError:
             raise ReplicaFailed("late", f"no connection within {self._connect_timeout_s:g} s") from None
         except OSError as error:
             raise ReplicaFailed("connection", str(error.strerror or error)) from None
-        return made, True
+        return connection, True
 
     def close(self) -> None:
-        """End those that are kept."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().close()
 
 
 class HttpTransport:
-    """See `Transport`. To be used in one event loop. certificates: of addresses with https; None: the system's CAs."""
+    """See `Transport`. For one event loop. certificates: for addresses with https; None: the system's CAs."""
 
     def __init__(self, config: RouterConfig, certificates: Certificates | None = None) -> None:
         self._config, self._certificates = config, certificates or calling(None, None, None)
@@ -197,7 +201,7 @@ class HttpTransport:
         if config.key is not None:
             self._lines += f"Authorization: Bearer {config.key.get_secret_value()}\r\n"
         self._connections: dict[str, Connections] = {}
-        self._names: dict[str, str | None] = {}  # by address, of those that were looked up
+        self._names: dict[str, str | None] = {}  # address → the name that resolved to it
 
     async def addresses(self, name: str) -> Sequence[str]:
         if not name.startswith(DNS):
@@ -205,25 +209,26 @@ class HttpTransport:
         url = urlsplit(name.removeprefix(DNS))
         port = url.port or (443 if url.scheme == "https" else 80)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # the latter of a name that cannot be one
+            records = await asyncio.get_running_loop().getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # UnicodeError: the text is no valid name
             raise ReplicaFailed("connection", f"{name}: {error}") from None
-        hosts = sorted({str(address[0]) for *_, address in found})
+        hosts = sorted({str(address[0]) for *_, address in records})
         addresses = [f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}{url.path}" for host in hosts]
         self._names |= dict.fromkeys(addresses, url.hostname)
         return addresses
 
-    async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+    async def send(self, address: str, body: bytes, max_bytes: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         lines = self._lines
         for header, value in headers.items():
             lines += f"{header}: {_NOT_IN_HEADERS.sub('', value)}\r\n"
-        connections = self._to(address)
-        return answered(*await _in_time(timeout_s, connections, connections.head("POST", SEARCH, len(body), lines), body, most))
+        connections = self._connections_to(address)
+        head = connections.head("POST", SEARCH, len(body), lines)
+        return answer_body(*await _timed_exchange(timeout_s, connections, head, body, max_bytes))
 
-    async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
-        connections = self._to(address)
+    async def served_shards(self, address: str, timeout_s: float) -> frozenset[Pin]:
+        connections = self._connections_to(address)
         head = connections.head("GET", SHARDS, 0, self._lines)
-        return held_of(answered(*await _in_time(timeout_s, connections, head, b"", MAX_LIST_BYTES)))
+        return parse_shard_list(answer_body(*await _timed_exchange(timeout_s, connections, head, b"", MAX_LIST_BYTES)))
 
     def forget(self, address: str) -> None:
         self._names.pop(address, None)
@@ -234,19 +239,17 @@ class HttpTransport:
         for connections in self._connections.values():
             connections.close()
 
-    def _to(self, address: str) -> Connections:
-        found = self._connections.get(address)
-        if found is None:
+    def _connections_to(self, address: str) -> Connections:
+        if address not in self._connections:
             limits = self._config.connections, self._config.connect_timeout_s
-            made = Connections(address, *limits, self._certificates, self._names.get(address))
-            found = self._connections[address] = made
-        return found
+            self._connections[address] = Connections(address, *limits, self._certificates, self._names.get(address))
+        return self._connections[address]
 
 
-async def _in_time(timeout_s: float, connections: Connections, head: bytes, body: bytes, most: int) -> tuple[int, bytes]:
-    """An exchange that must end in time. Raises ReplicaFailed."""
+async def _timed_exchange(timeout_s: float, connections: Connections, head: bytes, body: bytes, max_bytes: int) -> tuple[int, bytes]:
+    """An exchange within a time limit. Raises ReplicaFailed."""
     try:
         async with asyncio.timeout(max(timeout_s, 0)):
-            return await connections.exchange(head, body, most)
+            return await connections.exchange(head, body, max_bytes)
     except TimeoutError:
         raise ReplicaFailed("late", f"no answer within {timeout_s:.3g} s") from None

@@ -1,9 +1,9 @@
-"""The results of shards as the leaves of one search: the best m of all, and traces and frontiers with the nodes of all.
+"""Merges the results of shards into the leaves of one search: the best m of all shards, and their traces and frontiers.
 
-Of one tree, items are ordered by key, then by leaf, as one engine would order them; of a forest by rank, then by item row. All numbers are
-those of the whole bundle. Knows results, not shards.
+As in an engine, the items of one tree are ordered by key, then by leaf; those of a forest by rank, then by item row. All numbers are those
+of the whole bundle. Knows results, not shards.
 
-Legend: B queries, X results of all shards together, M results, K beam, C candidates.
+Legend: B queries, X concatenated results of all shards, M results, K beam, C candidates.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 
 
-def merged(results: Sequence[ShardResult], query: TreeQuery, trees: Sequence[Tree]) -> Leaves:
-    """One list of the best items of all results, of which there may be none. trees: the whole ones; several are a forest's."""
+def merge_results(results: Sequence[ShardResult], query: TreeQuery, trees: Sequence[Tree]) -> Leaves:
+    """The best items of all results, which may be empty. trees: those of the whole bundle; several are a forest."""
     batch, width = len(query), int(query.m_B.max(initial=0))
-    nothing = np.full((batch, width), NO_ITEM, np.int64), *np.full((2, batch, width), -np.inf, np.float32)
-    parts = [nothing, *((result.item_rows_BM, result.ranks_BM, result.keys_BM) for result in results)]
-    rows_BX, ranks_BX, keys_BX = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-    place_BX = rows_BX if len(trees) > 1 else trees[0].leaf_of_item[rows_BX]  # −1 takes any leaf: its key is −inf
-    ranks_BX[rows_BX == NO_ITEM] = keys_BX[rows_BX == NO_ITEM] = -np.inf  # whatever a shard says of it
-    order_BM = np.lexsort((place_BX, -keys_BX), axis=1)[:, :width]
+    padding = np.full((batch, width), NO_ITEM, np.int64), *np.full((2, batch, width), -np.inf, np.float32)
+    lists = [padding, *((result.item_rows_BM, result.ranks_BM, result.keys_BM) for result in results)]
+    rows_BX, ranks_BX, keys_BX = (np.concatenate(arrays, axis=1) for arrays in zip(*lists, strict=True))
+    ties_BX = rows_BX if len(trees) > 1 else trees[0].leaf_of_item[rows_BX]  # for NO_ITEM (−1) any leaf will do: its key is −inf
+    ranks_BX[rows_BX == NO_ITEM] = keys_BX[rows_BX == NO_ITEM] = -np.inf  # whatever number the shard sent
+    order_BM = np.lexsort((ties_BX, -keys_BX), axis=1)[:, :width]
     rows_BM, ranks_BM, keys_BM = (np.take_along_axis(array, order_BM, axis=1)[:, None] for array in (rows_BX, ranks_BX, keys_BX))
     finite = [result.finite_B for result in results if result.finite_B is not None]
-    of_trees, kept_B = range(len(trees)), query.m_B if len(trees) == 1 else None
-    traces = [_trace([result.traces[t] for result in results], kept_B) for t in of_trees if query.trace and results]
-    frontiers = [_frontier([result.frontiers[t] for result in results], batch) for t in of_trees if query.frontier]
+    tree_numbers, m_B = range(len(trees)), query.m_B if len(trees) == 1 else None
+    traces = [_trace([result.traces[t] for result in results], m_B) for t in tree_numbers if query.trace and results]
+    frontiers = [_frontier([result.frontiers[t] for result in results], batch) for t in tree_numbers if query.frontier]
     return Leaves(
         rows_BM,
         ranks_BM,
@@ -50,52 +50,54 @@ def merged(results: Sequence[ShardResult], query: TreeQuery, trees: Sequence[Tre
 
 
 def _trace(traces: Sequence[Sequence[LevelTrace]], m_B: Int64 | None) -> tuple[LevelTrace, ...]:
-    """Of one tree, the levels that every shard's trace has. m_B: how many leaves are kept in the end; None: all."""
+    """The merged trace of one tree, on the levels that all shards' traces have. m_B: leaves to keep; None keeps all."""
     by_level = [{level.level: level for level in trace} for trace in traces]
-    shared = sorted(set(by_level[0]).intersection(*by_level[1:]))
-    return tuple(_level([own[h] for own in by_level], m_B if h == shared[-1] else None) for h in shared)
+    shared_levels = sorted(set(by_level[0]).intersection(*by_level[1:]))
+    return tuple(_level([levels[h] for levels in by_level], m_B if h == shared_levels[-1] else None) for h in shared_levels)
 
 
 def _level(levels: Sequence[LevelTrace], m_B: Int64 | None) -> LevelTrace:
-    """A node that several shards have, above the cut, stands once; it is kept where one of them kept it, with the larger key."""
-    kept = _union([(level.nodes_BK, level.keys_BK, level.ranks_BK) for level in levels], m_B)
-    candidates = _union([(level.candidates_BC, level.candidate_keys_BC, level.candidate_ranks_BC) for level in levels], None)
+    """One level of all shards. A node above the cut is in several shards: it is listed once, with its largest key."""
+    nodes_BK, keys_BK, ranks_BK = _union([(level.nodes_BK, level.keys_BK, level.ranks_BK) for level in levels], m_B)
+    candidates = [(level.candidates_BC, level.candidate_keys_BC, level.candidate_ranks_BC) for level in levels]
+    candidates_BC, candidate_keys_BC, candidate_ranks_BC = _union(candidates, None)
     return replace(
         levels[0],
-        nodes_BK=kept[0],
-        keys_BK=kept[1],
-        ranks_BK=kept[2],
-        candidates_BC=candidates[0],
-        candidate_keys_BC=candidates[1],
-        candidate_ranks_BC=candidates[2],
+        nodes_BK=nodes_BK,
+        keys_BK=keys_BK,
+        ranks_BK=ranks_BK,
+        candidates_BC=candidates_BC,
+        candidate_keys_BC=candidate_keys_BC,
+        candidate_ranks_BC=candidate_ranks_BC,
     )
 
 
 def _frontier(frontiers: Sequence[Frontier], batch: int) -> Frontier:
-    nothing = np.full((batch, 1), NO_NODE, np.int64), *np.full((2, batch, 1), -np.inf, np.float32)
-    nodes_BK, ranks_BK, _ = _union([nothing, *((own.nodes_BK, own.ranks_BK, own.ranks_BK) for own in frontiers)], None)
+    padding = np.full((batch, 1), NO_NODE, np.int64), *np.full((2, batch, 1), -np.inf, np.float32)
+    lists = [padding, *((frontier.nodes_BK, frontier.ranks_BK, frontier.ranks_BK) for frontier in frontiers)]
+    nodes_BK, ranks_BK, _ = _union(lists, None)
     return Frontier(nodes_BK, ranks_BK)
 
 
-def _union(parts: Sequence[tuple[Int64, Array, Array]], m_B: Int64 | None) -> tuple[Int64, Array, Array]:
-    """The nodes of some parts, ascending and each once, with the largest of two numbers of each, and padding behind them.
+def _union(lists: Sequence[tuple[Int64, Array, Array]], m_B: Int64 | None) -> tuple[Int64, Array, Array]:
+    """Merge lists of nodes with two numbers each: every node once, ascending, with its largest numbers, then padding.
 
-    m_B  how many to keep of each query, by the first number, then the lower node; None: all
+    m_B  how many nodes to keep of each query, by the first number, then the lower node; None keeps all
     """
-    nodes_BX, first_BX, second_BX = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+    nodes_BX, first_BX, second_BX = (np.concatenate(arrays, axis=1) for arrays in zip(*lists, strict=True))
     order_BX = np.lexsort((-second_BX, -first_BX, np.where(nodes_BX == NO_NODE, np.iinfo(np.int64).max, nodes_BX)), axis=1)
     nodes_BX, first_BX, second_BX = (np.take_along_axis(array, order_BX, axis=1) for array in (nodes_BX, first_BX, second_BX))
     keep_BX = nodes_BX != NO_NODE
     keep_BX[:, 1:] &= nodes_BX[:, 1:] != nodes_BX[:, :-1]
     if m_B is not None:
         best_BX = np.lexsort((nodes_BX, np.where(keep_BX, -first_BX, np.inf)), axis=1)
-        place_BX = np.empty_like(best_BX)
-        np.put_along_axis(place_BX, best_BX, np.broadcast_to(np.arange(best_BX.shape[1]), best_BX.shape), axis=1)
-        keep_BX &= place_BX < m_B[:, None]
+        position_BX = np.empty_like(best_BX)
+        np.put_along_axis(position_BX, best_BX, np.broadcast_to(np.arange(best_BX.shape[1]), best_BX.shape), axis=1)
+        keep_BX &= position_BX < m_B[:, None]
     order_BX = np.argsort(~keep_BX, axis=1, kind="stable")[:, : max(1, int(keep_BX.sum(axis=1).max(initial=0)))]
-    kept_BX = np.take_along_axis(keep_BX, order_BX, axis=1)
-    nodes_BX = np.where(kept_BX, np.take_along_axis(nodes_BX, order_BX, axis=1), NO_NODE)
+    keep_BX = np.take_along_axis(keep_BX, order_BX, axis=1)
+    nodes_BX = np.where(keep_BX, np.take_along_axis(nodes_BX, order_BX, axis=1), NO_NODE)
     first_BX, second_BX = (
-        np.where(kept_BX, np.take_along_axis(array, order_BX, axis=1), np.asarray(-np.inf, array.dtype)) for array in (first_BX, second_BX)
+        np.where(keep_BX, np.take_along_axis(array, order_BX, axis=1), np.asarray(-np.inf, array.dtype)) for array in (first_BX, second_BX)
     )
     return nodes_BX, first_BX, second_BX

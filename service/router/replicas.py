@@ -1,7 +1,7 @@
-"""The replicas of shards: what each holds, how busy it is, and whether it is trusted with first tries.
+"""The replicas of shards: which shards each serves, how busy it is, and whether it is trusted with first tries.
 
-A replica that fails or lets a query wait is a suspect: it gets no first tries until it answers when it is asked what it holds. After each
-failure in a row it must wait longer for that. Knows replicas, not messages. Everything here belongs to the event loop of the fleet.
+A replica that fails or answers late is suspect: it gets no first tries until it answers a poll. After each failure in a row, it is trusted
+again only after a longer time. Knows replicas, not messages. Everything here belongs to the event loop of the fleet.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ..watch.logs import Ration
 log = logging.getLogger(__name__)
 
 REST_S, LONGEST_REST_S = 0.05, 5.0
-"""How long a suspect is left alone after its first failure; twice as long after each other one in a row."""
+"""How long a replica is suspect after its first failure, and at most. Each failure in a row doubles the time."""
 
 LINES, LINES_PER_S = 5, 0.1
-"""Lines of one kind that the log gets of one replica: at once, and then a second."""
+"""Most log lines of one kind about one replica: at once, and then per second."""
 
 Trust = Literal["trusted", "failed", "late"]
-"""failed: it fails at once. late: it lets one wait, and is asked only where nobody else is left."""
+"""failed: it fails at once. late: it answers late, and is tried only if there is no other replica."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """The bundle that shards were cut from. digest: SHA-256 of its manifest.json, in hex."""
+    """The whole bundle that shards were cut from. digest: SHA-256 of its manifest.json, in hex."""
 
     of: str
     version: int
@@ -45,84 +45,84 @@ class Whole:
 class Replica:
     """One address.
 
-    shards     that it serves, as of the last look that was answered
+    shards     that it serves, by the last poll that was answered
     layouts    the same by the bundle that they were cut from; replaced as a whole, so that any thread may read it
-    why        the last look failed; empty: it did not
-    gone       set while it does not answer a look either: nobody asks it, and who waits for it asks another
-    looks_told, failures_told  lines of the log on its looks and on its failures
+    poll_error why the last poll failed; empty if it did not
+    gone       whether the last poll failed: only patient calls try it then, and calls that wait for it try another replica
+    poll_log_lines, failure_log_lines  ration the log lines about its polls and its failures
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.why = ""
+        self.poll_error = ""
         self.shards: frozenset[Pin] = frozenset()
         self.layouts: Mapping[Whole, Sequence[Pin]] = {}
-        self.under_way = 0
+        self.in_flight = 0
         self.trust: Trust = "trusted"
-        self.gone = self.looked = False
-        self.waiting: set[Callable[[Replica], None]] = set()  # called when it is gone
-        self.look = asyncio.Event()  # somebody wants to know how it is, now
-        self.rests_until = 0.0
+        self.gone = self.polled = False
+        self.on_gone: set[Callable[[Replica], None]] = set()  # called when it becomes gone
+        self.poll_now = asyncio.Event()  # set to have it polled at once
+        self.suspect_until = 0.0
         self._failures = 0
-        self.looks_told = Ration(partial(_write_left_out, address, "looks"), LINES, LINES_PER_S)
-        self.failures_told = Ration(partial(_write_left_out, address, "failures"), LINES, LINES_PER_S)
+        self.poll_log_lines = Ration(partial(_log_omitted, address, "looks"), LINES, LINES_PER_S)
+        self.failure_log_lines = Ration(partial(_log_omitted, address, "failures"), LINES, LINES_PER_S)
 
     def answered(self) -> None:
         self._failures = 0
         self.trust = "trusted"
         if self.gone:
-            self.look.set()
+            self.poll_now.set()
 
     def suspect(self, trust: Literal["failed", "late"], now: float) -> None:
         if self.trust == "trusted":
             self._failures += 1
-            self.rests_until = now + min(REST_S * 2.0 ** min(self._failures - 1, 10), LONGEST_REST_S)
-            self.look.set()
+            self.suspect_until = now + min(REST_S * 2.0 ** min(self._failures - 1, 10), LONGEST_REST_S)
+            self.poll_now.set()
         self.trust = trust if self.trust != "late" else "late"
 
-    def says(self, held: frozenset[Pin], now: float) -> None:
-        self._holds(held)
+    def poll_answered(self, shards: frozenset[Pin], now: float) -> None:
+        self._set_shards(shards)
         self.gone = False
-        if now >= self.rests_until:
+        if now >= self.suspect_until:
             self.trust = "trusted"
 
-    def silent(self, late: bool) -> None:
+    def poll_failed(self, late: bool) -> None:
         self.trust, self.gone = "late" if late else "failed", True
-        for lost in tuple(self.waiting):
-            lost(self)
+        for call in tuple(self.on_gone):
+            call(self)
 
     def lacks(self, pin: Pin) -> None:
-        """It said that it does not serve a shard which it did at the last look."""
-        self._holds(self.shards - {pin})
-        self.look.set()
+        """It refused a search of a shard that it served at the last poll."""
+        self._set_shards(self.shards - {pin})
+        self.poll_now.set()
 
-    def _holds(self, shards: frozenset[Pin]) -> None:
+    def _set_shards(self, shards: frozenset[Pin]) -> None:
         layouts: dict[Whole, list[Pin]] = {}
         for pin in shards:
             layouts.setdefault(Whole(pin.of, pin.version, pin.digest), []).append(pin)
         self.shards, self.layouts = shards, layouts
 
 
-def _write_left_out(address: str, what: str, left_out: int) -> None:
-    log.warning("%s: lines on its %s that were left out: %d", address, what, left_out)
+def _log_omitted(address: str, topic: str, count: int) -> None:
+    log.warning("%s: lines on its %s that were left out: %d", address, topic, count)
 
 
-def after(left_out: int) -> str:
-    """What the next line says of those that were left out before it."""
-    return f" ({left_out} lines before this one were left out)" if left_out else ""
+def omitted_text(count: int) -> str:
+    """The end of a log line before which lines were omitted."""
+    return f" ({count} lines before this one were left out)" if count else ""
 
 
 def choose(holders: Sequence[Replica], tried: Sequence[Replica]) -> Replica | None:
-    """The less busy of two replicas taken at random (Mitzenmacher, 2001) among the most trusted; None: nobody is left.
+    """The less busy of two random replicas (Mitzenmacher, 2001) among the most trusted. None if all were tried.
 
-    tried  not these
+    tried  replicas that are not chosen
     """
-    left = [replica for replica in holders if replica not in tried]
+    untried = [replica for replica in holders if replica not in tried]
     for trust in ("trusted", "failed", "late"):
-        found = [replica for replica in left if replica.trust == trust]
-        if found:
+        most_trusted = [replica for replica in untried if replica.trust == trust]
+        if most_trusted:
             break
-    if len(found) <= 1:
-        return found[0] if found else None
-    first, second = random.sample(found, 2)
-    return second if second.under_way < first.under_way else first
+    if len(most_trusted) <= 1:
+        return most_trusted[0] if most_trusted else None
+    first, second = random.sample(most_trusted, 2)
+    return second if second.in_flight < first.in_flight else first

@@ -1,8 +1,8 @@
-"""`sharded`: searches a bundle that is cut into shards, by asking these.
+"""`sharded`: the search of a bundle that is cut into shards. It sends each query to all shards.
 
-Every shard searches its subtrees with the full beam; the best m of all are the answer. A shard that does not answer in time is left out,
-and the result says so (`Coverage`). A search without a deadline is the service's own (golden queries, where live items go) and needs all
-shards. Any number of threads may search.
+Every shard searches its subtrees with the full beam; the best m items of all shards are the answer. A shard that does not answer in time
+is left out, and the result says so (`Coverage`). A search without a deadline needs all shards: golden queries and the placement of live
+items. Any number of threads may search.
 
 Legend: B queries, S shards.
 """
@@ -28,33 +28,33 @@ from espalier.shards.messages import MaskBits, ShardAnswer, ShardQuery, encode_q
 from espalier.shards.results import answer_bytes, check_result
 
 from ..errors import ShardsMissing
-from ..router.asking import Asking, Question
 from ..router.fleet import Fleet
 from ..router.masks import Layout
-from ..router.merge import merged
+from ..router.merge import merge_results
 from ..router.replicas import Whole
+from ..router.shard_call import ShardCall, ShardRequest
 from ..router.transport import ReplicaFailed
 
 MARGIN_S, MARGIN = 0.05, 0.1
-"""A shard is waited for until so long before the deadline, or this share of the time that is left: an answer must still be written."""
+"""Time for writing the answer: waiting for shards ends so long before the deadline, or this share of the total time if that is less."""
 
 
 def whole_of(bundle: Bundle) -> Whole:
-    """What shards of a bundle say that they are of."""
+    """The identity that shards of a bundle give as their origin."""
     return Whole(bundle.manifest.name, bundle.manifest.version, sha256_of(bundle.path / "manifest.json"))
 
 
 class ShardSearch:
-    """See the module: a `TreeSearch` of all trees.
+    """A `TreeSearch` of all trees; see the module.
 
-    bundle  whole
+    bundle  the whole one
     count   into how many shards it is cut
-    Raises ShardsMissing where the fleet has not all shards of the bundle.
+    Raises ShardsMissing if the fleet does not have all shards of the bundle.
     """
 
     name = "sharded"
     rounding = 1e-3
-    """Of the engines of shards on CPUs."""
+    """That of the shards' engines on CPUs."""
     encodes, merges = False, True
 
     def __init__(self, bundle: Bundle, fleet: Fleet) -> None:
@@ -63,7 +63,7 @@ class ShardSearch:
         if count is None:
             raise ShardsMissing(fleet.missing(self._whole))
         self.count = count
-        self._searched = fleet.searches(self._whole, count)
+        self._searched_layout = fleet.register_search(self._whole, count)
         self._trees = [alone.tree for alone in bundle.alone]
         self._layout = Layout(self._trees, count)
         self._pins = [self._whole.pin(index, count) for index in range(count)]
@@ -72,27 +72,27 @@ class ShardSearch:
         self._wire_kind = FeaturesKind(width=kind.width) if isinstance(kind, FeaturesKind | TextKind) else kind
 
     def warm_up(self) -> None:
-        """Nothing to build: the golden queries have compiled and connected everything."""
+        """Nothing to do: the golden queries have opened the connections."""
 
     def close(self) -> None:
-        """The fleet serves other versions."""
+        """Nothing to do: the fleet serves other versions too."""
 
     def search(self, query: TreeQuery) -> Leaves:
-        """The best leaves of all shards. Raises ShardsMissing where one did not answer a search without a deadline."""
+        """The best leaves of all shards. Raises ShardsMissing if a shard did not answer a search without a deadline."""
         began, batch = time.perf_counter(), len(query)
         if not batch:
-            nobody = Coverage(self._layout.sizes_S, np.empty((0, self.count), np.bool_))
-            return merged([], query, self._trees)._replace(coverage=nobody)
+            no_coverage = Coverage(self._layout.sizes_S, np.empty((0, self.count), np.bool_))
+            return merge_results([], query, self._trees)._replace(coverage=no_coverage)
         bodies = self._bodies(query)
         deadline = began + self.fleet.config.patience_s if query.context.deadline is None else query.context.deadline
-        asked = self._ask(bodies, deadline - min(MARGIN_S, MARGIN * (deadline - began)), query)
-        answers, slowest_s = self.fleet.submit(asked).result()
+        calls = self._call(bodies, deadline - min(MARGIN_S, MARGIN * (deadline - began)), query)
+        answers, slowest_s = self.fleet.submit(calls).result()
         answered_S = np.array([answer is not None for answer in answers], np.bool_)
         if query.context.deadline is None and not answered_S.all():
             missing = ", ".join(map(str, np.flatnonzero(~answered_S)))
             raise ShardsMissing(f"no answer of shard {missing} of {self.count} of {self._whole.of} version {self._whole.version}")
         coverage = Coverage(self._layout.sizes_S, np.broadcast_to(answered_S, (batch, self.count)))
-        leaves = merged([answer.result for answer in answers if answer is not None], query, self._trees)
+        leaves = merge_results([answer.result for answer in answers if answer is not None], query, self._trees)
         self.fleet.metrics.observe("espalier_router_own_seconds", time.perf_counter() - began - slowest_s, self._whole.of)
         self.fleet.metrics.observe("espalier_router_coverage", float(coverage.items_B[0]), self._whole.of)
         return leaves._replace(coverage=coverage)
@@ -100,17 +100,17 @@ class ShardSearch:
     # -- messages -------------------------------------------------------------------------------------------------------
 
     def _bodies(self, query: TreeQuery) -> list[partial[bytes]]:
-        """For each shard what makes its body, of the digests that it wants, the seconds that are left and a number."""
+        """For each shard, a function that makes the request's body from the wanted digests, the seconds left and a request number."""
         bits_B, excluded_S = self._layout.restrictions(query.eligible_T)
         memory = self._live_memory(query)
         rows = query.queries.rows
         if isinstance(self._wire_kind, HistoryKind) and (memory is not None or not self._has_memory):
-            rows = np.full(query.queries.array.shape, PADDING, np.int64)  # nobody reads them
+            rows = np.full(query.queries.array.shape, PADDING, np.int64)  # shards do not read them
         wire = QueryBatch(self._wire_kind, rows)
         bodies = []
         for shard, pin in enumerate(self._pins):
-            sent = [None if bits is None else bits[shard] for bits in bits_B]
-            has_masks = any(bits is not None for bits in sent)
+            shard_bits = [None if bits is None else bits[shard] for bits in bits_B]
+            has_masks = any(bits is not None for bits in shard_bits)
             message = ShardQuery(
                 pin,
                 wire,
@@ -120,16 +120,16 @@ class ShardSearch:
                 query.states_BLS,
                 query.frontier,
                 query.trace,
-                tuple(None if bits is None else bits.digest for bits in sent) if has_masks else None,
+                tuple(None if bits is None else bits.digest for bits in shard_bits) if has_masks else None,
                 memory=memory,
             )
-            bodies.append(partial(_body, message, {bits.digest: bits for bits in sent if bits is not None}))
+            bodies.append(partial(_body, message, {bits.digest: bits for bits in shard_bits if bits is not None}))
         return bodies
 
     def _live_memory(self, query: TreeQuery) -> MemoryLists | None:
-        """What live items say of histories, and what is said of them, from the level above the leaves on.
+        """The queries' memory of leaves and of the level above, which counts live items too.
 
-        None where nothing is live: then histories are shorter to send, and shards add up the same.
+        None without live items: shards then compute the same memory from the histories, which are shorter to send.
         """
         if query.memory is None or not query.eligible_T[0].live_BR:
             return None
@@ -137,43 +137,43 @@ class ShardSearch:
 
     # -- in the fleet's loop --------------------------------------------------------------------------------------------
 
-    async def _ask(self, bodies: Sequence[partial[bytes]], deadline: float, query: TreeQuery) -> tuple[list[ShardAnswer | None], float]:
-        """Every shard's answer, None of those that gave none, and the seconds of the slowest."""
-        check, most, headers = partial(self._check, query), answer_bytes(query), dict(query.context.origin)
-        questions = [Question(pin, body, most, check, headers) for pin, body in zip(self._pins, bodies, strict=True)]
-        asking = [Asking(self.fleet, question, deadline, patient=query.context.deadline is None) for question in questions]
+    async def _call(self, bodies: Sequence[partial[bytes]], deadline: float, query: TreeQuery) -> tuple[list[ShardAnswer | None], float]:
+        """Every shard's answer, None if it gave none, and the seconds of the slowest."""
+        check, max_bytes, headers = partial(self._check, query), answer_bytes(query), dict(query.context.origin)
+        requests = [ShardRequest(pin, body, max_bytes, check, headers) for pin, body in zip(self._pins, bodies, strict=True)]
+        calls = [ShardCall(self.fleet, request, deadline, patient=query.context.deadline is None) for request in requests]
         try:
-            found = await asyncio.gather(*(asked.answer for asked in asking), return_exceptions=True)
+            answers = await asyncio.gather(*(call.answer for call in calls), return_exceptions=True)
         finally:
-            for asked in asking:
-                asked.answer.cancel()
-        slowest_s = max(asked.ended - asked.began for asked in asking)
-        for index, answer in enumerate(found):
+            for call in calls:
+                call.answer.cancel()
+        slowest_s = max(call.ended - call.began for call in calls)
+        for index, answer in enumerate(answers):
             if isinstance(answer, ReplicaFailed):
                 self.fleet.metrics.count("espalier_router_unanswered_total", index)
             elif isinstance(answer, BaseException):
                 raise answer
-        return [answer if isinstance(answer, ShardAnswer) else None for answer in found], slowest_s
+        return [answer if isinstance(answer, ShardAnswer) else None for answer in answers], slowest_s
 
     def _check(self, query: TreeQuery, answer: ShardAnswer) -> None:
-        """Raise InvalidMessage unless this may be a shard's answer: of its own items, each once, and with all that was asked for."""
+        """Raise InvalidMessage unless an answer has only items of its shard, each once, and the traces and frontiers of the request."""
         result, trees = answer.result, len(self._trees)
         levels = [tree.level_offset for tree in self._trees]
         check_result(result, len(query), int(query.m_B.max()), len(self._layout.shard_I), levels, self._wire_kind)
-        for name, found, wanted in (("traces", result.traces, query.trace), ("frontiers", result.frontiers, query.frontier)):
-            if len(found) != (trees if wanted else 0):
-                raise InvalidMessage(name, len(found), f"{trees if wanted else 0}, as asked for")
+        for name, per_tree, requested in (("traces", result.traces, query.trace), ("frontiers", result.frontiers, query.frontier)):
+            if len(per_tree) != (trees if requested else 0):
+                raise InvalidMessage(name, len(per_tree), f"{trees if requested else 0}, as asked for")
         rows_BM = result.item_rows_BM
-        strange_BM = (self._layout.shard_I[rows_BM] != answer.pin.index) & (rows_BM != NO_ITEM)
-        if strange_BM.any():
-            raise InvalidMessage("item_rows", int(rows_BM[strange_BM][0]), f"items of shard {answer.pin.index}")
+        foreign_BM = (self._layout.shard_I[rows_BM] != answer.pin.index) & (rows_BM != NO_ITEM)
+        if foreign_BM.any():
+            raise InvalidMessage("item_rows", int(rows_BM[foreign_BM][0]), f"items of shard {answer.pin.index}")
         ordered_BM = np.sort(rows_BM, axis=1)
-        twice_BM = (ordered_BM[:, 1:] == ordered_BM[:, :-1]) & (ordered_BM[:, 1:] != NO_ITEM)
-        if twice_BM.any():
-            raise InvalidMessage("item_rows", int(ordered_BM[:, 1:][twice_BM][0]), "every item once")
+        repeated_BM = (ordered_BM[:, 1:] == ordered_BM[:, :-1]) & (ordered_BM[:, 1:] != NO_ITEM)
+        if repeated_BM.any():
+            raise InvalidMessage("item_rows", int(ordered_BM[:, 1:][repeated_BM][0]), "every item once")
 
 
 def _body(query: ShardQuery, bits: Mapping[str, MaskBits], wanted: Sequence[str], left_s: float, number: int) -> bytes:
-    """A query with the masks that a shard wants, the time that is left, and the number of the question."""
-    sent = {digest: bits[digest] for digest in wanted if digest in bits}
-    return encode_query(replace(query, sent_masks=sent, timeout_ms=max(left_s * 1e3, 0.0), number=number))
+    """The message of a query, with the bits of the wanted masks, the seconds left and the number of the request."""
+    sent_masks = {digest: bits[digest] for digest in wanted if digest in bits}
+    return encode_query(replace(query, sent_masks=sent_masks, timeout_ms=max(left_s * 1e3, 0.0), number=number))

@@ -1,6 +1,6 @@
 """How the router reaches replicas of shards: what a transport must do, and what can go wrong.
 
-A replica has an address, whose form the transport alone knows: a URL for HTTP, the name of a deployment for Ray Serve. Knows neither.
+A replica has an address. Only the transport knows its form: a URL for HTTP, the name of a deployment for Ray Serve. Knows neither.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ..watch.logs import plain
 Reason = Literal["connection", "late", "full", "not_served", "refused", "broken", "garbage", "mixed"]
 """Why a replica gave no answer.
 
-connection  nobody listens, or the connection broke · late  no answer in time · full  it has too much to do, or is not ready
-not_served  it does not serve that shard of that version · refused  it finds the question wrong · broken  another status
-garbage     bytes that are no right answer · mixed  an answer of another shard or version than was asked for, or to another question
+connection  nobody listens, or the connection broke · late  no answer in time · full  it is overloaded, or not ready
+not_served  it does not serve that shard of that version · refused  it finds the request invalid · broken  another status
+garbage     bytes that are no valid answer · mixed  an answer of another shard or version, or to another request
 """
 MAX_LISTED = 4096
-"""Most shards that one replica may say it has."""
+"""Most shards that one replica may list."""
 MAX_COUNTED = 1 << 16
-"""Most shards of all layouts of which one replica may say it has some: the replicas of each are counted."""
+"""Most shards in all layouts that a replica's list touches. The router counts the replicas of each of these shards."""
 
 
 class ReplicaFailed(EspalierError):
-    """A replica gave no answer. detail: may hold what it said, so control characters are escaped and the rest is cut off."""
+    """A replica gave no answer. detail: may quote the replica, so that control characters are escaped and a long text is cut."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(plain(detail))
@@ -38,7 +38,7 @@ class ReplicaFailed(EspalierError):
 
 
 class MasksWanted(EspalierError):
-    """A shard lacks masks, by their digests, and wants their bits."""
+    """A shard has no masks with these digests and asks for their bits."""
 
     def __init__(self, digests: Sequence[str]) -> None:
         super().__init__(f"{len(digests)} masks wanted")
@@ -46,31 +46,31 @@ class MasksWanted(EspalierError):
 
 
 class Transport(Protocol):
-    """Sends messages to replicas. Its coroutines run in one event loop, that of the fleet; cancelling one gives the answer up."""
+    """Sends messages to replicas. Its coroutines run in the event loop of the fleet. Cancelling one abandons the answer."""
 
-    async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+    async def send(self, address: str, body: bytes, max_bytes: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         """The body of the answer to a query (`espalier.shards.messages`).
 
-        most     bytes that the answer may have; a longer one is garbage
-        headers  of HTTP: X-Request-Id and traceparent; others may leave them out
+        max_bytes  of the answer; a longer one is garbage
+        headers    for HTTP: X-Request-Id and traceparent; other transports may leave them out
         Raises ReplicaFailed, MasksWanted.
         """
 
     async def addresses(self, name: str) -> Sequence[str]:
-        """The addresses of replicas that a configured one stands for now; most stand for themselves. Raises ReplicaFailed."""
+        """The addresses of the replicas behind a configured one; usually just itself. Raises ReplicaFailed."""
 
-    async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
+    async def served_shards(self, address: str, timeout_s: float) -> frozenset[Pin]:
         """The shards that a replica serves. Raises ReplicaFailed."""
 
     def forget(self, address: str) -> None:
-        """Free what it holds for a replica that is no more."""
+        """Free the connections of a replica that no longer exists."""
 
     async def close(self) -> None:
-        """Free what it holds. Nothing is sent after it."""
+        """Free all connections. Nothing is sent after this."""
 
 
 class _Listed(BaseModel):
-    """A shard that a replica says it has."""
+    """A shard in a replica's list."""
 
     model_config = ConfigDict(strict=True)
 
@@ -88,8 +88,8 @@ class _List(BaseModel):
     shards: Annotated[list[_Listed], FailFast(), Field(max_length=MAX_LISTED)]
 
 
-def held_of(document: bytes) -> frozenset[Pin]:
-    """The shards of an answer to GET /internal/shards that are ready. Raises ReplicaFailed."""
+def parse_shard_list(document: bytes) -> frozenset[Pin]:
+    """The shards that are ready in an answer to GET /internal/shards. Raises ReplicaFailed."""
     try:
         listed = _List.model_validate_json(document).shards
     except ValidationError as error:
@@ -98,14 +98,14 @@ def held_of(document: bytes) -> frozenset[Pin]:
         raise ReplicaFailed("garbage", f"a list of shards was expected: {field}: {first['msg']}, got {first['input']!r:.40}") from None
     ready = (shard for shard in listed if shard.ready and shard.index < shard.count)
     pins = frozenset(Pin(shard.of, shard.version, shard.digest, shard.index, shard.count) for shard in ready)
-    counted = sum(count for *_, count in {(pin.of, pin.version, pin.digest, pin.count) for pin in pins})
-    if counted > MAX_COUNTED:
-        raise ReplicaFailed("garbage", f"shards of layouts of {counted} shards in all, expected at most {MAX_COUNTED}")
+    total = sum(count for *_, count in {(pin.of, pin.version, pin.digest, pin.count) for pin in pins})
+    if total > MAX_COUNTED:
+        raise ReplicaFailed("garbage", f"shards of layouts of {total} shards in all, expected at most {MAX_COUNTED}")
     return pins
 
 
-def answered(status: int, body: bytes) -> bytes:
-    """The body of an answer of status 200. Raises ReplicaFailed, MasksWanted."""
+def answer_body(status: int, body: bytes) -> bytes:
+    """The body of an answer with status 200. Raises ReplicaFailed, MasksWanted."""
     if status == 200:
         return body
     if status == 409:
@@ -119,7 +119,7 @@ _DIGESTS = TypeAdapter(Annotated[list[str], Field(min_length=1)])
 
 
 def _digests(body: bytes) -> list[str]:
-    """The digests that a shard lacks. Raises ReplicaFailed."""
+    """The digests of the masks that a shard asks for. Raises ReplicaFailed."""
     try:
         return _DIGESTS.validate_json(body)
     except ValidationError:

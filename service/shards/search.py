@@ -1,4 +1,4 @@
-"""A router's search of a shard: the body of a query in, the body of an answer out.
+"""A router's search of a shard, from the body of the query to the body of the answer.
 
 Knows messages, versions and their queues. Does not know HTTP.
 """
@@ -21,13 +21,13 @@ from ..errors import DeadlinePassed, NotReady, NotServed, QueueFull, ServiceErro
 from ..models.loading import LoadedModel
 from ..models.registry import Registry
 from ..models.shard_version import ShardVersion
-from ..shards.given import check, given, is_small
+from ..shards.local_query import check, is_small, translate
 from ..watch.metrics import STAGES
 
 P = ParamSpec("P")
 T = TypeVar("T")
 INLINE_BYTES, INLINE_NUMBERS = 1 << 16, 1 << 14
-"""Bodies and arrays up to this size are handled on the event loop. Larger ones would keep other searches waiting, and go to a thread."""
+"""Bodies and arrays up to this size are handled on the event loop. A thread handles larger ones: they would delay other searches."""
 LATE = "The deadline passed before the answer was there."
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (UnknownMasks, "unknown_masks"),
@@ -39,8 +39,8 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
-class Searched(NamedTuple):
-    """The body of an answer, and for logs and traces what was searched and the milliseconds of its stages."""
+class SearchOutcome(NamedTuple):
+    """The body of an answer. The other fields are for logs and traces."""
 
     body: bytes
     model: str
@@ -52,7 +52,7 @@ class Searched(NamedTuple):
 
 
 async def answer_search(registry: Registry, body: bytes) -> tuple[int, bytes]:
-    """Status and body of the answer to a query of a router, for callers without HTTP: what `search` raises has its status, too."""
+    """Status and body of the answer to a router's query, for callers without HTTP. An error of `search` becomes its status."""
     try:
         return 200, (await search(registry, body, time.perf_counter())).body
     except UnknownMasks as error:
@@ -63,12 +63,11 @@ async def answer_search(registry: Registry, body: bytes) -> tuple[int, bytes]:
         return error.status, str(error).encode()
 
 
-async def search(registry: Registry, body: bytes, began: float) -> Searched:
-    """The answer to a query of a router.
+async def search(registry: Registry, body: bytes, began: float) -> SearchOutcome:
+    """The answer to a router's query. Cancelling removes its queries from the queue.
 
-    began  point of time.perf_counter() from which the query's deadline counts
-    Raises InvalidInput, UnknownMasks, NotServed, QueueFull, DeadlinePassed, NotReady, EngineFailed. Cancelling takes the queries out of
-    the queue.
+    began  of time.perf_counter(): the query's deadline counts from here
+    Raises InvalidInput, UnknownMasks, NotServed, QueueFull, DeadlinePassed, NotReady, EngineFailed.
     """
     try:
         return await _search(registry, body, began)
@@ -78,7 +77,7 @@ async def search(registry: Registry, body: bytes, began: float) -> Searched:
         raise
 
 
-async def _search(registry: Registry, body: bytes, began: float) -> Searched:
+async def _search(registry: Registry, body: bytes, began: float) -> SearchOutcome:
     if registry.draining:
         raise NotReady("The service is shutting down.")
     started = time.perf_counter()
@@ -88,31 +87,31 @@ async def _search(registry: Registry, body: bytes, began: float) -> Searched:
     values = check(query, model, shard, registry.shards.settings)
     with registry.shards.room(values):
         model.batcher.check_overload(len(query.queries))
-        queries, params = await _run(is_small(query, INLINE_NUMBERS), given, query, model, shard)
+        queries, params = await _run(is_small(query, INLINE_NUMBERS), translate, query, model, shard)
         if query.sent_masks:
             registry.shards.metrics.show("espalier_shard_mask_bytes", shard.masks.bytes, model.name, model.version)
         submitted = time.perf_counter()
         answer = await model.batcher.search(queries, params, deadline)
         answered = time.perf_counter()
-        written = await _run(not params.trace and values <= INLINE_NUMBERS, _written, query, model, shard, answer)
+        answer_body = await _run(not params.trace and values <= INLINE_NUMBERS, _encode, query, model, shard, answer)
     done = time.perf_counter()
     if done > deadline:
         raise DeadlinePassed(LATE)
     stages_s = max(answered - submitted - answer.engine_s, 0.0), submitted - started, answer.engine_s, done - answered
     _count(registry, model, answer, stages_s, done - began)
     stages_ms = {stage: round(seconds * 1e3, 4) for stage, seconds in zip(STAGES, stages_s, strict=False)}
-    return Searched(written, model.name, model.version, len(queries), int(query.m_B.max()), answer.beam_size, stages_ms)
+    return SearchOutcome(answer_body, model.name, model.version, len(queries), int(query.m_B.max()), answer.beam_size, stages_ms)
 
 
-def _written(query: ShardQuery, model: LoadedModel, shard: ShardVersion, answer: Answer) -> bytes:
+def _encode(query: ShardQuery, model: LoadedModel, shard: ShardVersion, answer: Answer) -> bytes:
     result = shard.local.whole(answer.result)
-    if not query.frontier:  # others in the engine call may have wanted one
+    if not query.frontier:  # another query of the engine call may have asked for one
         result = replace(result, frontiers=())
     return encode_answer(ShardAnswer(query.pin, result, model.engine.name, answer.engine_s * 1e3, answer.batch, query.number))
 
 
 def _count(registry: Registry, model: LoadedModel, answer: Answer, stages_s: tuple[float, ...], seconds: float) -> None:
-    """Count an answered search. stages_s: of the first STAGES, encoding being what is done before the queue."""
+    """Count an answered search. stages_s: of the first STAGES; encoding is the work before the queue."""
     complete_B = answer.result.complete_B
     model.metrics.retrieved(
         stages_s,
@@ -126,5 +125,5 @@ def _count(registry: Registry, model: LoadedModel, answer: Answer, stages_s: tup
 
 
 async def _run(inline: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of some work, done in a thread where it would hold up the event loop."""
+    """The result of some work, done inline or in a thread."""
     return work(*args, **kwargs) if inline else await asyncio.to_thread(work, *args, **kwargs)

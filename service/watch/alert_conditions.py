@@ -1,7 +1,7 @@
-"""The conditions of the Prometheus alerts (docker/prometheus/rules), as far as 24 hours of one service's own numbers tell.
+"""The conditions of the Prometheus alerts (docker/prometheus/rules), computed from 24 hours of one service's own numbers.
 
-So a service without Prometheus shows what its alerts would say. The rules' files are what counts; a test compares names, thresholds and
-times with them. Objectives are those that objectives.yml has by default. Knows columns of numbers. Does not know who reads the result.
+A service without Prometheus can therefore show these alerts. The files of rules are authoritative; a test compares names, thresholds and
+times with them. Objectives are the defaults of objectives.yml. Knows columns of numbers. Does not know who reads the result.
 
 Legend: T rows of a history, a minute apart.
 """
@@ -27,18 +27,18 @@ ERRORS_ALLOWED = 0.001
 class Condition(NamedTuple):
     """One alert.
 
-    compare    with the threshold; an alert fires when that has held for `for_s`
+    compare    how value and threshold compare; the alert fires when this has held for `for_s`
     threshold  a number, or float64[T]
-    and_also   bool[T]: what else must hold
+    extra_condition  bool[T]: must hold too
     """
 
     name: str
-    what: str
+    meaning: str
     value: Callable[[Columns], Float64]
     compare: Literal[">", "<", "=="]
     threshold: float | Callable[[Columns], Float64]
     for_s: float
-    and_also: Callable[[Columns], Bool] | None = None
+    extra_condition: Callable[[Columns], Bool] | None = None
 
 
 def states(columns: Columns) -> list[dict[str, Any]]:
@@ -50,10 +50,10 @@ def _state(condition: Condition, columns: Columns) -> dict[str, Any]:
     value_T, rows = condition.value(columns), len(columns.at_T)
     threshold = condition.threshold
     threshold_T = threshold(columns) if callable(threshold) else np.full(rows, threshold)
-    holds_T = _COMPARED[condition.compare](value_T, threshold_T)
-    if condition.and_also is not None:
-        holds_T &= condition.and_also(columns)
-    begin = rows - int(np.argmin(holds_T[::-1])) if not holds_T.all() else 0  # of the rows at the end for which it holds
+    holds_T = _COMPARISONS[condition.compare](value_T, threshold_T)
+    if condition.extra_condition is not None:
+        holds_T &= condition.extra_condition(columns)
+    begin = rows - int(np.argmin(holds_T[::-1])) if not holds_T.all() else 0  # first of the last rows that all hold
     held_s = columns.at_T[-1] - columns.at_T[begin] if begin < rows else -1.0
     firing = bool(held_s >= condition.for_s)
     return {
@@ -62,12 +62,12 @@ def _state(condition: Condition, columns: Columns) -> dict[str, Any]:
         "since": int(columns.at_T[begin]) if firing else None,
         "value": number(value_T[-1]) if rows else None,
         "threshold": number(threshold_T[-1]) if rows else None,
-        "what": condition.what,
+        "what": condition.meaning,
     }
 
 
 def number(value: float) -> float | None:
-    """A number for JSON with six digits; None where it is unknown."""
+    """A number for JSON with six digits; None if it is NaN."""
     return None if isnan(value) else float(f"{value:.6g}")
 
 
@@ -76,17 +76,17 @@ def engine_busy(columns: Columns) -> Float64:
     return np.asarray(columns.rate("engine_s", 60) / columns["workers"])
 
 
-def _ratio(over: str, under: str, seconds: float) -> Callable[[Columns], Float64]:
-    """A share of two counts' growth; NaN where the second did not grow."""
+def _ratio(numerator: str, denominator: str, seconds: float) -> Callable[[Columns], Float64]:
+    """The ratio of two counts' increases; NaN if the second did not increase."""
 
-    def share(columns: Columns) -> Float64:
+    def ratio(columns: Columns) -> Float64:
         with np.errstate(invalid="ignore", divide="ignore"):
-            return columns.increase(over, seconds) / columns.increase(under, seconds)
+            return columns.increase(numerator, seconds) / columns.increase(denominator, seconds)
 
-    return share
+    return ratio
 
 
-def _grown(name: str, seconds: float) -> Callable[[Columns], Float64]:
+def _increase(name: str, seconds: float) -> Callable[[Columns], Float64]:
     return lambda columns: columns.increase(name, seconds)
 
 
@@ -95,31 +95,31 @@ def _now(name: str) -> Callable[[Columns], Float64]:
 
 
 def _burns(short_s: float, long_s: float, factor: float) -> Callable[[Columns], Bool]:
-    """Whether the error budget still burns, and ten requests at least were bad."""
+    """Whether the error budget still burns, and at least ten requests were bad."""
 
-    def still(columns: Columns) -> Bool:
+    def burns(columns: Columns) -> Bool:
         ratio_T, bad_T = _ratio("bad", "counted", short_s)(columns), columns.increase("bad", long_s)
         return np.greater(ratio_T, factor * ERRORS_ALLOWED) & np.greater_equal(bad_T, 10)
 
-    return still
+    return burns
 
 
 def _refused_keys(columns: Columns) -> Float64:
-    """The most refused keys of one role in five minutes."""
-    most_T: Float64 = np.max([columns.increase(f"auth_{role}", 300) for role in ("retrieve", "write", "admin", "internal")], axis=0)
-    return most_T
+    """Refused keys in five minutes, of the role with the most."""
+    increases = [columns.increase(f"auth_{role}", 300) for role in ("retrieve", "write", "admin", "internal")]
+    return np.asarray(np.max(increases, axis=0))
 
 
-def _probe_is_silent(columns: Columns) -> Bool:
-    """Whether there is a probe and a version that it should watch."""
+def _probe_expected(columns: Columns) -> Bool:
+    """Whether there is a probe, and a version that it should query."""
     return np.asarray(~np.isnan(columns["probe_queries"]) & (columns["default_version"] > 0))
 
 
-_COMPARED: Mapping[str, Callable[[Float64, Float64], Bool]] = {">": np.greater, "<": np.less, "==": np.equal}
+_COMPARISONS: Mapping[str, Callable[[Float64, Float64], Bool]] = {">": np.greater, "<": np.less, "==": np.equal}
 HOUR_S = 3600.0
 CONDITIONS = (
     Condition("EspalierModelNotReady", "No version is ready.", _now("default_version"), "==", 0.0, 120),
-    Condition("EspalierWorkerRestarted", "Workers that were replaced in the last 15 min.", _grown("worker_restarts", 900), ">", 0.0, 0),
+    Condition("EspalierWorkerRestarted", "Workers that were replaced in the last 15 min.", _increase("worker_restarts", 900), ">", 0.0, 0),
     Condition(
         "EspalierErrorBudgetBurnFast",
         "Share of requests answered 5xx or 429 in the last hour.",
@@ -138,7 +138,9 @@ CONDITIONS = (
         120,
         _burns(1800, 6 * HOUR_S, 6),
     ),
-    Condition("EspalierReloadFailed", "Versions that could not be loaded in the last 15 min.", _grown("reload_failures", 900), ">", 0.0, 0),
+    Condition(
+        "EspalierReloadFailed", "Versions that could not be loaded in the last 15 min.", _increase("reload_failures", 900), ">", 0.0, 0
+    ),
     Condition(
         "EspalierLatencyHigh",
         "The 99th percentile of latency over 5 min, in seconds.",
@@ -166,7 +168,7 @@ CONDITIONS = (
     ),
     Condition("EspalierDesiredStateWrong", "The files of desired state cannot be read.", _now("desired_state_wrong"), "==", 1.0, 60),
     Condition("EspalierStoreSilent", "Seconds since the store answered.", _now("store_silent"), ">", 300.0, 60),
-    Condition("EspalierStoreVersionMissing", "Failures to bring a version from the store.", _grown("store_failures", 900), ">", 0.0, 0),
+    Condition("EspalierStoreVersionMissing", "Failures to bring a version from the store.", _increase("store_failures", 900), ">", 0.0, 0),
     Condition(
         "EspalierIncompleteAnswers", "Share of queries that found too few items.", _ratio("incomplete", "queries", 300), ">", 0.01, 600
     ),
@@ -185,6 +187,6 @@ CONDITIONS = (
     Condition("EspalierLiveLag", "Committed operations on live items that are not applied.", _now("live_lag"), ">", 1000.0, 300),
     Condition("EspalierJournalFailing", "The journal cannot be written or read.", _now("journal_failing"), "==", 1.0, 120),
     Condition("EspalierAuthFailures", "Requests with refused keys in 5 min, to routes of one role.", _refused_keys, ">", 100.0, 60),
-    Condition("EspalierProbeSilent", "Answers to the probe in 3 min.", _grown("probe_answered", 180), "==", 0.0, 120, _probe_is_silent),
+    Condition("EspalierProbeSilent", "Answers to the probe in 3 min.", _increase("probe_answered", 180), "==", 0.0, 120, _probe_expected),
     Condition("EspalierProbeFailing", "Share of probe queries that failed.", _ratio("probe_failed", "probe_queries", 300), ">", 0.1, 120),
 )

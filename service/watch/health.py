@@ -33,16 +33,16 @@ def as_json(model: str, version: int | None, history: History, unknown: Sequence
         "step_s": STEP_S,
         "at": columns.at_T.astype(np.int64),
         "recall_m": None if m is None else int(m),
-        "series": {name: of(columns).astype(np.float32) for name, of in SERIES.items()},  # NaN is null
+        "series": {name: values(columns).astype(np.float32) for name, values in SERIES.items()},  # NaN is null
         "alerts": states(columns),
-        "events": [{"at": int(at), "what": what} for at, what in history.events],
+        "events": [{"at": int(at), "what": event} for at, event in history.events],
         "unknown_ids": [{"id": item_id, "count": count} for item_id, count in unknown],
     }
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _now(name: str, times: float = 1.0) -> Callable[[Columns], Float64]:
-    return lambda columns: columns[name] * times
+def _now(name: str, factor: float = 1.0) -> Callable[[Columns], Float64]:
+    return lambda columns: columns[name] * factor
 
 
 def _rate(name: str) -> Callable[[Columns], Float64]:
@@ -71,4 +71,4 @@ SERIES: Mapping[str, Callable[[Columns], Float64]] = {
     "live_canary_recall": _now("live_canary_recall"),
     "live_displacement": _now("live_displacement"),
 }
-"""What is shown of a history, one number a row."""
+"""The series of the document, one value a row."""

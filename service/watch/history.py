@@ -1,4 +1,4 @@
-"""The last 24 hours of one model, a row of numbers a minute, and what happened: bounded, whatever comes.
+"""The last 24 hours of one model: a row of numbers a minute, and events. Its size is bounded.
 
 Knows totals (totals.py) and times. Does not know where the totals come from or who reads the history.
 
@@ -20,25 +20,25 @@ from numpy.typing import NDArray
 from ..watch.totals import COUNTS, STATES, Totals
 
 STEP_S = 60
-KEPT_S = 24 * 3600
-MAX_ROWS = KEPT_S // STEP_S
+HISTORY_S = 24 * 3600
+MAX_ROWS = HISTORY_S // STEP_S
 MAX_EVENTS = 200
 RATE_S = 30
-"""A row that was added for now may be much less than a minute younger than the last; a rate over so short a time would swing."""
+"""Shortest time of a rate. A reader's last row may be only seconds younger than the one before, and a rate over seconds would swing."""
 LATENCY_S = 300
-"""Quantiles of latency are those of the requests of this time, as in the recorded series of Prometheus."""
+"""Quantiles of latency are of the requests of this time, as in the recorded series of Prometheus."""
 QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}
 COLUMNS = (*COUNTS, *STATES, *QUANTILES)
 
 
 @dataclass
 class History:
-    """One model's.
+    """The history of one model.
 
     at      times of the rows in seconds since 1970, ascending
-    rows    numbers by the order of COLUMNS
-    events  (time, what happened), oldest first
-    recent  the totals of the last LATENCY_S, for quantiles, and to see what has changed
+    rows    numbers in the order of COLUMNS
+    events  (time, text), oldest first
+    recent  the totals of the last LATENCY_S, for quantiles and to detect events
     """
 
     at: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_ROWS))
@@ -47,26 +47,26 @@ class History:
     recent: deque[Totals] = field(default_factory=lambda: deque(maxlen=LATENCY_S // STEP_S + 1))
 
     def add(self, totals: Totals) -> None:
-        """A row of the numbers of now. Times that do not rise are left out: a clock may be set back."""
+        """Add a row. Ignore totals that are not newer than the last row: the clock may have been set back."""
         if self.at and totals.at <= self.at[-1]:
             return
-        self.events += [(totals.at, what) for what in _changes(self.recent[-1] if self.recent else None, totals)]
+        self.events += [(totals.at, event) for event in _events(self.recent[-1] if self.recent else None, totals)]
         while self.recent and totals.at - self.recent[0].at > LATENCY_S:
             self.recent.popleft()
         before = self.recent[0].buckets if self.recent else {}
-        took = {bound: max(count - before.get(bound, 0.0), 0.0) for bound, count in totals.buckets.items()}
+        buckets = {bound: max(count - before.get(bound, 0.0), 0.0) for bound, count in totals.buckets.items()}
         self.recent.append(totals)
-        quantiles = [quantile(took, share) for share in QUANTILES.values()]
+        quantiles = [quantile(buckets, share) for share in QUANTILES.values()]
         self.at.append(totals.at)
         self.rows.append([totals.values.get(name, nan) for name in (*COUNTS, *STATES)] + quantiles)
-        while self.at[0] <= totals.at - KEPT_S:
+        while self.at[0] <= totals.at - HISTORY_S:
             self.at.popleft()
             self.rows.popleft()
-        while self.events and self.events[0][0] <= totals.at - KEPT_S:
+        while self.events and self.events[0][0] <= totals.at - HISTORY_S:
             self.events.popleft()
 
     def copy(self) -> History:
-        """Another one, to which rows may be added."""
+        """A copy to which rows may be added."""
         return History(self.at.copy(), self.rows.copy(), self.events.copy(), self.recent.copy())
 
     def columns(self) -> Columns:
@@ -74,18 +74,20 @@ class History:
         return Columns(np.array(self.at, np.float64), dict(zip(COLUMNS, rows.T, strict=True)))
 
     def to_json(self) -> bytes:
-        """All of it, for another process."""
-        recent = [[one.at, one.values, [*one.buckets.items()], one.ready] for one in self.recent]  # the bound of the last bucket is null
+        """The history for another process."""
+        recent = [
+            [totals.at, totals.values, [*totals.buckets.items()], totals.ready] for totals in self.recent
+        ]  # an infinite bound is null
         return orjson.dumps({"at": [*self.at], "rows": [*self.rows], "events": [*self.events], "recent": recent})
 
     @classmethod
     def from_json(cls, content: bytes) -> History:
-        """What another process of the same service has written."""
+        """The history that another process of the same service has written."""
         document: Mapping[str, Any] = orjson.loads(content)
         history = cls()
         history.at.extend(document["at"])
         history.rows.extend([[nan if value is None else value for value in row] for row in document["rows"]])
-        history.events.extend([(at, what) for at, what in document["events"]])
+        history.events.extend([(at, event) for at, event in document["events"]])
         for at, values, buckets, ready in document["recent"]:
             numbers = {name: nan if value is None else value for name, value in values.items()}
             history.recent.append(Totals(at, numbers, {inf if le is None else le: count for le, count in buckets}, tuple(ready)))
@@ -94,7 +96,7 @@ class History:
 
 @dataclass(frozen=True)
 class Columns:
-    """The rows of a history as arrays. at_T: seconds since 1970; by_name: float64[T] each, NaN where a number is unknown."""
+    """The rows of a history as arrays. at_T: seconds since 1970; by_name: float64[T] each, NaN for unknown values."""
 
     at_T: NDArray[np.float64]
     by_name: Mapping[str, NDArray[np.float64]]
@@ -103,27 +105,27 @@ class Columns:
         return self.by_name[name]
 
     def increase(self, name: str, seconds: float) -> NDArray[np.float64]:
-        """float64[T]: how much a count grew in the `seconds` before each row, or since the first row. What falls was begun anew."""
-        grown_T = np.diff(np.nan_to_num(self.by_name[name]), prepend=0.0).clip(0)
-        sum_T = np.cumsum(grown_T)
+        """float64[T]: how much a count grew in the `seconds` before each row, or since the first row. A count that falls was reset."""
+        growth_T = np.diff(np.nan_to_num(self.by_name[name]), prepend=0.0).clip(0)
+        sum_T = np.cumsum(growth_T)
         return np.asarray(sum_T - sum_T[self._since(seconds)])
 
     def rate(self, name: str, seconds: float = RATE_S) -> NDArray[np.float64]:
-        """float64[T]: growth per second since the row before, or one at least `seconds` older; NaN for the first row."""
-        between_T = self.at_T - self.at_T[self._since(seconds)]
-        rate_T = np.full(len(between_T), nan)
-        np.divide(self.increase(name, seconds), between_T, out=rate_T, where=between_T > 0)
+        """float64[T]: growth per second since the last row that is at least `seconds` older; NaN for the first row."""
+        elapsed_T = self.at_T - self.at_T[self._since(seconds)]
+        rate_T = np.full(len(elapsed_T), nan)
+        np.divide(self.increase(name, seconds), elapsed_T, out=rate_T, where=elapsed_T > 0)
         return rate_T
 
     def _since(self, seconds: float) -> NDArray[np.int64]:
-        """int64[T]: the last row that is so much older, to the second, or the first."""
+        """int64[T]: for each row, the last row that is at least `seconds` older, to the second, or else the first row."""
         return np.maximum(np.searchsorted(self.at_T, self.at_T - seconds + 1, side="right") - 1, 0)
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float:
-    """A quantile of a histogram, as Prometheus estimates it: linear within the bucket. NaN where there is nothing.
+    """A quantile of a histogram, estimated as by Prometheus: linear within the bucket. NaN if the histogram is empty.
 
-    buckets  upper bound, ascending, the last one infinite → count of all that is not above it
+    buckets  upper bound, ascending, the last infinite → cumulative count
     """
     bounds, counts = [*buckets], [*buckets.values()]
     if not counts or counts[-1] <= 0:
@@ -136,24 +138,24 @@ def quantile(buckets: Mapping[float, float], share: float) -> float:
     return low + (bounds[i] - low) * ((rank - below) / (counts[i] - below) if counts[i] > below else 1.0)
 
 
-def _changes(before: Totals | None, now: Totals) -> Sequence[str]:
-    """What happened between two totals, or until the first ones. Workers that load the same version are one event."""
+def _events(before: Totals | None, now: Totals) -> Sequence[str]:
+    """The events between two totals, or before the first. If several workers load a version, that is one event."""
     old_ready = () if before is None else before.ready
-    found = [f"Version {version} serves." for version in now.ready if version not in old_ready]
-    found += [f"Version {version} serves no longer." for version in old_ready if version not in now.ready]
+    events = [f"Version {version} serves." for version in now.ready if version not in old_ready]
+    events += [f"Version {version} serves no longer." for version in old_ready if version not in now.ready]
     new = now.values.get("default_version", nan)
     old = 0.0 if before is None else before.values.get("default_version", nan)
     if new != old and not isnan(new) and not isnan(old):
-        found.append(f"Version {int(new)} is the default now." if new else "No version is ready.")
+        events.append(f"Version {int(new)} is the default now." if new else "No version is ready.")
     if before is None:
-        return found
-    for name, one, several in _COUNTED_EVENTS:
-        grown = now.values.get(name, nan) - before.values.get(name, nan)
-        if grown > 0:
-            found.append(one if grown == 1 else several.format(int(grown)))
+        return events
+    for name, singular, plural in _COUNTED_EVENTS:
+        growth = now.values.get(name, nan) - before.values.get(name, nan)
+        if growth > 0:
+            events.append(singular if growth == 1 else plural.format(int(growth)))
     if now.values.get("desired_state_wrong", 0) > before.values.get("desired_state_wrong", 0):
-        found.append("The files of desired state cannot be read.")
-    return found
+        events.append("The files of desired state cannot be read.")
+    return events
 
 
 _COUNTED_EVENTS = (

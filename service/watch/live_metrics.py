@@ -1,7 +1,7 @@
 """The metrics of one model's live catalogue.
 
-Every worker reports what it has applied, and the worst of them is scraped; a write is counted by the worker that took it. Knows numbers.
-Does not know items, journals or versions that serve.
+Every worker reports what it has applied; the scraped value is that of the worst worker. The worker that receives a write counts it. Knows
+numbers. Does not know items, journals or versions that serve.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from ..watch.metrics import Metrics
 
 REFUSED = (404, 409, 412, 413, 415, 422, 429, 503, 507)
-"""Statuses of refused writes: 0 from the start, so that Prometheus sees the first one as an increase."""
+"""Statuses of refused writes. Their counters are 0 from the start, so that Prometheus sees the first refusal as an increase."""
 
 
 class LiveMetrics:
-    """Made once for each model that takes writes or follows those of others. Its methods may be called from any thread."""
+    """One object for each model that takes writes or follows them. Any thread may call its methods."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._model = model
@@ -24,7 +24,7 @@ class LiveMetrics:
             self._refused.labels(model, status)
 
     def holds(self, version: int, items: int, tombstones: int, limit: int) -> None:
-        """What a version that serves holds since its last snapshot.
+        """Set how many live items the last snapshot of a serving version has.
 
         items, tombstones  live items and deleted ones
         limit              most live items, ESPALIER_MAX_LIVE
@@ -33,15 +33,15 @@ class LiveMetrics:
             self._gauges[f"espalier_live_{name}"].labels(self._model, version).set(value)
 
     def lag(self, operations: int) -> None:
-        """How many committed operations this worker, or one that it waits for, has not applied."""
+        """Set how many committed operations this worker, or a worker that it waits for, has not applied."""
         self._lag.set(operations)
 
     def journal_failing(self, failing: bool) -> None:
-        """Whether the journal takes no writes, or cannot be read."""
+        """Set whether the journal cannot be written or read."""
         self._gauges["espalier_live_journal_failing"].labels(self._model).set(failing)
 
     def visible(self, seconds: float) -> None:
-        """A write was applied by all workers, so long after its request had arrived."""
+        """Note how long after the arrival of a write's request all workers had applied it."""
         self._visible.observe(seconds)
 
     def refused(self, status: int, writes: int = 1) -> None:
@@ -49,10 +49,10 @@ class LiveMetrics:
         self._refused.labels(self._model, status).inc(writes)
 
     def probed(self, version: int, canary_recall: float | None, displacement: float | None) -> None:
-        """The probe's findings on a version; None: too few answers yet.
+        """Set the probe's measurements of a version; None leaves a value: there are too few answers yet.
 
-        canary_recall  share of recent inserts that their own evidence finds; NaN where there are none
-        displacement   held-out recall with the live catalogue less that without: below 0, old items are displaced
+        canary_recall  share of recent inserts that a search for their own evidence returns; NaN without recent inserts
+        displacement   held-out recall with the live catalogue minus recall without it: below 0, old items are displaced
         """
         for name, value in (("canary_recall", canary_recall), ("displacement", displacement)):
             if value is not None:

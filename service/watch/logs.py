@@ -1,4 +1,4 @@
-"""The log: lines of text, or one JSON object a line, and how many lines it gets of what anybody can cause.
+"""The log: lines of text, or one JSON object a line. A ration limits the lines that any client can cause.
 
 Knows log records. A record's `fields` (`extra={"fields": {...}}`) become keys of the object.
 """
@@ -15,15 +15,15 @@ from typing import Any, Literal
 
 import orjson
 
-LONGEST = 200
-"""Characters of a value that somebody else chose."""
+MAX_PLAIN = 200
+"""Most characters of a value from outside."""
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 BURST, PER_S = 20, 1.0
 SUMMARY_S = 10.0
 
 
 class JsonFormatter(logging.Formatter):
-    """time (UTC, ISO 8601), level, logger, the record's fields or its message, and the exception where there is one."""
+    """time (UTC, ISO 8601), level, logger, the record's fields or message, and its exception if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -43,25 +43,25 @@ class JsonFormatter(logging.Formatter):
 
 def configure(level: str, form: Literal["text", "json"]) -> None:
     """Log messages of this process from `level` on to standard error."""
-    handler = logging.StreamHandler(sys.__stderr__)  # the process's own, even where sys.stderr was replaced
+    handler = logging.StreamHandler(sys.__stderr__)  # the process's own, even if sys.stderr was replaced
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("service.audit").setLevel(logging.INFO)  # whatever the level is
+    logging.getLogger("service.audit").setLevel(logging.INFO)  # at any `level`
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(level)))
 
 
 def plain(text: str) -> str:
-    """Without control characters, which could act on a terminal or end a line, and not too long."""
-    shown = "".join([letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[: LONGEST + 1]])
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
+    """A text without control characters, which could act on a terminal or end a line, and cut to MAX_PLAIN characters."""
+    printable = "".join([letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[: MAX_PLAIN + 1]])
+    return printable if len(printable) <= MAX_PLAIN else printable[: MAX_PLAIN - 1] + "…"
 
 
 class Ration:
-    """How many lines the log gets of one kind: a burst at once, then so many a second. The rest is counted.
+    """A token bucket for log lines of one kind: a burst at once, then `per_s` a second. Other lines are omitted and counted.
 
-    The next line, or one after SUMMARY_S, says how many were left out. Used from one event loop alone. `clock` is in seconds.
+    The next line, or a summary after SUMMARY_S, tells how many were omitted. For one event loop. `clock` is in seconds.
 
-    summary  writes a line of how many were left out
+    summary  writes a line with the number of omitted lines
     """
 
     def __init__(
@@ -69,30 +69,30 @@ class Ration:
     ) -> None:
         self._summary, self._burst, self._per_s, self._clock = summary, float(burst), per_s, clock
         self._lines_left, self._filled_at = float(burst), clock()
-        self._left_out = 0
+        self._omitted_lines = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self) -> int | None:
-        """How many lines were left out since the last one; None: this one is left out too."""
+        """How many lines were omitted since the last one. None: omit this line too."""
         now = self._clock()
         self._lines_left = min(self._burst, self._lines_left + (now - self._filled_at) * self._per_s)
         self._filled_at = now
         if self._lines_left < 1:
-            self._left_out += 1
+            self._omitted_lines += 1
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(SUMMARY_S, self.write_left_out)
             return None
         self._lines_left -= 1
-        return self._take_left_out()
+        return self._reset_omitted_lines()
 
     def write_left_out(self) -> None:
-        """Write how many had no line since the last line."""
+        """Write the summary, if lines were omitted since the last line."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if left_out := self._take_left_out():
-            self._summary(left_out)
+        if count := self._reset_omitted_lines():
+            self._summary(count)
 
-    def _take_left_out(self) -> int:
-        left_out, self._left_out = self._left_out, 0
-        return left_out
+    def _reset_omitted_lines(self) -> int:
+        count, self._omitted_lines = self._omitted_lines, 0
+        return count

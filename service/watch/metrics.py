@@ -1,6 +1,6 @@
-"""The Prometheus metrics of metric_table.py, counted and rendered.
+"""Counts and renders the Prometheus metrics of metric_table.py.
 
-Several workers count in files of one folder (multiprocess.py), and whichever worker is scraped adds them up. Knows numbers. Does not know
+Several workers count in files of one folder (multiprocess.py), and the worker that is scraped sums them. Knows numbers. Does not know
 requests, engines or models.
 """
 
@@ -31,18 +31,18 @@ AUTH_FAILURES = tuple(
 """The reasons for which each role can be refused."""
 STAGES = ("queue", "encode", "search", "serialise", "rerank")
 SHARD_REFUSALS = ("unknown_masks", "not_served", "invalid", "full", "late", "not_ready", "failed")
-"""Why a router's search is not answered."""
+"""Why a router's search is refused."""
 REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malformed", "not_read", "handshake")
-"""Why a connection is refused or cut off, see connection.py and handshake.py."""
+"""Why a connection is refused or closed, see connection.py and handshake.py."""
 RELOADS = ("loaded", "failed", "rolled_back", "unloaded")
 VersionOutcome = Literal["answered", "refused", "late", "failed"]
 ShadowOutcome = Literal["compared", "failed", "left_out"]
 BY_CLIENT = "-client"
-"""Behind the status, in the label, of an error that the client's own deadline or condition alone has caused. No error budget counts it."""
+"""Suffix of the status label for errors that the client's own deadline or condition caused. No error budget counts them."""
 OTHER_KEYS = "others"
-"""In place of the names of keys beyond MOST_KEYS: a file may bring new ones at any time."""
+"""Label of all keys beyond MOST_KEYS: a file may bring new keys at any time."""
 MEASURE_S = 1.0
-"""Between two measurements of this process."""
+"""Seconds between two measurements of this process."""
 
 
 class Metrics:
@@ -69,24 +69,24 @@ class Metrics:
         self._began, self._worker, self._measure_at, self._cpu_s = time.time(), "0", 0.0, 0.0
         self._gpus: Callable[[], Mapping[str, tuple[int, int]]] | None = None
         self._disk: Path | None = None
-        self._answered: dict[tuple[str, int | str], tuple[Counter, Histogram]] = {}
-        self._of_keys: dict[tuple[str, str], Counter] = {}
+        self._request_metrics: dict[tuple[str, int | str], tuple[Counter, Histogram]] = {}  # by model and status label
+        self._key_counters: dict[tuple[str, str], Counter] = {}  # by key and outcome
         self._queues: dict[str, list[Callable[[], int]]] = {}
         self._lock = threading.Lock()  # guards _queues
 
     def share(self, folder: Path) -> None:
-        """Be scraped for all workers, which count in this folder."""
+        """Render the metrics of all workers, which count in this folder."""
         self._folder = folder
 
     def begin(self, worker: int, restarted: bool) -> None:
-        """Say which of the workers this process is. restarted: in the place of one that ended."""
+        """Set the number of this worker. restarted: it replaces a worker that ended."""
         self._worker = str(worker)
         if restarted:
             self.counters["espalier_worker_restarts_total"].inc()
         self.measure_process()
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes: over all workers, whichever is asked."""
+        """The text that Prometheus scrapes, for all workers."""
         return generate_latest(self._measured())
 
     def samples(self) -> Iterator[tuple[str, Mapping[str, str], float]]:
@@ -96,7 +96,7 @@ class Metrics:
                 yield sample.name, sample.labels, sample.value
 
     def _measured(self) -> CollectorRegistry:
-        """What is exposed, measured now."""
+        """The registry to expose, after measuring gauges."""
         self.measure_queues()
         self.measure_process()
         self.measure_disk()
@@ -126,30 +126,30 @@ class Metrics:
         (gauge.labels(*labels) if labels else gauge).set(value)
 
     def request(self, model: str, status: int, seconds: float | None, by_client: bool = False) -> None:
-        """Count one answered request; without its seconds where it is a line of a stream.
+        """Count one answered request. seconds: None for a line of a stream.
 
-        by_client  whether only a deadline or a condition of the client's own made it an error: that is no failure of the service
+        by_client  whether the client's own deadline or condition made it an error, which is no failure of the service
         """
         label = f"{status}{BY_CLIENT}" if by_client else status
-        found = self._answered.get((model, label))
-        if found is None:
+        if (model, label) not in self._request_metrics:
             counter = self.counters["espalier_requests_total"].labels(model, label)
-            found = self._answered[model, label] = counter, self.histograms["espalier_request_seconds"].labels(model)
-        found[0].inc()
+            self._request_metrics[model, label] = counter, self.histograms["espalier_request_seconds"].labels(model)
+        requests, latencies = self._request_metrics[model, label]
+        requests.inc()
         if seconds is not None:
-            found[1].observe(seconds)
+            latencies.observe(seconds)
 
     def background_request(self, model: str, status: int) -> None:
-        """Count one answered request that waited behind all others."""
+        """Count one answered background request."""
         self.counters["espalier_background_requests_total"].labels(model, status).inc()
 
     def key_request(self, key: str, outcome: Literal["admitted", "limited"]) -> None:
-        """Count one retrieval of a key. Keys beyond as many as a file may have are counted together."""
-        found = self._of_keys.get((key, outcome))
-        if found is None:
-            name = key if len(self._of_keys) < 2 * MOST_KEYS else OTHER_KEYS
-            found = self._of_keys[name, outcome] = self.counters["espalier_key_requests_total"].labels(name, outcome)
-        found.inc()
+        """Count one retrieval of a key. Keys beyond MOST_KEYS are counted together."""
+        counter = self._key_counters.get((key, outcome))
+        if counter is None:
+            name = key if len(self._key_counters) < 2 * MOST_KEYS else OTHER_KEYS
+            counter = self._key_counters[name, outcome] = self.counters["espalier_key_requests_total"].labels(name, outcome)
+        counter.inc()
 
     def connection_refused(self, reason: str) -> None:
         self.counters["espalier_refused_connections_total"].labels(reason).inc()
@@ -163,13 +163,13 @@ class Metrics:
     # -- state ----------------------------------------------------------------------------------------------------------
 
     def add_model(self, model: str) -> None:
-        """A model of the models folder. Its reloads are 0 from the start, so that Prometheus sees the first one as an increase."""
+        """Add a model of the models folder. Its reloads are 0 from the start, so that Prometheus sees the first one as an increase."""
         for outcome in RELOADS:
             self.count("espalier_reload_total", model, outcome, by=0)
         self.show("espalier_desired_state_wrong", False, model)
 
     def probed(self, model: str, version: int, recall: Mapping[int, float], expected: Mapping[int, float], drift: float | None) -> None:
-        """The probe's findings on a version: recall@m and its expected value, by m; drift of the golden queries."""
+        """Set the probe's measurements of a version: m → recall@m, m → its expected value, and the drift of golden queries."""
         for m, value in recall.items():
             self.show("espalier_probe_recall", value, model, version, m)
         for m, value in expected.items():
@@ -178,7 +178,7 @@ class Metrics:
             self.show("espalier_probe_drift", drift, model, version)
 
     def forget_version(self, model: str, version: int) -> None:
-        """Drop the series of an unloaded version: a service that loads one a day would show all of them for ever."""
+        """Drop the series of an unloaded version. Otherwise a service that loads a version a day would show all of them for ever."""
         labels = {"model": model, "version": str(version)}
         for name in VERSION_METRICS:
             (self.counters.get(name) or self.gauges.get(name) or self.histograms[name]).remove_by_labels(labels)
@@ -187,7 +187,7 @@ class Metrics:
     # -- measurements ---------------------------------------------------------------------------------------------------
 
     def watch_gpus(self, read: Callable[[], Mapping[str, tuple[int, int]]]) -> None:
-        """Call `read` at each scrape: device → (bytes in use, bytes in all)."""
+        """Call `read` at each scrape: device → (bytes in use, total bytes)."""
         self._gpus = read
 
     def watch_disk(self, folder: Path) -> None:
@@ -195,7 +195,7 @@ class Metrics:
         self._disk = folder
 
     def measure_disk(self) -> None:
-        """What the folder's file system has left for this user. A folder that is gone leaves the last numbers."""
+        """Measure the free space of the folder's file system. If the folder is gone, the last values stay."""
         if self._disk is None:
             return
         with suppress(OSError):
@@ -209,18 +209,18 @@ class Metrics:
         if now < self._measure_at:
             return
         self._measure_at = now + MEASURE_S
-        found, limit = usage(), memory_limit()
+        process, limit = usage(), memory_limit()
         gauges = {"espalier_worker_start_time_seconds": self._began}
         if limit is not None:
             self.gauges["espalier_memory_limit_bytes"].set(limit)
-        if found is not None:
-            gauges["espalier_worker_open_descriptors"] = found.descriptors
-            gauges["espalier_worker_max_descriptors"] = found.max_descriptors
-            self.counters["espalier_worker_cpu_seconds_total"].labels(self._worker).inc(max(found.cpu_s - self._cpu_s, 0.0))
-            self._cpu_s = found.cpu_s
-            if found.resident_bytes:  # unknown where no descriptor is free
-                gauges["espalier_worker_resident_bytes"] = found.resident_bytes
-                gauges["espalier_worker_anonymous_bytes"] = found.anonymous_bytes
+        if process is not None:
+            gauges["espalier_worker_open_descriptors"] = process.descriptors
+            gauges["espalier_worker_max_descriptors"] = process.max_descriptors
+            self.counters["espalier_worker_cpu_seconds_total"].labels(self._worker).inc(max(process.cpu_s - self._cpu_s, 0.0))
+            self._cpu_s = process.cpu_s
+            if process.resident_bytes:  # unknown if no descriptor is free
+                gauges["espalier_worker_resident_bytes"] = process.resident_bytes
+                gauges["espalier_worker_anonymous_bytes"] = process.anonymous_bytes
         for name, value in gauges.items():
             self.gauges[name].labels(self._worker).set(value)
 
@@ -235,8 +235,7 @@ class Metrics:
         self.measure_queues()
 
     def measure_queues(self) -> None:
-        """Measure the queues of all models, and write what had to wait for space. (Other workers would not see a gauge that is a
-        function.)"""
+        """Measure all queues, and write values that waited for disk space. (Other workers could not see a gauge that is a function.)"""
         multiprocess.settle()
         with self._lock:
             for model, depths in self._queues.items():
@@ -244,7 +243,7 @@ class Metrics:
 
 
 class ModelMetrics:
-    """The metrics of one loaded version, their labels looked up once."""
+    """The metrics of one loaded version. Their labels are looked up once."""
 
     def __init__(self, metrics: Metrics, model: str, version: int, engine: str, queue_depth: Callable[[], int]) -> None:
         counters, histograms = metrics.counters, metrics.histograms
@@ -258,7 +257,7 @@ class ModelMetrics:
         self._unknown = counters["espalier_unknown_ids_total"].labels(model)
         counters["espalier_shed_total"].labels(model)  # 0 from the start
         self._version = version
-        self._outcomes: dict[VersionOutcome, Counter] = {}  # made when there is something to count, as are the others of a version
+        self._outcomes: dict[VersionOutcome, Counter] = {}  # series of a version are made when there is something to count
         self._seconds: Histogram | None = None
         self._beams: dict[int, Histogram] = {}
         metrics.watch_queue(model, queue_depth)
@@ -267,7 +266,7 @@ class ModelMetrics:
         self._metrics.unwatch_queue(self._model, self._queue_depth)
 
     def request(self, outcome: VersionOutcome, seconds: float) -> None:
-        """One request that came to the version, and how long it took."""
+        """Count one request to the version, and how long it took."""
         if outcome not in self._outcomes:
             requests = self._metrics.counters["espalier_version_requests_total"]
             self._outcomes[outcome] = requests.labels(self._model, self._version, outcome)
@@ -278,19 +277,19 @@ class ModelMetrics:
             self._seconds.observe(seconds)
 
     def shadow(self, outcome: ShadowOutcome) -> None:
-        """One request that the version was to answer a second time."""
+        """Count one request that the version was to answer as a shadow."""
         self._metrics.counters["espalier_shadow_requests_total"].labels(self._model, self._version, outcome).inc()
 
     def compared(self, overlap: float, default_s: float, own_s: float) -> None:
-        """One that it did answer. overlap: share of items in common; the others: engine seconds of a query."""
+        """Count one request that the version answered as a shadow. overlap: share of common items; others: engine seconds per query."""
         self.shadow("compared")
         histograms = self._metrics.histograms
         histograms["espalier_shadow_overlap"].labels(self._model, self._version).observe(overlap)
-        for of, seconds in (("default", default_s), ("candidate", own_s)):
-            histograms["espalier_shadow_seconds"].labels(self._model, self._version, of).observe(seconds)
+        for role, seconds in (("default", default_s), ("candidate", own_s)):
+            histograms["espalier_shadow_seconds"].labels(self._model, self._version, role).observe(seconds)
 
     def call(self, batch: int, seconds: float) -> None:
-        """One engine call of `batch` queries."""
+        """Count one engine call of `batch` queries."""
         self._batch.observe(batch)
         self._engine_seconds.inc(seconds)
 
@@ -304,10 +303,10 @@ class ModelMetrics:
         degraded: int = 0,
         unknown: int = 0,
     ) -> None:
-        """One answered request.
+        """Count one answered request.
 
-        stages_s              seconds per stage in the order of STAGES; only some requests have the last
-        incomplete, degraded  how many of its queries are
+        stages_s              seconds per stage in the order of STAGES; not all requests have the last
+        incomplete, degraded  how many of its queries were
         unknown               ids in its queries that the catalogue does not have
         """
         self._queries.inc(queries)

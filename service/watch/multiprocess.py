@@ -1,7 +1,7 @@
-"""prometheus_client's multiprocess mode, with its numbers in the files of counter_files.py.
+"""prometheus_client's multiprocess mode, with its values in the files of counter_files.py.
 
-prometheus_client's own files are not used: they are mapped before their space is taken, so a full disk ends the process with SIGBUS; and
-they keep the series of unloaded versions for ever.
+prometheus_client's own files are not used. They are mapped before their disk space is allocated, so that a full disk ends the process with
+SIGBUS, and they keep the series of unloaded versions for ever.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from prometheus_client.registry import Collector
 from ..watch import counter_files
 
 READS = 3
-"""Attempts to read the files of all workers, one of which may be writing a key."""
+"""Attempts to read the files of all workers. An attempt fails if a worker is writing a key."""
 
 
 class _SharedValue:
-    """A number of a metric in a file that other processes read, instead of one in this process."""
+    """A metric's value in a file that other processes read, in place of prometheus_client's value in memory."""
 
     _multiprocess = True
     files: ClassVar[counter_files.Counts | None] = None
@@ -59,13 +59,13 @@ class _SharedValue:
 
 
 def count_in(folder: Path) -> None:
-    """Count in this folder from now on, together with other processes. To be called before the first metric is made."""
+    """Count in this folder from now on, together with other processes. Call it before the first metric is made."""
     _SharedValue.files = counter_files.Counts(folder)
     values.ValueClass = _SharedValue
 
 
 def settle() -> None:
-    """Write the numbers that had to wait for space, where this process counts in a folder."""
+    """Write the values that had to wait for disk space, if this process counts in a folder."""
     if _SharedValue.files is not None:
         _SharedValue.files.settle()
 
@@ -76,7 +76,7 @@ def forget(labels: Mapping[str, str]) -> None:
 
 
 def forget_process(pid: int, folder: Path) -> None:
-    """Take a worker that has ended out of the gauges. Its counters stay, in the sums of all that have ended."""
+    """Remove an ended worker from the gauges. Its counters stay, in the sums of all ended workers."""
     counter_files.remove_process(folder, pid, ("counter", "histogram"))
 
 
@@ -85,13 +85,13 @@ class AllWorkers(Collector):
         self._folder = folder
 
     def collect(self) -> Iterator[Metric]:
-        with counter_files.being_read(self._folder):
+        with counter_files.read_lock(self._folder):
             for attempt in range(READS):
                 try:
                     collector = MultiProcessCollector(None, str(self._folder))
-                    found = [*collector.collect()]
+                    metrics = [*collector.collect()]
                     break
                 except ValueError:
                     if attempt == READS - 1:
                         raise
-        yield from (metric for metric in found if metric.name != counter_files.FREE)
+        yield from (metric for metric in metrics if metric.name != counter_files.FREE)

@@ -1,7 +1,7 @@
-"""Memory, descriptors and processor time of this process, how much memory there is for it, and the memory of GPUs.
+"""Memory, descriptors and processor time of this process, its memory limit, and the memory of GPUs.
 
-Read from /proc and the control groups of Linux, and from NVIDIA's management library; elsewhere nothing is known. Knows numbers. Does not
-know metrics.
+They are read from /proc and the control groups of Linux, and from NVIDIA's management library; without these they are unknown. Knows
+numbers. Does not know metrics.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Usage:
-    """resident_bytes: memory in RAM, with mapped files, which other processes may share. anonymous_bytes: memory that is not a file's;
-    where the system has no room for it, it kills the process."""
+    """resident_bytes: memory in RAM, with mapped files, which other processes may share. anonymous_bytes: memory without files; the system
+    kills the process if it has no room for it."""
 
     resident_bytes: int
     anonymous_bytes: int
@@ -34,31 +34,31 @@ class Usage:
 
 
 def open_descriptors(proc: Path = PROC) -> int | None:
-    """Of this process, now; as many as it may have where none is left to count them with, None where the system does not say."""
+    """Open descriptors of this process. If none is free to count them with, its limit. None if the system does not say."""
     try:
-        return len(os.listdir(proc / "self" / "fd")) - 1  # without the one that lists them
+        return len(os.listdir(proc / "self" / "fd")) - 1  # without the one of the listing
     except OSError as error:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if error.errno == errno.EMFILE else None
 
 
 def usage(proc: Path = PROC) -> Usage | None:
-    """Of this process, now; None where the system does not say."""
+    """The usage of this process now; None if the system does not say."""
     if sys.platform != "linux":
         return None
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    most, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0], open_descriptors(proc)
+    times = resource.getrusage(resource.RUSAGE_SELF)
+    max_descriptors, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0], open_descriptors(proc)
     if descriptors is None:
         return None
     try:
         status = _fields(proc / "self" / "status")
-    except OSError:  # where no descriptor is free, memory is unknown
+    except OSError:  # no descriptor is free: memory is unknown
         status = {}
     anonymous = status.get("RssAnon", 0) + status.get("RssShmem", 0)
-    return Usage(status.get("VmRSS", 0), anonymous, descriptors, most, used.ru_utime + used.ru_stime)
+    return Usage(status.get("VmRSS", 0), anonymous, descriptors, max_descriptors, times.ru_utime + times.ru_stime)
 
 
 def memory_limit(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
-    """Bytes that the processes of this service may take: the smallest limit of their control groups, or what the machine has."""
+    """Bytes that the processes of this service may take: the smallest limit of their control groups, or the machine's memory."""
     try:
         limits = [_fields(proc / "meminfo")["MemTotal"], *_group_limits(proc, cgroup)]
     except (OSError, KeyError):
@@ -67,7 +67,7 @@ def memory_limit(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
 
 
 def _group_limits(proc: Path, cgroup: Path) -> Iterator[int]:
-    """The limits of this process's control group and of those around it, of either version; a container sees its own as the root."""
+    """The limits of this process's control group and its parents, of version 1 or 2. A container sees its own group as the root."""
     for line in (proc / "self" / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
@@ -76,34 +76,34 @@ def _group_limits(proc: Path, cgroup: Path) -> Iterator[int]:
             for folder in (group, *group.parents):
                 if folder.is_relative_to(root) and (folder / name).is_file():
                     text = (folder / name).read_text().strip()
-                    if text.isdecimal():  # else `max`
+                    if text.isdecimal():  # otherwise `max`: no limit
                         yield int(text)
 
 
 def _fields(file: Path) -> dict[str, int]:
     """The lines `name: number kB` of a file of /proc, in bytes."""
-    found = {}
+    fields = {}
     for line in file.read_text().splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
+        name, _, value = line.partition(":")
+        words = value.split()
         if len(words) == 2 and words[1] == "kB":
-            found[name] = int(words[0]) << 10
-    return found
+            fields[name] = int(words[0]) << 10
+    return fields
 
 
 def gpu_memory() -> Mapping[str, tuple[int, int]]:
-    """GPU index → (bytes in use by all processes, bytes there are). Empty where the driver does not answer; the log says why."""
+    """GPU index → (bytes in use by all processes, total bytes). Empty if the driver does not answer; the log says why."""
     nvml = _nvml()
     if nvml is None:
         return {}
-    found = {}
+    memory_by_gpu = {}
     try:
         for index in range(nvml.nvmlDeviceGetCount()):
             memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(index))
-            found[str(index)] = int(memory.used), int(memory.total)
+            memory_by_gpu[str(index)] = int(memory.used), int(memory.total)
     except nvml.NVMLError as error:
         log.warning("the driver does not report the GPU memory: %s", error)
-    return found
+    return memory_by_gpu
 
 
 @cache

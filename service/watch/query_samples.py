@@ -1,6 +1,6 @@
-"""The most recent queries of customers, for an admin who asked to keep some: in memory alone, and none unless a setting says so.
+"""The most recent queries of customers, for admins. They are kept only in memory, and only if a setting says so.
 
-Knows queries as JSON. Does not know what they mean.
+Knows queries as JSON. Does not know their meaning.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pydantic import BaseModel
 from ..watch.unknown_ids import UnknownIds
 
 MAX_BYTES = 64 << 20
-"""Of all queries that are kept, as JSON."""
+"""Most bytes of JSON of all samples."""
 QUERY_BYTES = 1 << 16
 """Larger queries are not kept."""
 PER_REQUEST = 16
-"""Queries of one request that are kept: the first ones."""
+"""Of one request, only so many queries are kept, the first ones."""
 
 
 class Sample(NamedTuple):
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 
 class QuerySamples:
-    """The `most` most recent queries of this process, 0 for none. Used by the event loop alone."""
+    """The `most` most recent queries of this process, 0 for none. For use in the event loop only."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.time) -> None:
         self.most, self._clock = most, clock
@@ -44,30 +44,30 @@ class QuerySamples:
     def note(self, model: str, version: int, queries: Sequence[BaseModel]) -> None:
         """Keep the queries of a request. Costs some microseconds each."""
         for query in queries[:PER_REQUEST]:
-            written = query.model_dump_json(exclude_unset=True).encode()
-            if len(written) <= QUERY_BYTES:
-                self._samples.append(Sample(self._clock(), model, version, written))
-                self._bytes += len(written)
+            content = query.model_dump_json(exclude_unset=True).encode()
+            if len(content) <= QUERY_BYTES:
+                self._samples.append(Sample(self._clock(), model, version, content))
+                self._bytes += len(content)
         while len(self._samples) > self.most or self._bytes > MAX_BYTES:
             self._bytes -= len(self._samples.popleft().query)
 
     def of(self, model: str, limit: int, version: int | None = None) -> list[Sample]:
         """A model's most recent queries, newest first."""
-        found = [one for one in reversed(self._samples) if one.model == model and version in (None, one.version)]
-        return found[:limit]
+        samples = [sample for sample in reversed(self._samples) if sample.model == model and version in (None, sample.version)]
+        return samples[:limit]
 
 
 def as_json(samples: Sequence[Sample], most: int) -> bytes:
     """`{"queries": [{"at", "version", "query"}], "most"}`."""
-    queries = [{"at": round(one.at, 3), "version": one.version, "query": orjson.Fragment(one.query)} for one in samples]
+    queries = [{"at": round(sample.at, 3), "version": sample.version, "query": orjson.Fragment(sample.query)} for sample in samples]
     return orjson.dumps({"queries": queries, "most": most})
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What customers' requests asked for, beyond numbers: unknown ids, and a sample of the queries where a setting asks for one.
+    """Records of one process about customers' queries: unknown ids, and sampled queries if a setting says so.
 
-    Of one process. Used by the event loop alone.
+    For use in the event loop only.
     """
 
     unknown: UnknownIds

@@ -1,4 +1,4 @@
-"""What the metrics say of one model at one time, all workers together: the numbers of which health.py and alert_conditions.py know.
+"""The numbers of one model at one time, from the metrics of all workers, for health.py and alert_conditions.py.
 
 Knows names of metrics. Does not know histories.
 """
@@ -62,16 +62,16 @@ STATES = (
     "gpu_memory",
     "disk",
 )
-"""Numbers that go up and down; NaN where one is unknown."""
-RECALL_SHARE, RECALL_MOST = 0.1, 0.02
+"""Numbers that go up and down; NaN if unknown."""
+MAX_LOSS_SHARE, MAX_LOSS = 0.1, 0.02
 """A loss of recall is allowed up to this share of the expected recall, and up to this value."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """at: seconds since 1970; values: by the names of COUNTS and STATES.
+    """at: seconds since 1970; values: by the names in COUNTS and STATES.
 
-    buckets  upper bound of a bucket in seconds, ascending → how many requests took no longer
+    buckets  upper bound in seconds, ascending → how many requests took no longer
     ready    versions that serve
     """
 
@@ -82,32 +82,33 @@ class Totals:
 
 
 def totals(samples: Iterable[Sample], models: Iterable[str], at: float) -> dict[str, Totals]:
-    """By model."""
-    found = Series(samples)
-    return {model: _of_model(found, model, at) for model in models}
+    """The totals of each model."""
+    series = Series(samples)
+    return {model: _of_model(series, model, at) for model in models}
 
 
 class Series:
     def __init__(self, samples: Iterable[Sample]) -> None:
-        self._found: dict[tuple[str, str], list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+        self._by_name_and_model: dict[tuple[str, str], list[tuple[Mapping[str, str], float]]] = defaultdict(list)
         for name, labels, value in samples:
-            self._found[name, labels.get("model", "")].append((labels, value))
+            self._by_name_and_model[name, labels.get("model", "")].append((labels, value))
 
     def all(self, name: str, model: str = "", **labels: str) -> list[tuple[Mapping[str, str], float]]:
         """(labels, value) of the series that have these labels."""
-        return [(own, value) for own, value in self._found.get((name, model), ()) if all(own.get(k) == v for k, v in labels.items())]
+        series = self._by_name_and_model.get((name, model), ())
+        return [(all_labels, value) for all_labels, value in series if labels.items() <= all_labels.items()]
 
     def sum(self, name: str, model: str = "", matches: Callable[[Mapping[str, str]], bool] = lambda _: True) -> float:
-        return sum((value for labels, value in self._found.get((name, model), ()) if matches(labels)), 0.0)
+        return sum((value for labels, value in self._by_name_and_model.get((name, model), ()) if matches(labels)), 0.0)
 
     def only(self, name: str, model: str = "", **labels: str) -> float:
-        found = self.all(name, model, **labels)
-        return found[0][1] if found else nan
+        values = [value for _, value in self.all(name, model, **labels)]
+        return values[0] if values else nan
 
     def buckets(self, name: str, model: str, **labels: str) -> dict[float, float]:
-        """Upper bound of a bucket of a histogram, ascending → how many are not above it."""
-        found = self.all(f"{name}_bucket", model, **labels)
-        return dict(sorted((inf if own["le"] == "+Inf" else float(own["le"]), value) for own, value in found))
+        """Upper bound of a histogram's bucket, ascending → cumulative count."""
+        buckets = [(all_labels["le"], value) for all_labels, value in self.all(f"{name}_bucket", model, **labels)]
+        return dict(sorted((inf if bound == "+Inf" else float(bound), value) for bound, value in buckets))
 
 
 def _of_model(series: Series, model: str, at: float) -> Totals:
@@ -119,20 +120,20 @@ def _of_model(series: Series, model: str, at: float) -> Totals:
         **_live(series, model, version),
         **_service(series),
         "engine_s": series.sum("espalier_engine_seconds_total", model),
-        "reload_failures": series.sum("espalier_reload_total", model, lambda own: own["outcome"] in ("failed", "rolled_back")),
+        "reload_failures": series.sum("espalier_reload_total", model, lambda labels: labels["outcome"] in ("failed", "rolled_back")),
         "default_version": default,
         "desired_state_wrong": series.only("espalier_desired_state_wrong", model),
         "queue_depth": series.only("espalier_queue_depth", model),
     }
-    ready = sorted({int(own["version"]) for own, value in series.all("espalier_model_info", model) if value == 1})
+    ready = sorted({int(labels["version"]) for labels, value in series.all("espalier_model_info", model) if value == 1})
     return Totals(at, values, series.buckets("espalier_request_seconds", model), tuple(ready))
 
 
 def _requests(series: Series, model: str) -> dict[str, float]:
     def answered(*statuses: str) -> float:
-        """Without 503-client and 504-client: what the client alone caused."""
+        """Without 503-client and 504-client, which the client's own deadline or condition caused."""
         name = "espalier_requests_total"
-        return series.sum(name, model, lambda own: own["status"].isdecimal() and own["status"].startswith(statuses))
+        return series.sum(name, model, lambda labels: labels["status"].isdecimal() and labels["status"].startswith(statuses))
 
     return {
         "requests": series.sum("espalier_requests_total", model),
@@ -150,16 +151,18 @@ def _requests(series: Series, model: str) -> dict[str, float]:
 
 
 def _probe(series: Series, model: str, version: str) -> dict[str, float]:
-    recalls = {(own["version"], own["m"]): value for own, value in series.all("espalier_probe_recall", model) if value >= 0}
-    expected = {(own["version"], own["m"]): value for own, value in series.all("espalier_probe_expected_recall", model) if value >= 0}
-    ms = sorted({int(m) for own, m in recalls if own == version})
+    def by_version_and_m(name: str) -> dict[tuple[str, str], float]:
+        return {(labels["version"], labels["m"]): value for labels, value in series.all(name, model) if value >= 0}
+
+    recalls, expected = by_version_and_m("espalier_probe_recall"), by_version_and_m("espalier_probe_expected_recall")
+    ms = sorted({int(m) for other, m in recalls if other == version})
     m = ms[len(ms) // 2] if ms else None
-    both = [key for key in expected if key in recalls and key[0] == version]
-    losses = [(expected[key] - recalls[key], min(RECALL_SHARE * expected[key], RECALL_MOST)) for key in both]
-    loss, limit = max(losses, key=lambda one: one[0] - one[1], default=(nan, nan))
-    asked = {outcome: series.all("espalier_probe_queries_total", model, version=version, outcome=outcome) for outcome in _OUTCOMES}
-    counts = {outcome: sum(value for _, value in found) for outcome, found in asked.items()}
-    known = any(asked.values())
+    compared_keys = [key for key in expected if key in recalls and key[0] == version]
+    losses = [(expected[key] - recalls[key], min(MAX_LOSS_SHARE * expected[key], MAX_LOSS)) for key in compared_keys]
+    loss, limit = max(losses, key=lambda pair: pair[0] - pair[1], default=(nan, nan))
+    queries = {outcome: series.all("espalier_probe_queries_total", model, version=version, outcome=outcome) for outcome in _OUTCOMES}
+    counts = {outcome: sum(value for _, value in outcome_series) for outcome, outcome_series in queries.items()}
+    has_probe = any(queries.values())
     return {
         "recall": recalls.get((version, str(m)), nan),
         "expected_recall": expected.get((version, str(m)), nan),
@@ -167,9 +170,9 @@ def _probe(series: Series, model: str, version: str) -> dict[str, float]:
         "recall_loss": loss,
         "recall_loss_limit": limit,
         "drift": _extreme(max, series, "espalier_probe_drift", model),
-        "probe_answered": counts["answered"] if known else nan,
-        "probe_failed": counts["failed"] if known else nan,
-        "probe_queries": sum(counts.values()) if known else nan,
+        "probe_answered": counts["answered"] if has_probe else nan,
+        "probe_failed": counts["failed"] if has_probe else nan,
+        "probe_queries": sum(counts.values()) if has_probe else nan,
     }
 
 
@@ -190,21 +193,21 @@ def _live(series: Series, model: str, version: str) -> dict[str, float]:
 
 def _service(series: Series) -> dict[str, float]:
     limit = series.only("espalier_memory_limit_bytes")
-    gpu = {own["device"]: value for own, value in series.all("espalier_gpu_memory_bytes")}
-    gpu_limits = {own["device"]: value for own, value in series.all("espalier_gpu_memory_limit_bytes")}
-    most = {own["worker"]: value for own, value in series.all("espalier_worker_max_descriptors")}
-    descriptors = series.all("espalier_worker_open_descriptors")
+    gpu = {labels["device"]: value for labels, value in series.all("espalier_gpu_memory_bytes")}
+    gpu_limits = {labels["device"]: value for labels, value in series.all("espalier_gpu_memory_limit_bytes")}
+    fd_limits = {labels["worker"]: value for labels, value in series.all("espalier_worker_max_descriptors")}
+    descriptors = {labels["worker"]: value for labels, value in series.all("espalier_worker_open_descriptors")}
     disk, free = series.only("espalier_models_disk_bytes"), series.only("espalier_models_disk_free_bytes")
     refused = dict.fromkeys(("auth_retrieve", "auth_write", "auth_admin", "auth_internal"), 0.0)
-    for own, value in series.all("espalier_auth_failures_total"):
-        refused[f"auth_{own['role']}"] += value
+    for labels, value in series.all("espalier_auth_failures_total"):
+        refused[f"auth_{labels['role']}"] += value
     return {
         "workers": series.only("espalier_workers"),
         "worker_restarts": series.sum("espalier_worker_restarts_total"),
-        "store_failures": series.sum("espalier_store_failures_total", matches=lambda own: own["reason"] != "unreachable"),
+        "store_failures": series.sum("espalier_store_failures_total", matches=lambda labels: labels["reason"] != "unreachable"),
         "store_silent": series.only("espalier_store_silent_seconds"),
         "memory": series.sum("espalier_worker_anonymous_bytes") / limit if limit > 0 else nan,
-        "descriptors": max((value / most[own["worker"]] for own, value in descriptors if most.get(own["worker"])), default=nan),
+        "descriptors": max((value / fd_limits[worker] for worker, value in descriptors.items() if fd_limits.get(worker)), default=nan),
         "gpu_memory": max((used / gpu_limits[device] for device, used in gpu.items() if gpu_limits.get(device)), default=nan),
         "disk": 1 - free / disk if disk > 0 else nan,
         **refused,

@@ -13,7 +13,7 @@ from espalier.errors import EspalierError
 
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 STAGES = ("encode", "queue", "search", "rerank", "serialise")
-"""In the order of time."""
+"""In chronological order."""
 
 
 class TracingUnavailable(EspalierError):
@@ -21,9 +21,9 @@ class TracingUnavailable(EspalierError):
 
 
 def trace_id(traceparent: bytes | None) -> str | None:
-    """The trace that a request belongs to, by its `traceparent` header."""
-    found = _TRACEPARENT.fullmatch(traceparent or b"")
-    return found[1].decode() if found else None
+    """The trace id in a request's `traceparent` header."""
+    match = _TRACEPARENT.fullmatch(traceparent or b"")
+    return match[1].decode() if match else None
 
 
 class Tracer:
@@ -46,20 +46,20 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def record(self, name: str, traceparent: bytes | None, seconds: float, status: int, model: str, stages_ms: Mapping[str, float]) -> None:
-        """One span of an answered request, and one below it for each stage. The stages are laid end to end, up to the end."""
+        """Record a span of an answered request, with a child span for each stage. The stages follow each other and end with the request."""
         end = time.time_ns()
         carrier = {"traceparent": traceparent.decode("latin-1")} if traceparent else {}
         attributes: dict[str, str | int] = {"http.request.method": "POST", "http.response.status_code": status}
         if model:
             attributes["espalier.model"] = model
         stages_ns = {stage: int(stages_ms[stage] * 1e6) for stage in STAGES if stage in stages_ms}
-        at = end - sum(stages_ns.values())
-        began = min(end - int(seconds * 1e9), at)  # rounding must not let a stage begin before its request
+        stage_end = end - sum(stages_ns.values())
+        began = min(end - int(seconds * 1e9), stage_end)  # rounding must not let a stage begin before its request
         span = self._tracer.start_span(name, self._propagator.extract(carrier), self._trace.SpanKind.SERVER, attributes, start_time=began)
-        within = self._trace.set_span_in_context(span)
+        context = self._trace.set_span_in_context(span)
         for stage, duration_ns in stages_ns.items():
-            begin, at = at, at + duration_ns
-            self._tracer.start_span(stage, within, start_time=begin).end(at)
+            stage_begin, stage_end = stage_end, stage_end + duration_ns
+            self._tracer.start_span(stage, context, start_time=stage_begin).end(stage_end)
         if status >= 500:
             span.set_status(self._trace.StatusCode.ERROR)
         span.end(end)

@@ -1,6 +1,6 @@
-"""What is known of a candidate and of the version that it is compared with: counts since they were loaded, times, and overlap.
+"""The figures of a trial: counts since the candidate and the default version were loaded, latencies, and overlap of answers.
 
-Knows series of /metrics. Does not know who is given which version.
+Knows series of /metrics. Does not know which request gets which version.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ..watch.history import quantile
 from ..watch.totals import Sample, Series
 
 Z = 1.96
-"""Intervals hold 95 %."""
+"""For intervals of 95 % confidence."""
 OUTCOMES = ("answered", "refused", "late", "failed")
 
 
 def figures(samples: Iterable[Sample], model: str, default: int | None, candidate: int) -> dict[str, Any]:
-    """`versions`: of both; `shadow`: of the requests that both answered."""
+    """`versions`: the figures of both versions; `shadow`: those of requests that both answered."""
     series = Series(samples)
     versions = [_version(series, model, str(version)) for version in (default, candidate) if version is not None]
     return {"versions": versions, "shadow": _shadow(series, model, str(candidate))}
@@ -46,21 +46,20 @@ def _shadow(series: Series, model: str, version: str) -> dict[str, Any]:
 
 
 def _counts(series: Series, name: str, outcomes: Sequence[str], model: str, version: str) -> dict[str, int]:
-    found = {outcome: series.all(name, model, version=version, outcome=outcome) for outcome in outcomes}
-    return {outcome: int(sum(value for _, value in own)) for outcome, own in found.items()}
+    return {outcome: int(sum(value for _, value in series.all(name, model, version=version, outcome=outcome))) for outcome in outcomes}
 
 
-def _wilson(count: int, of: int) -> tuple[float, float] | None:
-    """The interval of a share (Wilson); None of nothing."""
-    if not of:
+def _wilson(count: int, total: int) -> tuple[float, float] | None:
+    """The Wilson interval of a share; None if the total is 0."""
+    if not total:
         return None
-    share, spread = count / of, Z * Z / of
-    middle, half = share + spread / 2, Z * sqrt(share * (1 - share) / of + spread / (4 * of))
+    share, spread = count / total, Z * Z / total
+    middle, half = share + spread / 2, Z * sqrt(share * (1 - share) / total + spread / (4 * total))
     return max((middle - half) / (1 + spread), 0.0), min((middle + half) / (1 + spread), 1.0)
 
 
 def _mean(buckets: Mapping[float, float], sum_of_shares: float) -> tuple[float | None, tuple[float, float] | None]:
-    """The mean of a histogram of shares, and its interval: within a bucket values are taken to be spread evenly."""
+    """The mean of a histogram of shares, and its confidence interval. Values are assumed to be uniform within a bucket."""
     total = buckets.get(inf, 0.0)
     if not total:
         return None, None

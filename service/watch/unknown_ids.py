@@ -1,7 +1,7 @@
-"""Ids that queries asked for most and that the catalogue does not have: a broken feed shows there first.
+"""The most frequent ids in queries that the catalogue does not have. A broken feed shows here first.
 
-Counted in little memory whatever comes: with COUNTERS counters a model, for this half day and for the last one. Several workers exchange
-their counts in files. Knows ids and counts. Does not know requests.
+Memory is bounded: COUNTERS counters a model, for this half day and the last one. Several workers exchange their counts in files. Knows ids
+and counts. Does not know requests.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import orjson
 log = logging.getLogger(__name__)
 
 COUNTERS = 1000
-"""Counters a model and half day. An id that has more than a COUNTERS-th of all occurrences has one for certain."""
+"""Counters a model and half day. An id with more than a COUNTERS-th of all occurrences always has one."""
 BLOCK_S = 12 * 3600.0
-"""Counts are those of this block of time and the one before: of the last 12 to 24 hours."""
+"""Counts cover this block of time and the one before: the last 12 to 24 hours."""
 PER_REQUEST = 100
-"""Ids of one request that are counted, so that no request costs more than a tenth of a millisecond here."""
+"""Most ids of one request that are counted, so that counting takes at most a tenth of a millisecond."""
 MAX_ID_BYTES = 512
 """Longer ids are cut."""
 TOP = 50
 ENDED = 0
-"""In place of a process id: the sums of processes that have ended."""
+"""Process id of the file with the sums of ended processes."""
 
 Counts = dict[str, int]
 Blocks = dict[int, dict[str, Counts]]
@@ -34,25 +34,25 @@ Blocks = dict[int, dict[str, Counts]]
 
 
 class MostFrequent:
-    """The ids that occurred most, in at most `counters` counters (Misra and Gries, 1982).
+    """The most frequent ids, counted with at most `counters` counters (Misra and Gries, 1982).
 
-    counts  how often each id occurred at least; exact as long as there were no more ids than counters
+    counts  lower bounds of how often each id occurred; exact until there are more ids than counters
     """
 
     def __init__(self, counters: int = COUNTERS) -> None:
-        self._most = counters
+        self._counters = counters
         self.counts: Counts = {}
 
     def add(self, item_id: str) -> None:
-        """Count one occurrence; amortised O(1): an id without a counter takes one from each of the others."""
-        if item_id in self.counts or len(self.counts) < self._most:
+        """Count one occurrence, in amortised O(1). An id without a counter lowers all counters by one."""
+        if item_id in self.counts or len(self.counts) < self._counters:
             self.counts[item_id] = self.counts.get(item_id, 0) + 1
         else:
             self.counts = {other: count - 1 for other, count in self.counts.items() if count > 1}
 
 
 class UnknownIds:
-    """Those of one process. Used by the event loop alone. clock: seconds since 1970; tests bring their own."""
+    """The unknown ids of one process. For use in the event loop only. clock: seconds since 1970."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -61,20 +61,20 @@ class UnknownIds:
 
     def note(self, model: str, unknown: Iterable[Sequence[str]]) -> None:
         """Count the unknown ids of the queries of a request."""
-        left = PER_REQUEST
+        ids_left = PER_REQUEST
         for ids in unknown:
-            if ids and left:
-                found = self._of(model)
-                for item_id in ids[:left]:
-                    found.add(cut(item_id))
-                left -= len(ids[:left])
+            if ids and ids_left:
+                frequencies = self._of(model)
+                for item_id in ids[:ids_left]:
+                    frequencies.add(cut(item_id))
+                ids_left -= len(ids[:ids_left])
                 self.changed = True
 
     def counts(self) -> Blocks:
-        """What was counted in this block of time and the last."""
+        """The counts of this block of time and the last."""
         current = block_of(self._clock())
         return {
-            block: {model: dict(found.counts) for model, found in models.items()}
+            block: {model: dict(frequencies.counts) for model, frequencies in models.items()}
             for block, models in self._blocks.items()
             if block >= current - 1
         }
@@ -82,7 +82,7 @@ class UnknownIds:
     def _of(self, model: str) -> MostFrequent:
         block = block_of(self._clock())
         if block not in self._blocks:
-            self._blocks = {kept: models for kept, models in self._blocks.items() if kept == block - 1} | {block: {}}
+            self._blocks = {last: models for last, models in self._blocks.items() if last == block - 1} | {block: {}}
         return self._blocks[block].setdefault(model, MostFrequent())
 
 
@@ -98,23 +98,23 @@ def cut(item_id: str) -> str:
     return item_id[:MAX_ID_BYTES].encode("utf-8", "replace")[:MAX_ID_BYTES].decode("utf-8", "ignore")
 
 
-def summed(several: Iterable[Blocks], most: int = COUNTERS) -> Blocks:
-    """The sums of counts; of each model and block at most so many ids."""
+def summed(counts_of_processes: Iterable[Blocks], max_ids: int = COUNTERS) -> Blocks:
+    """The sums of counts, with at most `max_ids` ids for each model and block."""
     sums: dict[int, dict[str, Counter[str]]] = {}
-    for blocks in several:
+    for blocks in counts_of_processes:
         for block, models in blocks.items():
             for model, counts in models.items():
                 sums.setdefault(block, {}).setdefault(model, Counter()).update(counts)
-    return {block: {model: dict(counts.most_common(most)) for model, counts in models.items()} for block, models in sums.items()}
+    return {block: {model: dict(counts.most_common(max_ids)) for model, counts in models.items()} for block, models in sums.items()}
 
 
-def most_asked(blocks: Blocks, model: str, now: float, top: int = TOP) -> list[tuple[str, int]]:
-    """(id, count) of a model's unknown ids in this block of time and the last, most asked first; ties by id."""
+def most_frequent(blocks: Blocks, model: str, now: float, top: int = TOP) -> list[tuple[str, int]]:
+    """(id, count) of a model's unknown ids in this block of time and the last, most frequent first; ties by id."""
     counts = Counter[str]()
     for block, models in blocks.items():
         if block >= block_of(now) - 1:
             counts.update(models.get(model, {}))
-    return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:top]
+    return sorted(counts.items(), key=lambda id_and_count: (-id_and_count[1], id_and_count[0]))[:top]
 
 
 # -- several processes ----------------------------------------------------------------------------------------------------
@@ -128,24 +128,24 @@ def write(folder: Path, pid: int, blocks: Blocks) -> None:
     new.rename(path)
 
 
-def read(folder: Path, but: int | None = None) -> list[Blocks]:
-    """The counts of all processes, without those of process `but`."""
+def read(folder: Path, excluded_pid: int | None = None) -> list[Blocks]:
+    """The counts of all processes but one."""
     while True:
         try:
-            return [_read(path) for path in sorted(folder.glob("unknown_*.json")) if path != _path(folder, but)]
-        except FileNotFoundError:  # the counts of a process that has ended have just moved to the sums
+            return [_read(path) for path in sorted(folder.glob("unknown_*.json")) if path != _path(folder, excluded_pid)]
+        except FileNotFoundError:  # the counts of an ended process have just moved to the sums
             continue
 
 
 def sum_ended(folder: Path, living: Sequence[int], now: float) -> None:
-    """Move the counts of processes that have ended to their sums, so that there are few files. One process at a time does this."""
-    ended = [path for path in folder.glob("unknown_*.json") if int(path.stem.partition("_")[2]) not in (*living, ENDED)]
-    if not ended:
+    """Move the counts of ended processes to their sums, so that there are few files. One process at a time does this."""
+    ended_paths = [path for path in folder.glob("unknown_*.json") if int(path.stem.partition("_")[2]) not in (*living, ENDED)]
+    if not ended_paths:
         return
-    sums = [_path(folder, ENDED)] if _path(folder, ENDED).exists() else []
-    found = summed([_read(path) for path in (*ended, *sums)])
-    write(folder, ENDED, {block: models for block, models in found.items() if block >= block_of(now) - 1})
-    for path in ended:
+    sum_paths = [_path(folder, ENDED)] if _path(folder, ENDED).exists() else []
+    blocks = summed([_read(path) for path in (*ended_paths, *sum_paths)])
+    write(folder, ENDED, {block: models for block, models in blocks.items() if block >= block_of(now) - 1})
+    for path in ended_paths:
         path.unlink()
 
 
@@ -154,5 +154,5 @@ def _path(folder: Path, pid: int | None) -> Path:
 
 
 def _read(path: Path) -> Blocks:
-    found: Mapping[str, dict[str, Counts]] = orjson.loads(path.read_bytes())
-    return {int(block): models for block, models in found.items()}
+    document: Mapping[str, dict[str, Counts]] = orjson.loads(path.read_bytes())
+    return {int(block): models for block, models in document.items()}

@@ -109,7 +109,7 @@ def send(transport: Transport, timeout_s: float = 5, most: int = MOST) -> bytes:
 
 
 def held(transport: Transport, timeout_s: float = 5) -> frozenset[Pin]:
-    return asyncio.run(transport.held("books-shards-0/1", timeout_s))
+    return asyncio.run(transport.served_shards("books-shards-0/1", timeout_s))
 
 
 def versions(found: frozenset[Pin]) -> list[int]:
@@ -222,7 +222,7 @@ def test_all_addresses_of_a_deployment_are_looked_at_with_one_question(deploymen
     transport, deployment.all_say = HandleTransport({"books-shards-0": deployment}), all_say
 
     async def look() -> list[frozenset[Pin] | BaseException]:
-        looks = [transport.held(address, 5) for address in await transport.addresses("books-shards-0")]
+        looks = [transport.served_shards(address, 5) for address in await transport.addresses("books-shards-0")]
         return await asyncio.gather(*looks, return_exceptions=True)
 
     for number in (1, 2):
@@ -234,7 +234,7 @@ def test_all_addresses_of_a_deployment_are_looked_at_with_one_question(deploymen
 
 def test_a_look_that_is_given_up_does_not_end_that_of_other_addresses(transport: Transport, deployment: Deployment) -> None:
     async def look() -> frozenset[Pin]:
-        first, second = (asyncio.create_task(transport.held(f"books-shards-0/{number}", 5)) for number in range(2))
+        first, second = (asyncio.create_task(transport.served_shards(f"books-shards-0/{number}", 5)) for number in range(2))
         await asyncio.sleep(0)
         first.cancel()
         return await second

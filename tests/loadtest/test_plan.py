@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.errors import EspalierError, InvalidConfig
-from loadtest.plan import SHAPES, SPIKE, complaints, conditions, mix, plan_of, shaped, users, versions, wrong_in
+from loadtest.plan import SHAPES, SPIKE, answer_problem, complaints, conditions, mix, plan_of, user_count, users, versions
 from loadtest.proposal import MAX_FAILED_SHARE, Point, propose
 from tests.loadtest.stub import made_up, results
 
@@ -49,9 +49,9 @@ def test_mixes_filters_versions_and_shapes_are_read_and_what_was_not_good_enough
     assert conditions("") == {}
     assert conditions('{"section": ["libs"]}') == {"section": ["libs"]}
     assert (versions(""), versions("1,2")) == ([], [1, 2])
-    assert [shaped("ramp", 10, passed) for passed in (0, 0.25, 0.5, 1)] == [1, 3, 5, 10]
-    assert [shaped("spike", 10, passed) for passed in (0, 0.32, 0.34, 0.6, 0.67, 1)] == [10, 10, 30, 30, 10, 10]
-    assert {shaped("steady", 10, passed) for passed in (0, 0.5, 1)} == {10}
+    assert [user_count("ramp", 10, passed) for passed in (0, 0.25, 0.5, 1)] == [1, 3, 5, 10]
+    assert [user_count("spike", 10, passed) for passed in (0, 0.32, 0.34, 0.6, 0.67, 1)] == [10, 10, 30, 30, 10, 10]
+    assert {user_count("steady", 10, passed) for passed in (0, 0.5, 1)} == {10}
     assert complaints(1000, 10, 10, 0, 0.01, 0.01) == []
     assert len(complaints(1000, 11, 11, 1, 0.01, 0.01)) == 3
     assert complaints(0, 0, 0, 0, 1, 1) == ["no request was sent"]
@@ -67,7 +67,7 @@ def test_a_wrong_mix_is_refused(text: str) -> None:
 def test_there_are_never_no_users_and_never_more_than_a_spike_has(shape: str, rate: float, passed: float) -> None:
     most = users(rate)
     assert rate / most <= 5
-    assert 1 <= shaped(shape, most, passed) <= (SPIKE if shape == "spike" else 1) * most
+    assert 1 <= user_count(shape, most, passed) <= (SPIKE if shape == "spike" else 1) * most
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_there_are_never_no_users_and_never_more_than_a_spike_has(shape: str, ra
     [(5, True, 100, False), (4, True, 100, True), (4, False, 100, False), (4, True, 4, False), (4, True, 0, False), (6, True, 0, True)],
 )
 def test_an_answer_has_as_many_items_as_there_can_be(found: int, complete: bool, eligible: int, wrong: bool) -> None:
-    assert (wrong_in(results(found, complete), 5, eligible) is not None) == wrong
-    assert wrong_in({}, 5, eligible) == "0 results to one query"
+    assert (answer_problem(results(found, complete), 5, eligible) is not None) == wrong
+    assert answer_problem({}, 5, eligible) == "0 results to one query"
 
 
 # -- the beam that a latency budget buys ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from service.errors import Conflict, Unauthorized
 from service.watch.audit import Audit, BeforeAfter, Origin
-from service.watch.logs import BURST, LONGEST, PER_S, SUMMARY_S, TEXT, JsonFormatter
+from service.watch.logs import BURST, MAX_PLAIN, PER_S, SUMMARY_S, TEXT, JsonFormatter
 from service.watch.metrics import AUTH_FAILURES, Metrics
 from tests import ROOT
 from tests.service.models.registry import damage
@@ -227,10 +227,12 @@ async def test_a_change_whose_client_has_gone_is_told_when_it_is_done(caplog: py
 
 # -- what stands in a line ------------------------------------------------------------------------------------------------
 
-WORDS = st.text(max_size=3 * LONGEST) | st.sampled_from(["a\nlevel=INFO", 'x" outcome="let in', "\x1b[2J\x9b2J", "\u2028\u202e\x85", "\\n"])
+WORDS = st.text(max_size=3 * MAX_PLAIN) | st.sampled_from(
+    ["a\nlevel=INFO", 'x" outcome="let in', "\x1b[2J\x9b2J", "\u2028\u202e\x85", "\\n"]
+)
 
 
-@given(path=st.binary(max_size=3 * LONGEST), method=WORDS, client=WORDS, model=WORDS, item=WORDS, detail=WORDS)
+@given(path=st.binary(max_size=3 * MAX_PLAIN), method=WORDS, client=WORDS, model=WORDS, item=WORDS, detail=WORDS)
 def test_no_value_ends_a_line_or_looks_like_another_field(
     path: bytes, method: str, client: str, model: str, item: str, detail: str
 ) -> None:
@@ -265,7 +267,7 @@ def test_no_value_ends_a_line_or_looks_like_another_field(
         assert {name: json.loads(value) for name, value in values} == record.__dict__["fields"]
         document = JsonFormatter().format(record)
         assert document.isprintable()
-        assert len(document) < 8 * LONGEST
+        assert len(document) < 8 * MAX_PLAIN
         assert "message" not in orjson.loads(document)
 
 

@@ -96,7 +96,7 @@ def test_what_ended_processes_counted_is_in_one_file(tmp_path: Path) -> None:
 def test_while_somebody_reads_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counter_files, "PATIENCE_S", 0.01)
     CountsFile(tmp_path / "counter_11.db").write(key_of("y", "y_total", {}, ""), 2.0)
-    with counter_files.being_read(tmp_path):
+    with counter_files.read_lock(tmp_path):
         remove_process(tmp_path, 11, ("counter",))
         assert [path.name for path in tmp_path.iterdir()] == ["counter_11.db"]
     remove_process(tmp_path, 11, ("counter",))

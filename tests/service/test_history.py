@@ -16,7 +16,7 @@ import yaml
 from service.run_folder import living
 from service.watch.alert_conditions import CONDITIONS, states
 from service.watch.health import SERIES, as_json
-from service.watch.history import KEPT_S, MAX_EVENTS, MAX_ROWS, STEP_S, History, quantile
+from service.watch.history import HISTORY_S, MAX_EVENTS, MAX_ROWS, STEP_S, History, quantile
 from service.watch.metrics import Metrics, ModelMetrics
 from service.watch.recorder import Recorder
 from service.watch.totals import COUNTS, STATES, Totals, totals
@@ -75,7 +75,7 @@ def test_hours_of_service_are_a_number_a_minute_and_at_most_a_day(hours: int) ->
     assert len(found["at"]) == rows
     assert {len(series) for series in found["series"].values()} == {rows}
     assert found["now"] == BEGIN + hours * 3600
-    assert found["since"] == found["at"][0] == max(BEGIN, found["now"] - KEPT_S + STEP_S)
+    assert found["since"] == found["at"][0] == max(BEGIN, found["now"] - HISTORY_S + STEP_S)
     assert found["series"]["requests_per_s"][-1] == hours * 60  # as many a second as minutes have gone
     assert found["series"]["queries_per_s"][1:] == [2.0] * (rows - 1)
     assert set(found["series"]["recall"]) == {0.5}
@@ -108,7 +108,7 @@ def test_a_rate_is_of_what_came_in_a_minute(counted: list[tuple[float, float]], 
     ("times", "kept"),
     [
         ([60, 120, 90, 120, 180], [60, 120, 180]),  # a clock that is set back leaves rows out
-        ([0, 60, KEPT_S + 60], [KEPT_S + 60]),  # rows older than a day go even where there are few
+        ([0, 60, HISTORY_S + 60], [HISTORY_S + 60]),  # rows older than a day go even where there are few
     ],
 )
 def test_rows_are_of_the_last_day_and_in_order(times: list[float], kept: list[float]) -> None:
@@ -170,7 +170,7 @@ def test_loads_defaults_and_failures_are_events_and_these_are_bounded() -> None:
     assert len(happened(*(({"reload_failures": float(i)}, ()) for i in range(3 * MAX_EVENTS)))) == MAX_EVENTS
     history = History()
     history.add(Totals(0.0, {}, ready=(1,)))
-    history.add(Totals(KEPT_S + 1.0, {}, ready=(1,)))
+    history.add(Totals(HISTORY_S + 1.0, {}, ready=(1,)))
     assert not history.events
 
 

@@ -159,7 +159,7 @@ def test_an_item_that_is_deleted_between_two_of_its_queries_does_not_count(bundl
         asked(replay, bundle, [1], result(1), result(1, ITEMS + 4))  # one of the two
         live.gone = {ITEMS + 3}
         asked(replay, bundle, [1], result(1), result(1, ITEMS + 4))
-    assert set(replay._found) == {True}
+    assert set(replay._hits) == {True}
 
 
 def test_items_that_no_request_may_get_or_whose_queries_are_of_unknown_items_are_not_asked_for(

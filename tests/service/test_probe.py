@@ -399,12 +399,12 @@ def test_golden_queries_are_asked_evenly_among_held_out_ones_of_which_some_at_ev
     assert few.place_B.tolist() == [0, 3, 7, 11, 15, 19, 23]
     np.testing.assert_array_equal(few.queries.array, whole.queries.array[few.place_B])
     np.testing.assert_array_equal(few.recall_by_m[5], whole.recall_by_m[5][few.place_B])
-    kinds = [kind for kind, _ in Replay(bundle).questions]
+    kinds = [kind for kind, _ in Replay(bundle).query_order]
     places = [i for i, kind in enumerate(kinds) if kind == "golden"]
     assert (len(kinds), len(places)) == (ROUND, GOLDEN)
     assert {*np.diff(places)} <= {ROUND // GOLDEN}
     monkeypatch.setattr(probe, "WINDOW", 7)
-    assert len(Replay(bundle).questions) == 7 + GOLDEN
+    assert len(Replay(bundle).query_order) == 7 + GOLDEN
 
 
 def test_golden_queries_of_a_memory_drift_by_their_keys(tmp_path: Path) -> None:

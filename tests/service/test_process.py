@@ -188,7 +188,7 @@ def test_a_version_that_is_loaded_keeps_no_file_open(models: Path, tmp_path: Pat
     shutil.copytree(models / "books", tmp_path / "books")
     with run(tmp_path) as running:
         loaded = running.registry.choose("books", None)
-        assert loaded.held
+        assert loaded.file_maps
         folder = tmp_path / "books" / str(loaded.version)
         assert folder.is_dir()
         until(lambda: not open_in(folder), "what looks for new versions has closed what it read")

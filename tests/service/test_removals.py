@@ -244,7 +244,7 @@ def test_a_list_that_is_too_long_by_hand_can_be_made_shorter(folder: Path) -> No
 @pytest.mark.parametrize(("ids", "field"), [(["a", ""], r"ids\[1\]"), (["x" * (MAX_ID_BYTES + 1)], r"ids\[0\]"), (["a", "b", "c"], "ids")])
 def test_a_whole_list_is_checked_id_by_id(ids: list[str], field: str) -> None:
     with pytest.raises(InvalidInput, match=f"^{field}: got"):
-        check_list(ids, most=2)
+        check_list(ids, max_ids=2)
 
 
 # -- several editors ------------------------------------------------------------------------------------------------------

@@ -45,11 +45,11 @@ async def transport(certificates: Certificates | None = None) -> AsyncIterator[H
 async def test_a_router_reaches_shards_that_want_its_certificate(other: Listening, authority: Authority) -> None:
     address = f"https://localhost:{other.address[1]}"
     async with transport(calling(authority.ca, *authority.signs("router"))) as router:
-        assert await router.held(address, 5) == frozenset()
+        assert await router.served_shards(address, 5) == frozenset()
     for certificates in (None, calling(authority.ca, None, None)):
         async with transport(certificates) as stranger:
             with pytest.raises(ReplicaFailed) as failed:
-                await stranger.held(address, 5)
+                await stranger.served_shards(address, 5)
             assert failed.value.reason == "connection"
 
 
@@ -59,10 +59,10 @@ async def test_the_addresses_of_a_name_have_its_certificate(other: Listening, au
     async with transport(calling(authority.ca, *authority.signs("router"))) as router:
         found = await router.addresses(f"dns+https://localhost:{port}")
         assert f"https://127.0.0.1:{port}" in found
-        assert await router.held(f"https://127.0.0.1:{port}", 5) == frozenset()
+        assert await router.served_shards(f"https://127.0.0.1:{port}", 5) == frozenset()
         router.forget(f"https://127.0.0.1:{port}")
         with pytest.raises(ReplicaFailed):  # an address that is no name's has to be in the certificate itself
-            await router.held(f"https://127.0.0.1:{port}", 5)
+            await router.served_shards(f"https://127.0.0.1:{port}", 5)
 
 
 @pytest.mark.real_time
@@ -76,11 +76,11 @@ async def test_a_router_shows_its_new_certificate(other: Listening, authority: A
     address = f"https://localhost:{other.address[1]}"
     async with transport(certificates) as router:
         with pytest.raises(ReplicaFailed):
-            await router.held(address, 5)
+            await router.served_shards(address, 5)
         for old, new in zip(stranger, authority.signs("renewed"), strict=True):
             new.replace(old)
         now = 1.0
-        assert await router.held(address, 5) == frozenset()
+        assert await router.served_shards(address, 5) == frozenset()
 
 
 def test_a_host_follows_a_writer_with_tls(other: Listening, authority: Authority) -> None:

@@ -17,7 +17,7 @@ from espalier.bundle import Bundle
 from espalier.search import Engine
 from espalier.serving import Candidate
 from service.batching.batcher import Batcher
-from service.models.trial import is_tried, place_of
+from service.models.trial import hash_fraction, is_tried
 from service.retrieval.shadow import MAX_RUNNING, MAX_VALUES
 from service.watch.trial_figures import figures
 from tests.service.fake_engine import FakeEngine
@@ -57,14 +57,14 @@ def both(versions: Path) -> Path:
 
 
 def test_users_are_spread_evenly_stay_where_they_are_and_are_others_in_the_next_trial() -> None:
-    places = [place_of("books", 2, user.encode()) for user in USERS]
+    places = [hash_fraction("books", 2, user.encode()) for user in USERS]
     assert min(places) >= 0
     assert max(places) < 1
     assert [sum(place < share for place in places) / len(places) for share in (0.1, 0.5)] == [
         pytest.approx(0.1, abs=0.05),
         pytest.approx(0.5, abs=0.08),
     ]
-    assert places == [place_of("books", 2, user.encode()) for user in USERS]
+    assert places == [hash_fraction("books", 2, user.encode()) for user in USERS]
     tried = {
         share: {user for user in USERS if is_tried(Candidate(version=2, share=share), "books", None, user.encode(), None)}
         for share in (0.0, 0.1, 0.5, 1.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from service.watch import unknown_ids
-from service.watch.unknown_ids import BLOCK_S, COUNTERS, MAX_ID_BYTES, PER_REQUEST, MostFrequent, UnknownIds, cut, most_asked
+from service.watch.unknown_ids import BLOCK_S, COUNTERS, MAX_ID_BYTES, PER_REQUEST, MostFrequent, UnknownIds, cut, most_frequent
 from tests.service.running import counted, run
 
 
@@ -59,7 +59,7 @@ def test_ids_requests_and_the_sums_of_many_processes_are_bounded(tmp_path: Path)
     [blocks] = unknown_ids.read(tmp_path)
     assert len(blocks[0]["books"]) == COUNTERS
     assert blocks[0]["books"]["most"] == 28
-    assert len(most_asked(blocks, "books", 0.0)) == unknown_ids.TOP
+    assert len(most_frequent(blocks, "books", 0.0)) == unknown_ids.TOP
 
 
 def test_counts_are_of_this_half_day_and_the_last() -> None:
@@ -67,7 +67,7 @@ def test_counts_are_of_this_half_day_and_the_last() -> None:
     ids = UnknownIds(lambda: clock[0])
 
     def top() -> list[tuple[str, int]]:
-        return most_asked(ids.counts(), "books", clock[0])
+        return most_frequent(ids.counts(), "books", clock[0])
 
     ids.note("books", [["old"], [], ["old", "b"]])
     ids.note("films", [["film"]])
@@ -92,7 +92,7 @@ def test_processes_add_up_and_those_that_ended_are_kept_in_one_file(tmp_path: Pa
         unknown_ids.write(tmp_path, pid, own)
 
     def top() -> list[tuple[str, int]]:
-        return most_asked(unknown_ids.summed(unknown_ids.read(tmp_path)), "books", now)
+        return most_frequent(unknown_ids.summed(unknown_ids.read(tmp_path)), "books", now)
 
     assert top() == [("c", 4), ("a", 3), ("b", 1)]
     unknown_ids.sum_ended(tmp_path, [11], now)
@@ -115,7 +115,7 @@ def test_while_counts_move_to_the_sums_none_are_missed(tmp_path: Path) -> None:
     moving = threading.Thread(target=move)
     moving.start()
     while moving.is_alive():
-        read += [count for _, count in most_asked(unknown_ids.summed(unknown_ids.read(tmp_path)), "books", 0.0)]
+        read += [count for _, count in most_frequent(unknown_ids.summed(unknown_ids.read(tmp_path)), "books", 0.0)]
     moving.join()
     assert read
     assert min(read) >= processes

@@ -253,7 +253,7 @@ def test_golden_queries_are_the_references_answers_and_clearly_decided(tmp_path:
     assert verify_golden(bundle, engine) == bundle.manifest.metrics["golden_overlap"] == 1
     assert len(read_heldout(bundle).queries) == 0
     replay = Replay(bundle)
-    assert replay.questions == [("golden", row) for row in range(GOLDEN_QUERIES)]
+    assert replay.query_order == [("golden", row) for row in range(GOLDEN_QUERIES)]
     queries, params = replay.next()
     replay.take(engine.search(queries, params))
     assert replay.drift == pytest.approx(0, abs=1e-6)

@@ -33,7 +33,7 @@ from espalier.shards.local import LocalShard
 from espalier.shards.messages import MaskBits
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
 from service.models.shard_version import MaskCache
-from service.shards.given import with_levels_above
+from service.shards.local_query import with_levels_above
 from tests.espalier import drawn_bundles
 from tests.espalier.drawn_bundles import drawn_bundle
 from tests.espalier.second_stages import rewritten, with_stacking

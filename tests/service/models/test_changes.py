@@ -262,7 +262,7 @@ def test_a_pin_is_lifted_by_a_file_that_stays_away(models: Path, monkeypatch: py
         assert watched.look() is lifted
     found: Serving | None = watched.state
     assert found is None
-    assert watched.wrong is None
+    assert watched.problem is None
 
 
 @pytest.mark.parametrize("kind", [Serving, Removed])

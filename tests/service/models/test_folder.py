@@ -97,7 +97,7 @@ def test_a_bundle_that_is_changed_in_place_stops(models: Path, caplog: pytest.Lo
 @pytest.mark.parametrize("name", ["items.arrow", "nodes.safetensors", "manifest.json"])
 def test_a_bundle_that_is_touched_serves_on(models: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     def compared(times: int) -> bool:
-        return caplog.text.count("hold what they held") == times
+        return caplog.text.count("with the same content") == times
 
     with run(models) as running:
         before = running.registry.choose("books", None)

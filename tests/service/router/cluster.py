@@ -19,7 +19,7 @@ from service.models.loading import EngineSource
 from service.models.registry import Registry
 from service.router.app import create_router
 from service.router.config import RouterConfig
-from service.router.transport import ReplicaFailed, answered, held_of
+from service.router.transport import ReplicaFailed, answer_body, parse_shard_list
 from service.settings import Settings
 from service.shards.search import answer_search
 from service.watch.metrics import Metrics
@@ -69,14 +69,14 @@ class LocalTransport:
             found = await found if asyncio.iscoroutine(found) else found
             if found is not None:
                 return bytes(found)
-        return answered(*await answer_search(self.registries[address], body))
+        return answer_body(*await answer_search(self.registries[address], body))
 
-    async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
+    async def served_shards(self, address: str, timeout_s: float) -> frozenset[Pin]:
         await self._reached(address, timeout_s)
         if address in self.mute:
             raise ReplicaFailed("late", f"{address} lets looks wait")
         more = self.lists[address]() if address in self.lists else ()
-        return held_of(orjson.dumps({"shards": [*self.registries[address].shards.described(), *more]}))
+        return parse_shard_list(orjson.dumps({"shards": [*self.registries[address].shards.described(), *more]}))
 
     async def _reached(self, address: str, timeout_s: float) -> None:
         if address in self.dead:

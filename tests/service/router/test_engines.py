@@ -53,7 +53,7 @@ def sharded(whole: Bundle, folder: Path, count: int) -> Iterator[Pipeline]:
     fleet = Fleet(LocalTransport({"http://all": registry}), config.shards, config, Metrics())
     fleet.start()
     try:
-        assert fleet.wait_until_looked(PATIENCE_S)
+        assert fleet.wait_until_polled(PATIENCE_S)
         yield ShardedEngines(fleet).open(whole, "auto", None, 1, "float32")
     finally:
         fleet.close()

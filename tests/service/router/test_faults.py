@@ -1,4 +1,4 @@
-"""Replicas and shards that die, hang or answer something else: what the router answers then. `test_asking` says who is asked when."""
+"""Replicas and shards that die, hang or answer something else: what the router answers then. `test_shard_call` says who is asked when."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_nothing_ends_the_following_of_addresses(caplog: pytest.LogCaptureFixtur
     config = RouterConfig(shards=("http://127.0.0.1:9", f"dns+http://{'x' * 70}:80"), poll_s=0.05)
     fleet = Fleet(HttpTransport(config), config.shards, config, Metrics())
     fleet.start()
-    assert fleet.wait_until_looked(10)
+    assert fleet.wait_until_polled(10)
     assert [*fleet.replicas] == ["http://127.0.0.1:9"]
     assert "x" * 70 in caplog.text
     fleet.close()

@@ -13,8 +13,8 @@ import pytest
 from espalier.shards.messages import Pin
 from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
-from service.router.transport import MAX_COUNTED, MAX_LISTED, MasksWanted, ReplicaFailed, answered, held_of
-from service.watch.logs import LONGEST
+from service.router.transport import MAX_COUNTED, MAX_LISTED, MasksWanted, ReplicaFailed, answer_body, parse_shard_list
+from service.watch.logs import MAX_PLAIN
 from tests.service.running import Json
 
 pytestmark = pytest.mark.real_time
@@ -131,10 +131,10 @@ async def test_the_longest_answer_is_read_lacking_masks_are_named_and_a_look_may
         assert wanted.value.digests == ("a", "b")
     async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: 5000000\r\n\r\n") as (server, transport):
         with pytest.raises(ReplicaFailed) as failed:
-            await transport.held(server.address, 5)
+            await transport.served_shards(server.address, 5)
         assert failed.value.reason == "garbage"
     with pytest.raises(ReplicaFailed) as failed:
-        await transport.held(server.address, 1)
+        await transport.served_shards(server.address, 1)
     assert failed.value.reason == "connection"
 
 
@@ -193,9 +193,9 @@ def listed(*shards: Any, **more: Any) -> bytes:
     ],
 )
 def test_a_shard_that_cannot_be_is_garbage(changed: Json) -> None:
-    assert len(held_of(listed(SHARD))) == 1
+    assert len(parse_shard_list(listed(SHARD))) == 1
     with pytest.raises(ReplicaFailed) as failed:
-        held_of(listed(SHARD, SHARD | changed))
+        parse_shard_list(listed(SHARD, SHARD | changed))
     assert failed.value.reason == "garbage"
     assert "shards.1" in str(failed.value)
 
@@ -203,17 +203,17 @@ def test_a_shard_that_cannot_be_is_garbage(changed: Json) -> None:
 def test_a_replica_may_say_more_and_hold_no_more_than_so_many_layouts() -> None:
     without = {name: value for name, value in SHARD.items() if name != "engine"}
     for document in (listed(without), listed(SHARD | {"engine": None, "items": 5}, process="p" * 1000)):
-        assert held_of(document) == {Pin("books", 1, "d" * 64, 0, 2)}
+        assert parse_shard_list(document) == {Pin("books", 1, "d" * 64, 0, 2)}
     many = [SHARD | {"version": version, "count": 4096} for version in range(1, MAX_COUNTED // 4096 + 1)]
-    assert len(held_of(listed(*many))) == len(many)
+    assert len(parse_shard_list(listed(*many))) == len(many)
     with pytest.raises(ReplicaFailed, match="expected at most"):
-        held_of(listed(SHARD, *many))
+        parse_shard_list(listed(SHARD, *many))
 
 
 @pytest.mark.parametrize("document", [b"no JSON", b"\xed\xa0\x80", b"[]", b"{}", listed(*[SHARD] * MAX_LISTED, SHARD), listed(1)])
 def test_what_is_no_list_of_shards_is_garbage(document: bytes) -> None:
     with pytest.raises(ReplicaFailed, match="a list of shards was expected") as failed:
-        held_of(document)
+        parse_shard_list(document)
     assert failed.value.reason == "garbage"
 
 
@@ -228,6 +228,6 @@ def test_what_is_no_list_of_shards_is_garbage(document: bytes) -> None:
 )
 def test_what_a_replica_says_can_neither_end_a_line_of_the_log_nor_act_on_a_terminal(status: int, body: bytes) -> None:
     with pytest.raises(ReplicaFailed) as failed:
-        answered(status, body)
+        answer_body(status, body)
     assert str(failed.value).isprintable()
-    assert len(str(failed.value)) <= LONGEST
+    assert len(str(failed.value)) <= MAX_PLAIN

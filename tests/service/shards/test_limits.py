@@ -181,7 +181,7 @@ def test_a_body_has_a_largest_size_of_its_own_and_one_media_type(limited: Limite
 def test_a_deadline_that_has_passed_is_504_also_where_it_passes_while_the_answer_is_written(
     limited: Limited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written, passed_s = search_module._written, [0.0]
+    written, passed_s = search_module._encode, [0.0]
 
     def written_late(*given: Any) -> bytes:
         passed_s[0] = 3600.0
@@ -191,7 +191,7 @@ def test_a_deadline_that_has_passed_is_504_also_where_it_passes_while_the_answer
     limited.refused(limited.query(timeout_ms=1e-6), 504)
     monkeypatch.setattr(search_module, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() + passed_s[0]))
     limited.taken(limited.query())
-    monkeypatch.setattr(search_module, "_written", written_late)
+    monkeypatch.setattr(search_module, "_encode", written_late)
     limited.refused(limited.query(), 504)
     assert limited.refusals("late") == before + 2
 

@@ -14,9 +14,9 @@ import pytest
 
 from espalier.engines.stages import ShardResult
 from espalier.shards.messages import Pin, ShardAnswer, encode_answer
-from service.router.asking import PAUSE_S, Asking, Question
-from service.router.hedging import LEAST, SAVED, Budget, Latencies
+from service.router.hedging import MAX_BURST, MIN_ANSWERS, Budget, Latencies
 from service.router.replicas import LONGEST_REST_S, REST_S, Replica
+from service.router.shard_call import PAUSE_S, ShardCall, ShardRequest
 from service.router.transport import MasksWanted, ReplicaFailed
 from service.watch.metrics import Metrics
 
@@ -68,7 +68,7 @@ class Shard:
         self.clock, self.turns = clock, [list(own) for own in turns]
         self.replicas = [Replica(str(number)) for number in range(len(turns))]
         for replica in self.replicas:
-            replica.says(frozenset({PIN}), clock.now)
+            replica.poll_answered(frozenset({PIN}), clock.now)
         self.budget, self.transport = Budget(float(hedges)), self
         self.metrics = Metrics()
         self.known = Latencies(HEDGE_S)
@@ -111,7 +111,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Seconds of the router's modules; of two replicas that are equally busy the first is taken."""
     clock = Clock()
     seconds = SimpleNamespace(perf_counter=lambda: clock.now, monotonic=lambda: clock.now)
-    monkeypatch.setattr("service.router.asking.time", seconds)
+    monkeypatch.setattr("service.router.shard_call.time", seconds)
     monkeypatch.setattr("service.router.replicas.random", SimpleNamespace(sample=lambda found, count: found[:count]))
     return clock
 
@@ -120,9 +120,9 @@ def ask(clock: Clock, shard: Shard, within_s: float, patient: bool = False, sile
     """Ask once. silent: which replica does not answer a look either, and after how many seconds."""
 
     async def scenario() -> str:
-        asking = Asking(shard, Question(PIN, _body, 1 << 20, lambda _: None, {}), clock.now + within_s, patient)  # type: ignore[arg-type]  # a stand-in
+        asking = ShardCall(shard, ShardRequest(PIN, _body, 1 << 20, lambda _: None, {}), clock.now + within_s, patient)  # type: ignore[arg-type]  # a stand-in
         if silent is not None:
-            asyncio.get_running_loop().call_later(silent[1], shard.replicas[silent[0]].silent, True)
+            asyncio.get_running_loop().call_later(silent[1], shard.replicas[silent[0]].poll_failed, True)
         try:
             return (await asking.answer).engine
         except ReplicaFailed as error:
@@ -130,7 +130,7 @@ def ask(clock: Clock, shard: Shard, within_s: float, patient: bool = False, sile
         finally:
             await asyncio.sleep(0)  # what is still under way has been given up
             await asyncio.sleep(0)
-            assert {replica.under_way for replica in shard.replicas} == {0}
+            assert {replica.in_flight for replica in shard.replicas} == {0}
 
     shard.began = clock.now
     with asyncio.Runner(loop_factory=lambda: Loop(clock)) as runner:
@@ -196,7 +196,7 @@ def test_an_answer_restores_trust_and_is_counted(clock: Clock) -> None:
     while shard.budget.take():
         pass
     shard.replicas[0].suspect("failed", clock.now)
-    for number in range(1, LEAST + 1):
+    for number in range(1, MIN_ANSWERS + 1):
         assert ask(clock, shard, 1).outcome == "0"
         assert shard.replicas[0].trust == "trusted"
         assert sum(value for name, _, value in shard.metrics.samples() if name == "espalier_router_shard_seconds_count") == number
@@ -215,30 +215,30 @@ def test_suspects_rest_longer_percentiles_are_found_anew_and_second_tries_are_a_
     for failure in range(10):
         replica.suspect("failed", now)
         rest_s = min(REST_S * 2**failure, LONGEST_REST_S)
-        assert replica.rests_until == pytest.approx(now + rest_s)
+        assert replica.suspect_until == pytest.approx(now + rest_s)
         replica.suspect("late", now)  # it is one already
-        replica.says(frozenset({PIN}), now + rest_s - 0.01)
+        replica.poll_answered(frozenset({PIN}), now + rest_s - 0.01)
         before, now = replica.trust, now + rest_s
-        replica.says(frozenset({PIN}), replica.rests_until)
+        replica.poll_answered(frozenset({PIN}), replica.suspect_until)
         assert (before, replica.trust) == ("late", "trusted")
     replica.answered()
     replica.suspect("failed", now)
-    assert replica.rests_until == now + REST_S
+    assert replica.suspect_until == now + REST_S
     latencies = Latencies(9.0)
     found = []
     for number in range(1, 300):
         latencies.add(float(number))
         found.append(latencies.p95_s)
-    assert found[: LEAST - 1] == [9.0] * (LEAST - 1)
-    assert (found[LEAST - 1], found[30], found[31]) == (20.0, 20.0, 31.0)  # the 20th of 20, and the 31st of 32
+    assert found[: MIN_ANSWERS - 1] == [9.0] * (MIN_ANSWERS - 1)
+    assert (found[MIN_ANSWERS - 1], found[30], found[31]) == (20.0, 20.0, 31.0)  # the 20th of 20, and the 31st of 32
     assert found[287] == 32 + 1 + int(0.95 * 256)  # the oldest are forgotten
     budget = Budget(0.5)
-    assert [budget.take() for _ in range(int(SAVED) + 1)] == [True] * int(SAVED) + [False]
+    assert [budget.take() for _ in range(int(MAX_BURST) + 1)] == [True] * int(MAX_BURST) + [False]
     budget.first_try()
     assert not budget.take()
     budget.first_try()
     assert (budget.take(), budget.take()) == (True, False)
     for _ in range(100):
         budget.first_try()
-    assert sum(budget.take() for _ in range(100)) == SAVED
+    assert sum(budget.take() for _ in range(100)) == MAX_BURST
     assert not Budget(0.0).take()

@@ -1,4 +1,4 @@
-"""A router's query checked against the shard that it is for, and as an engine takes it: in the shard's own rows and numbers.
+"""A router's query to a shard: checks it against the shard and translates it into the shard's own item rows and node numbers.
 
 Knows messages and bundles. Does not know queues.
 
@@ -27,29 +27,29 @@ from ..settings import Settings
 
 
 def check(query: ShardQuery, model: LoadedModel, shard: ShardVersion, settings: Settings) -> int:
-    """How many results the answer may hold. Raises InvalidMessage where the query asks for more than the limits, or says too much."""
+    """The most values that the answer may hold. Raises InvalidMessage if the query exceeds a limit."""
     search, batch = model.bundle.manifest.search, len(query.queries)
-    for name, array, most in (
+    for name, array, limit in (
         ("beam_size", query.beam_size_B, search.max_beam_size),
-        ("m", query.m_B, max(search.max_m, MAX_STACKED)),  # a router orders the best MAX_STACKED anew
+        ("m", query.m_B, max(search.max_m, MAX_STACKED)),  # a router's stacker reorders the best MAX_STACKED
     ):
-        if array.min() < 1 or array.max() > most:
-            raise InvalidMessage(name, int(array.max() if array.max() > most else array.min()), f"from 1 to {most}")
+        if array.min() < 1 or array.max() > limit:
+            raise InvalidMessage(name, int(array.max() if array.max() > limit else array.min()), f"from 1 to {limit}")
     if batch > settings.max_queries:
         raise InvalidMessage("queries", f"{batch} queries", f"at most {settings.max_queries}")
     if query.trace and batch > settings.max_explained:
         raise InvalidMessage("trace", f"{batch} queries", f"at most {settings.max_explained} queries with a trace")
-    most_masks = min(batch, max(1, settings.mask_cache_bytes // shard.local.mask_bytes))
-    if len(query.sent_masks) > most_masks:
-        raise InvalidMessage("sent", f"{len(query.sent_masks)} masks", f"at most {most_masks}")
+    max_masks = min(batch, max(1, settings.mask_cache_bytes // shard.local.mask_bytes))
+    if len(query.sent_masks) > max_masks:
+        raise InvalidMessage("sent", f"{len(query.sent_masks)} masks", f"at most {max_masks}")
     values = batch * max(int(query.m_B.max()), int(query.beam_size_B.max()) if query.frontier else 0)
     if values > settings.max_search_values:
         raise InvalidMessage("m", f"{values} results", f"at most {settings.max_search_values} in one answer")
     return values
 
 
-def given(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> tuple[GivenQueries, SearchParams]:
-    """The queries and the parameters of a search that was checked. Raises InvalidInput, and UnknownMasks where the shard lacks masks."""
+def translate(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> tuple[GivenQueries, SearchParams]:
+    """The queries and parameters for the engine, of a query that `check` passed. Raises InvalidInput, UnknownMasks if masks are missing."""
     bundle, items = model.bundle, shard.info.items
     exclude_BE = query.exclude_BE
     if exclude_BE is not None:
@@ -59,85 +59,84 @@ def given(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> tuple[G
         exclude_BE = shard.local.rows(exclude_BE)
     params = SearchParams(query.beam_size_B, query.m_B, exclude_BE, query.trace, _masks(query, shard))
     if isinstance(bundle.manifest.scorer, GraphScorer):
-        return _of_graphs(query, model, shard), params
-    queries = _of_kind(query.queries, model)
-    for name, found in (("states", query.states_BLS), ("memory", query.memory)):
-        if found is not None:
+        return _queries_with_states(query, model, shard), params
+    queries = _check_kind(query.queries, model)
+    for name, arrays in (("states", query.states_BLS), ("memory", query.memory)):
+        if arrays is not None:
             raise InvalidMessage(name, "arrays", "none, because the model has linear scorers")
     for tree, chunks in bundle.trees:
         chunks.check_sizes(queries.features, bundle.manifest.ranking, tree.height)
     return GivenQueries(queries.kind, queries.rows, frontier=query.frontier), params
 
 
-def _of_graphs(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> GivenQueries:
-    """Queries with states, and with what a memory gives where the router says it."""
-    bundle, queries = model.bundle, _of_kind(query.queries, model)
+def _queries_with_states(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> GivenQueries:
+    """Queries for graph scorers, with their query states and the memory that the router sent, if any."""
+    bundle, queries = model.bundle, _check_kind(query.queries, model)
     if query.states_BLS is None:
         raise InvalidMessage("states", None, "query states, because a shard cannot encode what it does not hold")
     memory = None
     if query.memory is not None:
         if bundle.memory is None:
             raise InvalidMessage("memory", "arrays", "none, because the model has no memory")
-        most = LARGEST / 2 / bundle.memory.key_weight
-        if query.memory.values.max(initial=0) > most:
-            raise InvalidMessage("memory.values", float(query.memory.values.max()), f"at most {most:g}")
+        limit = LARGEST / 2 / bundle.memory.key_weight
+        if query.memory.values.max(initial=0) > limit:
+            raise InvalidMessage("memory.values", float(query.memory.values.max()), f"at most {limit:g}")
         memory = with_levels_above(bundle.tree, shard.local.memory(query.memory))
     rows = queries.rows
-    if isinstance(queries.kind, HistoryKind) and (bundle.memory is None or memory is not None):  # nobody reads them
+    if isinstance(queries.kind, HistoryKind) and (bundle.memory is None or memory is not None):  # the engine does not read them
         rows = np.full(queries.array.shape, PADDING, np.int64)
     given_queries = GivenQueries(queries.kind, rows, query.states_BLS, memory, query.frontier)
     check_queries(bundle, given_queries)
     return given_queries
 
 
-def _of_kind(queries: QueryBatch, model: LoadedModel) -> QueryBatch:
-    """The queries as of the model's kind. Raises InvalidMessage."""
+def _check_kind(queries: QueryBatch, model: LoadedModel) -> QueryBatch:
+    """The queries as queries of the model's kind. Raises InvalidMessage if the message has another kind."""
     kind = model.bundle.manifest.query
-    same = FeaturesKind(width=kind.width) if isinstance(kind, FeaturesKind | TextKind) else kind
-    if queries.kind != same:
-        raise InvalidMessage("kind", str(queries.kind), str(same))
+    wire_kind = FeaturesKind(width=kind.width) if isinstance(kind, FeaturesKind | TextKind) else kind
+    if queries.kind != wire_kind:
+        raise InvalidMessage("kind", str(queries.kind), str(wire_kind))
     return QueryBatch(kind, queries.rows)
 
 
 def _masks(query: ShardQuery, shard: ShardVersion) -> tuple[NodeMask | None, ...] | None:
-    """Each query's mask; queries of one digest share it."""
+    """Each query's mask. Queries with the same digest share it."""
     if query.masks is None:
         return None
-    held = {digest: shard.masks.get(digest) for digest in query.masks if digest is not None}
+    masks = {digest: shard.masks.get(digest) for digest in query.masks if digest is not None}
     for digest, bits in query.sent_masks.items():
-        if held.get(digest) is None:
-            held[digest] = shard.masks.put(digest, shard.local.mask(bits))
-    if None in held.values():  # another worker may answer next, which lacks others: whatever was not sent is asked for
-        raise UnknownMasks([digest for digest in held if digest not in query.sent_masks])
-    return tuple(None if digest is None else held[digest] for digest in query.masks)
+        if masks.get(digest) is None:
+            masks[digest] = shard.masks.put(digest, shard.local.mask(bits))
+    if None in masks.values():  # ask for all masks that were not sent: another worker, without these, may get the next request
+        raise UnknownMasks([digest for digest in masks if digest not in query.sent_masks])
+    return tuple(None if digest is None else masks[digest] for digest in query.masks)
 
 
-def is_small(query: ShardQuery, most: int) -> bool:
-    """Whether a query is quickly checked: few numbers, and no mask to unpack."""
+def is_small(query: ShardQuery, max_numbers: int) -> bool:
+    """Whether a query is checked quickly: few numbers, and no mask to unpack."""
     arrays: list[NDArray[np.generic] | None] = [query.states_BLS, query.exclude_BE]
     numbers = sum(array.size for array in arrays if array is not None) + (0 if query.memory is None else len(query.memory.nodes))
-    return not query.sent_masks and numbers <= most
+    return not query.sent_masks and numbers <= max_numbers
 
 
 def with_levels_above(tree: Tree, lists: MemoryLists) -> MemoryLists:
-    """The whole lists of those that know leaves and nodes above leaves alone: a node has the largest mem below it.
+    """Complete memory lists of leaves and of nodes on the level above: every node gets the largest mem below it.
 
-    Nodes of other levels, and mem of 0, are dropped.
+    Entries for nodes of other levels, and for a mem of 0, are dropped.
     """
     batch, nodes = len(lists.offset_B) - 1, tree.node_count
     key_X = np.repeat(np.arange(batch), np.diff(lists.offset_B)) * nodes + lists.nodes  # (query, node) as one number
-    known = lists.values > 0
+    is_positive_X = lists.values > 0
     levels: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
-    below: tuple[NDArray[np.int64], NDArray[np.float32]] = np.empty(0, np.int64), np.empty(0, np.float32)
+    keys, values = np.empty(0, np.int64), np.empty(0, np.float32)  # of the level below
     for h in range(tree.height, 0, -1):
-        own = known & (lists.nodes >= tree.level(h).start) & (lists.nodes < tree.level(h).stop) & (h >= tree.height - 1)
-        query, node = np.divmod(below[0], nodes)
-        keys, values = np.append(key_X[own], query * nodes + tree.parent[node]), np.append(lists.values[own], below[1])
-        keys, place = np.unique(keys, return_inverse=True)
-        most = np.zeros(len(keys), np.float32)
-        np.maximum.at(most, place, values)
-        below = keys, most
-        levels.append(below)
+        in_level_X = is_positive_X & (lists.nodes >= tree.level(h).start) & (lists.nodes < tree.level(h).stop) & (h >= tree.height - 1)
+        query, node = np.divmod(keys, nodes)
+        all_keys, all_values = np.append(key_X[in_level_X], query * nodes + tree.parent[node]), np.append(lists.values[in_level_X], values)
+        keys, key_index = np.unique(all_keys, return_inverse=True)
+        values = np.zeros(len(keys), np.float32)
+        np.maximum.at(values, key_index, all_values)
+        levels.append((keys, values))
     key = np.concatenate([keys for keys, _ in levels])
     order = np.argsort(key)
     query, node = np.divmod(key[order], nodes)
