@@ -37,7 +37,7 @@ def publish(model: Path, version: int | None, url: str, default: bool, again: bo
         what = "published" if found.new else "was there"
         log.info(
             "%s version %d %s at %s: %.1f MB sent, %.1f MB already stored",
-            *(found.name, found.version, what, store.url, found.sent / 1e6, found.there / 1e6),
+            *(found.name, found.version, what, store.url, found.uploaded_bytes / 1e6, found.present_bytes / 1e6),
         )
     if default:
         set_default(store, done[0].name, done[0].version)
