@@ -30,7 +30,7 @@ BORN, DIED, KEY, NEXT, OTHER_KEY, OTHER_NEXT = range(6)
 """Columns. NEXT: the next entry of the same key. OTHER_KEY, OTHER_NEXT: a second key, if there is one, and the next entry of it."""
 FOREVER = np.iinfo(np.int64).max
 """DIED of an open entry, and BORN of an entry that is not written yet."""
-FIRST_ROOM = 256
+FIRST = 256
 """Initial room, in entries."""
 LARGEST_BLOCK = 64
 
@@ -70,7 +70,7 @@ class EntryLists:
     def __init__(self, columns: int, keys: int, others: int | None = None, block: int = 1) -> None:
         self._links = [(KEY, NEXT)] if others is None else [(KEY, NEXT), (OTHER_KEY, OTHER_NEXT)]
         self._block = block
-        self.rows_EC = _unwritten(FIRST_ROOM, KEY + columns)
+        self.rows_EC = _unwritten(FIRST, KEY + columns)
         self.used, self.closed, self._in_order = 1, 0, 1
         self._first, self._last = ([np.zeros(size, np.int64) for size in (keys, others or 0)] for _ in range(2))
         self._length, self._room = np.zeros((2, keys), np.int64)  # _room: free entries of a key's block behind its last entry
@@ -105,7 +105,7 @@ class EntryLists:
         """Replace the arrays by new ones with only the open entries, key by key. Returns int64: the old number of each new entry."""
         kept_entries = np.flatnonzero(self.rows_EC[: self.used, DIED] == FOREVER)
         kept_entries = np.append(0, kept_entries[np.argsort(self.rows_EC[kept_entries, KEY], kind="stable")])
-        rows_EC = _unwritten(max(FIRST_ROOM, 2 * len(kept_entries)), self.rows_EC.shape[1])
+        rows_EC = _unwritten(max(FIRST, 2 * len(kept_entries)), self.rows_EC.shape[1])
         rows_EC[: len(kept_entries)] = self.rows_EC[kept_entries]
         self.rows_EC, self.used, self.closed, self._in_order = rows_EC, len(kept_entries), 0, len(kept_entries)
         self._length = np.bincount(rows_EC[1 : self.used, KEY], minlength=len(self._length))
