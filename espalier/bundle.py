@@ -65,16 +65,7 @@ from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import BundleCorrupt, BundleNotFound, InvalidTree, UnsupportedSchema, first_of
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
-from espalier.manifest import (
-    FORMAT,
-    MAX_TREES,
-    NAME,
-    SCHEMA_VERSION,
-    GraphScorer,
-    LinearScorer,
-    Manifest,
-    TreeInfo,
-)
+from espalier.manifest import FORMAT, MAX_TREES, NAME, SCHEMA_VERSION, GraphScorer, LinearScorer, Manifest, TreeInfo
 from espalier.memory import Memory
 from espalier.node_rows import HIGHEST, LOWEST, NodeRows, has_known_exponents, rows_of
 from espalier.packed_chunks import unpacked

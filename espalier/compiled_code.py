@@ -93,7 +93,8 @@ class _Reader(NullCache):
     def __init__(self, dispatcher: Any, package: Path) -> None:
         self._dispatcher, self._package = dispatcher, package
         self._name = f"{dispatcher.py_func.__module__}:{dispatcher.py_func.__qualname__}"
-        self._listed: tuple[CodeFile, list[str]] | None = None
+        self._listed_file: CodeFile | None = None
+        self._listed_types: list[str] = []  # the types of this function's sections in that file
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The code for a tuple of argument types; None: numba compiles it. Raises NotCompiled."""
@@ -135,9 +136,10 @@ class _Reader(NullCache):
         file = _files[self._package]
         if file is None:
             return None
-        if self._listed is None or self._listed[0] is not file:
-            self._listed = file, [types for function, _, types in (key.partition(" ") for key in file.keys) if function == self._name]
-        for types in self._listed[1]:
+        if self._listed_file is not file:
+            self._listed_file, keys = file, (key.partition(" ") for key in file.keys)
+            self._listed_types = [types for function, _, types in keys if function == self._name]
+        for types in self._listed_types:
             if accepting(types, called):
                 try:
                     return file.read(f"{self._name} {types}")

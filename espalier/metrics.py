@@ -94,12 +94,7 @@ def _hits(rows_BM: Int64, relevant: Sequence[Int64], multiset: bool) -> tuple[Fl
     return hits_BM, np.bincount(key // stride, weights=y, minlength=len(rows_BM)).astype(np.float64)
 
 
-def ndcg(
-    scores_R: NDArray[np.floating],
-    grades_R: NDArray[np.floating],
-    query_offset: Int64,
-    k: int | None = None,
-) -> Float64:
+def ndcg(scores_R: NDArray[np.floating], grades_R: NDArray[np.floating], query_offset: Int64, k: int | None = None) -> Float64:
     """NDCG@k of every query (Järvelin and Kekäläinen 2002, with the gains of NCE §5.1); k = None takes all positions.
 
         NDCG@k = Σ_{i ≤ k} (2^{r_i} − 1) / log2(1 + i), divided by its largest value over all orders

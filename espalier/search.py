@@ -89,12 +89,7 @@ class SearchParams:
 
     @staticmethod
     def uniform(
-        batch: int,
-        beam_size: int,
-        m: int,
-        exclude_BE: NDArray[np.int64] | None = None,
-        trace: bool = False,
-        mask: NodeMask | None = None,
+        batch: int, beam_size: int, m: int, exclude_BE: NDArray[np.int64] | None = None, trace: bool = False, mask: NodeMask | None = None
     ) -> SearchParams:
         """The same beam size, m and mask for every query."""
         mask_B = None if mask is None else (mask,) * batch

@@ -57,11 +57,7 @@ class Tail:
         return self.part_of_row(features, values, self.feature[entries], self.value[entries])
 
     def part_of_row(
-        self,
-        features: NDArray[np.int32],
-        values: NDArray[np.float32],
-        row_features: NDArray[np.int32],
-        row_values: NDArray[np.float32],
+        self, features: NDArray[np.int32], values: NDArray[np.float32], row_features: NDArray[np.int32], row_values: NDArray[np.float32]
     ) -> float:
         """`part` for an item's row, which a live item brings itself."""
         _, query_positions, row_positions = np.intersect1d(features, row_features, assume_unique=True, return_indices=True)

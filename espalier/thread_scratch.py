@@ -28,10 +28,10 @@ class ThreadScratch(Generic[T]):
 
         If the block raises, the arrays are dropped: its numbers would get into the next answer.
         """
-        scratch: tuple[int, T] | None = getattr(self._thread, "scratch", None)
+        room, arrays = getattr(self._thread, "scratch", None) or (-1, None)
         self._thread.scratch = None
-        if scratch is None or scratch[0] < size:
+        if arrays is None or room < size:
             room = 1 << (size - 1).bit_length() if size > 0 else 0
-            scratch = room, self._make(room)
-        yield scratch[1]
-        self._thread.scratch = scratch
+            arrays = self._make(room)
+        yield arrays
+        self._thread.scratch = room, arrays

@@ -141,11 +141,7 @@ def _overlap(expected: NDArray[np.int64], got: NDArray[np.int64]) -> float:
 
 
 def _sharded_overlap(
-    expected: NDArray[np.int64],
-    expected_keys: NDArray[np.float32],
-    got: NDArray[np.int64],
-    got_keys: NDArray[np.float32],
-    tolerance: float,
+    expected: NDArray[np.int64], expected_keys: NDArray[np.float32], got: NDArray[np.int64], got_keys: NDArray[np.float32], tolerance: float
 ) -> float:
     """The share of the expected items that came with at least their key, or are missing from a full answer of items at least as good."""
     if not len(expected):

@@ -37,7 +37,7 @@ def framed(message: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"message": orjson.dumps(message).decode()}}
     buffers: list[memoryview] = []
     begin = 0
-    for name, array in sorted(arrays.items(), key=_widest_first):
+    for name, array in sorted(arrays.items(), key=lambda entry: -entry[1].dtype.itemsize):
         end = begin + array.nbytes
         entries[name] = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": (begin, end)}
         buffers.append(np.ascontiguousarray(array).data)
@@ -93,10 +93,6 @@ def _json_object(field: str, text: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidMessage(field, value, "a JSON object")
     return value
-
-
-def _widest_first(entry: tuple[str, Array]) -> int:
-    return -entry[1].dtype.itemsize
 
 
 class Fields:

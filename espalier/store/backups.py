@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
@@ -149,23 +149,24 @@ def back_up(
 def _back_up(store: Objects, folder: Path, work: Path, force: bool, on_bytes: Callable[[int], None]) -> Backup | None:
     name, live = folder.name, Journal(folder / FILE, "read")
     try:
-        state = live.identity(), live.last_sequence(), live.erasures()  # read first: the copy also has operations that come meanwhile
-        files = _copied(folder, work)
-        if not files and state[0] is None:
+        # The journal's state is read before its copy is made: the copy may have later operations, never fewer.
+        state = {"journal": live.identity(), "sequence": live.last_sequence(), "erasures": live.erasures()}
+        draft = BackupManifest(schema_version=1, model=name, files=_copied(folder, work), **state)
+        if not draft.files and draft.journal is None:
             return None
-        newest = None if force else _newest(store, name)
-        if newest is not None and _is_held(newest[1], state, files):
-            return Backup(newest[0], written=False)
-        if state[0] is not None:
+        ids = [] if force else find_backups(store, name)[-1:]
+        if ids and _is_held(store, ids[0], draft):
+            return Backup(ids[0], written=False)
+        if draft.journal is not None:
             check_room(folder, log_bytes(folder / FILE, "") + log_bytes(folder / FILE), f"a copy of {FILE}")
             backup(live, work / FILE)
     finally:
         live.close()
-    backup_id = f"{_time_after(find_backups(store, name)):{_TIME}}-{state[1]}-{secrets.token_hex(4)}"
-    backup_files = {file: FileInfo.of(work / file) for file in FILES if (work / file).exists()}
-    for file, info in backup_files.items():
+    backup_id = f"{_time_after(find_backups(store, name)):{_TIME}}-{draft.sequence}-{secrets.token_hex(4)}"
+    files = {file: FileInfo.of(work / file) for file in FILES if (work / file).exists()}
+    for file, info in files.items():
         send_file(store, backup_key(name, backup_id, file), work / file, info, on_bytes)
-    manifest = BackupManifest(schema_version=1, model=name, journal=state[0], sequence=state[1], erasures=state[2], files=backup_files)
+    manifest = draft.model_copy(update={"files": files})
     store.create(backup_key(name, backup_id, MANIFEST), manifest.model_dump_json().encode())
     return Backup(backup_id, written=True)
 
@@ -214,20 +215,15 @@ def _keys_by_backup(store: Objects, name: str) -> dict[str, list[str]]:
     return keys_of_backup
 
 
-def _newest(store: Objects, name: str) -> tuple[str, BackupManifest] | None:
-    """The id and manifest of the newest backup; None if there is none, or it is damaged and another one is due."""
-    ids = find_backups(store, name)
+def _is_held(store: Objects, backup_id: str, draft: BackupManifest) -> bool:
+    """Whether a backup holds the present state: a manifest without the journal's file. A damaged backup holds nothing."""
     try:
-        manifest = read_backup(store, name, ids[-1]) if ids else None
+        manifest = read_backup(store, draft.model, backup_id)
     except StoreDamaged:
-        return None
-    return None if manifest is None else (ids[-1], manifest)
-
-
-def _is_held(newest: BackupManifest, state: tuple[str | None, int, int], files: Mapping[str, FileInfo]) -> bool:
-    """Whether a backup holds the present state. files: serving.json and removed.json."""
-    held_files = {name: info for name, info in newest.files.items() if name != FILE}
-    return (newest.journal, newest.sequence, newest.erasures) == state and held_files == files
+        return False
+    if manifest is None:
+        return False
+    return manifest.model_copy(update={"files": {name: info for name, info in manifest.files.items() if name != FILE}}) == draft
 
 
 def _copied(folder: Path, work: Path) -> dict[str, FileInfo]:

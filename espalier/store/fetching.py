@@ -142,7 +142,7 @@ def fetch_file(store: Objects, key: str, info: FileInfo, file: Path, remedy: str
 
     Raises StoreMissing or StoreDamaged, with the remedy, if the store lacks the object or has it with another size or content.
     """
-    begin = _size(file)
+    begin = file.stat().st_size if file.exists() else 0
     if begin <= info.size and _append(store, key, info, file, remedy, on_bytes) == info.sha256:
         return
     file.unlink()
@@ -208,13 +208,6 @@ def _finish(stored: StoredManifest, work: Path) -> None:
     flush(file)
     work.chmod(FOLDER_MODE)
     flush(work)
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _bytes_in(folder: Path) -> int:
