@@ -222,7 +222,7 @@ class Bundle:
 
     @cached_property
     def memory(self) -> Memory | None:
-        """The memory, read and checked; None where the bundle has none."""
+        """The memory, read and checked; None if the bundle has none."""
         info, items, sources = self.manifest.memory, self.manifest.tree.items, self.manifest.history_items
         return None if info is None else self.load_part(MEMORY, lambda arrays: Memory.of_arrays(arrays, info, items, sources))
 

@@ -89,7 +89,7 @@ class GraphContent:
 
     stored_rows   float32[N, D], float16[N, D] or int8[N, D + 1] (espalier.node_rows)
     golden        table with the query column (named as the query kind), `beam_size`, `m`, `item_rows`, `ranks`, `margin`, `keys`
-                  where there is a memory, and `candidate_rows` and `candidate_ranks` where there is stacking
+                  if there is a memory, and `candidate_rows` and `candidate_ranks` if there is stacking
     heldout       table with the query column and `relevant` (item ids)
     weights       float32 arrays of the network, without the node rows; empty: no such file
     form          the formula of scorer_onnx; None: not declared

@@ -126,7 +126,8 @@ class EntryLists:
         """The entries that count at a moment, not before the last change."""
         if self._views is None:
             self._views = read_only(self.rows_EC, self._first[0], self._length, self._first[1])
-        return EntryArrays(*self._views, moment)
+        rows, first, length, by_other = self._views
+        return EntryArrays(rows, first, length, by_other, moment)
 
     def _make_room_for_key(self, link: int, key: int) -> None:
         if key >= len(self._first[link]):

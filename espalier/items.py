@@ -45,7 +45,7 @@ class Items(Protocol):
         ...
 
     def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """int64[len(ids)]: the item row of each id, −1 where there is none."""
+        """int64[len(ids)]: the item row of each id, −1 if there is none."""
         ...
 
     def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
@@ -152,7 +152,7 @@ class ItemTable:
         return tuple(name for name in self._table.column_names if name not in (HASH_COLUMN, ROW_COLUMN))
 
     def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """int64[len(ids)]: the item row of each id, −1 where there is none."""
+        """int64[len(ids)]: the item row of each id, −1 if there is none."""
         if len(ids) == 1:
             return np.array([self.row_of(ids[0])], np.int64)
         cached_rows = [self._row_of_id.get(item_id, -1) for item_id in ids]
@@ -176,7 +176,7 @@ class ItemTable:
         return known_rows
 
     def row_of(self, item_id: str) -> int:
-        """The item row of an id, −1 where there is none."""
+        """The item row of an id, −1 if there is none."""
         row = self._row_of_id.get(item_id, -1)
         if row < 0 and item_id not in self._unknown_ids:
             row = self._find_one(item_id)

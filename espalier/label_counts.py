@@ -34,7 +34,7 @@ class LabelCounts:
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], items: int) -> LabelCounts:
-        """From a file's arrays, of so many items. Raises BundleCorrupt."""
+        """The counts of `items` items, from a file's arrays. Raises BundleCorrupt."""
         check_arrays(arrays, {"counts": np.int64, "points": np.int64})
         counts_I, points = arrays["counts"], arrays["points"]
         check_length("counts", counts_I, items)

@@ -1,4 +1,4 @@
-"""The memory of a bundle: which items go with which, and what that adds to a search.
+"""The memory of a bundle: which items occur together, and what that adds to an item's key.
 
     mem(leaf of item b) = Σ_d w_d · S[h_d, b] + r(b), h_d the d-th last item of the history, d = 0 … length − 1
     mem(inner node)     = the largest mem of the eligible leaves below it, 0 where none has any
@@ -137,7 +137,7 @@ class Memory:
         return {name: getattr(self, name) for name in DTYPES}
 
     def check(self, items: int, sources: int | None = None) -> None:
-        """Raise BundleCorrupt unless the arrays are those of `items` items.
+        """Raise BundleCorrupt unless the arrays are a valid memory of `items` items.
 
         sources  number of items that may be in a history: for a shard, those of the whole bundle; None: `items`
         Neither mem nor λ · mem may come near the largest float32.
@@ -172,7 +172,7 @@ class Memory:
 
 
 def bucket_of(position: int) -> int:
-    """The bucket of an item after whose last occurrence so many items came."""
+    """The bucket for a number of items after an item's last occurrence (`position`, from the end of the history)."""
     return min(position.bit_length(), BUCKETS - 1)
 
 

@@ -1,4 +1,4 @@
-"""How relevant items are to queries, true or predicted, with an entry only where it is not 0.
+"""The relevance of items to queries, true or predicted, as sparse rows.
 
 Knows sparse rows and their transposes. Does not know where relevance comes from (training/data/relevance.py) or how predictions are judged
 (weighted_metrics.py). Raw arrays instead of scipy.sparse, since predictions have an order within a row and the

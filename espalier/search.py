@@ -78,7 +78,7 @@ class SearchParams:
     m_B           int64[B], ≥ 1   results wanted; may exceed the beam size
     exclude_BE    int64[B, E] or None   item rows that must not come back, NO_ITEM as padding; repeats are allowed
     trace         keep the candidates and the beams of each level in the result
-    mask_B        None, or each query's NodeMask, None where all items are eligible; queries of one filter should share one object
+    mask_B        None, or each query's NodeMask (None: all items are eligible); queries with the same filter should share one object
     """
 
     beam_size_B: NDArray[np.int64]
@@ -207,7 +207,7 @@ class SearchResult:
     traces        for each tree the levels from the smallest start level of the call to H; empty unless requested. On the last level of a
                   forest's tree, the beam has every scored leaf
     finite_B      bool[B]         for vectors: False iff some scored node has a logit that is not finite; None for other kinds
-    coverage      which shards answered; None where the engine holds the whole catalogue
+    coverage      which shards answered; None if the engine holds the whole catalogue
     """
 
     item_rows_BM: NDArray[np.int64]

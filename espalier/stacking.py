@@ -106,7 +106,7 @@ class StackingTables(NamedTuple):
         return len(self.label_begin) - 1
 
     def check(self, items: int, width: int) -> None:
-        """Raise BundleCorrupt unless these are tables of so many items and features."""
+        """Raise BundleCorrupt unless these are tables of `items` items and `width` features."""
         arrays = self._asdict()
         check_arrays(arrays, TABLES)
         for name, array in arrays.items():
@@ -186,7 +186,7 @@ class Stacking:
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: StackingInfo, items: int, width: int) -> Stacking:
-        """From a file's arrays, of so many items and features. Raises BundleCorrupt."""
+        """The stacker of `items` items and `width` features, from a file's arrays. Raises BundleCorrupt."""
         if arrays.keys() != {*TABLES, *NETWORK}:
             raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted((*TABLES, *NETWORK))}")
         tables = StackingTables(**{name: arrays[name] for name in TABLES})

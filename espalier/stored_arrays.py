@@ -29,7 +29,7 @@ def check_arrays(arrays: Mapping[str, NDArray[Any]], dtypes: Dtypes) -> None:
 
 
 def check_length(name: str, array: NDArray[Any], length: int) -> None:
-    """Raise BundleCorrupt unless an array has so many entries."""
+    """Raise BundleCorrupt unless an array has `length` entries."""
     if len(array) != length:
         raise BundleCorrupt(f"{name} has {len(array)} entries, expected {length}")
 

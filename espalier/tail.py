@@ -76,7 +76,7 @@ class Tail:
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: TailInfo, items: int, width: int) -> Tail:
-        """From a file's arrays, of so many items. Raises BundleCorrupt."""
+        """The tail of `items` items, from a file's arrays. Raises BundleCorrupt."""
         check_arrays(arrays, ARRAYS)
         tail = Tail(info, **arrays, width=width)
         for name in ("feature", "value"):

@@ -1,4 +1,4 @@
-"""Metrics of graded relevance: how far predictions are from the true one, and how well they rank and filter by it.
+"""Metrics of graded relevance: how far predictions are from the true relevance, and how well they rank and filter by it.
 
 XMAD@k and XRMSE@k (XReg, Prabhu et al. 2020, §3) are a number for each point. WP@k, WN@k, Tau@k, PSP@k, PSN@k and AUPRC are one a test set,
 as the Extreme Classification Repository and the authors of XReg compute them: sums over all points are divided by each other, so points
@@ -22,7 +22,7 @@ from espalier.relevance import Relevance
 
 Float64 = NDArray[np.float64]
 Errors = Literal["largest", "predicted"]
-"""Whose errors count: the k largest of all labels (Eq. 1 and 2), or those of the k best predictions (the released program)."""
+"""Which errors count: the k largest over all labels (Eq. 1 and 2), or the errors of the k best predictions (the released program)."""
 TIE = 1e-6
 """Values that differ by no more are equal to Tau@k, as in the authors' program."""
 ALMOST_ZERO = 1e-6

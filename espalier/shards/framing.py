@@ -5,7 +5,7 @@
     arrays             little-endian, one after the other; each begins at a multiple of its item size
 
 Any reader of safetensors can open a body. The arrays of a body are views of it: nothing is copied, nothing is unpickled. Knows bytes, not
-what they mean. (The library's own functions copy every array twice and take three times as long for small bodies.)
+their meaning. (The library's own functions copy every array twice and take three times as long for small bodies.)
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ class Fields:
         return self.take(name, kind) if name in self._remaining else None
 
     def integer(self, name: str, least: int, most: int) -> int:
-        """A whole number. Raises InvalidMessage where it is out of range."""
+        """A whole number. Raises InvalidMessage if it is out of range."""
         value = self.take(name, int)
         if not least <= value <= most:
             raise InvalidMessage(name, value, f"from {least} to {most}")
         return value
 
     def number(self, name: str, least: float, most: float) -> float:
-        """A finite number. Raises InvalidMessage where it is out of range."""
+        """A finite number. Raises InvalidMessage if it is out of range."""
         value = self._remaining.pop(name, None)
         if type(value) not in (int, float) or not (math.isfinite(value) and least <= value <= most):
             raise InvalidMessage(name, value, f"a number from {least:g} to {most:g}")
@@ -142,7 +142,7 @@ class Arrays:
         return name in self._remaining
 
     def take(self, name: str, dtype: type[np.generic], shape: tuple[Side, ...]) -> Array:
-        """An array. Raises InvalidMessage where it is not there or has another dtype or shape."""
+        """An array. Raises InvalidMessage if it is missing or has another dtype or shape."""
         array = self._remaining.pop(name, None)
         if array is None:
             raise InvalidMessage(name, None, f"an array of {np.dtype(dtype)}")

@@ -28,7 +28,7 @@ def shard_items(tree: Tree, count: int) -> tuple[NDArray[np.int64], ...]:
     """int64: the item rows of each of `count` shards, ascending.
 
     tree  of a forest the first one
-    Raises InvalidConfig where the tree has fewer subtrees with items than shards.
+    Raises InvalidConfig if the tree has fewer subtrees with items than shards.
     """
     shard_of_leaf = node_shards(tree, count)[tree.leaf_offset :]
     items = []

@@ -42,7 +42,7 @@ class Pin:
 
     of, version    the bundle that was cut
     digest         SHA-256 of its manifest.json, in hex
-    index, count   which shard of how many
+    index, count   shard `index`, from 0, of `count` shards
     """
 
     of: str

@@ -53,7 +53,7 @@ _ID = re.compile(r"\d{8}T\d{6}\.\d{6}Z-\d{1,19}-[0-9a-f]{8}")
 
 
 class BackupManifest(BaseModel):
-    """What a backup holds.
+    """The manifest of a backup.
 
     journal    identity of the journal; None if there is none
     sequence   of the last operation in the backup
@@ -150,19 +150,20 @@ def _back_up(store: Objects, folder: Path, work: Path, force: bool, on_bytes: Ca
     name, live = folder.name, Journal(folder / FILE, "read")
     try:
         # The journal's state is read before its copy is made: the copy may have later operations, never fewer.
-        state = {"journal": live.identity(), "sequence": live.last_sequence(), "erasures": live.erasures()}
-        draft = BackupManifest(schema_version=1, model=name, files=_copied(folder, work), **state)
-        if not draft.files and draft.journal is None:
+        journal, sequence, erasures = live.identity(), live.last_sequence(), live.erasures()
+        copies = _copied(folder, work)
+        draft = BackupManifest(schema_version=1, model=name, journal=journal, sequence=sequence, erasures=erasures, files=copies)
+        if not copies and journal is None:
             return None
         ids = [] if force else find_backups(store, name)[-1:]
         if ids and _is_held(store, ids[0], draft):
             return Backup(ids[0], written=False)
-        if draft.journal is not None:
+        if journal is not None:
             check_room(folder, log_bytes(folder / FILE, "") + log_bytes(folder / FILE), f"a copy of {FILE}")
             backup(live, work / FILE)
     finally:
         live.close()
-    backup_id = f"{_time_after(find_backups(store, name)):{_TIME}}-{draft.sequence}-{secrets.token_hex(4)}"
+    backup_id = f"{_time_after(find_backups(store, name)):{_TIME}}-{sequence}-{secrets.token_hex(4)}"
     files = {file: FileInfo.of(work / file) for file in FILES if (work / file).exists()}
     for file, info in files.items():
         send_file(store, backup_key(name, backup_id, file), work / file, info, on_bytes)

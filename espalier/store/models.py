@@ -69,7 +69,7 @@ def blob_key(digest: str) -> str:
 
 
 def find_models(store: Objects, name: str | None = None, most: int = MAX_LISTED) -> dict[str, StoredModel]:
-    """The models of a store by name, or one of them. Raises StoreDamaged where there are more than `most` objects."""
+    """The models of a store by name, or one of them. Raises StoreDamaged if there are more than `most` objects."""
     versions: dict[str, list[int]] = {}
     etags: dict[str, str | None] = {}
     for stored in store.list(MODELS if name is None else f"{MODELS}/{name}", most):

@@ -272,7 +272,7 @@ def count_ngrams(
     """Count the documents that have each n-gram. Returns the number of entries, or −1 − e if another n-gram has the hash of entry e.
 
     document  the number of the first text
-    size      the number of entries so far; `arrays`, those of Entries, have room for all that may come
+    size      the number of entries so far; `arrays`, the fields of Entries, have room for all new entries
     """
     entries = Entries(*arrays)
     mask = np.uint64(len(slots) - 1)
