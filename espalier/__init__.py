@@ -5,8 +5,7 @@
     model.explain(["nginx", "postgresql"], ["ruby-pg"])
     model.save("models/debian-depends/2")
 
-`XRLinear` trains on sparse matrices. Below them is the library that training and serving share, what a trained tree is and how it is
-searched, in arrays:
+`XRLinear` trains on sparse matrices. Training and serving share the library below, which searches trained trees with arrays:
 
     >>> bundle = Bundle.open("models/debian-depends/1")
     >>> queries, _ = encode_histories(bundle.manifest.query, bundle.items, [["nginx", "postgresql"]])

@@ -1,8 +1,8 @@
-"""Arrow IPC files as maps: what is not as large in memory as on disk is refused, since compressed buffers unpack to any size.
+"""Maps Arrow IPC files. Compressed files are refused, since compressed buffers unpack to any size.
 
-The bytes between a file's magic and its footer are a stream of messages. It is read as such, so that the messages that are looked at are
-those that Arrow reads; a footer could name others. PyArrow does not tell whether a message is compressed, so its flatbuffer is read here:
-Message.header is a RecordBatch or a DictionaryBatch, whose `data` is one, and RecordBatch.compression says it.
+The bytes between a file's magic and its footer are a stream of messages. The file is read as a stream, so that Arrow reads exactly the
+messages that are checked here; a footer could name others. PyArrow does not tell whether a message is compressed, so its flatbuffer is read
+here: Message.header is a RecordBatch, or a DictionaryBatch whose `data` is one. RecordBatch.compression is set if it is compressed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ MAGIC = b"ARROW1\0\0"
 VERSION, HEADER, DATA, COMPRESSION = 0, 2, 1, 3
 """Numbers of fields in the tables Message (the first two), DictionaryBatch and RecordBatch (Arrow's Message.fbs)."""
 V5 = 4
-"""The format's version since 2020. Older ones have another way to say that they are compressed."""
+"""The format's version since 2020. Older versions mark compression in another way."""
 
 
 def map_table(file: Path) -> pa.Table:
-    """The table of a file. Raises pyarrow.ArrowException or OSError where it is none, or is compressed."""
+    """The table of a file. Raises pyarrow.ArrowException or OSError if it is no Arrow file, or is compressed."""
     content = pa.memory_map(str(file)).read_buffer()
     if content.slice(0, len(MAGIC)).to_pybytes() != MAGIC:
         raise pa.ArrowInvalid("it does not begin as one")
@@ -36,7 +36,7 @@ def map_table(file: Path) -> pa.Table:
 
 
 def _is_plain(message: pa.Message) -> bool:
-    """Whether a message's buffers lie in the file as they are. Raises struct.error."""
+    """Whether a message's buffers are not compressed. Raises struct.error."""
     if message.type not in ("record batch", "dictionary"):
         return True
     metadata = message.metadata.to_pybytes()
@@ -50,13 +50,13 @@ def _is_plain(message: pa.Message) -> bool:
     return _field(metadata, batch, COMPRESSION) == 0
 
 
-def _follow(metadata: bytes, place: int) -> int:
-    """Where the offset at a place leads to."""
-    return place + int(struct.unpack_from("<I", metadata, place)[0])
+def _follow(metadata: bytes, position: int) -> int:
+    """The position that the offset at a position points to."""
+    return position + int(struct.unpack_from("<I", metadata, position)[0])
 
 
 def _field(metadata: bytes, table: int, number: int) -> int:
-    """Where a field of a table is; 0 where the table lacks it."""
+    """The position of a table's field; 0 if the table lacks it."""
     fields = table - int(struct.unpack_from("<i", metadata, table)[0])
     if 4 + 2 * number >= struct.unpack_from("<H", metadata, fields)[0]:
         return 0

@@ -17,30 +17,30 @@ or as weights of sparse features
 
     chunks.safetensors  the arrays of espalier.chunks, or with weights in float16 of espalier.packed_chunks
     tree-2.safetensors, chunks-2.safetensors … the same of a forest's other trees, which hold the same items
-    tail.safetensors    what else enters the scores of a forest (espalier.tail); few have it
-    stacking.safetensors  what orders the best candidates anew (espalier.stacking), where the manifest says so
-    text.safetensors    the vectoriser's, where queries are texts
+    tail.safetensors    item rows for the scores of a forest (espalier.tail), if the manifest names a tail
+    stacking.safetensors  the stacker, which reorders the best candidates (espalier.stacking), if the manifest names one
+    text.safetensors    arrays of the vectoriser, if queries are texts
     label-counts.safetensors  training points, or events, of each item; a bundle may lack it
 
-and, where the search has a second stage,
+and, if the bundle has a re-ranker,
 
     ranker.onnx         features[N, F] of candidates → scores[N]
 
-and, where past items speak for others,
+and, if the bundle has a memory of items that go together,
 
     memory.safetensors  the arrays of espalier.memory
 
-and, where it is one of the shards of a bundle,
+and, if it is one shard of a bundle,
 
-    shard.safetensors   which of that bundle's items and nodes it holds (espalier.shard_parts)
+    shard.safetensors   the items and nodes of that bundle that the shard holds (espalier.shard_parts)
 
-and, where the content of items enters their rows,
+and, if the rows of items are computed from their fields,
 
     content.onnx        features[I, X] of items and their values → leaf rows[I, D]
-    content.safetensors what makes features of an item's fields (espalier.content.features)
+    content.safetensors arrays that turn an item's fields into features (espalier.content.features)
 
-Written to a temporary folder and renamed; readable by every user; opened by mmap; never overwritten; no pickle. Knows files, not
-searches; `bundle_writer.py` writes them.
+A bundle is written to a temporary folder, which is then renamed. Every user can read it. It is opened by mmap, never overwritten, and
+contains no pickle. This module knows files, not searches; `bundle_writer.py` writes them.
 """
 
 from __future__ import annotations
@@ -65,16 +65,7 @@ from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import BundleCorrupt, BundleNotFound, InvalidTree, UnsupportedSchema, first_of
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
-from espalier.manifest import (
-    FORMAT,
-    MAX_TREES,
-    NAME,
-    SCHEMA_VERSION,
-    GraphScorer,
-    LinearScorer,
-    Manifest,
-    TreeInfo,
-)
+from espalier.manifest import FORMAT, MAX_TREES, NAME, SCHEMA_VERSION, GraphScorer, LinearScorer, Manifest, TreeInfo
 from espalier.memory import Memory
 from espalier.node_rows import HIGHEST, LOWEST, NodeRows, has_known_exponents, rows_of
 from espalier.packed_chunks import unpacked
@@ -110,15 +101,17 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle. Node rows and items are mapped, not read; trees are copied, as are other tables where they are small
-    (`read_safetensors`): a file that is overwritten in place cannot send a search out of its arrays.
+    """An opened bundle.
 
-    place  which tree of a forest `tree` and `chunks` are, from 0; above 0 in what `alone` gives
+    Node rows and items are mapped, not read. Trees are copied, and so are other small tables (`read_safetensors`): then a file that is
+    overwritten in place cannot make a search read outside its arrays.
+
+    tree_index  the tree of a forest that `tree` and `chunks` belong to, from 0. Only bundles from `alone` have an index above 0
     """
 
     path: Path
     manifest: Manifest
-    place: int = 0
+    tree_index: int = 0
 
     @staticmethod
     def open(path: Path | str, verify: bool = True) -> Bundle:
@@ -149,19 +142,19 @@ class Bundle:
 
     @cached_property
     def alone(self) -> tuple[Bundle, ...]:
-        """A bundle for each tree of a forest, as if it were the only one; this bundle itself where it has one tree."""
+        """One bundle for each tree of a forest, with that tree alone. A bundle of one tree gives itself."""
         if not self.manifest.trees:
             return (self,)
         first = self.manifest.model_copy(update={"trees": (), "tail": None, "stacking": None, "shard": None})
         others = (first.model_copy(update={"tree": other.tree, "scorer": other.scorer}) for other in self.manifest.trees)
-        return tuple(Bundle(self.path, manifest, place) for place, manifest in enumerate((first, *others)))
+        return tuple(Bundle(self.path, manifest, tree_index) for tree_index, manifest in enumerate((first, *others)))
 
     @cached_property
     def tree(self) -> Tree:
-        """The tree, of a forest the first one."""
+        """The tree; in a forest, the first one."""
         if self.manifest.trees:
             return self.alone[0].tree
-        return self.made(FOREST_PARTS[self.place - 1][0] if self.place else TREE, self._tree_of)
+        return self.load_part(FOREST_PARTS[self.tree_index - 1][0] if self.tree_index else TREE, self._tree_of)
 
     def _tree_of(self, arrays: dict[str, NDArray[Any]]) -> Tree:
         tree = Tree(**{name: np.array(arrays[name]) for name in ("level_offset", "first_child", "leaf_item")})
@@ -193,7 +186,7 @@ class Bundle:
 
     @cached_property
     def node_rows_ND(self) -> NodeRows:
-        """float32[N, D] or float16[N, D], mapped, or what is read as the latter."""
+        """float32[N, D] or float16[N, D], mapped; int8 rows are read as float16 (`PackedRows`)."""
         return rows_of(self.stored_rows)
 
     @cached_property
@@ -204,18 +197,18 @@ class Bundle:
         rows = map_safetensors(file).get("node_rows")
         shape = self.manifest.tree.nodes, scorer.node_dim + (scorer.dtype == "int8")
         if rows is None or rows.dtype != scorer.dtype or rows.shape != shape:
-            found = "nothing" if rows is None else f"{rows.dtype}{list(rows.shape)}"
-            raise BundleCorrupt(f"{file}: expected node_rows {scorer.dtype}{list(shape)}, got {found}")
+            actual = "nothing" if rows is None else f"{rows.dtype}{list(rows.shape)}"
+            raise BundleCorrupt(f"{file}: expected node_rows {scorer.dtype}{list(shape)}, got {actual}")
         if rows.dtype == np.int8 and not has_known_exponents(rows):
             raise BundleCorrupt(f"{file}: node_rows: expected exponents from {LOWEST} to {HIGHEST} in the last column")
         return np.asarray(rows)  # a plain view, which is faster to index
 
     @cached_property
     def chunks(self) -> Chunks:
-        """The weights of a bundle of linear scorers, of a forest those of the first tree, read and checked."""
+        """The weights of a bundle of linear scorers, read and checked; in a forest, those of the first tree."""
         if self.manifest.trees:
             return self.alone[0].chunks
-        return self.made(FOREST_PARTS[self.place - 1][1] if self.place else CHUNKS, self._chunks_of)
+        return self.load_part(FOREST_PARTS[self.tree_index - 1][1] if self.tree_index else CHUNKS, self._chunks_of)
 
     def _chunks_of(self, arrays: dict[str, NDArray[Any]]) -> Chunks:
         scorer = self.linear_scorer
@@ -229,39 +222,41 @@ class Bundle:
 
     @cached_property
     def memory(self) -> Memory | None:
-        """The memory, read and checked; None where the bundle has none."""
+        """The memory, read and checked; None if the bundle has none."""
         info, items, sources = self.manifest.memory, self.manifest.tree.items, self.manifest.history_items
-        return None if info is None else self.made(MEMORY, lambda arrays: Memory.of_arrays(arrays, info, items, sources))
+        return None if info is None else self.load_part(MEMORY, lambda arrays: Memory.of_arrays(arrays, info, items, sources))
 
     @cached_property
     def shard(self) -> ShardParts | None:
-        """Which items and nodes of the bundle that was cut this one holds, read and checked; None where this one is whole."""
+        """The items and nodes of the whole bundle that this shard holds, read and checked; None if this bundle is whole."""
         info, trees = self.manifest.shard, [alone.manifest.tree for alone in self.alone]
-        return None if info is None else self.made(SHARD, lambda arrays: ShardParts.of_arrays(arrays, info, trees))
+        return None if info is None else self.load_part(SHARD, lambda arrays: ShardParts.of_arrays(arrays, info, trees))
 
     @cached_property
     def tail(self) -> Tail | None:
-        """What else enters the scores of a forest, read and checked; None where the bundle has no such part."""
+        """The tail of a forest's scores, read and checked; None if the bundle has none."""
         info, items = self.manifest.tail, self.manifest.tree.items
-        return None if info is None else self.made(TAIL, lambda arrays: Tail.of_arrays(arrays, info, items, self.linear_scorer.features))
+        if info is None:
+            return None
+        return self.load_part(TAIL, lambda arrays: Tail.of_arrays(arrays, info, items, self.linear_scorer.features))
 
     @cached_property
     def stacking(self) -> Stacking | None:
-        """What orders the best candidates anew, read and checked; None where the bundle has no such part."""
+        """The stacker, which reorders the best candidates, read and checked; None if the bundle has none."""
         info, items = self.manifest.stacking, self.manifest.tree.items
         if info is None:
             return None
-        return self.made(STACKING, lambda arrays: Stacking.of_arrays(arrays, info, items, self.linear_scorer.features))
+        return self.load_part(STACKING, lambda arrays: Stacking.of_arrays(arrays, info, items, self.linear_scorer.features))
 
     @cached_property
     def vectoriser(self) -> Vectoriser:
-        """What makes features of texts. Raises BundleCorrupt where queries are no texts."""
+        """Turns texts into features. Raises BundleCorrupt if queries are not texts."""
         from espalier.text.vectoriser import Vectoriser
 
         kind = self.manifest.query
         if not isinstance(kind, TextKind):
             raise BundleCorrupt(f"{self.path}: {kind.kind} queries, expected texts")
-        vectoriser = self.made(TEXT, lambda arrays: Vectoriser.from_arrays(kind.blocks, arrays))
+        vectoriser = self.load_part(TEXT, lambda arrays: Vectoriser.from_arrays(kind.blocks, arrays))
         if vectoriser.width != kind.width:
             raise BundleCorrupt(f"{self.path / TEXT}: {vectoriser.width} features, the manifest says {kind.width}")
         return vectoriser
@@ -280,10 +275,10 @@ class Bundle:
         return map_safetensors(self.path / WEIGHTS)
 
     def label_counts(self) -> LabelCounts | None:
-        """How often training points had each item, read and checked; None where the bundle does not say."""
+        """The number of training points with each item, read and checked; None if the bundle lacks the file."""
         if LABEL_COUNTS not in self.manifest.files:
             return None
-        return self.made(LABEL_COUNTS, lambda arrays: LabelCounts.of_arrays(arrays, self.manifest.tree.items))
+        return self.load_part(LABEL_COUNTS, lambda arrays: LabelCounts.of_arrays(arrays, self.manifest.tree.items))
 
     def graph(self, name: str) -> bytes:
         """The bytes of query.onnx, scorer.onnx or ranker.onnx."""
@@ -300,8 +295,8 @@ class Bundle:
         _ = self.tree, self.items, self.memory, self.shard, self.tail, self.stacking, self.label_counts()
         _ = self.stored_rows if isinstance(self.manifest.scorer, GraphScorer) else self.trees
 
-    def made(self, name: str, make: Callable[[dict[str, NDArray[Any]]], T]) -> T:
-        """What is made of a file's arrays. What is wrong with them is said with the file's name."""
+    def load_part(self, name: str, make: Callable[[dict[str, NDArray[Any]]], T]) -> T:
+        """Read a file's arrays and return `make` of them. Errors name the file. Raises BundleCorrupt."""
         file = self.path / name
         arrays = read_safetensors(file)
         try:
@@ -327,13 +322,13 @@ def parts_of(manifest: Manifest) -> tuple[str, ...]:
 
 def find_versions(root: Path) -> dict[str, tuple[int, ...]]:
     """The versions of every model under a models folder, ascending. Names that are not model names are ignored."""
-    found: dict[str, tuple[int, ...]] = {}
+    versions_of_model: dict[str, tuple[int, ...]] = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.is_dir() and is_model_name(folder.name):
             versions = versions_in(folder)
             if versions:
-                found[folder.name] = versions
-    return found
+                versions_of_model[folder.name] = versions
+    return versions_of_model
 
 
 def versions_in(folder: Path) -> tuple[int, ...]:
@@ -357,7 +352,7 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def parse_manifest(content: bytes, file: str) -> Manifest:
-    """The manifest in these bytes. file: what errors call it. Raises UnsupportedSchema or BundleCorrupt."""
+    """The manifest in these bytes. file: its name in error messages. Raises UnsupportedSchema or BundleCorrupt."""
     try:
         raw = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""How the files of a bundle are read, written and told apart: safetensors as maps and in blocks, Parquet of bounded size, SHA-256."""
+"""Reads and writes the files of a bundle: safetensors mapped or in blocks, Parquet of bounded size, SHA-256 digests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_HEADER_BYTES = 16 << 20
 DTYPES = {"U64": "<u8", "I64": "<i8", "F32": "<f4", "I32": "<i4", "F16": "<f2", "U16": "<u2", "I8": "|i1", "U8": "|u1"}
 """The types that bundles have, by their names in safetensors, in the order in which a file has its arrays: widest first."""
 BLOCK_BYTES = 8 << 20
-"""Of an array that are copied at once: what is written need not fit into memory."""
+"""Bytes of an array that are written at a time, so that an array need not fit into memory."""
 COPIED_BYTES = 64 << 20
 """Tables below this size are copied when they are opened."""
 MAX_QUERY_ROWS, MAX_QUERY_BYTES = 1 << 20, 1 << 30
@@ -47,21 +47,21 @@ def map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
                 dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
                 if end - begin != dtype.itemsize * math.prod(shape):
                     raise ValueError(f"{name}: {end - begin} bytes for {dtype}{list(shape)}")
-                where = 8 + length + begin
+                file_offset = 8 + length + begin
                 if begin < 0 or 8 + length + end > size:
                     raise ValueError(f"{name}: bytes {begin} to {end} are not in the file")
                 arrays[name] = (
-                    np.memmap(file, dtype, "r", where, shape) if end > begin else np.empty(shape, dtype)
-                )  # nothing cannot be mapped
+                    np.memmap(file, dtype, "r", file_offset, shape) if end > begin else np.empty(shape, dtype)
+                )  # an empty array cannot be mapped
         return arrays
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, OSError) as error:
         raise BundleCorrupt(f"{file}: not a readable safetensors file ({error})") from error
 
 
 def read_safetensors(file: Path) -> dict[str, NDArray[Any]]:
-    """The same, with a copy in memory of every array of less than COPIED_BYTES; larger ones are maps.
+    """The arrays of a safetensors file: copies in memory of those below COPIED_BYTES, maps of larger ones.
 
-    For tables that compiled code follows without checking again: what was checked is searched with, whatever becomes of the file.
+    For tables that compiled code follows without checking again: a copy stays as it was checked, whatever happens to the file.
     """
     arrays = map_safetensors(file)
     for name, array in arrays.items():
@@ -73,11 +73,11 @@ def read_safetensors(file: Path) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """An array of rows that lie in others, mapped ones perhaps: `write_safetensors` never holds all of it.
+    """An array whose rows lie in other arrays, which may be mapped. `write_safetensors` never holds all of it in memory.
 
     sources   arrays of one dtype and width
-    source_R  which of them has each row; None: the only one
-    row_R     int64: where it is there
+    source_R  the source of each row, by its index in `sources`; None if there is only one
+    row_R     int64: the row's position in its source
     """
 
     sources: Sequence[NDArray[Any]]
@@ -95,15 +95,15 @@ class Gathered:
     def __len__(self) -> int:
         return len(self.row_R)
 
-    def __getitem__(self, part: slice) -> NDArray[Any]:
+    def __getitem__(self, rows_slice: slice) -> NDArray[Any]:
         """Some of the rows."""
-        row_r = self.row_R[part]
+        row_r = self.row_R[rows_slice]
         if self.source_R is None:
             return np.asarray(self.sources[0][row_r])
-        rows, source_r = np.empty((len(row_r), *self.shape[1:]), self.dtype), self.source_R[part]
+        rows, source_r = np.empty((len(row_r), *self.shape[1:]), self.dtype), self.source_R[rows_slice]
         for source in np.unique(source_r).tolist():
-            mine = source_r == source
-            rows[mine] = self.sources[source][row_r[mine]]
+            of_source = source_r == source
+            rows[of_source] = self.sources[source][row_r[of_source]]
         return rows
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -111,10 +111,10 @@ class Gathered:
 
 
 def write_safetensors(file: Path, arrays: Mapping[str, NDArray[Any] | Gathered]) -> None:
-    """Write arrays as `map_safetensors` reads them, block by block. The same bytes as by the library, which copies them whole."""
+    """Write arrays as `map_safetensors` reads them, block by block. The library writes the same bytes, but copies whole arrays."""
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-    places = {name: place for place, name in enumerate(DTYPES)}
-    ordered = sorted(arrays.items(), key=lambda entry: (places[names[entry[1].dtype]], entry[0]))
+    dtype_order = {name: position for position, name in enumerate(DTYPES)}
+    ordered = sorted(arrays.items(), key=lambda entry: (dtype_order[names[entry[1].dtype]], entry[0]))
     header, end = {}, 0
     for name, array in ordered:
         size = array.dtype.itemsize * math.prod(array.shape)
@@ -143,11 +143,11 @@ def _blocks(array: NDArray[Any] | Gathered) -> Iterator[NDArray[Any]]:
 def read_parquet(file: Path) -> pa.Table:
     try:
         with pq.ParquetFile(file) as parquet:
-            found = parquet.metadata
-            unpacked = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
-            if found.num_rows > MAX_QUERY_ROWS or unpacked > MAX_QUERY_BYTES:
+            metadata = parquet.metadata
+            unpacked = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+            if metadata.num_rows > MAX_QUERY_ROWS or unpacked > MAX_QUERY_BYTES:
                 expected = f"at most {MAX_QUERY_ROWS} rows of {MAX_QUERY_BYTES} bytes"
-                raise BundleCorrupt(f"{file}: {found.num_rows} rows of {unpacked} bytes, expected {expected}")
+                raise BundleCorrupt(f"{file}: {metadata.num_rows} rows of {unpacked} bytes, expected {expected}")
             return parquet.read()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BundleCorrupt(f"{file}: not a readable Parquet file ({error})") from error

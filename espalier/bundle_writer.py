@@ -65,18 +65,18 @@ if TYPE_CHECKING:  # numba takes a while to import, and only models of texts nee
     from espalier.text.vectoriser import Vectoriser
 
 FILE_MODE, FOLDER_MODE = 0o644, 0o755
-"""Permissions of what is written, whatever the umask: a bundle is often read by another user than the one who made it."""
+"""Permissions of written files and folders, whatever the umask: often another user reads the bundle."""
 
 
 class Table(Protocol):
-    """What a file of arrays is made of."""
+    """An object that is stored as a file of arrays."""
 
     def arrays(self) -> dict[str, NDArray[Any]]: ...
 
 
 @dataclass(frozen=True)
 class ContentParts:
-    """What makes rows of items' fields: content.onnx and the arrays of `espalier.content.features`."""
+    """Computes rows from items' fields: content.onnx and the arrays of `espalier.content.features`."""
 
     info: ContentInfo
     arrays: Mapping[str, NDArray[Any]]
@@ -89,15 +89,15 @@ class GraphContent:
 
     stored_rows   float32[N, D], float16[N, D] or int8[N, D + 1] (espalier.node_rows)
     golden        table with the query column (named as the query kind), `beam_size`, `m`, `item_rows`, `ranks`, `margin`, `keys`
-                  where there is a memory, and `candidate_rows` and `candidate_ranks` where there is stacking
+                  if there is a memory, and `candidate_rows` and `candidate_ranks` if there is stacking
     heldout       table with the query column and `relevant` (item ids)
     weights       float32 arrays of the network, without the node rows; empty: no such file
-    form          what scorer_onnx computes; None: not declared
-    memory        what past items add to a search; None: nothing
-    encoder       what query_onnx takes of a history, see `GraphScorer`
-    content       of the items, in their rows; None: there is none
-    shard         which items and nodes of another bundle these are; None: the bundle is whole
-    counts        events that training saw of each item; None: not known
+    form          the formula of scorer_onnx; None: not declared
+    memory        item pairs that raise keys in a search; None: no memory
+    encoder       the form in which query_onnx takes a history, see `GraphScorer`
+    content       computes rows from items' fields; None: rows do not depend on fields
+    shard         the items and nodes of the whole bundle that these are; None: the bundle is whole
+    counts        training events of each item; None: not known
     """
 
     tree: Tree
@@ -124,8 +124,8 @@ class LinearContent:
 
     counts  training points of each item; None: not known
     others  the trees of a forest after the first, over the same items
-    tail    what else enters the scores of a forest
-    stacking  what orders the best candidates anew
+    tail    item rows for the scores of a forest
+    stacking  the stacker, which reorders the best candidates
     shard   as in `GraphContent`
     """
 
@@ -146,7 +146,7 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
     """Write models/<name>/<version>/ as one atomic step.
 
     check_padding  False: a tree of graphs may have nodes with far more children than others
-    Raises BundleExists when `path` is there already, InvalidTree when padding every node to its level's largest child count
+    Raises BundleExists when `path` exists, InvalidTree when padding every node to its level's largest child count
     would more than double a level's candidates, BundleCorrupt when the parts do not fit each other.
     """
     tree = content.tree
@@ -157,13 +157,13 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
     if (draft.shard is None) != (content.shard is None):
         raise BundleCorrupt("shard: expected both an entry of the manifest and the items and nodes, or neither")
     with _new_version(path) as folder:
-        made = _write_graphs(folder, content) if isinstance(content, GraphContent) else _write_linear(folder, content)
+        scorer_fields = _write_graphs(folder, content) if isinstance(content, GraphContent) else _write_linear(folder, content)
         _write_tree(folder / TREE, tree)
         _write_tables(folder, {SHARD: content.shard, LABEL_COUNTS: content.counts})
         content.items.write(folder / "items.arrow")
         pq.write_table(content.golden, folder / "golden.parquet")
         pq.write_table(content.heldout, folder / "heldout.parquet")
-        _write_manifest(folder, draft.model_dump() | {"tree": TreeInfo.of(tree)} | made)
+        _write_manifest(folder, draft.model_dump() | {"tree": TreeInfo.of(tree)} | scorer_fields)
         Bundle.open(folder, verify=False).check()
     return Bundle.open(path, verify=False)
 
@@ -189,7 +189,7 @@ def with_parts(bundle: Bundle, path: Path, fields: Mapping[str, Any], parts: Map
 
 
 def with_ranker(bundle: Bundle, path: Path, info: RankerInfo, ranker_onnx: bytes, golden: pa.Table) -> Bundle:
-    """Write another version of a bundle, which has a ranker: in place of its own, if it has one. Atomic, as `write_bundle`.
+    """Write another version of a bundle with this ranker, which replaces any other. Atomic, as `write_bundle`.
 
     golden  the golden queries with the ranker's scores
     """
@@ -221,7 +221,7 @@ def _new_version(path: Path) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a model, and those above it that are missing, readable by everybody. What is there keeps its mode."""
+    """Make the folder of a model and all missing parent folders, readable by everybody. Folders that exist keep their mode."""
     for missing in reversed([parent for parent in (folder, *folder.parents) if not parent.exists()]):
         try:
             missing.mkdir()
@@ -231,14 +231,14 @@ def make_folder(folder: Path) -> None:
 
 
 def _write_manifest(folder: Path, fields: Mapping[str, Any]) -> None:
-    """The manifest of the files in a folder."""
+    """Write the manifest for the files in a folder."""
     files = {file.name: FileInfo.of(file) for file in sorted(folder.iterdir())}
     manifest = Manifest(**{**fields, "files": files})
     (folder / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n")
 
 
 def _write_graphs(folder: Path, graphs: GraphContent) -> dict[str, Any]:
-    """Returns fields of the manifest."""
+    """Write the files of the scorer. Returns fields of the manifest."""
     rows, memory, content = graphs.stored_rows, graphs.memory, graphs.content
     write_safetensors(folder / "nodes.safetensors", {"node_rows": rows})
     (folder / "query.onnx").write_bytes(graphs.query_onnx)
@@ -262,7 +262,7 @@ def _write_graphs(folder: Path, graphs: GraphContent) -> dict[str, Any]:
 
 
 def _write_tables(folder: Path, tables: Mapping[str, Table | None]) -> None:
-    """Those that there are, by their files."""
+    """Write each table to the file of its name; None is skipped."""
     for name, table in tables.items():
         if table is not None:
             write_safetensors(folder / name, table.arrays())
@@ -273,7 +273,7 @@ def _write_tree(file: Path, tree: Tree) -> None:
 
 
 def _write_linear(folder: Path, linear: LinearContent) -> dict[str, Any]:
-    """Returns fields of the manifest."""
+    """Write the files of the scorer. Returns fields of the manifest."""
     tail, stacking, others = linear.tail, linear.stacking, []
     _write_tables(folder, {TEXT: linear.vectoriser, TAIL: tail, STACKING: stacking})
     for (tree_file, chunks_file), (tree, chunks) in zip(FOREST_PARTS, linear.others, strict=False):

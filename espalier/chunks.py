@@ -35,7 +35,7 @@ ARRAYS: Dtypes = {
 }
 """The arrays of Chunks with weights in float32, as bundles name and type them; for float16 see `packed_chunks`."""
 IN_FLOAT16: Dtypes = {**ARRAYS, "entry_child": (np.uint8, np.uint16), "entry_weight": np.float16}
-"""The same where weights are float16."""
+"""The arrays if weights are float16."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Chunks:
             raise BundleCorrupt("weights and biases must be finite")
 
     def _check_children(self, first: int, end: int, children_P: NDArray[np.int64]) -> None:
-        """Raise BundleCorrupt unless some inner nodes, which have so many children, have all that their rows speak of."""
+        """Raise BundleCorrupt if inner nodes first … end − 1, with so many children, have rows with larger child numbers."""
         begin_P = self.chunk_row[first : end + 1]
         last_R = self.row_entry[begin_P[0] + 1 : begin_P[-1] + 1] - 1  # children ascend, so the last entry has the largest
         used_R = last_R >= self.row_entry[begin_P[0] : begin_P[-1]]
@@ -87,17 +87,17 @@ class Chunks:
         return {name: getattr(self, name) for name in ARRAYS}
 
     def weights_of(self, tree: Tree, node: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
-        """float32: a node's weights for some features (ascending), 0 where it has none."""
+        """float32: a node's weights for some features (ascending); 0 for features without a weight."""
         parent = int(tree.parent[node])
         begin, end = int(self.chunk_row[parent]), int(self.chunk_row[parent + 1])
         weights = np.zeros(len(features), np.float32)
-        at = begin + np.searchsorted(self.row_feature[begin:end], features)
-        for i, row in enumerate(at.tolist()):
+        rows = begin + np.searchsorted(self.row_feature[begin:end], features)
+        for i, row in enumerate(rows.tolist()):
             if row < end and self.row_feature[row] == features[i]:
                 entries = slice(int(self.row_entry[row]), int(self.row_entry[row + 1]))
-                mine = np.flatnonzero(self.entry_child[entries] == node - tree.first_child[parent])
-                if len(mine):
-                    weights[i] = self.entry_weight[entries][mine[0]]
+                entry = np.flatnonzero(self.entry_child[entries] == node - tree.first_child[parent])
+                if len(entry):
+                    weights[i] = self.entry_weight[entries][entry[0]]
         return weights
 
     @cached_property
@@ -106,23 +106,23 @@ class Chunks:
         return _largest_absolute(self.entry_weight), _largest_absolute(self.bias)
 
     def check_sizes(self, queries: SparseRows, ranking: Ranking, height: int) -> None:
-        """Raise InvalidQuery (field `queries[i].features.values`) where values are so large that a rank could overflow float32.
+        """Raise InvalidQuery (field `queries[i].features.values`) if values are so large that a rank could overflow float32.
 
-        Compares bounds: |logit| ≤ bias + weight · Σ|value|, a hinge's loss ≤ (1 + |logit|)^p, a rank ≤ Σ_h γ^h of these. So every engine
-        refuses the same queries, before it searches.
+        Compares bounds: |logit| ≤ bias + weight · Σ|value|, a hinge's loss ≤ (1 + |logit|)^p, and a rank ≤ Σ_h γ^h times that. So every
+        engine refuses the same queries, before it searches.
         """
         weight, bias = self.largest
         sizes = np.abs(np.append(queries.values, np.float32(0)).astype(np.float64))
         logit_B = bias + weight * (np.add.reduceat(sizes, queries.indptr[:-1]) * (np.diff(queries.indptr) > 0))
         hinge = ranking.own == "log_activation" and ranking.activation != "sigmoid"
         with np.errstate(over="ignore"):
-            own_B = (1 + logit_B) ** int(ranking.activation[1]) if hinge else 1 + logit_B
-            rank_B = own_B * sum(ranking.gamma**h for h in range(height))
-        wrong = np.flatnonzero(~(rank_B <= LARGEST_RANK))
-        if len(wrong):
-            b = int(wrong[0])
-            own = queries.values[queries.indptr[b] : queries.indptr[b + 1]]
-            largest = float(own[np.argmax(np.abs(own))]) if len(own) else 0.0
+            level_B = (1 + logit_B) ** int(ranking.activation[1]) if hinge else 1 + logit_B
+            rank_B = level_B * sum(ranking.gamma**h for h in range(height))
+        wrong_queries = np.flatnonzero(~(rank_B <= LARGEST_RANK))
+        if len(wrong_queries):
+            b = int(wrong_queries[0])
+            values = queries.values[queries.indptr[b] : queries.indptr[b + 1]]
+            largest = float(values[np.argmax(np.abs(values))]) if len(values) else 0.0
             raise InvalidQuery(
                 f"queries[{b}].features.values", largest, "smaller values: this model's scores of these could overflow 32-bit numbers"
             )

@@ -1,11 +1,11 @@
-"""Files of compiled code: what they are called, where they lie, and what is in them.
+"""Files of compiled code: their names, folders and contents.
 
-A package has one file. Its name has a digest of all that the code depends on: the sources, Python, numba, llvmlite, NumPy, the processor
-and numba's switches. It is written once, complete and synced, and renamed into place. Who opened it can read it to the end, also after
-another file took its place or it was deleted.
+A package has one file. Its name has a digest of everything that the code depends on: the sources, Python, numba, llvmlite, NumPy, the
+processor and numba's switches. It is written once, completely, synced, and renamed. A process that has opened it can read it to the end,
+even if the file is replaced or deleted.
 
 Layout: bytes of the header (uint64, little-endian), the header's SHA-256, the header, the sections. The header is JSON: the file's name,
-and of every section its offset, its bytes and its SHA-256. Knows nothing of what a section holds.
+and for every section its offset, its bytes and its SHA-256. Knows nothing of the content of sections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -36,20 +36,28 @@ from espalier.signatures import FILE, read_signatures
 
 FOLDER = "__compiled__"
 SWITCHES = ("BOUNDSCHECK", "DEBUGINFO_DEFAULT", "DISABLE_INTEL_SVML", "EXTEND_VARIABLE_LIFETIMES", "LOOP_VECTORIZE", "OPT", "SLP_VECTORIZE")
-"""What changes numba's code besides the processor, as numba.config calls it."""
+"""The settings of numba.config, besides the processor, that change numba's code."""
 _START = 8 + 32
 CONFIG: Any = numba.config
 """numba's switches and folders, as the environment has them."""
 
 
 class DamagedFile(ValueError):
-    """A file whose bytes are not those that were written under its name."""
+    """A file whose bytes are not those that were written."""
+
+
+class Section(NamedTuple):
+    """Where a section's bytes lie behind the header, and their SHA-256 in hex."""
+
+    begin: int
+    size: int
+    digest: str
 
 
 class CodeFile:
-    """A file of compiled code, open and checked as a whole.
+    """An open file of compiled code, completely checked.
 
-    Raises OSError, and DamagedFile where a byte is not as it was written.
+    Raises OSError, and DamagedFile if a checksum does not match.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,10 +69,10 @@ class CodeFile:
         header = self._bytes(_START, min(length, size))
         if hashlib.sha256(header).digest() != start[8:]:
             raise DamagedFile(f"{path}: the header is damaged")
-        found, self._begin = json.loads(header), _START + length
-        self._sections: dict[str, tuple[int, int, str]] = {key: tuple(where) for key, where in found["sections"].items()}
-        if found["name"] != path.name:
-            raise DamagedFile(f"{path}: it was written as {found['name']}")
+        header_fields, self._begin = json.loads(header), _START + length
+        self._sections = {key: Section(*section) for key, section in header_fields["sections"].items()}
+        if header_fields["name"] != path.name:
+            raise DamagedFile(f"{path}: it was written as {header_fields['name']}")
         for key in self._sections:
             self.read(key)
 
@@ -73,12 +81,12 @@ class CodeFile:
         return self._sections.keys()
 
     def read(self, key: str) -> bytes | None:
-        """A section; None where there is none. Raises DamagedFile, OSError."""
+        """A section; None if there is none. Raises DamagedFile, OSError."""
         if key not in self._sections:
             return None
-        begin, size, digest = self._sections[key]
-        content = self._bytes(self._begin + begin, size)
-        if hashlib.sha256(content).hexdigest() != digest:
+        section = self._sections[key]
+        content = self._bytes(self._begin + section.begin, section.size)
+        if hashlib.sha256(content).hexdigest() != section.digest:
             raise DamagedFile(f"{self.path}: the section {key!r} is damaged")
         return content
 
@@ -87,31 +95,31 @@ class CodeFile:
 
 
 def content_of(name: str, sections: Mapping[str, bytes]) -> bytes:
-    """What a file of this name and these sections holds."""
-    where, begin = {}, 0
+    """The bytes of a file with this name and these sections."""
+    section_table, begin = {}, 0
     for key, content in sections.items():
-        where[key] = begin, len(content), hashlib.sha256(content).hexdigest()
+        section_table[key] = Section(begin, len(content), hashlib.sha256(content).hexdigest())
         begin += len(content)
-    header = json.dumps({"name": name, "sections": where}).encode()
+    header = json.dumps({"name": name, "sections": section_table}).encode()
     return len(header).to_bytes(8, "little") + hashlib.sha256(header).digest() + header + b"".join(sections.values())
 
 
 def find(package: Path, names: Sequence[str]) -> tuple[CodeFile | None, list[str]]:
-    """The first sound file of these names in a package's folders, and what is wrong with those that come before it."""
-    wrong: list[str] = []
+    """The first sound file of these names in a package's folders, and the faults of damaged files before it."""
+    faults: list[str] = []
     for name in names:
         for folder in folders(package):
             try:
-                return CodeFile(folder / name), wrong
+                return CodeFile(folder / name), faults
             except FileNotFoundError:
                 continue
             except (DamagedFile, OSError) as error:
-                wrong.append(str(error))
-    return None, wrong
+                faults.append(str(error))
+    return None, faults
 
 
 def folders(package: Path) -> Iterator[Path]:
-    """Where a package's file may lie, best first: NUMBA_CACHE_DIR alone if it is set, else beside the package, in the user's cache folder,
+    """Folders for a package's file, best first: only NUMBA_CACHE_DIR if it is set; else beside the package, in the user's cache folder, or
     in a folder for temporary files that nobody else can write to.
     """
     if CONFIG.CACHE_DIR:
@@ -123,27 +131,27 @@ def folders(package: Path) -> Iterator[Path]:
     private = Path(tempfile.gettempdir()) / f"espalier-{os.getuid()}"
     with suppress(OSError):
         private.mkdir(mode=0o700, exist_ok=True)
-        found = private.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:  # loading code runs it
+        status = private.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:  # loading code runs it
             yield private
 
 
 @cache
 def names_of(package: Path) -> tuple[str, ...]:
-    """The names of the files that this process can use, best first: of its processor, and of the baseline where that is a part of it.
+    """Names of the files that this process can use, best first: for its processor, then for the baseline if the processor supports it.
 
-    They are those of the sources at the first call, which is when the package's first compiled function is imported.
+    They have the digest of the sources at the first call, when the package's first compiled function is imported.
     """
     features = llvm.get_host_cpu_features()
-    name, wanted = CONFIG.CPU_NAME, CONFIG.CPU_FEATURES
-    if wanted is None:
-        wanted = get_host_cpu_features()
-    own = Processor(name or llvm.get_host_cpu_name(), wanted)
-    usable, common = [own], baseline()
-    if common is not None and all(features.get(feature[1:], False) for feature in common.features.split(",")):
-        usable.append(common)
+    name, cpu_features = CONFIG.CPU_NAME, CONFIG.CPU_FEATURES
+    if cpu_features is None:
+        cpu_features = get_host_cpu_features()
+    this_processor = Processor(name or llvm.get_host_cpu_name(), cpu_features)
+    processors, baseline_processor = [this_processor], baseline()
+    if baseline_processor is not None and all(features.get(feature[1:], False) for feature in baseline_processor.features.split(",")):
+        processors.append(baseline_processor)
     digest = sources_digest(package)
-    return tuple(_name_of(package, processor, digest) for processor in usable)
+    return tuple(_name_of(package, processor, digest) for processor in processors)
 
 
 def _name_of(package: Path, processor: Processor, digest: str) -> str:
@@ -154,17 +162,17 @@ def _name_of(package: Path, processor: Processor, digest: str) -> str:
 
 
 def sources_digest(package: Path) -> str:
-    """Of a package's sources as they are now."""
+    """The digest of a package's sources as they are now."""
     contents = [(file, hashlib.sha256(content).hexdigest()) for file, content in sorted(sources(package).items())]
     return hashlib.sha256(repr(contents).encode()).hexdigest()
 
 
 def sources(package: Path) -> dict[str, bytes]:
-    """The files that the functions of a package's signatures depend on, by `package/path`: from definition to definition, through imports
-    from this package and from espalier.
+    """The files that the functions of a package's signatures depend on, by `package/path`. Follows names from definition to definition,
+    through imports from this package and from espalier.
     """
-    own = Path(__file__).resolve()  # as packages are: a checkout may have links
-    packages = {folder.name: folder for folder in (own.parent, package)}
+    this_file = Path(__file__).resolve()  # resolved like the packages: a checkout may have links
+    packages = {folder.name: folder for folder in (this_file.parent, package)}
     modules: dict[Path, _Module] = {}
     waiting = [tuple(function.split(":")) for function, _ in read_signatures(package)]
     seen = set(waiting)
@@ -175,19 +183,19 @@ def sources(package: Path) -> dict[str, bytes]:
             continue
         if file not in modules:
             modules[file] = _Module(module, file)
-        for found in modules[file].needs(name):
-            if found not in seen:
-                seen.add(found)
-                waiting.append(found)
+        for definition in modules[file].needs(name):
+            if definition not in seen:
+                seen.add(definition)
+                waiting.append(definition)
     contents = {file: module.content for file, module in modules.items()}
-    contents |= {file: file.read_bytes() for file in (package / FILE, own.with_name("compiled_code.py"))}
+    contents |= {file: file.read_bytes() for file in (package / FILE, this_file.with_name("compiled_code.py"))}
     roots = sorted(packages.values(), key=lambda folder: -len(folder.parts))
     root_of = {file: next(folder.parent for folder in roots if file.is_relative_to(folder)) for file in contents}
     return {str(file.relative_to(root_of[file])): content for file, content in contents.items()}
 
 
 class _Module:
-    """What the definitions of a source file need: (module, name) pairs."""
+    """The (module, name) pairs that each definition of a source file needs."""
 
     def __init__(self, module: str, file: Path) -> None:
         self.content, self._module = file.read_bytes(), module
@@ -210,9 +218,9 @@ class _Module:
     def needs(self, name: str) -> Iterator[tuple[str, str]]:
         yield from self._imports.get(name, ())
         for used in self._definitions.get(name, ()):
-            for other in used:
-                if other in self._definitions or other in self._imports:
-                    yield self._module, other
+            for needed_name in used:
+                if needed_name in self._definitions or needed_name in self._imports:
+                    yield self._module, needed_name
 
     def _note_import(self, node: ast.ImportFrom) -> None:
         base = self._package.split(".")[: len(self._package.split(".")) - max(node.level - 1, 0)] if node.level else []
@@ -235,7 +243,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def _file_of(module: str, packages: Mapping[str, Path]) -> Path | None:
-    """The source of a module of some packages."""
+    """The source file of a module in some packages; None if there is none."""
     top, *names = module.split(".")
     if top not in packages:
         return None

@@ -1,8 +1,8 @@
 """`espalier compile --check | --write`: compiles the installed packages' functions beforehand, and says whether that was done.
 
-The signatures of a package are shared among as many processes as there are cores. All code of a package goes into
-one file (`code_files.py`), under a lock: who comes second waits, and finds it. `make_ready` does this for a service before it serves.
-`--baseline` does all in a process that tells numba of another processor before it imports it.
+As many processes as there are cores share the signatures of a package. All code of a package goes into one file (`code_files.py`), under a
+lock: a second process waits and finds the file. `make_ready` does this for a service before it serves. `--baseline` runs a process that
+sets another processor for numba before it imports numba.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from espalier.siblings import sibling
 log = logging.getLogger("espalier.compile")
 
 PACKAGES = ("espalier", sibling("training"))
-KEPT = 4
-"""Files of a package that stay in a folder, the newest. A process that has an older one open can read it all the same."""
+KEPT_FILES = 4
+"""Number of newest files of a package that stay in a folder. A process that has an older file open can still read it."""
 PR_SET_PDEATHSIG = 1
 
 PATIENCE_S = 600.0
-"""How long another process is waited for that compiles into the same folder: it may be stopped, or on a host that is gone."""
+"""Longest wait for another process that compiles into the same folder: that process may be stopped, or its host may be gone."""
 POLL_S = 0.2
 
 Signatures = Sequence[tuple[str, str]]
 
 
-class NotMade(Exception):
+class CompilationFailed(Exception):
     """A process that compiles ended early."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m espalier.compile") -> int:
     """Returns the exit code: 0 if the compiled code of all packages is complete and sound."""
     parser = argparse.ArgumentParser(prog=prog, description=(__doc__ or "").splitlines()[0])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="say what is missing")
-    what.add_argument("--write", action="store_true", help="compile what is missing")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--check", action="store_true", help="say what is missing")
+    mode.add_argument("--write", action="store_true", help="compile what is missing")
     parser.add_argument("--baseline", action="store_true", help="for all usual processors of this kind of machine, as images are")
     parser.add_argument("packages", nargs="*", help=f"default: those of {' and '.join(PACKAGES)} that can be imported")
     options = parser.parse_args(arguments)
@@ -66,21 +66,21 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m espalier
             return 1
         compile_for(processor)
         # numba reads this when it is imported, which this package has done already.
-        again = [sys.executable, "-m", "espalier.compile", "--check" if options.check else "--write", *options.packages]
-        return subprocess.run(again, check=False, preexec_fn=end_with_parent).returncode
-    found = {name: _installed(name) for name in options.packages or PACKAGES}
-    unknown = [name for name in options.packages if found[name] is None]
+        command = [sys.executable, "-m", "espalier.compile", "--check" if options.check else "--write", *options.packages]
+        return subprocess.run(command, check=False, preexec_fn=end_with_parent).returncode
+    folders = {name: _installed(name) for name in options.packages or PACKAGES}
+    unknown = [name for name in options.packages if folders[name] is None]
     for name in unknown:
         print(f"{name}: no package with signatures that can be imported", file=sys.stderr)
-    packages = [package for package in found.values() if package is not None]
-    missing = [package for package in packages if not (_has_code(package) or (options.write and _write(package)))]
-    for package in missing:
+    packages = [package for package in folders.values() if package is not None]
+    without_code = [package for package in packages if not (_has_code(package) or (options.write and _write(package)))]
+    for package in without_code:
         print(f"{package.name}: no complete and sound file of compiled code", file=sys.stderr)
-    return 1 if missing or unknown else 0
+    return 1 if without_code or unknown else 0
 
 
 def make_ready(name: str = "espalier") -> None:
-    """Have the compiled code of a package, or compile it, and refuse to compile anything from then on. For a process that will serve."""
+    """Open the compiled code of a package, or compile it, and refuse to compile from then on. For a process that will serve."""
     from espalier.compiled_code import Missing, open_file, when_missing
     from espalier.signatures import function_of, read_signatures, types_of
 
@@ -100,7 +100,7 @@ def make_ready(name: str = "espalier") -> None:
 
 
 def _installed(name: str) -> Path | None:
-    """The folder of a package; None where it has no signatures, or their modules cannot be imported."""
+    """The folder of a package; None if it has no signatures, or their modules cannot be imported."""
     from espalier.signatures import FILE, read_signatures
 
     spec = importlib.util.find_spec(name)
@@ -117,19 +117,19 @@ def _installed(name: str) -> Path | None:
 
 
 def _has_code(package: Path) -> bool:
-    """Whether there is a complete and sound file that this process could use."""
+    """Whether there is a complete and sound file that this process can use."""
     from espalier.code_files import find, names_of
 
-    found, wrong = find(package, names_of(package))
-    for reason in wrong:
+    code_file, faults = find(package, names_of(package))
+    for reason in faults:
         log.info("%s", reason)
-    if found is not None:
-        log.info("%s: %s", package.name, found.path)
-    return found is not None
+    if code_file is not None:
+        log.info("%s: %s", package.name, code_file.path)
+    return code_file is not None
 
 
 def _write(package: Path) -> bool:
-    """Compile a package and keep its code in the first folder that takes it. Returns whether one did."""
+    """Compile a package and write its code to the first folder that can be written to. False if there is none."""
     from espalier.code_files import CodeFile, DamagedFile, content_of, folders, names_of
 
     name, content = names_of(package)[0], b""
@@ -143,16 +143,16 @@ def _write(package: Path) -> bool:
                 if not content:
                     started = time.monotonic()
                     content = content_of(name, _compile(package))
-                    if names_of.__wrapped__(package)[0] != name:  # that of the sources before the first of them was imported
+                    if names_of.__wrapped__(package)[0] != name:  # `name` has the digest of the sources as they were imported
                         log.error("%s: the sources changed while they were compiled; nothing is kept", package.name)
                         return False
                     log.info("%s: compiled in %.0f s, %.1f MB", package.name, time.monotonic() - started, len(content) / 1e6)
-                _keep(folder, name, content)
+                _write_file(folder, name, content)
                 log.info("%s: %s", package.name, folder / name)
                 return True
         except OSError as error:
             log.warning("%s: compiled code cannot be kept: %s", package.name, error)
-        except NotMade as error:
+        except CompilationFailed as error:
             log.error("%s", error)
             return False
     return False
@@ -160,8 +160,8 @@ def _write(package: Path) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Raises OSError where there can be no lock, or another process has it for too long."""
-    deadline, is_said = time.monotonic() + PATIENCE_S, False
+    """Hold a lock. Raises OSError if it cannot be made, or another process holds it for too long."""
+    deadline, is_logged = time.monotonic() + PATIENCE_S, False
     with path.open("wb") as lock:
         while True:
             try:
@@ -170,15 +170,15 @@ def _locked(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{path}: another process has had the lock for {PATIENCE_S:.0f} s") from None
-            if not is_said:
+            if not is_logged:
                 log.info("another process compiles, it is waited for")
-            is_said = True
+            is_logged = True
             time.sleep(POLL_S)
         yield
 
 
-def _keep(folder: Path, name: str, content: bytes) -> None:
-    """Put a file into its place, synced, and delete the oldest others of its package. Under the lock."""
+def _write_file(folder: Path, name: str, content: bytes) -> None:
+    """Write a file, sync and rename it, and delete the package's oldest files. The caller holds the lock."""
     temporary = folder / "unfinished"
     try:
         with temporary.open("wb") as file:
@@ -196,8 +196,8 @@ def _keep(folder: Path, name: str, content: bytes) -> None:
     finally:
         os.close(directory)
     package = name.partition("-")[0]
-    others = sorted((path for path in folder.glob(f"{package}-*") if path.name != name), key=lambda path: path.stat().st_mtime)
-    for path in others[: 1 - KEPT]:  # whatever a clock says, never the new one
+    older = sorted((path for path in folder.glob(f"{package}-*") if path.name != name), key=lambda path: path.stat().st_mtime)
+    for path in older[: 1 - KEPT_FILES]:  # never the new file, whatever its time
         path.unlink()
 
 
@@ -211,16 +211,16 @@ def _compile(package: Path) -> Mapping[str, bytes]:
     for function, types in read_signatures(package):
         function_of(function)  # imported here, once for all processes
         by_module.setdefault(function.partition(":")[0], []).append((function, types))
-    modules = sorted(by_module.values(), key=lambda module: -sum(len(types) for _, types in module))  # the longest, roughly, first
+    modules = sorted(by_module.values(), key=lambda module: -sum(len(types) for _, types in module))  # roughly the slowest first
     gc.freeze()
     processes, code = min(len(os.sched_getaffinity(0)), len(modules)), dict[str, bytes]()
     try:
         with ProcessPoolExecutor(processes, get_context("fork"), _begin_process) as pool:
-            for part in pool.map(_code_of_module, modules):
-                code |= part
-    except Exception as error:  # of numba, or of a process that was killed
+            for code_of_module in pool.map(_code_of_module, modules):
+                code |= code_of_module
+    except Exception as error:  # an error of numba, or a killed process
         traceback.print_exception(error)
-        raise NotMade(f"{package.name}: a process that compiles ended early") from error
+        raise CompilationFailed(f"{package.name}: a process that compiles ended early") from error
     return code
 
 
@@ -236,9 +236,9 @@ def _code_of_module(signatures: Signatures) -> dict[str, bytes]:
 def begin_numbers() -> None:
     """Let numba number what this process compiles from a random number between 2^62 and 2^63 on.
 
-    numba tells apart functions that have one name and the same arguments but close over other things, such as the parts of its sort and of
-    its argsort, by a number that it counts from 1 in every process, and of weak symbols with one name a process links the first that it
-    loads. So what a reader of the code compiles itself must not share these numbers, and no two processes that compile may.
+    Some functions have the same name and argument types but different closures, such as the helpers of numba's sort and argsort. numba
+    distinguishes them by a number that it counts from 1 in every process. Of weak symbols with the same name, a process links the first one
+    that it loads. So no two processes that compile may use the same numbers, and neither may a process that loads code and compiles more.
     """
     from numba.core.bytecode import FunctionIdentity
 
@@ -261,7 +261,7 @@ def _code_of(function: str, types: str) -> bytes:
 
 
 def end_with_parent() -> None:
-    """Let the system end this process when its parent ends. Linux alone."""
+    """Let the system end this process when its parent ends. Only on Linux."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

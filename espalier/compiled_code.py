@@ -1,9 +1,9 @@
-"""`@compiled()`: numba's `njit`, with code that was compiled beforehand and is only read here.
+"""`@compiled()`: numba's `njit`, which loads code that was compiled beforehand.
 
-`espalier compile --write` compiles the signatures that a package has written down (`signatures.py`) into one file
-(`code_files.py`). The first call of a function with types of such a signature loads its code from there. Other types, and packages without
-a file, are compiled in memory, or refused, as `when_missing` says. Nothing is written here. A package's file is the one for the sources as
-they were when its first compiled function was imported.
+`espalier compile --write` compiles the signatures in a package's list (`signatures.py`) into one file (`code_files.py`). The first call of
+a function with a listed signature loads its code from the file. Other signatures, and packages without a file, are compiled in memory or
+refused: see `when_missing`. This module writes nothing. A package's file is the one for its sources as they were when its first compiled
+function was imported.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 
 Accepting = Callable[[str, str], bool]
-"""`accepts`, or a stricter one."""
+"""(listed types, called types) → whether the listed code can be used: `accepts`, or stricter."""
 
 
 class Missing(Enum):
-    """What happens to a call for which there is no code."""
+    """What a call does if there is no code for it."""
 
     COMPILE = "it is compiled in memory, which takes seconds"
     REFUSE = "it raises NotCompiled"
@@ -42,19 +42,19 @@ class Missing(Enum):
 
 _policy = Missing.COMPILE
 _files: dict[Path, CodeFile | None] = {}
-"""The open file of each package that was asked for one."""
+"""The open file of each package that looked for one; None: there is none."""
 _compiling: set[Path] = set()
-"""Packages that this process compiles, to write them down."""
+"""Packages that this process compiles into a file."""
 
 
 def when_missing(policy: Missing) -> None:
-    """What calls without code do from now on, in this process."""
+    """Set what calls without code do from now on, in this process."""
     global _policy
     _policy = policy
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`njit(nogil=True)`, whose code is loaded if it was compiled beforehand; options as njit's."""
+    """`njit(nogil=True)`, which loads code that was compiled beforehand; options as in njit."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher: Any = njit(nogil=True, **options)(function)
@@ -68,39 +68,40 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def package_of(function: Callable[..., Any]) -> Path | None:
-    """The folder of a function's top package; None where that has no signatures."""
+    """The folder of a function's top package; None if the package has no signatures."""
     return _with_signatures(function.__module__.split(".")[0])
 
 
 def open_file(package: Path) -> CodeFile | None:
-    """Look for the file of a package's code, again. Functions that are loaded already stay."""
-    found, wrong = find(package, names_of(package))
-    for reason in wrong:
+    """Look for the file of a package's code, even after an earlier look. Loaded functions stay loaded."""
+    code_file, faults = find(package, names_of(package))
+    for reason in faults:
         log.warning("compiled code is not used: %s", reason)
-    _files[package] = found
-    return found
+    _files[package] = code_file
+    return code_file
 
 
 def ignore_file(package: Path) -> None:
-    """Load nothing of a package, which this process compiles."""
+    """Load no code of a package that this process compiles."""
     _compiling.add(package)
     _files[package] = None
 
 
 class _Reader(NullCache):
-    """numba's cache of one function, which is never written to."""
+    """numba's cache of one function. Read only."""
 
     def __init__(self, dispatcher: Any, package: Path) -> None:
         self._dispatcher, self._package = dispatcher, package
         self._name = f"{dispatcher.py_func.__module__}:{dispatcher.py_func.__qualname__}"
-        self._listed: tuple[CodeFile, list[str]] | None = None
+        self._listed_file: CodeFile | None = None
+        self._listed_types: list[str] = []  # the types of this function's sections in that file
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The code for a tuple of types; None: numba compiles it. Raises NotCompiled."""
+        """The code for a tuple of argument types; None: numba compiles it. Raises NotCompiled."""
         called = str(sig)
-        with suppress(ValueError):  # one that has no text of ours, and no code
+        with suppress(ValueError):  # types without a text of ours have no code
             called = text_of(sig)
-        accepting = _is if self._dispatcher.typingctx.callstack else accepts  # compiled code can only call what has its very types
+        accepting = _is if self._dispatcher.typingctx.callstack else accepts  # compiled code can only call code for exactly its types
         result = self._compiled_already(called, accepting)
         if result is None and (content := self._read(called, accepting)) is not None:
             target_context.refresh()
@@ -108,7 +109,7 @@ class _Reader(NullCache):
         if result is not None and called != text_of(result.signature.args):
             result = result._replace(
                 signature=result.signature.replace(args=sig), metadata=None
-            )  # which numba finds for the next such call
+            )  # so that numba finds it for the next such call
         if result is not None:
             return result
         if _policy is Missing.REFUSE:
@@ -121,7 +122,7 @@ class _Reader(NullCache):
         return None
 
     def _compiled_already(self, called: str, accepting: Accepting) -> Any:
-        """What is loaded or compiled for types that accept others."""
+        """Loaded or compiled code whose types accept the called types; None if there is none."""
         for types, result in self._dispatcher.overloads.items():
             with suppress(ValueError):
                 if accepting(text_of(types), called):
@@ -129,19 +130,20 @@ class _Reader(NullCache):
         return None
 
     def _read(self, called: str, accepting: Accepting) -> bytes | None:
-        """The content of a section for types that accept others."""
+        """The file's section whose types accept the called types; None if there is none."""
         if self._package not in _files:
             open_file(self._package)
         file = _files[self._package]
         if file is None:
             return None
-        if self._listed is None or self._listed[0] is not file:
-            self._listed = file, [types for function, _, types in (key.partition(" ") for key in file.keys) if function == self._name]
-        for types in self._listed[1]:
+        if self._listed_file is not file:
+            self._listed_file, keys = file, (key.partition(" ") for key in file.keys)
+            self._listed_types = [types for function, _, types in keys if function == self._name]
+        for types in self._listed_types:
             if accepting(types, called):
                 try:
                     return file.read(f"{self._name} {types}")
-                except (DamagedFile, OSError) as error:  # since it was opened
+                except (DamagedFile, OSError) as error:  # damaged since it was opened
                     log.error("compiled code is not used: %s", error)
         return None
 

@@ -1,4 +1,4 @@
-"""What of an item's fields enters its node row: the columns and how they become features.
+"""The fields of an item from which its node row is computed: the columns and how they become features.
 
 Knows names and sizes. Does not know values: see `espalier.content.features`.
 """
@@ -40,11 +40,11 @@ class ContentColumn(BaseModel):
 class ContentInfo(BaseModel):
     """content.onnx: (`features int64[I, X]`, `values float32[I, X]`) → `rows float32[I, D]`, leaf rows of items by their content.
 
-    columns   whose values become features
-    blocks    n-grams of the string columns; none where no column is a string
-    values    known values of string and list columns
-    features  all features: one that every item has, one for each number column, the known values, the n-grams
-    entries   most features of one item, X; of more the largest count
+    columns   columns whose values become features
+    blocks    n-grams of the string columns; empty if no column is a string
+    values    number of known values of string and list columns
+    features  number of all features: one that every item has, one for each number column, the known values, the n-grams
+    entries   most features of one item, X; of more features the largest values are kept
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

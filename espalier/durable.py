@@ -1,4 +1,4 @@
-"""What was written is on the disk. Knows files and folders."""
+"""Flushes files and folders to disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def flush(path: Path) -> None:
-    """Have what was written to a file, or the names in a folder, on the disk."""
+    """Flush a file's content, or a folder's names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

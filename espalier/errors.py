@@ -1,8 +1,8 @@
 """Every error that Espalier raises on purpose.
 
     EspalierError
-    ├── MissingExtra          what a call needs is not installed; says what to install
-    ├── InvalidInput          a value from outside is wrong; says the field, the value and what was expected
+    ├── MissingExtra          a call needs a package that is not installed; says what to install
+    ├── InvalidInput          a value from outside is wrong; says the field, the value and the expected value
     │   ├── InvalidQuery      a query or a search parameter
     │   ├── InvalidMessage    a message between a router and a shard
     │   ├── InvalidConfig     a training configuration or a command-line option
@@ -20,17 +20,17 @@
     │   ├── JournalReadOnly   the folder or the file cannot be written to
     │   └── JournalBusy       another process held the lock for too long
     ├── StoreError            models on object storage
-    │   ├── StoreUnavailable  not reachable, or it refuses what was asked
+    │   ├── StoreUnavailable  not reachable, or it refuses the request
     │   ├── StoreMissing      no such folder, model, version or blob
-    │   ├── StoreConflict     the version is there with other content, or others change the same thing
-    │   ├── StoreDamaged      what is stored is not what its manifest says
+    │   ├── StoreConflict     the version exists with other content, or another process changes the same object
+    │   ├── StoreDamaged      an object does not match its manifest
     │   └── CacheFull         the disk has no room for the version
-    ├── UnsupportedGraph      an engine does not know an operator of a bundle's graphs; others may
+    ├── UnsupportedGraph      an engine does not know an operator of a bundle's graphs; other engines may
     ├── NotCompiled           a compiled function was called with types that it was not compiled for, where nothing may compile
-    └── DeviceUnavailable     the device or the engine that was asked for is not there
+    └── DeviceUnavailable     the requested device or engine is not available
 
-What was expected of a value that pydantic refused is said by `expectation`, in plain words. Nothing in this file knows about HTTP; the
-service maps these classes to status codes.
+`expectation` says in plain words what pydantic expected of a value that it refused. Nothing in this file knows about HTTP; the service
+maps these classes to status codes.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class EspalierError(Exception):
 
 
 class MissingExtra(EspalierError):
-    """What a call needs is not installed; the message names the extra."""
+    """A call needs a package that is not installed; the message names the extra."""
 
 
 class InvalidInput(EspalierError):
     """A value from outside is wrong.
 
-    Attributes: `field` (where it was), `value` (what it was, shortened), `expected` (what would have been right).
+    Attributes: `field` (the path of the value), `value` (shortened), `expected` (a right value, in words).
     """
 
     def __init__(self, field: str, value: object, expected: str) -> None:
@@ -104,7 +104,7 @@ class UnsupportedSchema(BundleError):
 
 
 class JournalError(EspalierError):
-    """The journal of a live catalogue. After any of these nothing of the operation in progress is kept; reading goes on where it can."""
+    """The journal of a live catalogue. After any of these errors the operation in progress has no effect. Reading continues if it can."""
 
 
 class JournalCorrupt(JournalError):
@@ -132,7 +132,7 @@ class StoreError(EspalierError):
 
 
 class StoreUnavailable(StoreError):
-    """Not reachable, or it refuses what was asked."""
+    """Not reachable, or it refuses the request."""
 
 
 class StoreMissing(StoreError):
@@ -140,11 +140,11 @@ class StoreMissing(StoreError):
 
 
 class StoreConflict(StoreError):
-    """The version is there with other content, or others change the same thing."""
+    """The version exists with other content, or another process changes the same object."""
 
 
 class StoreDamaged(StoreError):
-    """What is stored is not what its manifest says, or no manifest at all."""
+    """An object does not match its manifest, or is no valid manifest."""
 
 
 class CacheFull(StoreError):
@@ -152,7 +152,7 @@ class CacheFull(StoreError):
 
 
 class UnsupportedGraph(EspalierError):
-    """An engine does not know an operator of a bundle's graphs, or a use of one; the message names it. Others may."""
+    """An engine does not know an operator of a bundle's graphs, or a use of one; the message names it. Other engines may."""
 
 
 class NotCompiled(EspalierError):
@@ -160,7 +160,7 @@ class NotCompiled(EspalierError):
 
 
 class DeviceUnavailable(EspalierError):
-    """The device or the engine that was asked for is not there."""
+    """The requested device or engine is not available."""
 
 
 def _short(value: object, limit: int = 200) -> str:
@@ -169,11 +169,11 @@ def _short(value: object, limit: int = 200) -> str:
 
 
 def expectation(error: Mapping[str, Any]) -> str:
-    """What goes after “expected”, of an error as `ValidationError.errors()` lists it.
+    """The words after “expected” for an error of `ValidationError.errors()`.
 
-    A validator of our own raises ValueError with these words; an “expected” before them is left out.
+    Our own validators raise ValueError with these words; a leading “expected” is removed.
     """
-    kind, about, message = error["type"], error.get("ctx", {}), str(error["msg"])
+    kind, context, message = error["type"], error.get("ctx", {}), str(error["msg"])
     match kind:
         case "missing":
             return "a value; it is required"
@@ -182,11 +182,11 @@ def expectation(error: Mapping[str, Any]) -> str:
         case "path_type":
             return "a path"
         case "string_pattern_mismatch":
-            return f"text of the form {about['pattern']}"
+            return f"text of the form {context['pattern']}"
         case "too_short" | "string_too_short":
-            return f"at least {_count(about['min_length'], kind)}"
+            return f"at least {_count(context['min_length'], kind)}"
         case "too_long" | "string_too_long":
-            return f"at most {_count(about['max_length'], kind)}"
+            return f"at most {_count(context['max_length'], kind)}"
         case "int_parsing_size":
             return "an integer of fewer digits"
         case "string_type":
@@ -195,18 +195,18 @@ def expectation(error: Mapping[str, Any]) -> str:
         case "bool_type" | "bool_parsing":
             return "true or false"
         case "int_parsing" | "float_parsing" | "int_from_float":
-            message = message.partition(",")[0]  # how it was tried is said after it
+            message = message.partition(",")[0]  # pydantic says after the comma how it tried to parse
     return message.removeprefix("Value error, ").removeprefix("expected ").removeprefix("Input should be ")
 
 
 def first_of(error: ValidationError) -> str:
-    """The first thing that pydantic refused: where, what it got and what was expected."""
+    """The first error of pydantic: path, value, and the expected value in words."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where + ': ' if where else ''}got {_short(first['input'])}, expected {expectation(first)}"
+    location = ".".join(str(part) for part in first["loc"])
+    return f"{location + ': ' if location else ''}got {_short(first['input'])}, expected {expectation(first)}"
 
 
 def _count(number: int, kind: str) -> str:
     """A number of characters, or of values in a list or an object."""
-    one, many = ("character", "characters") if kind.startswith("string") else ("value", "values")
-    return f"{number} {one if number == 1 else many}"
+    singular, plural = ("character", "characters") if kind.startswith("string") else ("value", "values")
+    return f"{number} {singular if number == 1 else plural}"

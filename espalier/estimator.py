@@ -1,6 +1,6 @@
-"""`espalier.XRLinear`: sparse linear scorers over a tree of labels, as scikit-learn's estimators are used.
+"""`espalier.XRLinear`: sparse linear scorers over a tree of labels, with the interface of a scikit-learn estimator.
 
-    found = espalier.XRLinear().fit(X, Y).predict(X_test, m=5)
+    labels = espalier.XRLinear().fit(X, Y).predict(X_test, m=5)
 
 Knows matrices. Does not know how the scorers are trained.
 
@@ -33,7 +33,7 @@ class XRLinear:
         self.model_: Model | None = None
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments that made it, as scikit-learn asks for them."""
+        """The constructor's arguments, in scikit-learn's form."""
         return {"unit": self.unit, "seed": self.seed, **self.sections}
 
     def set_params(self, **params: Any) -> XRLinear:
@@ -45,7 +45,7 @@ class XRLinear:
     def fit(self, X: Any, Y: Any) -> XRLinear:
         """Learn from points [N, F] and their labels [N, I]: sparse matrices of SciPy or arrays; a label's weight is how relevant it is.
 
-        Raises InvalidInput where they do not fit each other, InvalidData where numbers are wrong. Returns itself.
+        Raises InvalidInput if they do not fit each other, InvalidData if numbers are wrong. Returns itself.
         """
         sparse = needed("scipy.sparse")
         points, labels = sparse.csr_matrix(X), sparse.csr_matrix(Y)
@@ -62,15 +62,15 @@ class XRLinear:
         return self
 
     def predict(self, X: Any, m: int = 5, beam_size: int | None = None) -> NDArray[np.int64]:
-        """int64[B, m]: the best labels of each row of X, best first; −1 where there are fewer."""
-        return self._found(X, m, beam_size)[0]
+        """int64[B, m]: the best labels of each row of X, best first; −1 as padding."""
+        return self._best_labels(X, m, beam_size)[0]
 
     def decision_function(self, X: Any, m: int = 5, beam_size: int | None = None) -> Any:
         """The scores of the best m labels of each row, a sparse matrix [B, I]."""
-        rows_BM, scores_BM = self._found(X, m, beam_size)
-        at = rows_BM != NO_ITEM
+        rows_BM, scores_BM = self._best_labels(X, m, beam_size)
+        is_label = rows_BM != NO_ITEM
         shape = len(rows_BM), len(self._model.bundle.items)
-        return needed("scipy.sparse").csr_matrix((scores_BM[at], (np.nonzero(at)[0], rows_BM[at])), shape)
+        return needed("scipy.sparse").csr_matrix((scores_BM[is_label], (np.nonzero(is_label)[0], rows_BM[is_label])), shape)
 
     def save(self, path: Path | str) -> Path:
         """Write the model as models/NAME/VERSION, where a service finds it."""
@@ -82,9 +82,9 @@ class XRLinear:
             raise InvalidInput("XRLinear", "not fitted", "`fit` before")
         return self.model_
 
-    def _found(self, X: Any, m: int, beam_size: int | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _best_labels(self, X: Any, m: int, beam_size: int | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         model = self._model
         results = list(model.results(model.encoded(X), Ask(m, beam_size)))
         if not results:
             return np.empty((0, m), np.int64), np.empty((0, m), np.float32)
-        return np.concatenate([one.item_rows_BM for one in results]), np.concatenate([one.scores_BM for one in results])
+        return np.concatenate([result.item_rows_BM for result in results]), np.concatenate([result.scores_BM for result in results])

@@ -1,4 +1,4 @@
-"""Locks between processes, which go with whoever holds them. Knows files and folders."""
+"""Locks between processes, released when their process ends. Knows files and folders."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 @contextmanager
 def file_lock(path: Path, busy: Exception | None = None) -> Iterator[None]:
-    """Hold the lock of a folder, or of a file, which is made where it is missing.
+    """Hold the lock of a folder, or of a file, which is created if it is missing.
 
-    busy  raised where another process holds it; None: wait for that process
+    busy  raised if another process holds the lock; None: wait for that process
     """
-    how = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT  # NFS locks only what can be written to
-    descriptor = os.open(path, how | os.O_CLOEXEC, 0o644)
+    flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT  # NFS locks only what can be written to
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))

@@ -1,7 +1,7 @@
 """`espalier.fit`: a data frame in, a trained model out, by the same trainer and defaults as the command `espalier fit`.
 
-The trainer is imported when a model is fitted: what serves need not have it. Knows frames, and what a configuration needs to name. Does not
-know how anything is trained.
+The trainer is imported only when a model is fitted: a service need not have it installed. Knows frames and the keys of a configuration.
+Does not know how models are trained.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ def fit(
     user, item, time, query  its columns: `user` and `item` of histories, `query` and `item` of texts. Without `time` the rows are in order;
              "none": they have no order
     items    columns of the items, `id` among them, to filter by and to show
-    kind     what is trained; the default suits the log (`espalier options` lists the kinds)
-    minutes  from now, after which no step of training begins; then the model is not trained again with the users that chose its options,
-             as it is without `minutes`. The default is the configured number of steps. Kinds that take no steps do not look at it
-    out      models/NAME/VERSION to write; the default is a temporary folder that goes with the model (`Model.save` keeps it)
+    kind     kind of model; the default suits the log (`espalier options` lists the kinds)
+    minutes  no training step begins later than this from now. The model is then not trained again with the validation users. Without
+             `minutes`, it is, and takes the configured number of steps. Kinds without training steps ignore `minutes`
+    out      models/NAME/VERSION to write; the default is a temporary folder that is deleted with the model (`Model.save` keeps it)
     options  keys of the configuration, as `espalier options KIND` lists them: refit=False, optimiser={"steps": 500}
-    Raises InvalidInput, InvalidData or InvalidConfig, naming what is wrong, and MissingExtra where the trainer is not installed.
+    Raises InvalidInput, InvalidData or InvalidConfig, which name the wrong value, and MissingExtra if the trainer is not installed.
     """
     if minutes is not None and not 0 < minutes < math.inf:
         raise InvalidInput("minutes", minutes, "a finite number above 0")
     if out is not None:
         trainer("versions").new_version(Path(out))
     with scratch() as folder:
-        to = folder / "model" / "1" if out is None else Path(out)
+        version_folder = folder / "model" / "1" if out is None else Path(out)
         columns = {"user": user, "item": item, "time": time, "query": query}
         log = Path(data) if isinstance(data, str | Path) else _written(folder, data, columns)
-        given = columns | {"time": time or ("file" if user is not None else None)}
-        file = trainer("new_configuration").write_configuration(log, folder / "model.toml", True, kind, given)
+        log_columns = columns | {"time": time or ("file" if user is not None else None)}
+        file = trainer("new_configuration").write_configuration(log, folder / "model.toml", True, kind, log_columns)
         raw = tomllib.loads(file.read_text()) | {"seed": seed}
         for name, keys in options.items():
             raw[name] = raw.get(name, {}) | dict(keys) if isinstance(keys, Mapping) else keys
@@ -71,14 +71,14 @@ def fit(
             pq.write_table(as_table("items", items, ("id",)), folder / "items.parquet")
             raw["data"]["items"] = str(folder / "items.parquet")
         config = trainer("specification.models").SPECIFICATION.checked(raw)
-        model = Model(_trained(config, to, device, minutes), frame=frame_like(data))
+        model = Model(_trained(config, version_folder, device, minutes), frame=frame_like(data))
         model.owns(folder)
         return model
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for what training reads and writes, which is deleted where that fails; else it is the caller's."""
+    """A temporary folder for training. Deleted if the block raises; otherwise the caller owns it."""
     folder = Path(tempfile.mkdtemp(prefix="espalier-"))
     try:
         yield folder
@@ -88,7 +88,7 @@ def scratch() -> Iterator[Path]:
 
 
 def _written(folder: Path, data: Any, columns: Mapping[str, str | None]) -> Path:
-    """A data frame as a file that the trainer reads. Raises InvalidInput where it lacks one of the columns."""
+    """Write a data frame to a file for the trainer. Raises InvalidInput if it lacks one of the columns."""
     table = as_table("data", data)
     for field, name in columns.items():
         if name is not None and (field, name) != ("time", "none"):
@@ -98,7 +98,7 @@ def _written(folder: Path, data: Any, columns: Mapping[str, str | None]) -> Path
 
 
 def trainer(module: str) -> Any:
-    """A module of the trainer. Raises MissingExtra where it, or what it needs, is not installed."""
+    """A module of the trainer. Raises MissingExtra if it, or a package that it needs, is not installed."""
     return needed(f"{sibling('training')}.{module}")
 
 

@@ -1,6 +1,6 @@
-"""The processor of this machine, what code is compiled for: it, or the baseline of images; and what a measurement was made on.
+"""The processor that code is compiled for: this machine's, or the baseline of images. Also the hardware line of measurements.
 
-The only module that tells numba of another processor than this machine's. It does so by the environment, before numba is imported.
+The only module that sets another processor for numba. It sets environment variables, before numba is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def hardware() -> str:
 
 
 class Processor(NamedTuple):
-    """As LLVM names it; features as in `+avx2,-avx512f`."""
+    """A processor by LLVM's name; features such as `+avx2,-avx512f`."""
 
     name: str
     features: str
@@ -35,10 +35,10 @@ _BASELINES = {
 
 
 def baseline() -> Processor | None:
-    """What images are compiled for on this kind of machine. x86-64-v3: Intel since Haswell (2013), AMD since Excavator (2015)."""
+    """The processor that images are compiled for, by kind of machine. x86-64-v3: Intel since Haswell (2013), AMD since Excavator (2015)."""
     return _BASELINES.get(machine())
 
 
 def compile_for(processor: Processor) -> None:
-    """Let numba compile for a processor. Before numba is imported."""
+    """Let numba compile for a processor. Call it before numba is imported."""
     os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"] = processor

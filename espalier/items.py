@@ -1,7 +1,7 @@
 """The item table: string ids, titles and attributes of the catalogue, by item row.
 
-One Arrow IPC file, opened by mmap, so that a large catalogue costs no Python objects. Ids are found through a sorted column
-of their 64-bit hashes; those in use are kept in two bounded dictionaries, which are ten times faster. Knows nothing of trees or searches.
+One Arrow IPC file, opened by mmap, so that a large catalogue costs no Python objects. A sorted column of 64-bit hashes finds an id's row.
+Two bounded dictionaries cache ids in use and are ten times faster. Knows nothing of trees or searches.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ HASH_COLUMN = "__hash"
 ROW_COLUMN = "__hash_row"
 MAX_ID_BYTES = 512
 SHOWN = 60
-"""Characters of a longer id in an error."""
+"""Characters of a long id in an error message."""
 CACHED_IDS = 65_536
-"""Most ids that a table keeps as Python strings, in each direction; a full cache is emptied."""
+"""Most ids that a table caches as Python strings, in each direction; a full cache is emptied."""
 BLOCK = 1 << 16
-"""Ids that are Python strings at a time while a table is built."""
-STRANGE_IDS = 4096
-"""Most ids without an item that a table keeps, likewise."""
+"""Ids that are converted to Python strings at a time while a table is built."""
+UNKNOWN_IDS = 4096
+"""Most ids without an item that a table caches; a full cache is emptied."""
 
 
 class Items(Protocol):
-    """Items by row, as a search and its answer need them: those of a bundle, or with them those that came later."""
+    """Items by row, as a search and its answer need them: those of a bundle, with or without live items."""
 
     def __len__(self) -> int: ...
 
@@ -45,7 +45,7 @@ class Items(Protocol):
         ...
 
     def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """int64[len(ids)]: the item row of each id, −1 where there is none."""
+        """int64[len(ids)]: the item row of each id, −1 if there is none."""
         ...
 
     def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
@@ -61,9 +61,9 @@ class ItemTable:
     """Items by row. Columns: `id`, optionally `title`, and any attributes (string, list of strings, number)."""
 
     def __init__(self, table: pa.Table) -> None:
-        for name, wanted in (("id", pa.large_string()), (HASH_COLUMN, pa.uint64()), (ROW_COLUMN, pa.int64())):
-            if name not in table.column_names or table.schema.field(name).type != wanted:
-                raise BundleCorrupt(f"items: expected a column {name!r} of type {wanted}")
+        for name, expected_type in (("id", pa.large_string()), (HASH_COLUMN, pa.uint64()), (ROW_COLUMN, pa.int64())):
+            if name not in table.column_names or table.schema.field(name).type != expected_type:
+                raise BundleCorrupt(f"items: expected a column {name!r} of type {expected_type}")
         self._table = table
         self._ids = table.column("id")
         if any(table.column(name).null_count for name in ("id", HASH_COLUMN, ROW_COLUMN)):
@@ -72,10 +72,10 @@ class ItemTable:
         self._row_I = _one_array(table, ROW_COLUMN)
         if len(self._row_I) and (self._row_I.min() < 0 or self._row_I.max() >= len(table)):
             raise BundleCorrupt(f"items: the index has rows outside 0 … {len(table) - 1}")
-        # Shared by threads without a lock: single operations on a dict are atomic, and any entry that is there is right.
+        # Shared by threads without a lock: single operations on a dict are atomic, and every cached entry is right.
         self._row_of_id: dict[str, int] = {}
         self._id_of_row: dict[int, str] = {}
-        self._strange: dict[str, None] = {}  # ids that no item has, as those of live items
+        self._unknown_ids: dict[str, None] = {}  # ids without an item in the table, such as those of live items
 
     @staticmethod
     def build(table: pa.Table) -> ItemTable:
@@ -113,22 +113,23 @@ class ItemTable:
 
     @staticmethod
     def joined(tables: Sequence[ItemTable], rows: Sequence[NDArray[np.int64]]) -> ItemTable:
-        """The items of several tables of the same columns, none of them in two, each at a row of its own.
+        """One table with the items of several tables, which have the same columns and no item in common.
 
-        rows  for each table int64: the rows of its items in the joined one, which together are 0, 1, 2, …
-        Raises InvalidData where the columns differ.
+        rows  for each table int64: its items' rows in the joined table, together 0, 1, 2, … in any order
+        Raises InvalidData if the columns differ.
         """
-        parts = [table.to_table() for table in tables]
-        for part in parts[1:]:
-            if part.schema != parts[0].schema:
-                raise InvalidData("items", part.schema.names, f"the columns {parts[0].schema.names}, of the same types, in all tables")
-        return ItemTable.build(pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(rows)))))
+        arrow_tables = [table.to_table() for table in tables]
+        for arrow_table in arrow_tables[1:]:
+            if arrow_table.schema != arrow_tables[0].schema:
+                expected = f"the columns {arrow_tables[0].schema.names}, of the same types, in all tables"
+                raise InvalidData("items", arrow_table.schema.names, expected)
+        return ItemTable.build(pa.concat_tables(arrow_tables).take(pa.array(np.argsort(np.concatenate(rows)))))
 
     @staticmethod
     def open(path: Path) -> ItemTable:
-        """Map a file that `write` made. Raises BundleCorrupt where it is no Arrow file, or one whose offsets lead out of its own buffers.
+        """Map a file that `write` made. Raises BundleCorrupt if it is no Arrow file, or has offsets outside its buffers.
 
-        Reads all of it: what an offset leads to is handed out as an id or a title.
+        Reads the whole file to check the offsets: answers contain the ids and titles that they point to.
         """
         try:
             table = map_table(path)
@@ -151,41 +152,43 @@ class ItemTable:
         return tuple(name for name in self._table.column_names if name not in (HASH_COLUMN, ROW_COLUMN))
 
     def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """int64[len(ids)]: the item row of each id, −1 where there is none."""
+        """int64[len(ids)]: the item row of each id, −1 if there is none."""
         if len(ids) == 1:
             return np.array([self.row_of(ids[0])], np.int64)
-        known = [self._row_of_id.get(item_id, -1) for item_id in ids]
-        if -1 not in known:
-            return np.array(known, np.int64)
-        new = list({item_id for item_id, row in zip(ids, known, strict=True) if row < 0 and item_id not in self._strange})
-        if not new:
-            return np.array(known, np.int64)
-        found = self._kept(dict(zip(new, self._find(new).tolist(), strict=True)))
-        return np.array([row if row >= 0 else found.get(item_id, -1) for item_id, row in zip(ids, known, strict=True)], np.int64)
+        cached_rows = [self._row_of_id.get(item_id, -1) for item_id in ids]
+        if -1 not in cached_rows:
+            return np.array(cached_rows, np.int64)
+        new_ids = list({item_id for item_id, row in zip(ids, cached_rows, strict=True) if row < 0 and item_id not in self._unknown_ids})
+        if not new_ids:
+            return np.array(cached_rows, np.int64)
+        new_rows = self._cache(dict(zip(new_ids, self._find(new_ids).tolist(), strict=True)))
+        return np.array([row if row >= 0 else new_rows.get(item_id, -1) for item_id, row in zip(ids, cached_rows, strict=True)], np.int64)
 
-    def _kept(self, looked_up: Mapping[str, int]) -> dict[str, int]:
-        """Remember what ids were looked up; those that are items'."""
-        found = {item_id: row for item_id, row in looked_up.items() if row >= 0}
-        _remember(self._row_of_id, found, CACHED_IDS)
-        _remember(self._id_of_row, {row: item_id for item_id, row in found.items()}, CACHED_IDS)
-        strange: dict[str, None] = {item_id: None for item_id in looked_up if item_id not in found and len(item_id) <= MAX_ID_BYTES}
-        _remember(self._strange, strange, STRANGE_IDS)
-        return found
+    def _cache(self, rows_of_ids: Mapping[str, int]) -> dict[str, int]:
+        """Cache the rows of ids that were looked up (−1: no item). Returns those with an item."""
+        known_rows = {item_id: row for item_id, row in rows_of_ids.items() if row >= 0}
+        _remember(self._row_of_id, known_rows, CACHED_IDS)
+        _remember(self._id_of_row, {row: item_id for item_id, row in known_rows.items()}, CACHED_IDS)
+        unknown_ids: dict[str, None] = {
+            item_id: None for item_id in rows_of_ids if item_id not in known_rows and len(item_id) <= MAX_ID_BYTES
+        }
+        _remember(self._unknown_ids, unknown_ids, UNKNOWN_IDS)
+        return known_rows
 
     def row_of(self, item_id: str) -> int:
-        """The item row of an id, −1 where there is none."""
+        """The item row of an id, −1 if there is none."""
         row = self._row_of_id.get(item_id, -1)
-        if row < 0 and item_id not in self._strange:
+        if row < 0 and item_id not in self._unknown_ids:
             row = self._find_one(item_id)
-            self._kept({item_id: row})
+            self._cache({item_id: row})
         return row
 
     def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
         """The ids at item rows."""
         numbers = rows.tolist()
-        known = [self._id_of_row.get(row, "") for row in numbers]  # no id is empty
-        if "" not in known:
-            return known
+        cached_ids = [self._id_of_row.get(row, "") for row in numbers]  # no id is empty
+        if "" not in cached_ids:
+            return cached_ids
         ids: list[str] = self.values("id", rows)
         _remember(self._id_of_row, dict(zip(numbers, ids, strict=True)), CACHED_IDS)
         return ids
@@ -197,13 +200,13 @@ class ItemTable:
         slots = np.searchsorted(self._hash_I, hashes)
         candidates = self._row_I[np.minimum(slots, len(self) - 1)]
         if not (self._hash_I[np.minimum(slots, len(self) - 1)] == hashes).any():
-            return rows  # as live items: no string is compared
-        for i, found in enumerate(self.values("id", candidates)):
+            return rows  # usual for live items: no strings need to be compared
+        for i, candidate_id in enumerate(self.values("id", candidates)):
             slot = int(slots[i])
-            if found == ids[i]:
+            if candidate_id == ids[i]:
                 rows[i] = candidates[i]
                 continue
-            while (slot := slot + 1) < len(self) and self._hash_I[slot] == hashes[i]:  # two ids of one hash
+            while (slot := slot + 1) < len(self) and self._hash_I[slot] == hashes[i]:  # two ids with the same hash
                 if self._ids[int(self._row_I[slot])].as_py() == ids[i]:
                     rows[i] = self._row_I[slot]
         return rows
@@ -237,10 +240,10 @@ def _hash(item_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(item_id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
-def _remember(cache: dict[Any, Any], entries: dict[Any, Any], most: int) -> None:
-    if len(cache) + len(entries) > most:
+def _remember(cache: dict[Any, Any], entries: dict[Any, Any], max_entries: int) -> None:
+    if len(cache) + len(entries) > max_entries:
         cache.clear()
-    cache.update(islice(entries.items(), most))
+    cache.update(islice(entries.items(), max_entries))
 
 
 def _one_array(table: pa.Table, name: str) -> NDArray[Any]:

@@ -1,6 +1,6 @@
-"""label-counts.safetensors: how many training points, or events of training lists, had each item.
+"""label-counts.safetensors: the number of training points, or of events in training lists, with each item.
 
-Propensities and rows of live items are made by it. Engines do not read it; a bundle may lack it.
+Propensities and the rows of live items are computed from it. Engines do not read it; a bundle may lack it.
 
 Legend: I items.
 """
@@ -23,18 +23,18 @@ MAX_COUNT = 1 << 53
 
 @dataclass(frozen=True, eq=False)
 class LabelCounts:
-    """counts_I: int64[I], training points or events with each item; points: all of them."""
+    """counts_I: int64[I], training points or events with each item; points: the number of all points or events."""
 
     counts_I: NDArray[np.int64]
     points: int
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """As they are stored."""
+        """The arrays by their names in the file."""
         return {"counts": self.counts_I, "points": np.array([self.points], np.int64)}
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], items: int) -> LabelCounts:
-        """From a file's arrays, of so many items. Raises BundleCorrupt."""
+        """The counts of `items` items, from a file's arrays. Raises BundleCorrupt."""
         check_arrays(arrays, {"counts": np.int64, "points": np.int64})
         counts_I, points = arrays["counts"], arrays["points"]
         check_length("counts", counts_I, items)

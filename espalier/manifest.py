@@ -21,24 +21,24 @@ from espalier.tree import Tree
 
 FORMAT: Literal["espalier-bundle"] = "espalier-bundle"
 SCHEMA_VERSION: Literal[1] = 1
-"""What is written, and all that is read."""
+"""The only version that is written and read."""
 
 NAME = "[a-z0-9][a-z0-9._-]{0,63}"
-"""Of a model, and of a file of a bundle, which is no path."""
+"""Pattern for names of models and of files in a bundle, which cannot be paths."""
 ModelName = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 PartName = ModelName
-MOST = 1 << 24
-"""What no beam and no m needs to exceed; arrays are made for them."""
+MAX_BEAM = 1 << 24
+"""Largest beam size and m. Engines allocate arrays of these sizes."""
 MAX_TREES = 16
-"""Of a forest: each costs a query a search."""
+"""Most trees of a forest: a query searches every tree."""
 MAX_SEQUENCE = (1 << 63) - 1
-"""Of operations on live items."""
+"""Largest sequence number of an operation on live items."""
 MAX_SHARDS = 4096
-"""Of a bundle."""
+"""Most shards of a bundle."""
 MAX_STACKED = 1024
-"""Candidates that stacking orders anew."""
+"""Most candidates that stacking reorders."""
 MAX_KNOTS = 16
-"""Of a calibration: each costs the scores of every answer a comparison."""
+"""Most knots of a calibration: each adds a comparison to every score."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -57,7 +57,7 @@ class TreeInfo(_Strict):
 
     @staticmethod
     def of(tree: Tree) -> TreeInfo:
-        """Those of a tree."""
+        """The sizes of a tree."""
         return TreeInfo(
             levels=tree.height + 1, nodes=tree.node_count, leaves=tree.leaf_count, items=tree.item_count, max_children=tree.max_children
         )
@@ -97,10 +97,10 @@ ScorerForm = Annotated[InnerProductForm | MlpForm, Field(discriminator="kind")]
 class GraphScorer(_Strict):
     """ONNX graphs over node rows [nodes, node_dim] and query states [state_levels, state_dim]; state_levels is levels or 1.
 
-    dtype    what the rows are stored as (espalier.node_rows)
-    form     what scorer.onnx computes, for engines with kernels of their own; they verify it. None: not declared
-    encoder  what query.onnx takes of a history: the items' ancestors on each level that is asked for (`levels`), or their leaves, in
-             order, for the states of all levels in one pass (`sequence`)
+    dtype    type of the stored rows (espalier.node_rows)
+    form     the formula of scorer.onnx, for engines with their own kernels; they verify it. None: not declared
+    encoder  input of query.onnx for a history: the items' ancestors on each requested level (`levels`), or the items' leaves, in order, for
+             the states of all levels in one pass (`sequence`)
     """
 
     kind: Literal["graphs"] = "graphs"
@@ -113,9 +113,9 @@ class GraphScorer(_Strict):
 
 
 class LinearScorer(_Strict):
-    """Weights of sparse features, kept by parent (espalier.chunks): so many features, rows and weights.
+    """Weights of sparse features, stored by parent (espalier.chunks): the numbers of features, rows and weights.
 
-    dtype  of the weights: float16 is packed (espalier.packed_chunks); float32, which is not written, is not
+    dtype  of the weights: float16 is packed (espalier.packed_chunks), float32 is not. The manifest leaves float32 out
     """
 
     kind: Literal["linear"] = "linear"
@@ -144,8 +144,8 @@ Activation = Literal["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge"]
 class Calibration(_Strict):
     """score = sigmoid(slope · bent(key) + intercept), fitted on validation queries (Platt 1999); without a memory keys are ranks.
 
-    knots  (key, bent key), both ascending: bent is linear between them, and goes on beyond the ends as in the first and the last piece.
-           Empty: bent(key) = key. For keys with a memory, whose tail is heavy
+    knots  (key, bent key), both ascending. bent is linear between knots; the first and last pieces extend beyond the ends. Empty:
+           bent(key) = key. Used for keys with a memory, which have a heavy tail
     """
 
     slope: float = Field(gt=0, allow_inf_nan=False)
@@ -158,7 +158,7 @@ class Calibration(_Strict):
         if len(knots) == 1:
             raise ValueError("expected none, or at least 2: one has no slope")
         for knot in knots:
-            if not all(abs(value) <= LARGEST for value in knot):  # NaN neither
+            if not all(abs(value) <= LARGEST for value in knot):  # NaN fails too
                 raise ValueError(f"expected finite float32 numbers, got {knot}")
         for (key, value), (next_key, next_value) in pairwise(knots):
             if not (key < next_key and value < next_value):
@@ -169,7 +169,7 @@ class Calibration(_Strict):
 class Ranking(_Strict):
     """rank(n) = own(n) + gamma · rank(parent(n)), rank(root) = 0.
 
-    own = the logit, or the log of the activation; hinges are for linear scorers alone. `node` models (TDM, JTM, OTM as published):
+    own = the logit, or the log of the activation; only linear scorers have hinges. `node` models (TDM, JTM, OTM as published):
     logit, gamma 0. `path` models (PLT, HSM, XR-Linear as published): log activation, gamma 1; linear scorers may discount it.
     `discounted`: logit, 0 < gamma < 1, with a calibration that maps ranks to scores.
     """
@@ -202,17 +202,17 @@ class SearchDefaults(_Strict):
     @field_validator("beam_size", "m", "max_beam_size", "max_m")
     @classmethod
     def _has_room(cls, value: int) -> int:
-        if value > MOST:
-            raise ValueError(f"at most {MOST}, got {value}")
+        if value > MAX_BEAM:
+            raise ValueError(f"at most {MAX_BEAM}, got {value}")
         return value
 
 
 class RankerInfo(_Strict):
-    """ranker.onnx, which orders the best candidates of a search anew.
+    """ranker.onnx, which reorders the best candidates of a search.
 
-    features   what it knows of a candidate (espalier.rank_features), in the order of its input's columns
-    depth      candidates that are re-ranked unless a request says how many; max_depth: its limit
-    training   how it was trained, and what it was measured to bring
+    features   its input's columns (espalier.rank_features)
+    depth      default number of candidates that are re-ranked; max_depth: most that a request may have re-ranked
+    training   how it was trained, and its measured effect
     """
 
     features: tuple[str, ...] = Field(min_length=1)
@@ -235,10 +235,10 @@ Power = Annotated[float, Field(ge=-4, le=4, allow_inf_nan=False)]
 
 
 class MemoryFormula(_Strict):
-    """How the entries of a memory were made of lists, so that a live item's events give the same:
+    """How the entries of a memory were computed from lists. A live item's events give entries by the same formula:
 
     S[a, b] = (M[a, b] / ((n_a + shrink)^row · (n_b + shrink)^column))^power / unit
-    M[a, b] = Σ over lists of length^−user · (Σ over b at most `window` places after a of decay^(places between) + back · the same before a)
+    M[a, b] = Σ over lists of length^−user · (Σ over b at most `window` items after a of decay^(items between) + back · the same before a)
 
     n: events of an item (label counts).
     """
@@ -257,13 +257,13 @@ class MemoryFormula(_Strict):
 class MemoryInfo(_Strict):
     """memory.safetensors (espalier.memory): beams are cut and leaves ordered by key = rank + weight · mem.
 
-    weight   λ, a normal float32: engines multiply by it in float32, where a smaller one would be 0 to some of them
-    length   how many of a history's last items count
+    weight   λ, a normal float32: engines multiply by it in float32, and some would take a smaller number for 0
+    length   number of a history's last items that count
     entries  of the sparse matrix item → item
-    repeat   what an item of the history adds to itself, by how many places ago it came last: 0, 1, 2–3, 4–7, 8–15, 16 and more
-    left_out for which of these places the items of the history are not found at all
+    repeat   repeat term of an item of the history, by how many items came after its last occurrence: 0, 1, 2–3, 4–7, 8–15, 16 and more
+    left_out for which of these buckets the items of the history are excluded
     search   `pushed`: by key on every level
-    formula  how the entries were made; None: live items' events add none
+    formula  how the entries were computed; None: live items' events add no entries
     """
 
     weight: float = Field(ge=float(np.finfo(np.float32).tiny), le=LARGEST)
@@ -278,7 +278,7 @@ class MemoryInfo(_Strict):
 class TailInfo(_Strict):
     """tail.safetensors (espalier.tail): rank = alpha · log of the forest's score + (1 − alpha) · log of how near the item's points are.
 
-    form     `product` of the query and the item's row, or `gaussian` of their distance, as steep as `gamma` says
+    form     `product` of the query and the item's row, or `gaussian` of their distance, with steepness `gamma`
     entries  of all rows
     """
 
@@ -289,10 +289,10 @@ class TailInfo(_Strict):
 
 
 class StackingInfo(_Strict):
-    """stacking.safetensors (espalier.stacking): a network orders the best `candidates` of a search anew, key = log p + power · log weight.
+    """stacking.safetensors (espalier.stacking): a network reorders the best `candidates` of a search, key = log p + power · log weight.
 
-    points    training points that vote
-    training  how it was trained, and what it was measured to bring
+    points    number of training points that vote
+    training  how it was trained, and its measured effect
     """
 
     candidates: int = Field(ge=1, le=MAX_STACKED)
@@ -302,10 +302,10 @@ class StackingInfo(_Strict):
 
 
 class LiveInfo(_Strict):
-    """Which live items a version holds: a service that loads it replays later operations alone.
+    """The live items in a version. A service that loads it replays only later operations.
 
-    through      the last operation of the model's journal that is in its tree and item table
-    folded_from  the version that they were folded into; None where the version was trained with them
+    through      the last operation of the model's journal that is in the tree and item table
+    folded_from  the version that the live items were folded into; None if the version was trained with them
     """
 
     through: int = Field(ge=0, le=MAX_SEQUENCE)
@@ -313,12 +313,12 @@ class LiveInfo(_Strict):
 
 
 class ShardInfo(_Strict):
-    """Which part of which bundle this one is; shard.safetensors (espalier.shard_parts) says which items and nodes it holds.
+    """Which shard of which bundle this is; shard.safetensors (espalier.shard_parts) has its items and nodes.
 
     of, version   name and version of the bundle that was cut
     digest        SHA-256 of its manifest.json
-    index, count  shard 0 … count − 1 of so many
-    items, nodes  of the whole bundle; the nodes of its first tree
+    index, count  shard `index`, from 0, of `count` shards
+    items, nodes  of the whole bundle; nodes of its first tree
     """
 
     of: ModelName
@@ -342,16 +342,16 @@ class FileInfo(_Strict):
 
     @staticmethod
     def of(file: Path) -> FileInfo:
-        """That of a file."""
+        """The digest and size of a file."""
         return FileInfo(sha256=sha256_of(file), size=file.stat().st_size)
 
 
 class ManifestDraft(_Strict):
-    """What training says; tree sizes and file checksums are added when the bundle is written.
+    """The fields that training sets. Tree sizes and file checksums are added when the bundle is written.
 
     command  the training command, as it was called
-    live     which live items it holds; not written where it was made without a journal
-    shard    which part of another bundle it is; not written where it is whole
+    live     the live items in it; left out if the bundle was made without a journal
+    shard    which shard of another bundle it is; left out if the bundle is whole
     """
 
     name: ModelName
@@ -372,9 +372,9 @@ class ManifestDraft(_Strict):
 class Manifest(ManifestDraft):
     """The whole manifest.
 
-    trees  of a forest, those after the first, which `tree` and `scorer` describe; not written where there are none
-    tail   what else enters the scores of a forest; likewise
-    stacking  what orders the best candidates of linear scorers anew; likewise
+    trees     a forest's trees after the first, which `tree` and `scorer` describe; left out if there are none
+    tail      item rows for the scores of a forest; left out if there are none
+    stacking  the stacker, which reorders the best candidates of linear scorers; left out if there is none
     """
 
     format: Literal["espalier-bundle"] = FORMAT
@@ -391,12 +391,12 @@ class Manifest(ManifestDraft):
 
     @property
     def result_ranking(self) -> Ranking:
-        """What makes scores of a result's ranks, or keys (`scores_of_ranks`): those of a forest and of stacking are logs of scores."""
+        """The ranking for `scores_of_ranks`, which converts a result's keys to scores. Keys of a forest or a stacker are logs of scores."""
         return Ranking(own="log_activation", gamma=1) if self.trees or self.stacking is not None else self.ranking
 
     @property
     def history_items(self) -> int:
-        """Item rows of histories are below this: those of the whole bundle, of which a shard holds some."""
+        """Number of items that histories may have: for a shard, all items of the whole bundle."""
         return self.tree.items if self.shard is None else self.shard.items
 
     @model_validator(mode="after")
@@ -417,8 +417,8 @@ class Manifest(ManifestDraft):
             if getattr(self, name) is not None:
                 raise ValueError(f"a shard has no {name}: it belongs to the whole bundle")
         if self.tree.items > self.shard.items or self.tree.nodes > self.shard.nodes:
-            held, whole = f"{self.tree.items} items on {self.tree.nodes} nodes", f"{self.shard.items} on {self.shard.nodes}"
-            raise ValueError(f"a shard of {held} cannot be part of {whole}")
+            shard_size, whole_size = f"{self.tree.items} items on {self.tree.nodes} nodes", f"{self.shard.items} on {self.shard.nodes}"
+            raise ValueError(f"a shard of {shard_size} cannot be part of {whole_size}")
 
     def _graph_parts_fit(self) -> None:
         history = self.query if isinstance(self.query, HistoryKind) else None

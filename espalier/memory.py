@@ -1,17 +1,17 @@
-"""The memory of a bundle: which items go with which, and what that adds to a search.
+"""The memory of a bundle: which items occur together, and what that adds to an item's key.
 
     mem(leaf of item b) = Σ_d w_d · S[h_d, b] + r(b), h_d the d-th last item of the history, d = 0 … length − 1
     mem(inner node)     = the largest mem of the eligible leaves below it, 0 where none has any
     key(n)              = rank(n) + λ · mem(n)
 
-r(b), the repeat term, is what an item of the history adds to itself, by the bucket of the places since it came last; 0 for other items. An
-item whose bucket is left out is excluded, as if the query had named it.
+r(b), the repeat term, is 0 for items outside the history. For an item of the history it depends on how many items came after the item's
+last occurrence; these numbers are grouped in buckets. An item whose bucket is left out is excluded, as if the query excluded it.
 
-Beams are cut and leaves ordered by key; rank alone goes down the tree. Knows the arrays and what is right of them. What they give for a
-history is in `memory_lists.py`.
+Beams are cut and leaves ordered by key; only the rank is passed down the tree. This module has the arrays and their checks.
+`memory_lists.py` computes mem for a history.
 
-A shard has the entries of every item of the whole bundle, as histories may hold any of them, and of those the ones that lead to its own
-items: h is a row of the whole, b one of the shard.
+Histories may hold any item, so a shard has entries for every item of the whole bundle, but only those that lead to the shard's items: h is
+an item row of the whole bundle, b one of the shard.
 
 Legend: I items, E entries.
 """
@@ -33,10 +33,10 @@ from espalier.stored_arrays import Dtypes, check_arrays, check_length, check_row
 MAX_ROW = 4096
 """Most entries of an item. A query adds up at most `length` rows."""
 MAX_VISITS = 1 << 20
-"""Entries that one query may have to add up: places of the history times the longest row; some 70 ms."""
+"""Most entries that a query may add up: history length times the entries of the longest item. Some 70 ms."""
 LARGEST_VALUE = float(np.finfo(np.float16).max)
 BUCKETS = 6
-"""Of places since an item came last: 0, 1, 2–3, 4–7, 8–15, 16 and more."""
+"""Buckets of how many items came after an item's last occurrence: 0, 1, 2–3, 4–7, 8–15, 16 and more."""
 NO_REPEAT, NONE_LEFT_OUT = read_only(np.zeros(BUCKETS, np.float32), np.zeros(BUCKETS, np.bool_))
 DTYPES: Dtypes = {"offset": np.int64, "item": np.int32, "value": np.float16, "weight": np.float32}
 """The arrays of memory.safetensors."""
@@ -44,7 +44,7 @@ DTYPES: Dtypes = {"offset": np.int64, "item": np.int32, "value": np.float16, "we
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """S by item, sparse, and the weights of a history's places.
+    """S by item, sparse, and the weights of the positions of a history.
 
     offset      int64[I + 1]: the entries of item a are offset[a] … offset[a + 1] − 1
     item        int32[E]: item rows, ascending within the entries of an item
@@ -52,8 +52,8 @@ class Memory:
     weight      float32[length]: w_d ≥ 0, for d = 0, the last item of a history, and so on
     key_weight  λ > 0
     repeat      float32[BUCKETS]: r of a bucket ≥ 0
-    left_out    bool[BUCKETS]
-    formula     how S was made of lists; None: nobody knows
+    left_out    bool[BUCKETS]: whether items of a bucket are excluded
+    formula     how S was computed from lists of items; None: unknown
     """
 
     offset: NDArray[np.int64]
@@ -67,7 +67,7 @@ class Memory:
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: MemoryInfo, items: int, sources: int) -> Memory:
-        """The memory of a bundle's arrays, checked; items and sources as in `check`. Raises BundleCorrupt where something does not fit."""
+        """The memory of a bundle's arrays, checked; items and sources as in `check`. Raises BundleCorrupt."""
         check_arrays(arrays, DTYPES)
         check_length("weight", arrays["weight"], info.length)
         check_length("item", arrays["item"], info.entries)
@@ -78,7 +78,7 @@ class Memory:
 
     @property
     def info(self) -> MemoryInfo:
-        """What a manifest says of it."""
+        """The manifest's entry."""
         return MemoryInfo(
             weight=self.key_weight,
             length=len(self.weight),
@@ -89,56 +89,57 @@ class Memory:
         )
 
     def sources(self, history_T: NDArray[Any], item: int, value_of: Callable[[int], float] | None = None) -> list[tuple[int, float]]:
-        """Which items of a history (item rows, −1: no item, the last item last) speak for an item, largest first, with λ · Σ w_d · S.
+        """The items of a history that raise an item's key, with the terms λ · Σ w_d · S that they add, largest first.
 
-        value_of  S[source, item], where that is not `self.value_of`
+        history_T  item rows, the last item last; −1: no item
+        value_of   source → S[source, item]; None: `self.value_of`
         """
-        parts: dict[int, float] = {}
-        known_T = history_T[history_T >= 0][::-1]
-        for source, weight in zip(known_T.tolist(), self.weight.tolist(), strict=False):
-            parts[source] = parts.get(source, 0.0) + self.key_weight * weight * (
+        terms: dict[int, float] = {}
+        items_T = history_T[history_T >= 0][::-1]
+        for source, weight in zip(items_T.tolist(), self.weight.tolist(), strict=False):
+            terms[source] = terms.get(source, 0.0) + self.key_weight * weight * (
                 value_of(source) if value_of else self.value_of(source, item)
             )
-        return largest_first(self.with_repeat(parts, known_T, item))
+        return largest_first(self.with_repeat(terms, items_T, item))
 
     def leaves_out(self, history_T: NDArray[Any], item: int) -> bool:
-        """Whether an item of a history is not to be found for it."""
-        places = np.flatnonzero(history_T[history_T >= 0][::-1] == item)
-        return len(places) > 0 and bool(self.left_out[bucket_of(int(places[0]))])
+        """Whether an item of a history is excluded, because its bucket is left out."""
+        positions = np.flatnonzero(history_T[history_T >= 0][::-1] == item)
+        return len(positions) > 0 and bool(self.left_out[bucket_of(int(positions[0]))])
 
-    def with_repeat(self, parts: dict[int, float], known_T: NDArray[Any], item: int) -> dict[int, float]:
-        """What items of a history (the last one first) add to an item's key, with what it adds to itself where it is one of them."""
-        places = np.flatnonzero(known_T == item)
-        if len(places):
-            parts[item] = parts.get(item, 0.0) + self.key_weight * float(self.repeat[bucket_of(int(places[0]))])
-        return parts
+    def with_repeat(self, terms: dict[int, float], items_T: NDArray[Any], item: int) -> dict[int, float]:
+        """Add an item's repeat term to the terms by source, if the item is in the history (item rows, the last one first)."""
+        positions = np.flatnonzero(items_T == item)
+        if len(positions):
+            terms[item] = terms.get(item, 0.0) + self.key_weight * float(self.repeat[bucket_of(int(positions[0]))])
+        return terms
 
     def value_of(self, source: int, item: int) -> float:
         """S[source, item]."""
         begin, end = self.offset[source : source + 2]
-        at = begin + np.searchsorted(self.item[begin:end], item)
-        return float(self.value[at]) if at < end and self.item[at] == item else 0.0
+        entry = begin + np.searchsorted(self.item[begin:end], item)
+        return float(self.value[entry]) if entry < end and self.item[entry] == item else 0.0
 
     def bounded(self) -> Memory:
-        """With the largest entries alone of items that have more than a bundle may hold; ties: the lower item row."""
+        """The memory with only the largest entries of items that have more than a bundle may hold; ties go to the lower item row."""
         count = np.diff(self.offset)
         most = min(MAX_ROW, MAX_VISITS // len(self.weight))
         if count.max(initial=0) <= most:
             return self
         source = np.repeat(np.arange(len(count)), count)
         order = np.lexsort((-self.value, source))
-        kept = np.sort(order[np.arange(len(order)) - self.offset[source] < most])
+        kept_entries = np.sort(order[np.arange(len(order)) - self.offset[source] < most])
         offset = np.append(0, np.cumsum(np.minimum(count, most)))
-        return replace(self, offset=offset, item=self.item[kept], value=self.value[kept])
+        return replace(self, offset=offset, item=self.item[kept_entries], value=self.value[kept_entries])
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """By their names in memory.safetensors."""
         return {name: getattr(self, name) for name in DTYPES}
 
     def check(self, items: int, sources: int | None = None) -> None:
-        """Raise BundleCorrupt unless the arrays are those of `items` items.
+        """Raise BundleCorrupt unless the arrays are a valid memory of `items` items.
 
-        sources  items that have entries: those of the whole bundle, where this one is a shard; None: the same
+        sources  number of items that may be in a history: for a shard, those of the whole bundle; None: `items`
         Neither mem nor λ · mem may come near the largest float32.
         """
         check_arrays(self.arrays(), DTYPES)
@@ -153,12 +154,15 @@ class Memory:
             raise BundleCorrupt("weight: expected at least one, finite and at least 0")
         if len(self.weight) * longest > MAX_VISITS:
             raise BundleCorrupt(f"weight: {len(self.weight)} places over rows of up to {longest} entries, at most {MAX_VISITS} together")
-        for what, largest in (("sums of weight · value", self._largest_mem), ("key_weight · sums of weight · value", self.largest_part)):
-            if not largest <= LARGEST / 2:
-                raise BundleCorrupt(f"value: {what} reach {largest:.3g}, expected at most {LARGEST / 2:.3g}")
+        for quantity, largest_value in (
+            ("sums of weight · value", self._largest_mem),
+            ("key_weight · sums of weight · value", self.largest_term),
+        ):
+            if not largest_value <= LARGEST / 2:
+                raise BundleCorrupt(f"value: {quantity} reach {largest_value:.3g}, expected at most {LARGEST / 2:.3g}")
 
     @property
-    def largest_part(self) -> float:
+    def largest_term(self) -> float:
         """No λ · mem exceeds this."""
         return self.key_weight * self._largest_mem
 
@@ -167,16 +171,16 @@ class Memory:
         return float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0)) + float(self.repeat.max())
 
 
-def bucket_of(place: int) -> int:
-    """The bucket of how many places ago an item came last."""
-    return min(place.bit_length(), BUCKETS - 1)
+def bucket_of(position: int) -> int:
+    """The bucket for a number of items after an item's last occurrence (`position`, from the end of the history)."""
+    return min(position.bit_length(), BUCKETS - 1)
 
 
 def as_stored(value: float) -> float:
-    """A value as a memory holds it, so that a live entry counts as much as in a fold."""
+    """A value rounded as a memory stores it, so that a live entry counts as much as after a fold."""
     return float(np.float16(min(value, LARGEST_VALUE)))
 
 
-def largest_first(parts: Mapping[int, float]) -> list[tuple[int, float]]:
-    """The entries above 0, largest first."""
-    return sorted(((source, part) for source, part in parts.items() if part > 0), key=lambda entry: -entry[1])
+def largest_first(terms: Mapping[int, float]) -> list[tuple[int, float]]:
+    """The (source, term) pairs with terms above 0, largest first."""
+    return sorted(((source, term) for source, term in terms.items() if term > 0), key=lambda entry: -entry[1])

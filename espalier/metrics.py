@@ -1,10 +1,10 @@
 """Retrieval and ranking metrics as the papers define them, one value per query.
 
-Knows item rows, ground truth, scores and grades. Does not know where they came from. Every function returns a value per query; the papers'
-figure is the mean over queries, so F@m is the mean of the queries' F, never the F of mean precision and mean recall.
+Knows item rows, ground truth, scores and grades. Does not know where they came from. The papers' figures are means over queries. So F@m is
+the mean of the queries' F, never the F of mean precision and mean recall.
 
-By hand: scikit-learn's ndcg_score takes one rectangular array of queries, linear gains and averages over ties. A query without a relevant
-item counts 0 in `ndcg`, as LETOR's scripts have it; LightGBM's takes 1.
+Not from scikit-learn: its ndcg_score takes one rectangular array of queries, has linear gains and averages over ties. A query without a
+relevant item counts 0 in `ndcg`, as in LETOR's scripts; LightGBM counts it 1.
 
 Legend: B queries, I items, M columns of recommendations; for rankings Q queries, R rows (an item of a query).
 """
@@ -30,7 +30,7 @@ def precision_recall_f(
 
         P@m = Σ_{j ∈ Î} y_j / m      R@m = Σ_{j ∈ Î} y_j / |I_x|      F@m = 2·P·R / (P + R), 0 where P + R = 0
 
-    item_rows_BM   int64[B, M], best first; the first m columns count, NO_ITEM marks a place without an item.
+    item_rows_BM   int64[B, M], best first; the first m columns count, NO_ITEM is padding.
                    A row with fewer than m items is still divided by m.
     relevant       for each query the item rows of I_x. As a set (the default): y_j ∈ {0, 1} and repeats count once.
                    As a multiset (`multiset=True`, the published code of TDM and OTM): y_j is how often j occurs and |I_x| is
@@ -48,7 +48,7 @@ def precision_recall_f(
 
 
 def reciprocal_rank_at_m(item_rows_BM: Int64, relevant: Sequence[Int64], m: int) -> Float64:
-    """float64[B]: 1 / the place of the first relevant item of m, 0 where there is none; their mean is MRR@m. As `precision_recall_f`."""
+    """float64[B]: 1 / the position of the first relevant item among m, 0 without one. The mean is MRR@m. See `precision_recall_f`."""
     hits_BM, _ = _hits(recommendations(item_rows_BM, m), relevant, multiset=False)
     first_B = hits_BM.argmax(axis=1) if hits_BM.shape[1] else np.zeros(len(hits_BM), np.int64)
     rank_B: Float64 = np.where(hits_BM.any(axis=1), 1.0 / (first_B + 1), 0.0)
@@ -60,8 +60,8 @@ def ndcg_at_m(item_rows_BM: Int64, relevant: Sequence[Int64], m: int) -> Float64
 
         nDCG@m = Σ_{i ≤ m, item i relevant} 1 / log2(1 + i), divided by its value if the first min(m, |I_x|) were
 
-    Arguments and errors as `precision_recall_f`, repeats counting once. What was not retrieved counts in the divisor, so that this judges
-    retrieval and order together; `ndcg` judges the order of a list.
+    Arguments and errors as `precision_recall_f`, repeats counting once. Relevant items that were not retrieved count in the divisor, so
+    this measures retrieval and order together; `ndcg` measures the order of a list.
     """
     hits_BM, size_B = _hits(recommendations(item_rows_BM, m), relevant, multiset=False)
     discount_M = 1 / np.log2(np.arange(2, m + 2))
@@ -88,23 +88,18 @@ def _hits(rows_BM: Int64, relevant: Sequence[Int64], multiset: bool) -> tuple[Fl
     query_B = np.arange(len(rows_BM))
     key, times = np.unique(np.repeat(query_B, relevant_size) * stride + relevant_rows, return_counts=True)
     y = times if multiset else np.ones_like(times)
-    wanted_BM = query_B[:, None] * stride + rows_BM
-    place_BM = np.minimum(np.searchsorted(key, wanted_BM), len(key) - 1)
-    hits_BM = np.where((key[place_BM] == wanted_BM) & (rows_BM != NO_ITEM), y[place_BM], 0).astype(np.float64)
+    key_BM = query_B[:, None] * stride + rows_BM
+    slot_BM = np.minimum(np.searchsorted(key, key_BM), len(key) - 1)
+    hits_BM = np.where((key[slot_BM] == key_BM) & (rows_BM != NO_ITEM), y[slot_BM], 0).astype(np.float64)
     return hits_BM, np.bincount(key // stride, weights=y, minlength=len(rows_BM)).astype(np.float64)
 
 
-def ndcg(
-    scores_R: NDArray[np.floating],
-    grades_R: NDArray[np.floating],
-    query_offset: Int64,
-    k: int | None = None,
-) -> Float64:
-    """NDCG@k of every query (Järvelin and Kekäläinen 2002, with the gains of NCE §5.1); k = None takes all places.
+def ndcg(scores_R: NDArray[np.floating], grades_R: NDArray[np.floating], query_offset: Int64, k: int | None = None) -> Float64:
+    """NDCG@k of every query (Järvelin and Kekäläinen 2002, with the gains of NCE §5.1); k = None takes all positions.
 
         NDCG@k = Σ_{i ≤ k} (2^{r_i} − 1) / log2(1 + i), divided by its largest value over all orders
 
-    scores_R      of each row; the order is by descending score, and by row where scores are equal
+    scores_R      of each row; rows are ordered by descending score, ties by row
     grades_R      r ≥ 0 of each row; 0 is irrelevant
     query_offset  int64[Q + 1]: where the rows of each query begin, at least one each
 
@@ -112,9 +107,9 @@ def ndcg(
     """
     if k is not None and k < 1:
         raise InvalidData("k", k, "at least 1, or none for all places")
-    place_R, query_R, sorted_R = ranked_grades(scores_R, grades_R, query_offset)
+    position_R, query_R, sorted_R = ranked_grades(scores_R, grades_R, query_offset)
     _, _, ideal_R = ranked_grades(grades_R, grades_R, query_offset)
-    discount_R = np.where(place_R <= (np.inf if k is None else k), 1 / np.log2(1 + place_R), 0)
+    discount_R = np.where(position_R <= (np.inf if k is None else k), 1 / np.log2(1 + position_R), 0)
     best_Q = np.bincount(query_R, weights=(np.exp2(ideal_R) - 1) * discount_R)
     got_Q = np.bincount(query_R, weights=(np.exp2(sorted_R) - 1) * discount_R)
     ndcg_Q: Float64 = got_Q / np.where(best_Q > 0, best_Q, 1)
@@ -124,7 +119,7 @@ def ndcg(
 def ranked_grades(
     scores_R: NDArray[np.floating], grades_R: NDArray[np.floating], query_offset: Int64
 ) -> tuple[Int64, Int64, NDArray[np.floating]]:
-    """The rows in the order of the ranking, as three arrays: place in their query, from 1; query; grade."""
+    """The rows in the order of the ranking, as three arrays: position in their query, from 1; query; grade."""
     rows = len(grades_R)
     if scores_R.shape != (rows,) or grades_R.shape != (rows,):
         raise InvalidData("scores_R", f"shapes {list(scores_R.shape)}, {list(grades_R.shape)}", "as many scores as grades")

@@ -1,9 +1,9 @@
-"""A trained model in a notebook: opened from its folder, asked with ids, texts, vectors or features, answered as a data frame.
+"""A trained model in a notebook: open it from its folder, search with ids, texts, vectors or features, get a data frame.
 
     model = espalier.open("models/debian-depends/1")
     model.search([["nginx", "postgresql"]], m=5, fields=["title"])
 
-Knows bundles and frames. Does not know how a model is trained (fitting.py), nor HTTP: for a running service there is espalier_client.
+Knows bundles and frames. Does not know how a model is trained (fitting.py), nor HTTP: espalier_client calls a running service.
 
 Legend: B queries, M results.
 """
@@ -50,19 +50,19 @@ if TYPE_CHECKING:  # it imports ONNX Runtime, which is an extra
     from espalier.engines.encoder import QueryEncoder
 
 Device = Literal["auto", "cpu", "cuda"]
-AT_ONCE = 256
-"""Queries of one engine call."""
-MOST_EXCLUDED = 1 << 20
-"""Numbers of the padded array of items that the queries of one call exclude: one user may have seen a large part of the catalogue."""
+BATCH = 256
+"""Most queries of one engine call."""
+MAX_EXCLUDED = 1 << 20
+"""Most entries of a call's padded array of excluded items: one user may have seen a large part of the catalogue."""
 MASK_BYTES = 256 << 20
-"""Most that the masks of filters take which are kept."""
+"""Most bytes of all cached masks of filters."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What every query of a search wants; None: as the model says.
+    """The options of a search, for all its queries; None: the model's default.
 
-    exclude_seen  whether items of a history do not come back
+    exclude_seen  leave out the items of a query's history
     """
 
     m: int | None = None
@@ -73,9 +73,9 @@ class Ask:
 
 
 class Answers(NamedTuple):
-    """What some queries find, one query after the other.
+    """The items of some queries, one query after the other.
 
-    count_B  int64[B]: how many items each has
+    count_B  int64[B]: the number of items of each query
     """
 
     count_B: NDArray[np.int64]
@@ -85,14 +85,14 @@ class Answers(NamedTuple):
 
 
 class Model:
-    """See the module. `frame` says what its answers are; the default is pandas or polars where one is installed, else Arrow."""
+    """See the module. frame: the library of the data frames that it returns; by default pandas or polars if installed, else Arrow."""
 
     def __init__(self, bundle: Bundle, device: Device = "auto", engine: str | None = None, frame: Frame | None = None) -> None:
         self.bundle, self.frame = bundle, frame or installed_frame()
         self.engine = open_engine(bundle, device, engine)
 
     def owns(self, folder: Path) -> None:
-        """Delete a folder, that of the bundle, when the model goes."""
+        """Delete the bundle's folder when the model is garbage-collected."""
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ class Model:
         queries  of histories: lists of item ids, the newest last (ids that the model does not know are skipped); of texts: strings; of
                  vectors: an array [B, width]; of features: a matrix [B, width], of SciPy or an array, or (indices, values) pairs
         filter, exclude_filter  as in a request: {"section": ["games"], "year": {"min": 1990}}
-        Raises InvalidQuery, naming the field, where something is not what the model takes.
+        Raises InvalidQuery, which names the field, if the model cannot take a value.
         """
         self._check_fields(fields)
         batch, seen = self.with_seen(queries)
@@ -141,11 +141,11 @@ class Model:
         m_B: NDArray[np.int64] | None = None,
         filters: Sequence[Mapping[str, object] | None] | None = None,
     ) -> Answers:
-        """What encoded queries find, with fields of the items; other arguments as `results` takes them."""
+        """Search for encoded queries and look up fields of the items; other arguments as in `results`."""
         results = list(self.results(queries, ask, seen, m_B, filters))
-        is_item = [np.arange(result.item_rows_BM.shape[1]) < result.count_B[:, None] for result in results]
-        rows = np.concatenate([np.empty(0, np.int64), *(one.item_rows_BM[at] for one, at in zip(results, is_item, strict=True))])
-        scores = np.concatenate([np.empty(0, np.float32), *(one.scores_BM[at] for one, at in zip(results, is_item, strict=True))])
+        pairs = [(result, np.arange(result.item_rows_BM.shape[1]) < result.count_B[:, None]) for result in results]
+        rows = np.concatenate([np.empty(0, np.int64), *(result.item_rows_BM[is_item] for result, is_item in pairs)])
+        scores = np.concatenate([np.empty(0, np.float32), *(result.scores_BM[is_item] for result, is_item in pairs)])
         count_B = np.concatenate([np.empty(0, np.int64), *(result.count_B for result in results)])
         items = self.bundle.items
         columns = {field: _one_array(items.column(field).take(pa.array(rows))) for field in fields}
@@ -159,40 +159,40 @@ class Model:
         m_B: NDArray[np.int64] | None = None,
         filters: Sequence[Mapping[str, object] | None] | None = None,
     ) -> Iterator[SearchResult]:
-        """What encoded queries find, AT_ONCE at a time.
+        """Search for encoded queries, at most BATCH at a time.
 
         seen  the item rows of each whole history, which may be longer than the model reads; only for `exclude_seen`
-        m_B, filters  of each query, in place of what `ask` says for all
+        m_B, filters  for each query, instead of those of `ask`
         """
         defaults = self.bundle.manifest.search
         m = defaults.m if ask.m is None else ask.m
         m = m if m_B is None else int(m_B.max(initial=1))
         beam_size = defaults.beam_size if ask.beam_size is None else ask.beam_size
-        for name, given, most in (("m", m, defaults.max_m), ("beam_size", beam_size, defaults.max_beam_size)):
-            if not isinstance(given, int | np.integer) or not 1 <= given <= most:
-                raise InvalidQuery(name, given, f"1 to {most}, as the model allows")
+        for name, value, limit in (("m", m, defaults.max_m), ("beam_size", beam_size, defaults.max_beam_size)):
+            if not isinstance(value, int | np.integer) or not 1 <= value <= limit:
+                raise InvalidQuery(name, value, f"1 to {limit}, as the model allows")
         if ask.exclude_seen and not isinstance(queries.kind, HistoryKind):
             raise InvalidQuery("exclude_seen", True, f"a model of histories, not of {queries.kind.kind} queries")
         mask = self.mask(ask.filter, ask.exclude_filter)
-        excluded = None
+        excluded_rows = None
         if ask.exclude_seen:
-            excluded = [np.unique(row[row >= 0]) for row in (np.asarray(queries.array, np.int64) if seen is None else seen)]
-        for at in _blocks(len(queries), excluded):
-            part = queries.take(at)
-            exclude_BE = None if excluded is None else _padded([excluded[b] for b in at.tolist()])
-            params = SearchParams.uniform(len(part), beam_size, m, exclude_BE, mask=mask)
+            excluded_rows = [np.unique(row[row >= 0]) for row in (np.asarray(queries.array, np.int64) if seen is None else seen)]
+        for positions in _blocks(len(queries), excluded_rows):
+            block = queries.take(positions)
+            exclude_BE = None if excluded_rows is None else _padded([excluded_rows[b] for b in positions.tolist()])
+            params = SearchParams.uniform(len(block), beam_size, m, exclude_BE, mask=mask)
             if m_B is not None:
-                params = replace(params, m_B=m_B[at])
+                params = replace(params, m_B=m_B[positions])
             if filters is not None:
-                params = replace(params, mask_B=tuple(self.mask(filters[b], ask.exclude_filter) for b in at.tolist()))
-            yield self.engine.search(part, params)
+                params = replace(params, mask_B=tuple(self.mask(filters[b], ask.exclude_filter) for b in positions.tolist()))
+            yield self.engine.search(block, params)
 
     def encoded(self, queries: Any) -> QueryBatch:
         """Queries as the engine takes them. See `search`."""
         return self.with_seen(queries)[0]
 
     def with_seen(self, queries: Any) -> tuple[QueryBatch, Sequence[NDArray[np.int64]] | None]:
-        """Queries as the engine takes them, and of histories the item rows of each whole one (−1: unknown)."""
+        """Queries as the engine takes them; for histories also the item rows of each whole history (−1: unknown)."""
         kind = self.bundle.manifest.query
         if isinstance(queries, str | bytes):
             raise InvalidQuery("queries", queries, "a list of queries")
@@ -209,7 +209,7 @@ class Model:
         return self._encoded_features(kind, queries), None
 
     def mask(self, filter: Mapping[str, object] | None, exclude_filter: Mapping[str, object] | None = None) -> NodeMask | None:
-        """What a filter leaves of the tree; None where all items pass. Kept for later calls."""
+        """The node mask of a filter, cached for later calls; None if all items pass."""
         parsed = self._filters.parse(filter or {}, exclude_filter or {})
         return self._filters.mask(parsed) if parsed else None
 
@@ -222,29 +222,29 @@ class Model:
     def states(self, queries: Any) -> NDArray[np.float32]:
         """float32[B, S]: the states of queries on the leaf level. In inner products as wide as a row."""
         batch, leaf_level = self.encoded(queries), self.bundle.tree.height
-        blocks = [batch.take(at) for at in np.split(np.arange(len(batch)), range(AT_ONCE, len(batch), AT_ONCE))]
+        blocks = [batch.take(at) for at in np.split(np.arange(len(batch)), range(BATCH, len(batch), BATCH))]
         return np.concatenate([self._encoder.states(block.array, [leaf_level] * len(block))[:, -1] for block in blocks])
 
     def explain(self, query: Any, items: Sequence[str], m: int | None = None, *, beam_size: int | None = None) -> Any:
         """Why items came back for a query or did not: a data frame with item, outcome, rank, score, level and cut.
 
-        found             at `rank` with `score`
-        below m           scored, but at least m others were better; `cut` is the key of the last that came
-        outside the beam  on `level` an ancestor was not among the best `beam_size`; `cut` is the key of the last that was
-        unknown           no such item
-        Of a forest the first tree counts.
+        found             the item came back at `rank` with `score`
+        below m           the item was scored, but at least m others were better; `cut` is the key of the m-th
+        outside the beam  on `level` an ancestor was not among the best `beam_size` nodes; `cut` is the key of the last of these
+        unknown           the model has no such item
+        In a forest, level and cut are those of the first tree.
         """
         if isinstance(items, str):
             raise InvalidQuery("items", items, "a list of item ids")
         batch, defaults = self.encoded([query]), self.bundle.manifest.search
-        next(self.results(batch, Ask(m, beam_size)))  # says what is wrong with them
+        next(self.results(batch, Ask(m, beam_size)))  # raises for wrong values
         m, beam_size = defaults.m if m is None else m, defaults.beam_size if beam_size is None else beam_size
         result = self.engine.search(batch, SearchParams.uniform(1, beam_size, m, trace=True))
         rows = self.bundle.items.rows_of([str(item) for item in items]).tolist()
-        found = [{"item": str(item)} | self._outcome(row, result) for item, row in zip(items, rows, strict=True)]
+        outcomes = [{"item": str(item)} | self._outcome(row, result) for item, row in zip(items, rows, strict=True)]
         names = {"item": pa.string(), "outcome": pa.string(), "rank": pa.int64(), "score": pa.float32()}
         schema = pa.schema(names | {"level": pa.int64(), "cut": pa.float32()})
-        return self._as_frame(pa.Table.from_pylist(found, schema=schema))
+        return self._as_frame(pa.Table.from_pylist(outcomes, schema=schema))
 
     def evaluate(
         self,
@@ -259,23 +259,23 @@ class Model:
         """Means over queries by beam and m, a data frame: recall, precision, nDCG, hit rate (the share of queries with anything relevant),
         MRR (1 / rank of the first relevant item), and coverage, the share of the catalogue that came back for some query.
 
-        data  a log of users that the model has not learned from, one interaction a row: of each user the first half of the items is the
-              history, and the rest is to be found; or queries as `held_out` gives them, with columns history and relevant. None: the
+        data  a log of users that the model was not trained on, one interaction a row: the first half of each user's items is the
+              history, the second half is relevant. Or queries as `held_out` returns them, with columns history and relevant. None: the
               held-out queries of the bundle, at most 1,000
         user, item, time  its columns; without `time` the rows are in order
-        Raises InvalidInput where there is nothing to measure on.
+        Raises InvalidInput if there is no query to measure with.
         """
-        queries, relevant = self._held_out() if data is None else self._given(as_table("data", data, (user, item)), user, item, time)
+        queries, relevant = self._held_out() if data is None else self._queries_of(as_table("data", data, (user, item)), user, item, time)
         rows = []
         for beam_size in beam_sizes or (self.bundle.manifest.search.beam_size,):
-            found_BM = np.concatenate([result.item_rows_BM for result in self.results(queries, Ask(max(ms), beam_size))])
+            item_rows_BM = np.concatenate([result.item_rows_BM for result in self.results(queries, Ask(max(ms), beam_size))])
             for m in ms:
-                precision_B, recall_B, _ = precision_recall_f(found_BM, relevant, m)
-                figures = {"recall": recall_B, "precision": precision_B, "ndcg": ndcg_at_m(found_BM, relevant, m)}
-                figures |= {"hit_rate": (recall_B > 0).astype(np.float64), "mrr": reciprocal_rank_at_m(found_BM, relevant, m)}
+                precision_B, recall_B, _ = precision_recall_f(item_rows_BM, relevant, m)
+                figures = {"recall": recall_B, "precision": precision_B, "ndcg": ndcg_at_m(item_rows_BM, relevant, m)}
+                figures |= {"hit_rate": (recall_B > 0).astype(np.float64), "mrr": reciprocal_rank_at_m(item_rows_BM, relevant, m)}
                 means = {name: float(np.mean(values)) for name, values in figures.items()}
-                shown = np.unique(found_BM[:, :m])
-                means["coverage"] = float(np.count_nonzero(shown != NO_ITEM) / len(self.bundle.items))
+                retrieved = np.unique(item_rows_BM[:, :m])
+                means["coverage"] = float(np.count_nonzero(retrieved != NO_ITEM) / len(self.bundle.items))
                 rows.append({"beam_size": int(beam_size), "m": int(m), **means, "queries": len(queries)})
         return self._as_frame(pa.Table.from_pylist(rows))
 
@@ -290,41 +290,41 @@ class Model:
         return self._as_frame(pa.table({name: pa.array(lists, pa.list_(pa.string())) for name, lists in columns.items()}))
 
     def save(self, path: Path | str) -> Path:
-        """Write the model as models/NAME/VERSION, where a service finds it. Raises BundleExists where that is there."""
-        to = Path(path)
-        if not (to.name.isdecimal() and int(to.name) >= 1):
-            raise InvalidInput("path", str(to), "models/NAME/VERSION with a version number of at least 1")
-        if to.exists():
-            raise BundleExists(f"{to}: a bundle is never overwritten; choose another version")
-        with_parts(self.bundle, to, {}, {})
-        return to
+        """Write the model as models/NAME/VERSION, where a service finds it. Raises BundleExists if that exists."""
+        folder = Path(path)
+        if not (folder.name.isdecimal() and int(folder.name) >= 1):
+            raise InvalidInput("path", str(folder), "models/NAME/VERSION with a version number of at least 1")
+        if folder.exists():
+            raise BundleExists(f"{folder}: a bundle is never overwritten; choose another version")
+        with_parts(self.bundle, folder, {}, {})
+        return folder
 
-    # -- parts ----------------------------------------------------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------------------------------------------
 
     def _held_out(self) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
-        held = read_heldout(self.bundle)
-        if not len(held.queries):
+        heldout = read_heldout(self.bundle)
+        if not len(heldout.queries):
             raise InvalidInput("data", None, f"a log: {self.name} version {self.version} has no held-out queries")
-        return held.queries, held.relevant
+        return heldout.queries, heldout.relevant
 
-    def _given(self, table: pa.Table, user: str, item: str, time: str | None) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
-        """Histories of a table, and the rows of what is to be found, of those with something that the model knows in both."""
+    def _queries_of(self, table: pa.Table, user: str, item: str, time: str | None) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
+        """Histories of a table and their relevant item rows, without users whose history or relevant items the model does not know."""
         if not isinstance(self.bundle.manifest.query, HistoryKind):
             raise InvalidInput("data", "a log of users", f"None: the model takes {self.bundle.manifest.query.kind} queries")
         rows_of = self.bundle.items.rows_of
-        if {"history", "relevant"} <= {*table.column_names}:  # all count: what this version does not know it misses
+        if {"history", "relevant"} <= {*table.column_names}:  # all queries count: this version misses the items that it does not know
             columns = [table.column(name).to_pylist() for name in ("history", "relevant")]
-            known = [(rows_of(first), self._with_unknown(last)) for first, last in zip(*columns, strict=True) if last]
+            pairs = [(rows_of(first), self._with_unknown(last)) for first, last in zip(*columns, strict=True) if last]
         else:
-            rows = [rows_of(one) for one in lists_of(table, user, item, time).values()]
+            rows = [rows_of(ids) for ids in lists_of(table, user, item, time).values()]
             halves = [(row[: -(-len(row) // 2)], row[-(-len(row) // 2) :]) for row in rows]
-            known = [(first, last[last >= 0]) for first, last in halves if (first >= 0).any() and (last >= 0).any()]
-        if not known:
+            pairs = [(first, last[last >= 0]) for first, last in halves if (first >= 0).any() and (last >= 0).any()]
+        if not pairs:
             raise InvalidInput("data", f"{len(table)} rows", "one user at least with items in both halves that the model knows")
-        return pad_histories(self.bundle.manifest.query, [first for first, _ in known]), [last for _, last in known]
+        return pad_histories(self.bundle.manifest.query, [first for first, _ in pairs]), [last for _, last in pairs]
 
     def _with_unknown(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """The rows of items; of each that the model does not know a row of its own that no answer holds."""
+        """The rows of items. Each unknown item gets a distinct row beyond the catalogue, which no answer has."""
         rows = self.bundle.items.rows_of(list(ids))
         unknown = np.flatnonzero(rows < 0)
         rows[unknown] = len(self.bundle.items) + np.arange(len(unknown))
@@ -368,21 +368,24 @@ class Model:
     def _outcome(self, row: int, result: SearchResult) -> dict[str, object]:
         if row < 0:
             return {"outcome": "unknown"}
-        at = np.flatnonzero(result.item_rows_BM[0] == row)
-        if len(at):
-            return {"outcome": "found", "rank": int(at[0]) + 1, "score": float(result.scores_BM[0, at[0]])}
+        positions = np.flatnonzero(result.item_rows_BM[0] == row)
+        if len(positions):
+            return {"outcome": "found", "rank": int(positions[0]) + 1, "score": float(result.scores_BM[0, positions[0]])}
         tree, levels = self.bundle.tree, result.traces[0]
         path = [int(tree.leaf_of_item[row])]
         while path[-1] > 0:
             path.append(int(tree.parent[path[-1]]))
         path.reverse()
         for level in levels:
-            kept_K = level.nodes_BK[0]
-            if path[level.level] not in kept_K:
-                cut = float(level.keys_BK[0][kept_K >= 0].min(initial=np.inf))
+            beam_K = level.nodes_BK[0]
+            if path[level.level] not in beam_K:
+                cut = float(level.keys_BK[0][beam_K >= 0].min(initial=np.inf))
                 is_last = level.level == tree.height
                 return {"outcome": "below m" if is_last else "outside the beam", "level": level.level, "cut": cut}
-        return {"outcome": "below m", "level": tree.height}  # its leaf was scored, another tree of the forest or a second stage decided
+        return {
+            "outcome": "below m",
+            "level": tree.height,
+        }  # its leaf was scored, but another tree of the forest or a second stage ranked it lower
 
     def _as_frame(self, table: pa.Table) -> Any:
         return as_frame(table, self.frame)
@@ -391,18 +394,18 @@ class Model:
 def open_model(path: Path | str, device: Device = "auto", engine: str | None = None, frame: Frame | None = None) -> Model:
     """The model in models/NAME/VERSION, or the highest version in models/NAME. Raises BundleError's kinds."""
     folder = Path(path)
-    versions = [int(one.name) for one in folder.glob("*") if one.name.isdecimal()] if not (folder / "manifest.json").exists() else []
+    versions = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()] if not (folder / "manifest.json").exists() else []
     return Model(Bundle.open(folder / str(max(versions)) if versions else folder), device, engine, frame)
 
 
 def _blocks(count: int, excluded: Sequence[NDArray[np.int64]] | None) -> Iterator[NDArray[np.int64]]:
-    """Positions of queries that are searched together: AT_ONCE, and fewer where a padded array of what they exclude would be too large."""
+    """Positions of the queries of each engine call: BATCH, or fewer if their padded array of excluded items would be too large."""
     begin = 0
     while begin < count:
-        end = min(begin + AT_ONCE, count)
+        end = min(begin + BATCH, count)
         if excluded is not None:
             longest = np.maximum.accumulate([len(row) for row in excluded[begin:end]])
-            end = begin + max(1, int(np.count_nonzero(longest * np.arange(1, end - begin + 1) <= MOST_EXCLUDED)))
+            end = begin + max(1, int(np.count_nonzero(longest * np.arange(1, end - begin + 1) <= MAX_EXCLUDED)))
         yield np.arange(begin, end)
         begin = end
 
@@ -412,9 +415,9 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-def _history_of(place: int, query: Any) -> list[str]:
+def _history_of(position: int, query: Any) -> list[str]:
     if isinstance(query, str | bytes) or not hasattr(query, "__iter__"):
-        raise InvalidQuery(f"queries[{place}].history", query, "a list of item ids, the newest last")
+        raise InvalidQuery(f"queries[{position}].history", query, "a list of item ids, the newest last")
     return [str(item) for item in query]
 
 

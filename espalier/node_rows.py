@@ -2,8 +2,8 @@
 
     row n = stored[n, :D] · 2^stored[n, D]
 
-A row of int8 takes half of one of float16, which holds each of its numbers exactly: engines that compute with float16 or float32 read the
-very numbers that are stored, and what was once rounded is rounded to itself.
+A row of int8 takes half the bytes of one of float16. float16 holds each of its numbers exactly: engines that compute with float16 or
+float32 read the stored numbers unchanged, and rounding a row again does not change it.
 
 Legend: N nodes, D node row, E = D + 1.
 """
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 LARGEST_CODE = 127
 LOWEST, HIGHEST = -24, 8
-"""Exponents: float16 holds 2^-24 and 128 · 2^8, and not much beyond."""
+"""Range of exponents: float16 holds numbers from 2^-24 to 128 · 2^8, and few beyond."""
 BLOCK = 1 << 14
-"""Rows that are packed, or looked at, at once."""
+"""Rows that are packed at a time."""
 
 
 class PackedRows:
@@ -42,46 +42,46 @@ class PackedRows:
         if isinstance(nodes, tuple):
             raise IndexError("rows are indexed by nodes alone")
         stored = np.asarray(self._stored_NE[nodes])
-        found: NDArray[np.float16] = (stored[..., :-1] * np.ldexp(np.float32(1), stored[..., -1:])).astype(np.float16)
-        return found
+        rows: NDArray[np.float16] = (stored[..., :-1] * np.ldexp(np.float32(1), stored[..., -1:])).astype(np.float16)
+        return rows
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self[:], dtype)
 
 
 NodeRows = Array | PackedRows
-"""float32[N, D], float16[N, D], or what is read as the latter."""
+"""float32[N, D], float16[N, D], or PackedRows, which are read as float16."""
 
 
 def rows_of(stored: Array) -> NodeRows:
-    """What is stored, as numbers."""
+    """Stored rows as numbers."""
     return PackedRows(stored) if stored.dtype == np.int8 else stored
 
 
 def width_of(stored: Any) -> int:
-    """D of an array of stored rows, or of what has its shape and dtype."""
+    """D of an array of stored rows, or of an object with its shape and dtype."""
     return int(stored.shape[1]) - int(stored.dtype == np.int8)
 
 
 def stored_as(rows_ND: Any, dtype: Any) -> Array:
-    """Rows as a bundle of this dtype stores them. Raises FloatingPointError where it cannot hold them."""
+    """Rows as a bundle of this dtype stores them. Raises FloatingPointError if the dtype cannot hold them."""
     dtype = np.dtype(dtype)
     if dtype == np.int8:
         return _packed(rows_ND)
     with np.errstate(over="ignore"):
-        found = np.asarray(rows_ND).astype(dtype)
-    if not np.isfinite(found).all():
+        stored = np.asarray(rows_ND).astype(dtype)
+    if not np.isfinite(stored).all():
         raise FloatingPointError(f"node rows are not finite in {dtype}")
-    return found
+    return stored
 
 
 def rounded(rows_ND: Array, dtype: Any) -> NDArray[np.float32]:
-    """float32[N, D]: what a bundle of this dtype gives back. Raises as `stored_as`."""
+    """float32[N, D]: rows rounded as a bundle of this dtype stores them. Raises as `stored_as`."""
     return np.asarray(rows_of(stored_as(rows_ND, dtype)), np.float32)
 
 
 def has_known_exponents(stored_NE: NDArray[np.int8]) -> bool:
-    """Whether float16 holds all numbers."""
+    """Whether all exponents are in the range where float16 holds all numbers."""
     exponent_N = stored_NE[:, -1]
     return not len(exponent_N) or bool(exponent_N.min() >= LOWEST and exponent_N.max() <= HIGHEST)
 
@@ -92,7 +92,7 @@ def _packed(rows_ND: Any) -> NDArray[np.int8]:
     for begin in range(0, len(rows_ND), BLOCK):
         block_nD = np.asarray(rows_ND[begin : begin + BLOCK], np.float64)
         largest_n = np.abs(block_nD).max(1, initial=0)
-        if not np.all(largest_n <= LARGEST_CODE * 2.0**HIGHEST):  # NaN is not, either
+        if not np.all(largest_n <= LARGEST_CODE * 2.0**HIGHEST):  # NaN fails too
             raise FloatingPointError("node rows are not finite in int8")
         fraction_n, exponent_n = np.frexp(largest_n / LARGEST_CODE)
         exponent_n = np.clip(exponent_n - (fraction_n == 0.5), LOWEST, HIGHEST)

@@ -1,8 +1,8 @@
-"""Linear scorers in a third of the bytes: weights in float16, and of every row only what the row before does not say.
+"""Linear scorers in a third of the bytes: weights in float16, and differences instead of feature numbers and offsets.
 
-Features ascend within a node, so each is stored as its distance from the one before; where a row's entries begin is stored as how many it
-has. Such numbers are small, and so are numbers of children: each array has the narrowest type that holds it. An opened bundle maps weights
-and children as they are stored, half or a third of what it searches; rows are unpacked.
+Features ascend within a node, so each is stored as its difference from the one before. Instead of the offset of a row's entries, their
+number is stored. These numbers are small, and so are child numbers: each array has the narrowest type that holds it. An opened bundle maps
+weights and children as they are stored, and unpacks rows.
 
 Legend: P inner nodes, R rows.
 """
@@ -32,30 +32,30 @@ PACKED: Dtypes = {
 }
 """The arrays of packed chunks, as bundles name them, and their types.
 
-row_gap    [R]: a row's feature minus that of the row before; of a node's first row the feature
-row_count  [R]: how many entries a row has
+row_gap    [R]: a row's feature minus that of the row before; for a node's first row the feature
+row_count  [R]: the number of entries of a row
 others     as in Chunks
 """
-MOST_LOST = 1e-3
-"""Share of the weights' sum, in absolute value, that rounding may change: float16 rounds to 11 bits, unless numbers are tiny."""
+MAX_LOST_SHARE = 1e-3
+"""Largest rounding error as a share of the absolute weights: float16 rounds to 11 bits, tiny numbers to fewer."""
 
 
 def rounded(chunks: Chunks) -> Chunks | None:
-    """The scorers with weights in float16; None where these cannot hold them: too large, or so small that much would be lost."""
+    """The scorers with weights in float16; None if weights are too large, or so small that rounding would lose too much."""
     with np.errstate(over="ignore"):
         weights = chunks.entry_weight.astype(np.float16)
-    lost = whole = 0.0
+    lost_weight = total_weight = 0.0
     for begin in range(0, len(weights), BLOCK):
-        part = chunks.entry_weight[begin : begin + BLOCK].astype(np.float64)
-        lost += np.abs(weights[begin : begin + BLOCK] - part).sum()
-        whole += np.abs(part).sum()
-    if not lost <= MOST_LOST * whole:  # also where some are infinite
+        block = chunks.entry_weight[begin : begin + BLOCK].astype(np.float64)
+        lost_weight += np.abs(weights[begin : begin + BLOCK] - block).sum()
+        total_weight += np.abs(block).sum()
+    if not lost_weight <= MAX_LOST_SHARE * total_weight:  # also if some weights are infinite
         return None
     return replace(chunks, entry_weight=weights, entry_child=narrowed(chunks.entry_child))
 
 
 def widened(chunks: Chunks) -> Chunks:
-    """The scorers with float32 weights, for code that changes them or that has no float16; themselves where they have them."""
+    """The scorers with float32 weights, for code that changes weights or has no float16. Unchanged if they have float32 weights."""
     if chunks.entry_weight.dtype == np.float32 and chunks.entry_child.dtype == np.uint16:
         return chunks
     return replace(chunks, entry_weight=chunks.entry_weight.astype(np.float32), entry_child=chunks.entry_child.astype(np.uint16))
@@ -77,7 +77,7 @@ def packed(chunks: Chunks) -> dict[str, Array]:
 
 
 def unpacked(arrays: Mapping[str, Array], width: int) -> Chunks:
-    """The scorers of a bundle's arrays, weights and children as they are. Raises BundleCorrupt; `Chunks.check` checks what is left."""
+    """The scorers of a bundle's arrays, weights and children as they are. Raises BundleCorrupt; `Chunks.check` makes the other checks."""
     check_arrays(arrays, PACKED)
     chunk_row, gaps, counts = arrays["chunk_row"], arrays["row_gap"], arrays["row_count"]
     check_length("row_count", counts, len(gaps))
@@ -98,7 +98,7 @@ def unpacked(arrays: Mapping[str, Array], width: int) -> Chunks:
 
 
 def narrowed(numbers: Array) -> Array:
-    """Numbers from 0 on in the narrowest of the types that holds them."""
+    """Numbers of at least 0, in the narrowest type of NARROW that holds them."""
     largest = int(numbers.max(initial=0))
     dtype = next(dtype for dtype in NARROW if largest <= np.iinfo(dtype).max)
     return numbers.astype(dtype, copy=False)

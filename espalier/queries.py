@@ -1,6 +1,6 @@
-"""The query kinds and how a batch of them becomes arrays.
+"""The query kinds, and batches of queries as arrays.
 
-Knows `history` (item ids, oldest first), `vector` (dense), `features` (sparse) and `text`. Does not know what a model makes of them.
+Knows `history` (item ids, oldest first), `vector` (dense), `features` (sparse) and `text`. Does not know models.
 
 Legend: B queries, T history length.
 """
@@ -133,7 +133,7 @@ class QueryBatch:
         return QueryBatch(self.kind, self.rows.take(rows) if isinstance(self.rows, SparseRows) else self.rows[rows])
 
     def fits(self, other: QueryBatch) -> bool:
-        """Whether one batch may hold the queries of both, which are of one model."""
+        """Whether one batch may have the queries of both batches, which are of the same model."""
         return type(self) is type(other)
 
     @staticmethod
@@ -142,7 +142,7 @@ class QueryBatch:
         return batches[0]._joined(batches)
 
     def _joined(self, batches: Sequence[Any]) -> QueryBatch:
-        """See `joined`: this batch and those behind it, all of which are of this class."""
+        """`joined` for batches of this class."""
         if isinstance(self.kind, FeaturesKind | TextKind):
             return QueryBatch(self.kind, concatenated([batch.features for batch in batches]))
         return QueryBatch(self.kind, np.concatenate([batch.array for batch in batches]))
@@ -151,8 +151,8 @@ class QueryBatch:
 def blank_queries(kind: Kind, batch: int) -> QueryBatch:
     """Empty histories, zero vectors or rows without features, for warming up."""
     if isinstance(kind, FeaturesKind | TextKind):
-        none = SparseRows(np.zeros(batch + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), kind.width)
-        return QueryBatch(kind, none)
+        empty_rows = SparseRows(np.zeros(batch + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), kind.width)
+        return QueryBatch(kind, empty_rows)
     if isinstance(kind, HistoryKind):
         return QueryBatch(kind, np.full((batch, kind.length), PADDING, np.int64))
     return QueryBatch(kind, np.zeros((batch, kind.width), np.float32))
@@ -162,9 +162,9 @@ def pad_histories(kind: HistoryKind, histories: Sequence[NDArray[np.int64]]) -> 
     """A batch from item rows, oldest first; entries below 0 (unknown items) are skipped, then the last T count."""
     array = np.full((len(histories), kind.length), PADDING, np.int64)
     for row, history in zip(array, histories, strict=True):
-        known = history[history >= 0][-kind.length :]
-        if len(known):
-            row[-len(known) :] = known
+        known_rows = history[history >= 0][-kind.length :]
+        if len(known_rows):
+            row[-len(known_rows) :] = known_rows
     return QueryBatch(kind, array)
 
 
@@ -173,21 +173,21 @@ def encode_histories(kind: HistoryKind, items: Items, histories: Sequence[Sequen
     if len(histories) == 1:
         rows = [items.rows_of(histories[0])]
     else:
-        flat = items.rows_of([item_id for history in histories for item_id in history])
-        rows = np.split(flat, np.cumsum([len(history) for history in histories])[:-1]) if histories else []
+        all_rows = items.rows_of([item_id for history in histories for item_id in history])
+        rows = np.split(all_rows, np.cumsum([len(history) for history in histories])[:-1]) if histories else []
     return pad_histories(kind, rows), rows
 
 
 def encode_vectors(kind: VectorKind, vectors: Sequence[Sequence[float]]) -> QueryBatch:
-    """A batch from lists of numbers. Raises InvalidQuery (field `queries[i].vector`) on a wrong length or a number that is not finite."""
+    """A batch from lists of numbers. Raises InvalidQuery (field `queries[i].vector`) for a wrong length or a number that is not finite."""
     array = np.empty((len(vectors), kind.width), np.float32)
     for i, vector in enumerate(vectors):
         if len(vector) != kind.width:
             raise InvalidQuery(f"queries[{i}].vector", f"{len(vector)} numbers", f"{kind.width} numbers")
         wide = np.asarray(vector, np.float64)
-        bad = ~(np.abs(wide) <= np.finfo(np.float32).max)  # also true for NaN
-        if bad.any():
-            raise InvalidQuery(f"queries[{i}].vector", float(wide[bad][0]), "finite 32-bit numbers")
+        too_large = ~(np.abs(wide) <= np.finfo(np.float32).max)  # also true for NaN
+        if too_large.any():
+            raise InvalidQuery(f"queries[{i}].vector", float(wide[too_large][0]), "finite 32-bit numbers")
         array[i] = wide
     return QueryBatch(kind, array)
 
@@ -195,30 +195,30 @@ def encode_vectors(kind: VectorKind, vectors: Sequence[Sequence[float]]) -> Quer
 def encode_features(kind: FeaturesKind, queries: Sequence[tuple[Sequence[int], Sequence[float]]]) -> QueryBatch:
     """A batch from (feature numbers, values) pairs, in any order of the numbers.
 
-    Raises InvalidQuery (field `queries[i].features.…`) on lengths that differ, a number that the model does not have or that stands there
-    twice, and a value that is not finite.
+    Raises InvalidQuery (field `queries[i].features.…`) for different lengths, a number that the model lacks or that is repeated, and a
+    value that is not finite.
     """
     counts = [len(indices) for indices, _ in queries]
     indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     indices, values = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.float32)
-    for i, (own, weights) in enumerate(queries):
+    for i, (feature_numbers, weights) in enumerate(queries):
         field = f"queries[{i}].features"
-        if len(own) != len(weights):
-            raise InvalidQuery(f"{field}.values", f"{len(weights)} numbers", f"{len(own)}, one for each index")
-        if not len(own):
+        if len(feature_numbers) != len(weights):
+            raise InvalidQuery(f"{field}.values", f"{len(weights)} numbers", f"{len(feature_numbers)}, one for each index")
+        if not len(feature_numbers):
             continue
-        low, high = min(own), max(own)  # of Python's integers: some do not fit into NumPy's
+        low, high = min(feature_numbers), max(feature_numbers)  # as Python integers: some do not fit into NumPy's
         if low < 0 or high >= kind.width:
             raise InvalidQuery(f"{field}.indices", int(high if high >= kind.width else low), f"feature numbers from 0 to {kind.width - 1}")
-        numbers, wide = np.asarray(own, np.int64), np.asarray(weights, np.float64)
-        wrong = ~(np.abs(wide) <= np.finfo(np.float32).max)  # also true for NaN
-        if wrong.any():
-            raise InvalidQuery(f"{field}.values", float(wide[wrong][0]), "finite 32-bit numbers")
+        numbers, wide = np.asarray(feature_numbers, np.int64), np.asarray(weights, np.float64)
+        too_large = ~(np.abs(wide) <= np.finfo(np.float32).max)  # also true for NaN
+        if too_large.any():
+            raise InvalidQuery(f"{field}.values", float(wide[too_large][0]), "finite 32-bit numbers")
         order = np.argsort(numbers, kind="stable")
         numbers = numbers[order]
-        twice = numbers[1:] == numbers[:-1]
-        if twice.any():
-            raise InvalidQuery(f"{field}.indices", int(numbers[1:][twice][0]), "each feature number once")
+        repeated = numbers[1:] == numbers[:-1]
+        if repeated.any():
+            raise InvalidQuery(f"{field}.indices", int(numbers[1:][repeated][0]), "each feature number once")
         indices[indptr[i] : indptr[i + 1]], values[indptr[i] : indptr[i + 1]] = numbers, wide[order]
     rows = SparseRows(indptr, indices, values, kind.width)
     return QueryBatch(kind, rows.normalised() if kind.unit else rows)

@@ -1,16 +1,16 @@
-"""The names of what a re-ranker knows of a candidate: a row of numbers, NaN where one is missing.
+"""The names of a re-ranker's features of a candidate: numbers, NaN if one is missing.
 
-    retrieval.position     place in the retrieved list, from 1
-    retrieval.rank         its rank; without a memory what the search ordered it by
+    retrieval.position     position in the retrieved list, from 1
+    retrieval.rank         its rank; without a memory the search orders by it
     retrieval.score        its score
     leaf.norm              length of its node row
     history.length         known items of the history
-    history.seen           places between the item's last occurrence in the history and the history's end; NaN where it is not in it
+    history.seen           number of items after the item's last occurrence in the history; NaN if it is not in the history
     history.best           largest cosine between its node row and those of the history's items
     history.top3           mean of the three largest
     history.mean           mean of all
-    history.recent         mean of all, an item counting half as much as one that is HALF_LIFE places newer
-    history.last           that of the newest item
+    history.recent         weighted mean of all: an item weighs half as much as one that is HALF_LIFE positions newer
+    history.last           cosine to the newest item
     attribute.COLUMN       a numeric column of the item table; false is 0, true is 1
     query.NAME             what the caller sends with the query
     item.NAME              what the caller sends with the query for an item
@@ -30,14 +30,14 @@ LEAF = ("leaf.norm",)
 KNOWN = (*RETRIEVAL, *LEAF, *HISTORY, "attribute.COLUMN", "query.NAME", "item.NAME")
 NAME = re.compile(r"(retrieval|history|leaf)\.\w+|(attribute|query|item)\.\S{1,64}")
 HALF_LIFE = 8
-"""Places after which an item of the history counts half in `history.recent`."""
+"""Positions after which an item of the history weighs half in `history.recent`."""
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise ValueError unless these are different names of features."""
+    """Raise ValueError unless these are valid, distinct names of features."""
     for name in names:
-        own = name.split(".", 1)[0] in ("attribute", "query", "item")
-        if not NAME.fullmatch(name) or not (own or name in (*RETRIEVAL, *HISTORY, *LEAF)):
+        is_prefixed = name.split(".", 1)[0] in ("attribute", "query", "item")
+        if not NAME.fullmatch(name) or not (is_prefixed or name in (*RETRIEVAL, *HISTORY, *LEAF)):
             raise ValueError(f"{name!r} is no feature of a candidate: expected {', '.join(KNOWN)}")
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is there twice")

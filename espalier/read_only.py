@@ -1,4 +1,4 @@
-"""Arrays as compiled code takes them."""
+"""Read-only views, as compiled code takes its arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Array = NDArray[Any]
 
 
 def read_only(*arrays: Array) -> tuple[Array, ...]:
-    """Contiguous read-only views. Mapped arrays are read-only, and numba would compile again for arrays that are not.
+    """Contiguous read-only views. Mapped arrays are read-only, and numba would compile again for writable ones.
 
     Raises ValueError for a mapped array that is not contiguous: a copy of it could need more memory than there is.
     """

@@ -1,4 +1,4 @@
-"""How relevant items are to queries, true or predicted, with an entry only where it is not 0.
+"""The relevance of items to queries, true or predicted, as sparse rows.
 
 Knows sparse rows and their transposes. Does not know where relevance comes from (training/data/relevance.py) or how predictions are judged
 (weighted_metrics.py). Raw arrays instead of scipy.sparse, since predictions have an order within a row and the
@@ -27,13 +27,13 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Relevance:
-    """B rows over I columns; what has no entry is 0. The entries of a row are in any order; those of predictions are best first.
+    """B rows over I columns; pairs without an entry are 0. The entries of a row are in any order; those of predictions are best first.
 
     offset_B  int64[B + 1]: where the entries of each row begin
     column_E  int64[E], from 0 to width − 1, each once in a row
     value_E   float64[E], finite
     width     I
-    Raises InvalidData where arrays do not fit.
+    Raises InvalidData if arrays do not fit.
     """
 
     offset_B: Int64
@@ -60,12 +60,12 @@ class Relevance:
 
     @staticmethod
     def of_rows(rows: SparseRows) -> Relevance:
-        """That of sparse rows, for example of a matrix of labels."""
+        """The relevance of sparse rows, for example a matrix of labels."""
         return Relevance(rows.indptr.astype(np.int64), rows.indices.astype(np.int64), rows.values.astype(np.float64), rows.width)
 
     @staticmethod
     def of_lists(columns: Sequence[Int64], values: Sequence[NDArray[np.floating]], width: int) -> Relevance:
-        """That of one pair of arrays a row, of equal lengths."""
+        """The relevance of rows of columns and values, two arrays of equal length each."""
         offset_B = np.concatenate([[0], np.cumsum([len(column) for column in columns], dtype=np.int64)]).astype(np.int64)
         none: list[NDArray[np.floating]] = [np.zeros(0)]
         return Relevance(
@@ -74,7 +74,7 @@ class Relevance:
 
     @staticmethod
     def of_predictions(item_rows_BM: Int64, scores_BM: NDArray[np.floating], width: int) -> Relevance:
-        """That of what a search returns: item rows, best first, NO_ITEM where there is none, and their scores."""
+        """The relevance of a search's results: item rows, best first, NO_ITEM as padding, and their scores."""
         if item_rows_BM.ndim != 2 or item_rows_BM.shape != scores_BM.shape:
             raise InvalidData("scores_BM", list(scores_BM.shape), f"{list(item_rows_BM.shape)}, a score for each place of item_rows_BM")
         is_item_BM = item_rows_BM != NO_ITEM
@@ -87,8 +87,8 @@ class Relevance:
         return np.repeat(np.arange(len(self)), np.diff(self.offset_B))
 
     @cached_property
-    def place_E(self) -> Int64:
-        """int64[E]: the place of each entry in its row, from 0."""
+    def position_E(self) -> Int64:
+        """int64[E]: the position of each entry in its row, from 0."""
         return np.arange(len(self.column_E)) - self.offset_B[self.row_E]
 
     @cached_property
@@ -104,20 +104,20 @@ class Relevance:
         return self.key_E[order_E], order_E
 
     def at(self, key_E: Int64) -> Float64:
-        """float64: the values of some pairs, 0 where there is no entry."""
+        """float64: the values of some pairs; 0 for pairs without an entry."""
         if not len(self.key_E):
             return np.zeros(len(key_E))
         sorted_E, order_E = self.by_key
-        place = np.minimum(np.searchsorted(sorted_E, key_E), len(order_E) - 1)
-        return np.where(sorted_E[place] == key_E, self.value_E[order_E[place]], 0.0)
+        position = np.minimum(np.searchsorted(sorted_E, key_E), len(order_E) - 1)
+        return np.where(sorted_E[position] == key_E, self.value_E[order_E[position]], 0.0)
 
     def transposed(self) -> Relevance:
-        """The same for columns: of each item its queries, by descending value, equal ones by row."""
+        """Rows and columns swapped: for each item its queries, by descending value, ties by row."""
         order_E = np.lexsort((self.row_E, -self.value_E, self.column_E))
         offset = np.concatenate([[0], np.cumsum(np.bincount(self.column_E, minlength=self.width))]).astype(np.int64)
         return Relevance(offset, self.row_E[order_E], self.value_E[order_E], len(self))
 
     def times(self, factor: NDArray[np.floating] | float) -> Relevance:
-        """With values multiplied by a number, or by one for each column (float[I])."""
+        """The relevance with values multiplied by a number, or by one for each column (float[I])."""
         by_E = factor if isinstance(factor, float) else factor[self.column_E]
         return Relevance(self.offset_B, self.column_E, self.value_E * by_E, self.width)

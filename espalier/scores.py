@@ -1,9 +1,9 @@
 """From the ranks of the best leaves to a search's result and its scores.
 
 A score is in [0, 1] and never falls as its key rises. It is the sigmoid of the rank for `node` rankings, the exponential for `path`, and
-calibrated on validation users for `discounted` and wherever there is a memory. A forest's score is the mean over its trees of the score in
-each, 0 where a tree did not score the item; its rank is the log of this mean, and ties go to the lower item row. The search itself never
-ranks by scores. A node whose logit, rank or key is not finite is no candidate, so nothing below it comes back.
+calibrated on validation users for `discounted` rankings and for bundles with a memory. A forest's score is the mean over its trees; a tree
+that did not score the item counts 0. Its rank is the log of this mean, and ties go to the lower item row. The search itself never ranks by
+scores. A node whose logit, rank or key is not finite is no candidate, so nothing below it comes back.
 
 Legend: B queries, M results.
 """
@@ -29,20 +29,20 @@ def finish(
     finite_B: NDArray[np.bool_] | None = None,
     keys_BM: NDArray[np.float32] | None = None,
 ) -> SearchResult:
-    """The result of a search from its best leaves: places past a query's m, or of rank −inf, hold no item.
+    """The result of a search from its best leaves. Columns past a query's m, or with rank −inf, have no item.
 
-    eligible_B  int64[B]: how many items each query could have got
-    keys_BM     what the leaves were ordered by, and scores are made of; None: their ranks
+    eligible_B  int64[B]: number of eligible items of each query
+    keys_BM     the keys, which order the leaves and give their scores; None: the ranks
     """
-    if len(m_B) == 1 and ranks_BM.shape[1] == m_B[0] and ranks_BM[0, -1] > -np.inf:  # the usual case: one query, which gets all it wants
+    if len(m_B) == 1 and ranks_BM.shape[1] == m_B[0] and ranks_BM[0, -1] > -np.inf:  # the usual case: one query that gets m items
         count_B = m_B.copy()
     else:
-        found_BM = ranks_BM > -np.inf
+        has_item_BM = ranks_BM > -np.inf
         if len(m_B) > 1:  # otherwise its m is the width
-            found_BM &= np.arange(ranks_BM.shape[1]) < m_B[:, None]
-            ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
-            keys_BM = None if keys_BM is None else np.where(found_BM, keys_BM, np.float32(-np.inf))
-        count_B, item_rows_BM = found_BM.sum(1), np.where(found_BM, item_rows_BM, NO_ITEM)
+            has_item_BM &= np.arange(ranks_BM.shape[1]) < m_B[:, None]
+            ranks_BM = np.where(has_item_BM, ranks_BM, np.float32(-np.inf))
+            keys_BM = None if keys_BM is None else np.where(has_item_BM, keys_BM, np.float32(-np.inf))
+        count_B, item_rows_BM = has_item_BM.sum(1), np.where(has_item_BM, item_rows_BM, NO_ITEM)
     keys_BM = ranks_BM if keys_BM is None else keys_BM
     return SearchResult(
         item_rows_BM=item_rows_BM,
@@ -57,10 +57,10 @@ def finish(
 
 
 def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32, same shape, in [0, 1], of ranks, or of keys where there is a memory; 0 for −inf.
+    """float32, same shape, in [0, 1]: the scores of ranks, or of keys if there is a memory; 0 for −inf.
 
-    A calibration where there is one, else the exponential (`path`) or the sigmoid. Scores never fall as keys rise; those of different keys
-    may be equal, where float32 cannot tell them apart.
+    By the calibration if there is one, else by the exponential (`path`) or the sigmoid. Scores never fall as keys rise. Different keys may
+    have the same score in float32.
     """
     wide = ranks.astype(np.float64)
     if ranking.calibration is not None:
@@ -83,12 +83,12 @@ def log_scores(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float
 
 
 def bent(calibration: Calibration, keys: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64, same shape: the piecewise linear function through a calibration's knots; the keys themselves where there are none."""
+    """float64, same shape: the piecewise linear function through a calibration's knots; the keys unchanged without knots."""
     if not calibration.knots:
         return keys
     knot_K, value_K = np.array(calibration.knots).T
     piece = np.clip(np.searchsorted(knot_K, keys, side="right") - 1, 0, len(knot_K) - 2)
-    with np.errstate(over="ignore"):  # far beyond steep ends: infinite, and its sigmoid 0 or 1
+    with np.errstate(over="ignore"):  # far beyond steep ends the value is infinite, and its sigmoid 0 or 1
         share = (keys - knot_K[piece]) / np.diff(knot_K)[piece]
         values = value_K[piece] + share * np.diff(value_K)[piece]
     end_K = np.append(value_K[1:-1], np.inf)

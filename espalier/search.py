@@ -1,4 +1,4 @@
-"""What every engine takes and gives back: types alone.
+"""The types of a search: its parameters, its result and the Engine protocol.
 
 - Beam size, m, mask and exclusions belong to a query, not to an engine. A query gets the same answer in any batch.
 - The beam size governs levels 1 … H − 1. The last level keeps the best m eligible candidates; m may exceed the beam size.
@@ -8,7 +8,7 @@
 - Beams are cut and leaves ordered by key. Of equal keys the lower node number wins, on every engine.
 - Every engine equals the reference exactly where weights are integers (tests/espalier/test_signature.py).
 
-Knows the parameters of a search, its result and the Engine protocol. `espalier.engines` opens an engine.
+`espalier.engines` opens an engine.
 
 Legend: B queries, E excluded items, M results, K beam, C candidates, N nodes, L levels.
 """
@@ -34,15 +34,15 @@ NO_ITEM = -1
 
 @dataclass(frozen=True, eq=False)
 class NodeMask:
-    """What a filter leaves of a tree; `espalier.masks.eligibility.node_mask` makes one. Compared and hashed by identity.
+    """The nodes of a tree that a filter leaves eligible; see `espalier.masks.eligibility.node_mask`. Compared and hashed by identity.
 
     eligible_N  bool[N]   True where an eligible item lies below the node, a leaf's own item included
-    items   how many items are eligible
-    others  what it leaves of a forest's other trees: the masks of the second, the third …
-    live_R  bool[R]: which live items it lets pass, by handle (espalier.live.overlay), items with later handles not. Then `eligible_N`
-            counts live items as items below, and `items` too. None: the query sees the bundle alone, also in its history
-    at      the mask of another snapshot of the live catalogue (espalier.live.overlay.Overlay), None if this mask is of that snapshot;
-            None: it is the same for all of them
+    items   number of eligible items
+    others  the masks of a forest's second tree, third tree, …
+    live_R  bool[R]: which live items pass, by handle (espalier.live.overlay). Items with later handles do not pass. `eligible_N` and
+            `items` then count live items, too. None: the query sees only the bundle, also in its history
+    at      overlay (espalier.live.overlay.Overlay) → the mask of that snapshot of the live catalogue, None if it is this mask.
+            None: the mask is the same for all snapshots
     """
 
     eligible_N: NDArray[np.bool_]
@@ -51,11 +51,13 @@ class NodeMask:
     live_R: NDArray[np.bool_] | None = None
     at: Callable[[Any], NodeMask | None] | None = None
 
-    def of_tree(self, place: int) -> NodeMask:
-        """The mask of a forest's tree, counted from 0. Raises InvalidQuery where it was made for fewer trees."""
-        if place > len(self.others):
-            raise InvalidQuery("mask_B", f"a mask of {1 + len(self.others)} trees", f"a mask of at least {1 + place}, as the forest has")
-        return self if place == 0 else self.others[place - 1]
+    def of_tree(self, tree_index: int) -> NodeMask:
+        """The mask of a forest's tree (from 0). Raises InvalidQuery if the mask is for fewer trees."""
+        if tree_index > len(self.others):
+            raise InvalidQuery(
+                "mask_B", f"a mask of {1 + len(self.others)} trees", f"a mask of at least {1 + tree_index}, as the forest has"
+            )
+        return self if tree_index == 0 else self.others[tree_index - 1]
 
     @cached_property
     def every_tree_N(self) -> NDArray[np.bool_]:
@@ -64,8 +66,8 @@ class NodeMask:
 
     @property
     def nbytes(self) -> int:
-        alone = int(self.eligible_N.nbytes) + sum(mask.nbytes for mask in self.others)
-        return 2 * alone if self.others else alone
+        mask_bytes = int(self.eligible_N.nbytes) + sum(mask.nbytes for mask in self.others)
+        return 2 * mask_bytes if self.others else mask_bytes
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class SearchParams:
     m_B           int64[B], ≥ 1   results wanted; may exceed the beam size
     exclude_BE    int64[B, E] or None   item rows that must not come back, NO_ITEM as padding; repeats are allowed
     trace         keep the candidates and the beams of each level in the result
-    mask_B        None, or each query's NodeMask, None where all items are eligible; queries of one filter should share one object
+    mask_B        None, or each query's NodeMask (None: all items are eligible); queries with the same filter should share one object
     """
 
     beam_size_B: NDArray[np.int64]
@@ -87,19 +89,14 @@ class SearchParams:
 
     @staticmethod
     def uniform(
-        batch: int,
-        beam_size: int,
-        m: int,
-        exclude_BE: NDArray[np.int64] | None = None,
-        trace: bool = False,
-        mask: NodeMask | None = None,
+        batch: int, beam_size: int, m: int, exclude_BE: NDArray[np.int64] | None = None, trace: bool = False, mask: NodeMask | None = None
     ) -> SearchParams:
         """The same beam size, m and mask for every query."""
         mask_B = None if mask is None else (mask,) * batch
         return SearchParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64), exclude_BE, trace, mask_B)
 
     def take(self, queries: NDArray[np.int64]) -> SearchParams:
-        """Those of the queries at some positions (int64)."""
+        """The parameters of the queries at some positions (int64)."""
         return replace(
             self,
             beam_size_B=self.beam_size_B[queries],
@@ -113,9 +110,11 @@ class SearchParams:
         for name, array in (("beam_size_B", self.beam_size_B), ("m_B", self.m_B)):
             if array.shape != (batch,) or array.dtype != np.int64:
                 raise InvalidQuery(name, f"{array.dtype}{list(array.shape)}", f"int64[{batch}], one per query")
-            least = int(array[0]) if batch == 1 else int(array.min(initial=1))  # for one query, a reduction takes longer than the rest
-            if least < 1:
-                raise InvalidQuery(name, least, "at least 1")
+            smallest = (
+                int(array[0]) if batch == 1 else int(array.min(initial=1))
+            )  # for one query, a reduction takes longer than all other checks
+            if smallest < 1:
+                raise InvalidQuery(name, smallest, "at least 1")
         exclude = self.exclude_BE
         if exclude is not None:
             if exclude.ndim != 2 or len(exclude) != batch or exclude.dtype != np.int64:
@@ -134,10 +133,10 @@ class SearchParams:
 
 @dataclass(frozen=True)
 class SearchContext:
-    """What goes with a search to other machines; an engine that asks none does not look at it.
+    """Deadline and tracing for an engine that asks other machines. Other engines ignore it.
 
-    deadline  point of time.perf_counter() by which the answer must be there, with what has come by then; None: with all, at any time
-    origin    names and values of the first request in the call: X-Request-Id, traceparent
+    deadline  time.perf_counter() at which the engine returns, with only the shards that have answered; None: wait for all shards
+    origin    header names and values of the first request in the call: X-Request-Id, traceparent
     """
 
     deadline: float | None = None
@@ -149,18 +148,18 @@ NO_CONTEXT = SearchContext()
 
 @dataclass(frozen=True)
 class LevelTrace:
-    """What one level of a search scored and kept, for every query of the call.
+    """The candidates and the beam of one level, for every query of the call.
 
-    A trace has a query's levels from its start level (`Tree.start_level`) to H: those that its beam may cut, whatever else an engine
-    scored. In a call with several beam sizes, a level above a query's own start level is empty for it.
+    A trace has a query's levels from its start level (`Tree.start_level`) to H, even if the engine scored more levels. In a call with
+    several beam sizes, a level above a query's start level is empty for that query.
 
     level               h
-    nodes_BK            int64[B, K]     the nodes kept, ascending, −1 where a slot is empty; on level H the best m leaves
-    ranks_BK            float32[B, K]   their ranks, −inf where a slot is empty
-    candidates_BC       int64[B, C]     the nodes that were chosen from, −1 where a slot is empty or its node has no eligible item below
-    candidate_ranks_BC  float32[B, C]   their ranks, −inf in those slots
-    keys_BK             float32[B, K]   what the kept nodes were chosen by; without a memory their ranks
-    candidate_keys_BC   float32[B, C]   likewise
+    nodes_BK            int64[B, K]     the beam, ascending, −1 as padding; on level H the best m leaves
+    ranks_BK            float32[B, K]   their ranks, −inf as padding
+    candidates_BC       int64[B, C]     the candidates, −1 as padding and for nodes without an eligible item below
+    candidate_ranks_BC  float32[B, C]   their ranks, −inf where the node is −1
+    keys_BK             float32[B, K]   the keys of the beam; without a memory equal to the ranks
+    candidate_keys_BC   float32[B, C]   the keys of the candidates
     """
 
     level: int
@@ -185,14 +184,14 @@ class Coverage:
 
     @property
     def items_B(self) -> NDArray[np.float64]:
-        """float64[B]: the share of the catalogue's items that is on shards that answered; 1 where all did."""
+        """float64[B]: the share of the catalogue's items that the answering shards hold; 1 if all shards answered."""
         return np.asarray(self.answered_BS @ self.items_S / self.items_S.sum(), np.float64)
 
     @staticmethod
     def joined(coverages: Sequence[Coverage | None]) -> Coverage | None:
-        """Of some queries, then of others, of one search."""
-        known = [coverage for coverage in coverages if coverage is not None]
-        return Coverage(known[0].items_S, np.concatenate([coverage.answered_BS for coverage in known])) if known else None
+        """The coverage of several batches of one search, one batch after the other."""
+        sharded = [coverage for coverage in coverages if coverage is not None]
+        return Coverage(sharded[0].items_S, np.concatenate([coverage.answered_BS for coverage in sharded])) if sharded else None
 
 
 @dataclass(frozen=True)
@@ -202,13 +201,13 @@ class SearchResult:
     item_rows_BM  int64[B, M]     best first, NO_ITEM as padding; M = max of m_B
     scores_BM     float32[B, M]   in [0, 1], 0 where there is no item
     ranks_BM      float32[B, M]   −inf where there is no item
-    keys_BM       float32[B, M]   what the items were ordered by, −inf where there is no item; without a memory equal to ranks_BM
+    keys_BM       float32[B, M]   the keys, which order the items; −inf where there is no item; without a memory equal to ranks_BM
     count_B       int64[B]        items in each row
     complete_B    bool[B]         False iff fewer than min(m, eligible items) came back
-    traces        of each tree the levels from the smallest start level of the call to H; empty where they were not asked for. On the last
-                  level of a forest's tree every leaf that was scored is kept
-    finite_B      bool[B]         for vectors: False iff some node that was scored has a logit that is not finite; None for other kinds
-    coverage      which shards answered; None where the engine holds the whole catalogue
+    traces        for each tree the levels from the smallest start level of the call to H; empty unless requested. On the last level of a
+                  forest's tree, the beam has every scored leaf
+    finite_B      bool[B]         for vectors: False iff some scored node has a logit that is not finite; None for other kinds
+    coverage      which shards answered; None if the engine holds the whole catalogue
     """
 
     item_rows_BM: NDArray[np.int64]
@@ -240,9 +239,9 @@ class Engine(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Build and run what the first queries would otherwise wait for. By default nothing, as in the next one."""
+        """Build and run everything that would otherwise delay the first queries. Does nothing by default."""
         return
 
     def close(self) -> None:
-        """Free what the engine holds, a little at a time, so that other engines of the process are not held up. No search after it."""
+        """Free the engine's memory in small steps, so that other engines of the process are not held up. No search may follow."""
         return

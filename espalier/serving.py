@@ -1,6 +1,6 @@
 """serving.json: which versions of a model should serve. It lies beside the versions, in a models folder and in a store.
 
-Knows what the file may say. Does not know who follows it.
+Knows the fields of the file. Does not know its readers.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ SERVING, REMOVED = "serving.json", "removed.json"
 MAX_SERVED = 64
 """Versions of one model that may be named in a store: each is downloaded and held in memory."""
 MAX_NAMED = 1000
-"""Keys, and groups, that a candidate may name."""
+"""Most keys, and most groups, that a candidate may name."""
 Version = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(max_length=MAX_NAMED)]
 
 
 class DesiredFile(BaseModel):
-    """A file of desired state. generation: which state it is; each change has a higher one."""
+    """A file of desired state. generation: rises with each change."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -46,7 +46,7 @@ class Candidate(BaseModel):
 
 
 class Serving(DesiredFile):
-    """Which versions are loaded, which one answers where a request names none, and which one is tried on some of these."""
+    """The versions to load, the default for requests that name no version, and the candidate that answers some of these."""
 
     versions: Annotated[tuple[Version, ...], Field(min_length=1)]
     default: Version

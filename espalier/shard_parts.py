@@ -1,9 +1,9 @@
 """Which items and nodes of a bundle a shard holds: shard.safetensors.
 
-    items            int64[I_s]: the rows in the whole bundle of the shard's items
-    nodes, nodes-2 … int64[N_s]: the numbers in the whole tree of the shard's nodes, of a forest for every tree
+    items            int64[I_s]: the whole bundle's row of each item of the shard
+    nodes, nodes-2 … int64[N_s]: the whole tree's number of each node of the shard; one array for each tree of a forest
 
-All ascending, so that a shard's own rows and numbers have the order of the whole's, and ties break alike in both.
+All arrays ascend. So rows and numbers have the same order in the shard as in the whole bundle, and ties break alike in both.
 
 Legend: I_s items and N_s nodes of the shard.
 """
@@ -23,20 +23,20 @@ from espalier.stored_arrays import check_arrays, check_length, check_rows
 
 ITEMS = "items"
 LARGEST = np.iinfo(np.int64).max
-"""A bound for nodes of a forest's other trees, whose number in the whole the manifest does not say."""
+"""Bound for nodes of a forest's trees after the first: the manifest does not say how many nodes the whole trees have."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShardParts:
-    """items int64[I_s] · nodes: int64[N_s] of each tree. Both are where the shard's rows and numbers are in the whole."""
+    """items: int64[I_s] · nodes: int64[N_s] of each tree. See the module: by a shard's row or number, that of the whole bundle."""
 
     items: NDArray[np.int64]
     nodes: tuple[NDArray[np.int64], ...]
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: ShardInfo, trees: Sequence[TreeInfo]) -> ShardParts:
-        """The parts of a file's arrays, checked. trees: of the shard. Raises BundleCorrupt where they do not fit the manifest."""
-        names = [nodes_name(place) for place in range(len(trees))]
+        """Items and nodes from a file's arrays, checked. trees: of the shard. Raises BundleCorrupt if they do not fit the manifest."""
+        names = [nodes_name(tree_index) for tree_index in range(len(trees))]
         check_arrays(arrays, dict.fromkeys([ITEMS, *names], np.int64))
         sizes = [(trees[0].items, info.items), (trees[0].nodes, info.nodes), *((tree.nodes, LARGEST) for tree in trees[1:])]
         for name, (count, whole) in zip([ITEMS, *names], sizes, strict=True):
@@ -48,9 +48,9 @@ class ShardParts:
 
     def arrays(self) -> dict[str, NDArray[np.int64]]:
         """By their names in shard.safetensors."""
-        return {ITEMS: self.items} | {nodes_name(place): nodes for place, nodes in enumerate(self.nodes)}
+        return {ITEMS: self.items} | {nodes_name(tree_index): nodes for tree_index, nodes in enumerate(self.nodes)}
 
 
-def nodes_name(place: int) -> str:
-    """The name of the nodes of a forest's tree, counted from 0."""
-    return f"nodes-{place + 1}" if place else "nodes"
+def nodes_name(tree_index: int) -> str:
+    """The array's name for the nodes of a forest's tree (from 0)."""
+    return f"nodes-{tree_index + 1}" if tree_index else "nodes"

@@ -1,6 +1,6 @@
 """The packages beside this one: `training`, `service` and `loadtest` in a checkout or an image, `espalier_training` and so on in a wheel.
 
-A process has them under one name alone. Knows where this package lies. Imports none of them.
+A process uses only one of the two names. Knows where this package lies. Imports none of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def sibling(package: Sibling) -> str:
-    """The name that a package is imported by. Outside of a wheel it can be imported from any folder afterwards."""
+    """The import name of a package. Outside of a wheel, makes it importable from any working directory."""
     if (ROOT / f"espalier_{package}").is_dir():
         return f"espalier_{package}"
     if str(ROOT) not in sys.path:

@@ -1,6 +1,6 @@
-"""The signatures of a package's compiled functions: what Python calls, and with arguments of which types.
+"""The signatures of a package's compiled functions: those that Python calls, and the types of their arguments.
 
-They are written down in the package's `signatures.txt`, one a line: `module:function`, then the type of each argument, separated by spaces.
+The package's `signatures.txt` lists them, one a line: `module:function`, then the type of each argument, separated by spaces.
 Modules of the package itself begin with a dot there, since a wheel gives some packages another name.
 
     float32  none            a scalar, None
@@ -8,7 +8,7 @@ Modules of the package itself begin with a dot there, since a wheel gives some p
     (int64,float32[:]r)      a tuple
     module:Class(int64)      a named tuple
 
-Functions that compiled code alone calls are not listed: they are compiled into their callers. Knows numba's types; knows no folder.
+Functions that only compiled code calls are not listed: they are compiled into their callers. Knows numba's types; knows no folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read_signatures(package: Path) -> list[tuple[str, str]]:
 
 
 def write_signatures(package: Path, signatures: Iterable[tuple[str, str]]) -> None:
-    """Replace a package's file."""
+    """Replace a package's list."""
     own = re.compile(rf"(?<![\w.]){re.escape(package.name)}\.(?=[\w.]+:)")
     lines = [own.sub(".", f"{name} {types}\n") for name, types in signatures]
     (package / FILE).write_text("".join(sorted(lines)))
@@ -43,39 +43,39 @@ def write_signatures(package: Path, signatures: Iterable[tuple[str, str]]) -> No
 
 def function_of(name: str) -> Any:
     """The function that `module:function` names. Imports its module."""
-    module, _, function = name.partition(":")
-    found: Any = getattr(importlib.import_module(module), function)
-    return found
+    module, _, name_in_module = name.partition(":")
+    function: Any = getattr(importlib.import_module(module), name_in_module)
+    return function
 
 
 def text_of(arguments: Any) -> str:
-    """The text of numba's types of some arguments. Raises ValueError where one has none."""
+    """The text for numba's types of some arguments. Raises ValueError if a type has none."""
     return " ".join(map(_text, arguments))
 
 
 def types_of(text: str) -> tuple[Any, ...]:
-    """numba's types of what `text_of` wrote."""
+    """numba's types for a text of `text_of`."""
     return tuple(_type(deque(_TOKEN.findall(argument))) for argument in text.split())
 
 
 def accepts(listed: str, called: str) -> bool:
-    """Whether code for some types takes others: where it only reads an array, the array may be one that can be written to."""
+    """Whether code for the listed types can be called with others: a read-only array type also accepts a writable array."""
     if listed.replace("]r", "]") != called.replace("]r", "]"):
         return False
     pairs = zip(listed.split("]"), called.split("]"), strict=True)
     return all(ours.startswith("r") or not theirs.startswith("r") for ours, theirs in pairs)
 
 
-def _text(one: Any) -> str:
-    if type(one) is types.Array and one.layout == "C" and one.aligned:
-        return f"{_text(one.dtype)}[{','.join(':' * one.ndim)}]{'' if one.mutable else 'r'}"
-    if isinstance(one, types.BaseTuple):
-        named = getattr(one, "instance_class", None)
-        name = "" if named is None else f"{named.__module__}:{named.__qualname__}"
-        return f"{name}({','.join(map(_text, one))})"  # type: ignore[call-overload]  # all kinds of tuples are iterable
-    if type(one) in (types.Boolean, types.Integer, types.Float, types.NoneType):
-        return str(one)
-    raise ValueError(f"{one!r}: expected a scalar, None, a contiguous array or a tuple of these")
+def _text(numba_type: Any) -> str:
+    if type(numba_type) is types.Array and numba_type.layout == "C" and numba_type.aligned:
+        return f"{_text(numba_type.dtype)}[{','.join(':' * numba_type.ndim)}]{'' if numba_type.mutable else 'r'}"
+    if isinstance(numba_type, types.BaseTuple):
+        named_tuple = getattr(numba_type, "instance_class", None)
+        name = "" if named_tuple is None else f"{named_tuple.__module__}:{named_tuple.__qualname__}"
+        return f"{name}({','.join(map(_text, numba_type))})"  # type: ignore[call-overload]  # all kinds of tuples are iterable
+    if type(numba_type) in (types.Boolean, types.Integer, types.Float, types.NoneType):
+        return str(numba_type)
+    raise ValueError(f"{numba_type!r}: expected a scalar, None, a contiguous array or a tuple of these")
 
 
 def _type(tokens: deque[str]) -> Any:

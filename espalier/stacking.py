@@ -1,8 +1,8 @@
-"""Stacking: a small network estimates how relevant the best candidates of a search are, from the trees' scores and from training points.
+"""Stacking: a small network estimates the relevance of a search's best candidates from the trees' scores and from training points.
 
-What trees of linear scorers miss is nonlinear, and much of it is near: labels of similar training points, and labels that come together.
-The network is trained on points that the trees had not seen (stacked generalisation, Wolpert 1992). It sees a candidate i of a query x as
-the numbers of `FEATURES`:
+Trees of linear scorers miss nonlinear effects, many of which are local: labels of similar training points, and labels that occur together.
+The network is trained on points that the trees were not trained on (stacked generalisation, Wolpert 1992). Its input for a candidate i of a
+query x are the numbers of `FEATURES`:
 
     score.log       log s_i, s_i being the trees' score, at least FLOOR
     score.below     log s_i − log of the best candidate's
@@ -13,18 +13,18 @@ the numbers of `FEATURES`:
     vote.5, .20, .100   of the nearest training points: Σ_n r_n^q y_ni / Σ_n r_n^q, with n = 5, 20, 100 points and q = 8, 4, 1
     near.1, near.20     cosines of the nearest point and of the 20th, or of the last
     beside          Σ_j s_j P(i | j) over the first BESIDE_OF candidates j ≠ i; P: share of the points with j that have i
-    beside.share    that over the largest of all candidates, 0 where it is 0
+    beside.share    `beside` over the largest `beside` of all candidates, 0 if that is 0
     query.length    log (1 + features of the query)
 
-Cosines are of features times their idf, log (1 + points / points with the feature); the most frequent features have no postings, and count
-in lengths alone. r_n is a point's cosine over the nearest one's; y is relevance over its maximum. Votes are 0 where no point shares a
-feature.
+Cosines are of features times their idf, log (1 + points / points with the feature). The most frequent features have no posting lists and
+count only in lengths. r_n is a point's cosine over that of the nearest point; y is relevance over its maximum. Votes are 0 if no point
+shares a feature.
 
-    p = σ(network),   key = log p + power · log w_i, finite: what float32 cannot hold is its lowest number
+    p = σ(network),   key = log p + power · log w_i, at least float32's lowest number
 
-w is an item's weight: its inverse propensity over the largest, where training weighs labels so, else 1. `power` 1 orders by the estimate
-of relevance, p · w; 0 by p, which finds more relevant items; between them is a bargain. Only the best `candidates` of a search take part.
-Items after them keep their order and follow with keys that go on from the least.
+w is an item's weight: its inverse propensity over the largest, if training weights labels by it, else 1. `power` 1 orders by the estimate
+of relevance, p · w; 0 by p, which finds more relevant items; values between trade one for the other. Only the best `candidates` of a search
+are reordered. Later items keep their order and follow with keys below the lowest.
 
 Legend: I items, F features of queries, P points, E postings, X features of candidates, H units.
 """
@@ -64,26 +64,26 @@ NEAREST = 100
 BESIDE_OF = 20
 FLOOR = 1e-6
 MOST_POINTS, MOST_LABELS, MOST_BESIDE, MOST_UNITS = 1 << 16, 1 << 12, 64, 256
-"""Limits: points; labels of a point; items that are kept beside one; units of a layer."""
+"""Limits: points; labels of a point; items stored beside an item; units of a layer."""
 LOWEST = float(np.finfo(np.float32).min)
 FARTHEST = 6.0
-"""Standardised features are cut off there."""
+"""Standardised features are cut off at ± FARTHEST."""
 NETWORK = ("mean", "scale", "weight_1", "bias_1", "weight_2", "bias_2", "weight_3", "bias_3")
 
 
 class StackingTables(NamedTuple):
-    """What features of candidates are made of; compiled code reads it as it is, with float16 as `stored_numbers` has it.
+    """Tables from which features of candidates are computed. Compiled code reads them as stored; for float16 see `stored_numbers`.
 
     posting_begin   int64[F + 1]   where the postings of each feature begin
     posting_point   uint16[E]      a point that has the feature, ascending within a feature
     label_begin     int64[P + 1]   where the labels of each point begin
     label           int32          an item of the point
     beside_begin    int64[I + 1]   where the items beside each item begin
-    beside          int32          an item that points with it have too
+    beside          int32          an item that occurs at points with it
     feature_weight  float32[F], ≥ 0: the idf of features
     posting_value   float16[E]     the point's value of a feature, in rows of length 1
     label_value     float32        an item's relevance to a point, in (0, 1]
-    beside_share    float32        what share of an item's points have the one beside it, in (0, 1]
+    beside_share    float32        the share of an item's points that also have the item beside it, in (0, 1]
     log_count       float32[I], ≥ 0
     log_weight      float32[I], ≤ 0
     """
@@ -106,7 +106,7 @@ class StackingTables(NamedTuple):
         return len(self.label_begin) - 1
 
     def check(self, items: int, width: int) -> None:
-        """Raise BundleCorrupt unless these are tables of so many items and features."""
+        """Raise BundleCorrupt unless these are tables of `items` items and `width` features."""
         arrays = self._asdict()
         check_arrays(arrays, TABLES)
         for name, array in arrays.items():
@@ -161,8 +161,8 @@ class StackingNetwork:
         """Raise BundleCorrupt unless the arrays fit each other and are finite."""
         if self.weight_1.ndim != 2 or self.weight_2.ndim != 2:
             raise BundleCorrupt("weight_1 and weight_2 must have two dimensions")
-        known, first, second = len(FEATURES), self.weight_1.shape[1], self.weight_2.shape[1]
-        shapes = ((known,), (known,), (known, first), (first,), (first, second), (second,), (second,), (1,))
+        features, first, second = len(FEATURES), self.weight_1.shape[1], self.weight_2.shape[1]
+        shapes = ((features,), (features,), (features, first), (first,), (first, second), (second,), (second,), (1,))
         for name, shape in zip(NETWORK, shapes, strict=True):
             array = getattr(self, name)
             if array.dtype != np.float32 or array.shape != shape or not np.isfinite(array).all():
@@ -180,13 +180,13 @@ class Stacking:
     network: StackingNetwork
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """As they are stored."""
+        """The arrays by their names in the file."""
         named = {name: getattr(self.tables, name) for name in TABLES} | {name: getattr(self.network, name) for name in NETWORK}
         return {name: np.ascontiguousarray(array) for name, array in named.items()}
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: StackingInfo, items: int, width: int) -> Stacking:
-        """From a file's arrays, of so many items and features. Raises BundleCorrupt."""
+        """The stacker of `items` items and `width` features, from a file's arrays. Raises BundleCorrupt."""
         if arrays.keys() != {*TABLES, *NETWORK}:
             raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted((*TABLES, *NETWORK))}")
         tables = StackingTables(**{name: arrays[name] for name in TABLES})

@@ -12,30 +12,30 @@ from espalier.errors import BundleCorrupt
 
 Dtype = type[np.generic]
 Dtypes = Mapping[str, Dtype | tuple[Dtype, ...]]
-"""Of arrays by their names; several where any of them will do."""
+"""The dtypes of arrays by name; a tuple of dtypes allows any of them."""
 BLOCK = 1 << 22
-"""Entries for which intermediate numbers are held at a time."""
+"""Entries that are checked at a time, which bounds the memory of intermediate arrays."""
 
 
 def check_arrays(arrays: Mapping[str, NDArray[Any]], dtypes: Dtypes) -> None:
     """Raise BundleCorrupt unless these are one-dimensional arrays of these names and types."""
     if arrays.keys() != dtypes.keys():
         raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(dtypes)}")
-    for name, known in dtypes.items():
-        array, allowed = arrays[name], known if isinstance(known, tuple) else (known,)
+    for name, expected_dtypes in dtypes.items():
+        array, allowed = arrays[name], expected_dtypes if isinstance(expected_dtypes, tuple) else (expected_dtypes,)
         if array.ndim != 1 or array.dtype not in allowed:
             expected = " or ".join(str(np.dtype(dtype)) for dtype in allowed)
             raise BundleCorrupt(f"{name} is {array.dtype}{list(array.shape)}, expected one-dimensional {expected}")
 
 
 def check_length(name: str, array: NDArray[Any], length: int) -> None:
-    """Raise BundleCorrupt unless an array has so many entries."""
+    """Raise BundleCorrupt unless an array has `length` entries."""
     if len(array) != length:
         raise BundleCorrupt(f"{name} has {len(array)} entries, expected {length}")
 
 
 def check_rows(name: str, numbers: NDArray[Any], begin: NDArray[np.int64], rows: int, width: int) -> None:
-    """Raise BundleCorrupt unless `begin` cuts numbers into so many rows, which ascend and lie in 0 … width − 1."""
+    """Raise BundleCorrupt unless `begin` divides numbers into `rows` rows, each ascending and from 0 to width − 1."""
     if not rises(begin, rows, len(numbers)):
         raise BundleCorrupt(f"{name}: {len(begin)} beginnings of rows, expected {rows + 1} from 0 to {len(numbers)} that never decrease")
     for first, end in row_blocks(begin):
@@ -48,7 +48,7 @@ def check_rows(name: str, numbers: NDArray[Any], begin: NDArray[np.int64], rows:
 
 
 def row_blocks(begin: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Consecutive rows, first and end, that together have at most BLOCK entries, or one row of more; `begin`: where each row's begin."""
+    """Blocks of consecutive rows, as (first, end): at most BLOCK entries, or one row with more. begin: where each row's entries begin."""
     first = 0
     while first < len(begin) - 1:
         end = max(first + 1, int(np.searchsorted(begin, begin[first] + BLOCK, side="right")) - 1)
@@ -57,7 +57,7 @@ def row_blocks(begin: NDArray[Any]) -> Iterator[tuple[int, int]]:
 
 
 def rises(begin: NDArray[Any], rows: int, entries: int) -> bool:
-    """Whether so many rows of so many entries in all can begin there."""
+    """Whether `begin` can divide `entries` entries into `rows` rows: from 0 to `entries`, never decreasing."""
     ends = len(begin) == rows + 1 and begin[0] == 0 and begin[-1] == entries
     return bool(ends and not np.any(begin[1:] < begin[:-1]))  # differences could wrap
 

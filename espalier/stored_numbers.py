@@ -1,5 +1,5 @@
-"""Numbers as bundles store them, read by compiled code: float32; float16 as int16 with its bits, since numba has no float16; or rows of
-int8 with an exponent behind each (espalier.node_rows).
+"""Compiled code reads numbers as bundles store them: float32; float16 as int16 with the same bits, since numba has no float16; or rows of
+int8 with an exponent behind each row (espalier.node_rows).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def stored(array: Array) -> Array:
 
 
 def number(stored: Any) -> Any:
-    """A stored number as float32; an int16 holds the bits of a finite float16, an int8 what is left of a row's number without its scale."""
-    raise NotImplementedError("compiled code alone calls it")
+    """A stored number as float32; an int16 has the bits of a finite float16, an int8 is multiplied by `scale` later."""
+    raise NotImplementedError("only compiled code calls it")
 
 
 @overload(number, inline="always")
 def _number(stored: Any) -> Callable[[Any], Any]:
-    def as_it_is(stored: Any) -> Any:
+    def unchanged(stored: Any) -> Any:
         return stored
 
     def widened(stored: Any) -> Any:
@@ -37,21 +37,21 @@ def _number(stored: Any) -> Callable[[Any], Any]:
     def converted(stored: Any) -> Any:
         return np.float32(stored)
 
-    return widened if stored == types.int16 else converted if stored == types.int8 else as_it_is
+    return widened if stored == types.int16 else converted if stored == types.int8 else unchanged
 
 
 def scale(rows: Any, row: Any) -> Any:
-    """float32: what the stored numbers of a row are to be multiplied by."""
-    raise NotImplementedError("compiled code alone calls it")
+    """float32: the factor of a row's stored numbers."""
+    raise NotImplementedError("only compiled code calls it")
 
 
 @overload(scale, inline="always")
 def _scale(rows: Any, row: Any) -> Callable[[Any, Any], Any]:
-    def one(rows: Any, row: Any) -> Any:
+    def unit(rows: Any, row: Any) -> Any:
         return np.float32(1)
 
     def of_exponent(rows: Any, row: Any) -> Any:
         """2^exponent by float32's bits."""
         return np.int32((np.int32(rows[row, rows.shape[1] - 1]) + np.int32(127)) << 23).view(np.float32)
 
-    return of_exponent if rows.dtype == types.int8 else one
+    return of_exponent if rows.dtype == types.int8 else unit

@@ -1,7 +1,7 @@
-"""The tail of a forest: how near a query is to an item's training points, which enters the item's score (XReg-t, PfastreXML).
+"""The tail of a forest: adds to an item's score how near the query is to the item's training points (XReg-t, PfastreXML).
 
-Regressors know little of items with few training points; the direction of these points says more. With s the mean score of the trees and
-μ the item's row, of length 1 or empty:
+Regressors are poor for items with few training points; the direction of these points predicts better. With s the mean score of the trees
+and μ the item's row, of length 1 or empty:
 
     rank = α · log s + (1 − α) · log near(x, μ)
 
@@ -26,7 +26,7 @@ from espalier.manifest import TailInfo
 from espalier.stored_arrays import Dtypes, check_arrays, check_length, check_rows
 
 FLOOR = 1e-6
-"""Of a product: an item that shares nothing with the query comes last, and still comes."""
+"""Least value of a product: an item that shares no feature with the query comes last, but can still come back."""
 FARTHEST = 1e6
 """The largest γ / 2 · ‖x − μ‖², so that ranks are finite."""
 ARRAYS: Dtypes = {"row_begin": np.int64, "feature": np.int32, "value": np.float32}
@@ -52,35 +52,31 @@ class Tail:
         return np.asarray(squares[self.row_begin[1:]] - squares[self.row_begin[:-1]])
 
     def part(self, features: NDArray[np.int32], values: NDArray[np.float32], item: int) -> float:
-        """(1 − α) · log near of one item and a query of some features, ascending, and their values: what explanations say of the tail."""
-        own = slice(int(self.row_begin[item]), int(self.row_begin[item + 1]))
-        return self.part_of_row(features, values, self.feature[own], self.value[own])
+        """(1 − α) · log near of one item and a query of some features, ascending, and their values; explanations show it."""
+        entries = slice(int(self.row_begin[item]), int(self.row_begin[item + 1]))
+        return self.part_of_row(features, values, self.feature[entries], self.value[entries])
 
     def part_of_row(
-        self,
-        features: NDArray[np.int32],
-        values: NDArray[np.float32],
-        row_features: NDArray[np.int32],
-        row_values: NDArray[np.float32],
+        self, features: NDArray[np.int32], values: NDArray[np.float32], row_features: NDArray[np.int32], row_values: NDArray[np.float32]
     ) -> float:
-        """The same of an item of some row, which a live item has of its own."""
-        _, of_query, of_row = np.intersect1d(features, row_features, assume_unique=True, return_indices=True)
-        wide, row = values.astype(np.float64), row_values.astype(np.float64)
-        product = float(wide[of_query] @ row[of_row])
+        """`part` for an item's row, which a live item brings itself."""
+        _, query_positions, row_positions = np.intersect1d(features, row_features, assume_unique=True, return_indices=True)
+        query, row = values.astype(np.float64), row_values.astype(np.float64)
+        product = float(query[query_positions] @ row[row_positions])
         if self.info.form == "product":
             near = np.log(max(product, FLOOR))
         else:
-            distance = max(float(wide @ wide) + float(row @ row) - 2 * product, 0)
+            distance = max(float(query @ query) + float(row @ row) - 2 * product, 0)
             near = -np.logaddexp(0, min(self.info.gamma / 2 * distance, FARTHEST))
         return float((1 - self.info.alpha) * near)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """As they are stored."""
+        """The arrays by their names in the file."""
         return {name: np.ascontiguousarray(getattr(self, name)) for name in ARRAYS}
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: TailInfo, items: int, width: int) -> Tail:
-        """From a file's arrays, of so many items. Raises BundleCorrupt."""
+        """The tail of `items` items, from a file's arrays. Raises BundleCorrupt."""
         check_arrays(arrays, ARRAYS)
         tail = Tail(info, **arrays, width=width)
         for name in ("feature", "value"):

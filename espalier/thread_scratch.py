@@ -1,6 +1,6 @@
-"""Arrays that compiled code writes into while it works. Every thread has its own, so any number of threads may search with one engine.
+"""Scratch arrays of compiled code. Every thread has its own, so any number of threads may search with one engine.
 
-A call finds them as they were made and leaves them so: all 0, or all −1. Knows nothing of what is written.
+A call gets the arrays as `make` made them, all 0 or all −1, and must leave them so. Knows nothing of their content.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ T = TypeVar("T")
 class ThreadScratch(Generic[T]):
     """The arrays of each thread, made when it first needs them.
 
-    make  a size → arrays that are large enough for it, as a call must find them
+    make  size → new arrays for this size
     """
 
     def __init__(self, make: Callable[[int], T]) -> None:
-        self._make, self._own = make, threading.local()
+        self._make, self._thread = make, threading.local()
 
     @contextmanager
     def of(self, size: int = 0) -> Iterator[T]:
         """This thread's arrays, large enough for `size`: made for the next power of two, so that they seldom have to grow.
 
-        Where the block raises, they are not used again: what it wrote would be in the next answer.
+        If the block raises, the arrays are dropped: its numbers would get into the next answer.
         """
-        held: tuple[int, T] | None = getattr(self._own, "held", None)
-        self._own.held = None
-        if held is None or held[0] < size:
+        room, arrays = getattr(self._thread, "scratch", None) or (-1, None)
+        self._thread.scratch = None
+        if arrays is None or room < size:
             room = 1 << (size - 1).bit_length() if size > 0 else 0
-            held = room, self._make(room)
-        yield held[1]
-        self._own.held = held
+            arrays = self._make(room)
+        yield arrays
+        self._thread.scratch = room, arrays

@@ -1,6 +1,6 @@
 """The tree over the catalogue: nodes numbered level by level, children contiguous.
 
-Knows topology and which item sits in which leaf. Does not know node rows, scorers or searches.
+Knows topology and the item of each leaf. Does not know node rows, scorers or searches.
 
 Legend: N nodes, I items, L levels = H + 1 (root is level 0, leaves are level H).
 """
@@ -20,7 +20,7 @@ EMPTY_LEAF = -1
 """Value of `leaf_item` where a leaf holds no item."""
 
 BLOCK = 1 << 15
-"""Nodes that are handled by one NumPy call where it holds the interpreter: a service loads trees while it answers requests."""
+"""Nodes of one NumPy call that holds the interpreter's lock: a service loads trees while it answers requests."""
 
 Int64 = NDArray[np.int64]
 
@@ -33,7 +33,7 @@ class Tree:
     first_child   int64[N+1]   children of n are first_child[n] … first_child[n+1] − 1 (none for leaves)
     leaf_item     int64[#leaves]   item row of each leaf, EMPTY_LEAF where there is none
 
-    Raises InvalidTree on construction unless: the root is alone on level 0, every inner node has at least one child and
+    Raises InvalidTree on construction unless: level 0 has only the root, every inner node has at least one child and
     its children are on the next level, every node but the root has exactly one parent, and the item rows are 0 … I − 1, each once.
     """
 
@@ -60,10 +60,10 @@ class Tree:
             raise InvalidTree("first_child: leaves must have no children")
         if len(self.leaf_item) != offset[-1] - offset[-2]:
             raise InvalidTree(f"leaf_item: expected {offset[-1] - offset[-2]} entries, one per leaf, got {len(self.leaf_item)}")
-        held = self.leaf_item[self.leaf_item != EMPTY_LEAF]
-        if len(held) == 0:
+        items = self.leaf_item[self.leaf_item != EMPTY_LEAF]
+        if len(items) == 0:
             raise InvalidTree("leaf_item: the tree holds no item")
-        if held.min() < 0 or held.max() >= len(held) or bool(np.any(np.bincount(held, minlength=len(held)) != 1)):
+        if items.min() < 0 or items.max() >= len(items) or bool(np.any(np.bincount(items, minlength=len(items)) != 1)):
             raise InvalidTree("leaf_item: item rows must be 0 … I − 1, each in exactly one leaf")
 
     @property
@@ -112,7 +112,7 @@ class Tree:
 
     @cached_property
     def items_below(self) -> Int64:
-        """int64[N]: how many items each node's subtree holds."""
+        """int64[N]: the number of items in each node's subtree."""
         count = np.zeros(self.node_count, np.int64)
         count[self.leaf_offset :] = self.leaf_item != EMPTY_LEAF
         for level in range(self.height - 1, -1, -1):
@@ -139,7 +139,7 @@ class Tree:
         return self.level_size(h) * self.max_children[h] == self.level_size(h + 1)
 
     def children(self, nodes: Int64) -> tuple[Int64, Int64]:
-        """int64[C] and int64[C]: the children of some nodes (int64[K]), node after node, and the slot 0 … K − 1 of each one's parent."""
+        """int64[C] and int64[C]: the children of some nodes (int64[K]), node after node, and each one's parent as a position 0 … K − 1."""
         first, count = self.first_child[nodes], self.first_child[nodes + 1] - self.first_child[nodes]
         slot = np.repeat(np.arange(len(nodes)), count)
         return np.arange(len(slot)) - np.repeat(np.cumsum(count) - count, count) + first[slot], slot

@@ -1,4 +1,4 @@
-"""Metrics of graded relevance: how far predictions are from the true one, and how well they rank and filter by it.
+"""Metrics of graded relevance: how far predictions are from the true relevance, and how well they rank and filter by it.
 
 XMAD@k and XRMSE@k (XReg, Prabhu et al. 2020, §3) are a number for each point. WP@k, WN@k, Tau@k, PSP@k, PSN@k and AUPRC are one a test set,
 as the Extreme Classification Repository and the authors of XReg compute them: sums over all points are divided by each other, so points
@@ -22,7 +22,7 @@ from espalier.relevance import Relevance
 
 Float64 = NDArray[np.float64]
 Errors = Literal["largest", "predicted"]
-"""Whose errors count: the k largest of all labels (Eq. 1 and 2), or those of the k best predictions (the released program)."""
+"""Which errors count: the k largest over all labels (Eq. 1 and 2), or the errors of the k best predictions (the released program)."""
 TIE = 1e-6
 """Values that differ by no more are equal to Tau@k, as in the authors' program."""
 ALMOST_ZERO = 1e-6
@@ -32,30 +32,30 @@ ALMOST_ZERO = 1e-6
 class RankedErrors:
     """The errors of B points in the order in which they count, for several k and both metrics.
 
-    row_E, place_E  int64[E]: the point of each error, and its place, from 0
-    error_E         float64[E], at least 0
+    row_E, position_E  int64[E]: the point of each error, and its position, from 0
+    error_E            float64[E], at least 0
     """
 
     row_E: NDArray[np.int64]
-    place_E: NDArray[np.int64]
+    position_E: NDArray[np.int64]
     error_E: Float64
     points: int
 
     @staticmethod
     def of(true: Relevance, predicted: Relevance, errors: Errors = "largest") -> RankedErrors:
-        """Those of predictions.
+        """The errors of predictions.
 
         true       y ≥ 0
-        predicted  ŷ of the labels that were found, best first; of all others 0
-        errors     "largest": S(e, k) are the k largest errors, so a relevant label that was not found counts. "predicted": those of the k
-                   best predictions, as in the authors' program, which prints their mean divided by WP@k (as a fraction) under the same name
+        predicted  ŷ of the predicted labels, best first; 0 for all other labels
+        errors     "largest": S(e, k) are the k largest errors, so relevant labels that were not predicted count. "predicted": the errors of
+                   the k best predictions. The authors' program prints their mean, divided by WP@k (as a fraction), under the same name
 
-        Raises InvalidData where shapes do not fit, and for y below 0.
+        Raises InvalidData if shapes do not fit, and for y below 0.
         """
         check(true, predicted)
         if errors == "predicted":
             error_E = np.abs(predicted.value_E - true.at(predicted.key_E))
-            return RankedErrors(predicted.row_E, predicted.place_E, error_E, len(true))
+            return RankedErrors(predicted.row_E, predicted.position_E, error_E, len(true))
         row_E, error_E = _all_errors(true, predicted)
         order_E = np.lexsort((-error_E, row_E))
         row_E, error_E = row_E[order_E], error_E[order_E]
@@ -76,18 +76,18 @@ class RankedErrors:
 
     def _sums(self, k: int, power: int) -> Float64:
         check_k(k)
-        counts_E = self.place_E < k
+        counts_E = self.position_E < k
         return np.bincount(self.row_E[counts_E], weights=self.error_E[counts_E] ** power, minlength=self.points).astype(np.float64)
 
 
 def check_k(k: int) -> None:
-    """Raises InvalidData where there is no place k."""
+    """Raise InvalidData if k is below 1."""
     if k < 1:
         raise InvalidData("k", k, "at least 1")
 
 
 def check(true: Relevance, predicted: Relevance) -> None:
-    """Raises InvalidData where two relevances cannot be compared."""
+    """Raise InvalidData if two relevances cannot be compared."""
     if (len(true), true.width) != (len(predicted), predicted.width):
         raise InvalidData("predicted", f"[{len(predicted)}, {predicted.width}]", f"[{len(true)}, {true.width}], the shape of the true ones")
     if (true.value_E < 0).any():
@@ -95,7 +95,7 @@ def check(true: Relevance, predicted: Relevance) -> None:
 
 
 def _all_errors(true: Relevance, predicted: Relevance) -> tuple[NDArray[np.int64], Float64]:
-    """Row and error of every pair that either of them has."""
+    """Row and error of every pair that has an entry in either."""
     key_E = np.concatenate([true.key_E, predicted.key_E])
     signed_E = np.concatenate([true.value_E, -predicted.value_E])
     order_E = np.argsort(key_E, kind="stable")
@@ -111,14 +111,14 @@ def wp_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
 
         WP@k = Σ_i Σ_{j ≤ k} y_{i, π̂_j} / Σ_i Σ_{j ≤ k} y_{i, π*_j}
 
-    π̂ is the order of the predictions, π* that of the true relevance. 0 where nothing is relevant. PSP@k is WP@k with
+    π̂ is the order of the predictions, π* that of the true relevance. 0 if nothing is relevant. PSP@k is WP@k with
     y = 1/p (`propensity_scored`), CTR@k and Rating@k are WP@k with rates and ratings. Raises InvalidData as `RankedErrors`.
     """
     return _gain(true, predicted, k, discounted=False)
 
 
 def wn_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
-    """WP@k with the j-th place discounted by 1 / log2(1 + j): relevance-weighted nDCG, with linear gains."""
+    """WP@k with the j-th position discounted by 1 / log2(1 + j): relevance-weighted nDCG, with linear gains."""
     return _gain(true, predicted, k, discounted=True)
 
 
@@ -136,24 +136,24 @@ def tau_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
         Tau@k = 1 − Σ_i Σ_{j ≤ min(k, |ŷ_i|)} err_ij / Σ_i Σ_{j ≤ min(k, |ŷ_i|)} |Y_i|
         err_ij = #{ l ∈ Y_i : y_l > y_{π̂_j} + 10⁻⁶ and ŷ_l < ŷ_{π̂_j} − 10⁻⁶ }
 
-    Y_i are the labels that are relevant to point i; ŷ of a label that was not found is 0. 1 where there is nothing to compare.
+    Y_i are the labels that are relevant to point i; ŷ of a label that was not predicted is 0. 1 if there is nothing to compare.
     """
     check(true, predicted)
     check_k(k)
     relevant_E = true.value_E > 0
     row_E, true_E = true.row_E[relevant_E], true.value_E[relevant_E]
     predicted_E = predicted.at(true.key_E[relevant_E])
-    found_B = np.diff(predicted.offset_B)
+    predicted_B = np.diff(predicted.offset_B)
     size_B = np.bincount(row_E, minlength=len(true))
     true_of_predicted = true.at(predicted.key_E)
     wrong = 0
-    for place in range(min(k, int(found_B.max(initial=0)))):
-        compared_E = np.flatnonzero(found_B[row_E] > place)
-        at = predicted.offset_B[row_E[compared_E]] + place
-        better_E = true_E[compared_E] > true_of_predicted[at] + TIE
-        below_E = predicted_E[compared_E] < predicted.value_E[at] - TIE
+    for position in range(min(k, int(predicted_B.max(initial=0)))):
+        compared_E = np.flatnonzero(predicted_B[row_E] > position)
+        entries = predicted.offset_B[row_E[compared_E]] + position
+        better_E = true_E[compared_E] > true_of_predicted[entries] + TIE
+        below_E = predicted_E[compared_E] < predicted.value_E[entries] - TIE
         wrong += int((better_E & below_E).sum())
-    pairs = int((np.minimum(found_B, k) * size_B).sum())
+    pairs = int((np.minimum(predicted_B, k) * size_B).sum())
     return 1 - wrong / max(pairs, 1)
 
 
@@ -173,7 +173,7 @@ def auprc(true: Relevance, predicted: Relevance) -> float:
     order_E = np.argsort(-predicted.value_E, kind="stable")
     score_E = predicted.value_E[order_E]
     gain_E = np.cumsum(true.at(predicted.key_E)[order_E])
-    # Scores of 0 and less are kept only together with the pairs that have none.
+    # Pairs with scores of 0 or less count at the same threshold as pairs without a prediction.
     last_E = np.append(score_E[1:] != score_E[:-1], True)[: len(score_E)] & (score_E > 0)
     gain = np.append(gain_E[last_E], total)
     count = np.append(np.flatnonzero(last_E) + 1, len(true) * true.width)
@@ -184,19 +184,19 @@ def auprc(true: Relevance, predicted: Relevance) -> float:
 def almost_zero(predicted: Relevance) -> Relevance:
     """The predictions of XReg-zero (XReg, Table 3): the same order for every point, all values almost 0.
 
-    The j-th best has 10⁻⁶ / j, so that values of different points say nothing. Such predictions rank as well, and filter by a threshold
-    worse: WP@k stays, AUPRC falls. (The paper does not say which values it takes.)
+    The j-th best has 10⁻⁶ / j, so values of different points cannot be compared. Such predictions rank as well, but filter worse by a
+    threshold: WP@k stays, AUPRC falls. (The paper does not say which values it takes.)
     """
-    return Relevance(predicted.offset_B, predicted.column_E, ALMOST_ZERO / (1 + predicted.place_E), predicted.width)
+    return Relevance(predicted.offset_B, predicted.column_E, ALMOST_ZERO / (1 + predicted.position_E), predicted.width)
 
 
 def _gain(true: Relevance, predicted: Relevance, k: int, discounted: bool) -> float:
     check(true, predicted)
     check_k(k)
     discount: Float64 = 1 / np.log2(np.arange(2, k + 2)) if discounted else np.ones(k)
-    counts_E = predicted.place_E < k
-    got = (true.at(predicted.key_E[counts_E]) * discount[predicted.place_E[counts_E]]).sum()
+    counts_E = predicted.position_E < k
+    got = (true.at(predicted.key_E[counts_E]) * discount[predicted.position_E[counts_E]]).sum()
     order_E = np.lexsort((-true.value_E, true.row_E))
-    counts_E = true.place_E < k
-    best = (true.value_E[order_E][counts_E] * discount[true.place_E[counts_E]]).sum()
+    counts_E = true.position_E < k
+    best = (true.value_E[order_E][counts_E] * discount[true.position_E[counts_E]]).sum()
     return float(got / best) if best > 0 else 0.0

@@ -1,1 +1,1 @@
-"""The command `espalier`: one name for what the trainer, the service and the load test do."""
+"""The command `espalier`: one command for the trainer, the service and the load test."""

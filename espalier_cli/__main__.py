@@ -1,4 +1,4 @@
-"""`espalier COMMAND`: finds the package that does it, and says what to install where it is missing.
+"""`espalier COMMAND`: imports the module of a command and runs it. If the module is missing, says what to install.
 
 Knows names of commands and packages. Each command knows its own options, and is imported only when it is called.
 """
@@ -15,18 +15,18 @@ from espalier.errors import MissingExtra
 from espalier.siblings import sibling
 
 Main = Callable[[Sequence[str], str], int]
-"""Takes arguments and the command's name, as help shows it, and returns the exit code."""
+"""Arguments and the command's name in help → exit code."""
 INTERRUPTED = 130
-"""Exit code of what Ctrl-C ended."""
+"""Exit code after Ctrl-C."""
 
 
 class Command(NamedTuple):
-    """module: whose `main` is called · extra: that brings what it needs · about: what it does · named: `main` takes its name, too"""
+    """module: has `main` · extra: installs its packages · about: line in help · takes_name: its first argument is the command's name"""
 
     module: str
     extra: str
     about: str
-    named: bool = False
+    takes_name: bool = False
 
 
 TRAINER, SERVICE, LOAD = f"{sibling('training')}.__main__", sibling("service"), sibling("loadtest")
@@ -66,21 +66,21 @@ COMMANDS = {name: command for group in GROUPS.values() for name, command in grou
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help", "help"):
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
-        return 0 if given else 2
-    if given[0] == "--version":
+        return 0 if words else 2
+    if words[0] == "--version":
         print(f"espalier {__version__}")
         return 0
-    name, *rest = given
+    name, *options = words
     command = COMMANDS.get(name)
     if command is None:
         print(f"error: command: got {name!r}, expected one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
         run = cast(Main, import_module(command.module).main)
-    except KeyboardInterrupt:  # libraries take a while to load; later the command says what it has done
+    except KeyboardInterrupt:  # while libraries load; later the command handles it
         return INTERRUPTED
     except ModuleNotFoundError as missing:
         print(f"error: espalier {name} needs {missing.name}: pip install 'espalier[{command.extra}]'", file=sys.stderr)
@@ -88,13 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MissingExtra as missing:
         print(f"error: {missing}", file=sys.stderr)
         return 1
-    if command.named:
-        return run([name, *rest], "espalier")
-    return run(rest, f"espalier {name}")
+    if command.takes_name:
+        return run([name, *options], "espalier")
+    return run(options, f"espalier {name}")
 
 
 def usage() -> str:
-    """The help page: every command on a line."""
+    """The help page, a line for each command."""
     lines = ["usage: espalier COMMAND [options]; espalier COMMAND --help says more"]
     for group, commands in GROUPS.items():
         lines += [f"{group}:", *(f"  {name:<13}{command.about}" for name, command in commands.items())]

@@ -40,17 +40,17 @@ def main(arguments: Sequence[str], prog: str) -> int:
             for option in options[name]:
                 print(f"complete -c espalier -n '__fish_seen_subcommand_from {name}' -l {option.removeprefix('--')}")
         return 0
-    cases = "\n".join(f'    {name}) options="{" ".join(found)}" ;;' for name, found in options.items())
+    cases = "\n".join(f'    {name}) options="{" ".join(names)}" ;;' for name, names in options.items())
     script = BASH % {"commands": " ".join(COMMANDS), "cases": cases}
     print(f"autoload -U +X bashcompinit && bashcompinit\n{script}" if shell == "zsh" else script, end="")
     return 0
 
 
 def options_of(command: str) -> list[str]:
-    """The long options of a command, as its help names them; none where what it needs is not installed."""
+    """The long options in a command's help; none if its packages are not installed."""
     if command == "completion":
         return []
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+    help_text = io.StringIO()
+    with contextlib.redirect_stdout(help_text), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
         run([command, "--help"])
-    return sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", said.getvalue())))
+    return sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text.getvalue())))

@@ -1,4 +1,4 @@
-"""`espalier embed`: a model's item rows, and the states of queries, as Parquet: for an index, a ranker or a plot of one's own."""
+"""`espalier embed`: writes a model's item rows and the states of queries as Parquet, for your own index, ranker or plot."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def _embed(options: argparse.Namespace) -> None:
         _write(table.drop_columns([column]).append_column("state", _lists(states)), Path(options.states))
 
 
-def _write(table: pa.Table, out: Path) -> None:
-    """Write a file and put it in its place when it is whole."""
-    new = out.with_name(f".{out.name}.new")
-    pq.write_table(table, new)
-    new.rename(out)
+def _write(table: pa.Table, file: Path) -> None:
+    """Write a temporary file and rename it when it is complete."""
+    temporary = file.with_name(f".{file.name}.new")
+    pq.write_table(table, temporary)
+    temporary.rename(file)
 
 
 def _lists(rows_NS: NDArray[np.float32]) -> pa.Array:

@@ -1,7 +1,8 @@
-"""`espalier predict`: the best items of many queries, from a Parquet file to another, as a nightly job needs them.
+"""`espalier predict`: reads queries from a Parquet file and writes their best items to another, for example in a nightly job.
 
-The queries are read in blocks, each answered by one process and written as a part beside the output. A run that was killed goes on with the
-parts that are there, if the model, the input and the options are the same. Knows files and processes. Does not know how a model searches.
+The queries are read in blocks. One process answers a block and writes it as a file into a folder beside the output. After a killed
+run, the next one keeps these files if the model, the input and the options are the same. Knows files and processes. Does not know how a
+model searches.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ from espalier.frames import as_table, column_of, lists_of
 from espalier.model import Ask, Model, open_model
 
 BLOCK = 4096
-"""Queries of a part."""
+"""Queries of a block."""
 AHEAD = 2
-"""Blocks that wait for each process, so that a file of any size is never in memory as a whole."""
-SAID_S = 2.0
+"""Blocks that are read ahead for each process: a file of any size need not fit into memory."""
+REPORT_S = 2.0
+"""Seconds between lines of progress."""
 COLUMNS = {"history": "history", "text": "text", "vector": "vector", "features": "features"}
-"""Where the queries are, by their kind, if no option says so."""
+"""Default column of the queries, by their kind."""
 
-_model: Model | None = None  # of a process that answers
+_model: Model | None = None  # in a worker process
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of every block. column: of the queries · m, filter: columns that say it for each query, or None for all"""
+    """The options for all blocks. column: of the queries · m_column, filter_column: m and filter of each query; None: `ask` has them"""
 
     model: str
     column: str
@@ -81,71 +83,71 @@ def predict(options: argparse.Namespace) -> None:
     filters = (_json("--filter", options.filter), _json("--exclude-filter", options.exclude_filter))
     ask = Ask(options.m, options.beam, *filters, options.exclude_seen)
     job = Job(str(model.bundle.path), column, options.m_column, options.filter_column, ask, tuple(options.fields))
-    model.search([], ask.m, beam_size=ask.beam_size, fields=job.fields)  # says what is wrong with them
+    model.search([], ask.m, beam_size=ask.beam_size, fields=job.fields)  # raises for wrong options
     model.mask(*filters)
     total, schema, blocks = _queries(options, column, model)
-    written = {"items", "scores", *job.fields}
-    if taken := sorted(written & {name for name in schema.names if name not in (column, job.m_column, job.filter_column)}):
-        raise InvalidInput("--queries", ", ".join(taken), f"no columns {', '.join(sorted(written))}: the answers are called so")
-    parts = out.with_name(f".{out.name}.parts")
-    parts.mkdir(exist_ok=True)
-    with file_lock(parts, InvalidInput("--out", str(out), "a file that no other run is writing now")):  # whose parts it would take
-        _resume(parts, _digest(model, options, job))
-        _answer(options, job, blocks, parts, total)
-        _joined(parts, out, _with_items(job, schema.empty_table(), 0, model))
-        shutil.rmtree(parts)
+    answer_columns = {"items", "scores", *job.fields}
+    if reserved := sorted(answer_columns & {name for name in schema.names if name not in (column, job.m_column, job.filter_column)}):
+        raise InvalidInput("--queries", ", ".join(reserved), f"no columns {', '.join(sorted(answer_columns))}: the answers are called so")
+    folder = out.with_name(f".{out.name}.parts")
+    folder.mkdir(exist_ok=True)
+    with file_lock(folder, InvalidInput("--out", str(out), "a file that no other run is writing now")):  # two runs would share the folder
+        _resume(folder, _digest(model, options, job))
+        _answer(options, job, blocks, folder, total)
+        _join_blocks(folder, out, _with_items(job, schema.empty_table(), 0, model))
+        shutil.rmtree(folder)
 
 
-def _answer(options: argparse.Namespace, job: Job, blocks: Iterator[pa.Table], parts: Path, total: int) -> None:
-    """Write the parts that are not there yet. total: how many queries there are."""
-    began = said = time.perf_counter()
-    done, fresh = 0, 0
+def _answer(options: argparse.Namespace, job: Job, blocks: Iterator[pa.Table], folder: Path, total: int) -> None:
+    """Answer the blocks that have no file yet. total: number of queries."""
+    began = reported = time.perf_counter()
+    done, answered = 0, 0
     with ProcessPoolExecutor(options.workers, get_context("spawn"), _open, (job,)) as pool:
-        waiting: list[tuple[Path, Future[pa.Table | str] | None]] = []
+        pending: list[tuple[Path, Future[pa.Table | str] | None]] = []
 
         def finish() -> None:
-            nonlocal done, fresh, said
-            file, answered = waiting.pop(0)
-            if answered is not None:
-                table = answered.result()
+            nonlocal done, answered, reported
+            file, future = pending.pop(0)
+            if future is not None:
+                table = future.result()
                 if isinstance(table, str):
                     raise EspalierError(table)
                 pq.write_table(table, file.with_suffix(".new"))
                 file.with_suffix(".new").rename(file)
-                fresh += len(table)
+                answered += len(table)
             done += pq.read_metadata(file).num_rows
             now = time.perf_counter()
-            if now - said > SAID_S or done == total:
-                said = now
-                print(f"{done:,} of {total:,} queries, {fresh / (now - began):,.0f}/s", file=sys.stderr, flush=True)
+            if now - reported > REPORT_S or done == total:
+                reported = now
+                print(f"{done:,} of {total:,} queries, {answered / (now - began):,.0f}/s", file=sys.stderr, flush=True)
 
         for number, block in enumerate(blocks):
-            file = parts / f"{number:08}.parquet"
-            waiting.append((file, None if file.exists() else pool.submit(_answered, job, block, number * BLOCK)))
-            while len(waiting) > AHEAD * options.workers:
+            file = folder / f"{number:08}.parquet"
+            pending.append((file, None if file.exists() else pool.submit(_answer_block, job, block, number * BLOCK)))
+            while len(pending) > AHEAD * options.workers:
                 finish()
-        while waiting:
+        while pending:
             finish()
 
 
 def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[int, pa.Schema, Iterator[pa.Table]]:
-    """How many queries there are, their columns, and blocks of them. Raises InvalidInput where a column is missing."""
+    """The number of queries, their schema, and blocks of them. Raises InvalidInput if a column is missing."""
     file = Path(options.queries)
     if options.user is not None:
         if column == options.user:
             raise InvalidInput("--column", column, "another name than that of the users")
         table = as_table("--queries", file, (options.user, options.item))
         lists = lists_of(table, options.user, options.item, options.time)
-        if left_out := len(table) - sum(map(len, lists.values())):
-            print(f"{left_out:,} of {len(table):,} rows were left out: they have no user or no item", file=sys.stderr)
-        known = model.bundle.items.rows_of([item for one in lists.values() for item in one]) if lists else None
-        if known is not None and (known < 0).all():
+        if skipped := len(table) - sum(map(len, lists.values())):
+            print(f"{skipped:,} of {len(table):,} rows were left out: they have no user or no item", file=sys.stderr)
+        rows = model.bundle.items.rows_of([item for items in lists.values() for item in items]) if lists else None
+        if rows is not None and (rows < 0).all():
             raise InvalidInput("--item", options.item, "ids that the model knows: it knows none of them")
         users = pa.array([*lists], column_of(table, "--user", options.user).type)
-        made = pa.table({options.user: users, column: pa.array([*lists.values()], pa.list_(pa.string()))})
-        size = len(made)
-        # taken, not sliced: a slice would carry the whole table to each process
-        return size, made.schema, (made.take(pa.array(range(at, min(at + BLOCK, size)))) for at in range(0, size, BLOCK))
+        histories = pa.table({options.user: users, column: pa.array([*lists.values()], pa.list_(pa.string()))})
+        size = len(histories)
+        # take copies rows; a slice would send the whole table to each process
+        return size, histories.schema, (histories.take(pa.array(range(begin, min(begin + BLOCK, size)))) for begin in range(0, size, BLOCK))
     if not file.is_file():
         raise InvalidInput("--queries", str(file), "a Parquet file that exists")
     try:
@@ -170,96 +172,97 @@ def _open(job: Job) -> None:
     _model = open_model(job.model, "cpu", frame="arrow")
 
 
-def _answered(job: Job, block: pa.Table, first: int) -> pa.Table | str:
-    """A block of queries from a row on, answered; or what is wrong with it."""
+def _answer_block(job: Job, block: pa.Table, first: int) -> pa.Table | str:
+    """The answers of a block that begins at row `first`; or an error message."""
     if _model is None:
         raise RuntimeError("a process that answers opens the model first")
     try:
         return _with_items(job, block, first, _model)
-    except EspalierError as error:  # which may be made of parts, and could not come from another process as it is
+    except EspalierError as error:  # some errors cannot be pickled between processes
         return str(error)
 
 
 def _with_items(job: Job, block: pa.Table, first: int, model: Model) -> pa.Table:
-    """A block with its queries replaced by lists of items and scores, and of fields that were asked for."""
+    """A block with the query column replaced by lists of items, scores and requested fields."""
     queries, seen = model.with_seen(_values(block.column(job.column).to_pylist(), job.column, first, model))
     m_B = None if job.m_column is None else _numbers(block.column(job.m_column).to_pylist(), job.m_column, first)
     filters = None
     if job.filter_column is not None:
-        filters = [_both(job, first + at, text) for at, text in enumerate(block.column(job.filter_column).to_pylist())]
+        filters = [_joined_filter(job, first + row, text) for row, text in enumerate(block.column(job.filter_column).to_pylist())]
     answers = model.answers(queries, job.ask, job.fields, seen, m_B, filters)
     offsets = pa.array(np.append(0, np.cumsum(answers.count_B)), pa.int32())
-    kept = [name for name in block.column_names if name not in (job.column, job.m_column, job.filter_column)]
-    columns = {name: block.column(name) for name in kept}
+    other_columns = [name for name in block.column_names if name not in (job.column, job.m_column, job.filter_column)]
+    columns = {name: block.column(name) for name in other_columns}
     lists = {"items": answers.ids, "scores": answers.scores} | answers.fields
     return pa.table(columns | {name: pa.ListArray.from_arrays(offsets, values) for name, values in lists.items()})
 
 
 def _values(values: list[Any], column: str, first: int, model: Model) -> list[Any]:
-    """Queries as `Model.encoded` takes them. Raises InvalidInput for one that is missing."""
-    for place, value in enumerate(values, first):
+    """Queries as `Model.encoded` takes them. Raises InvalidInput for null."""
+    for row, value in enumerate(values, first):
         if value is None:
-            raise InvalidInput(f"{column}[{place}]", None, f"a {model.bundle.manifest.query.kind} query in every row")
+            raise InvalidInput(f"{column}[{row}]", None, f"a {model.bundle.manifest.query.kind} query in every row")
     if model.bundle.manifest.query.kind == "features":
         return [(value["indices"], value["values"]) for value in values]
     return values
 
 
 def _numbers(values: list[int | None], column: str, first: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    for place, value in enumerate(values, first):
+    for row, value in enumerate(values, first):
         if value is None or value < 1:
-            raise InvalidInput(f"{column}[{place}]", value, "at least 1")
+            raise InvalidInput(f"{column}[{row}]", value, "at least 1")
     return np.array(values, np.int64)
 
 
-def _both(job: Job, place: int, text: str | None) -> Mapping[str, object]:
-    """The filter of all queries and a query's own. Raises InvalidInput where both are about one column."""
-    own, for_all = _json(f"{job.filter_column}[{place}]", text) or {}, job.ask.filter or {}
-    if twice := sorted(own.keys() & for_all.keys()):
-        raise InvalidInput(f"{job.filter_column}[{place}]", ", ".join(twice), "columns that --filter does not have")
-    return {**for_all, **own}
+def _joined_filter(job: Job, row: int, text: str | None) -> Mapping[str, object]:
+    """The filter of all queries with one query's own filter. Raises InvalidInput if both have a column."""
+    query_filter, common_filter = _json(f"{job.filter_column}[{row}]", text) or {}, job.ask.filter or {}
+    if repeated := sorted(query_filter.keys() & common_filter.keys()):
+        raise InvalidInput(f"{job.filter_column}[{row}]", ", ".join(repeated), "columns that --filter does not have")
+    return {**common_filter, **query_filter}
 
 
 def _json(field: str, text: str | None) -> Mapping[str, object] | None:
     if not text:
         return None
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise InvalidInput(field, text, f"JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InvalidInput(field, text, "an object of columns, as a request has it")
-    return found
+    return value
 
 
 def _digest(model: Model, options: argparse.Namespace, job: Job) -> str:
-    """Of all that the answers depend on."""
+    """SHA-256 of everything that the answers depend on."""
     stat = os.stat(options.queries)
     manifest = (model.bundle.path / "manifest.json").read_bytes()
-    asked = repr((job, options.user, options.item, options.time, str(Path(options.queries).absolute()), stat.st_size, stat.st_mtime_ns))
-    return hashlib.sha256(manifest + asked.encode()).hexdigest()
+    queries = str(Path(options.queries).absolute()), stat.st_size, stat.st_mtime_ns
+    text = repr((job, options.user, options.item, options.time, *queries))
+    return hashlib.sha256(manifest + text.encode()).hexdigest()
 
 
-def _resume(parts: Path, digest: str) -> None:
-    """Keep the parts of a run of the same model, input and options; drop those of any other."""
-    mark = parts / "of"
-    if not (mark.exists() and mark.read_text() == digest):
-        for file in parts.iterdir():
+def _resume(folder: Path, digest: str) -> None:
+    """Delete the files of an earlier run, unless its model, input and options were the same."""
+    digest_file = folder / "of"
+    if not (digest_file.exists() and digest_file.read_text() == digest):
+        for file in folder.iterdir():
             file.unlink()
-        mark.write_text(digest)
+        digest_file.write_text(digest)
 
 
-def _joined(parts: Path, out: Path, empty: pa.Table) -> None:
-    """Write one file of all parts, in their order, and put it in its place when it is whole. empty: what there is without a query."""
-    files = sorted(parts.glob("*.parquet"))
-    new = out.with_name(f".{out.name}.new")
+def _join_blocks(folder: Path, out: Path, empty: pa.Table) -> None:
+    """Write all blocks, in order, to one file, and rename it when it is complete. empty: the table if there is no query."""
+    files = sorted(folder.glob("*.parquet"))
+    temporary = out.with_name(f".{out.name}.new")
     if not files:
-        pq.write_table(empty, new)
+        pq.write_table(empty, temporary)
     else:
-        with pq.ParquetWriter(new, pq.read_schema(files[0])) as writer:
+        with pq.ParquetWriter(temporary, pq.read_schema(files[0])) as writer:
             for file in files:
                 writer.write_table(pq.read_table(file))
-    new.rename(out)
+    temporary.rename(out)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

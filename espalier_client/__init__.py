@@ -1,4 +1,4 @@
-"""A small typed client of the retrieval service. It needs httpx and nothing else; docs/serve.md shows its use."""
+"""A small typed client of the retrieval service. It needs only httpx. docs/serve.md shows its use."""
 
 try:
     from espalier_client.client import AsyncClient, Client

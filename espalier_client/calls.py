@@ -1,4 +1,4 @@
-"""The routes: the request of each, and how its answer is read. Nothing is sent here: both clients have a method for each that sends it."""
+"""The routes: the request of each, and the parser of its answer. Sends nothing: both clients have a method that sends each request."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
 REFUSAL_BYTES = 1 << 20
-"""Bytes that are read of a refusal; the rest adds nothing to its status."""
+"""Most bytes that are read of a refusal. A longer body is ignored; the status is enough."""
 
 YEAR_S = 365 * 86_400.0
 
 LOADING_S = 600.0
-"""How long admin calls wait that may load a version."""
+"""Default time-out of admin calls that may load a version."""
 
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """One request of HTTP and the reading of its answer. The request id stays the same when it is sent again.
+    """One HTTP request and the parser of its answer. The request id stays the same when the request is sent again.
 
-    `repeatable`: sending it twice has the same effect as once. `statuses`: those besides 2xx that carry the answer. `patience_s`: how long
-    to wait for the answer, where that is not the client's `timeout_s`. `media_type`: of the body, and of a stream's answer.
+    `repeatable`: sending it twice has the same effect as once. `statuses`: those besides 2xx whose body is the answer. `patience_s`: time
+    to wait for the answer, instead of the client's `timeout_s`. `media_type`: of the body, and of a stream's answer.
     """
 
     method: str
@@ -53,7 +53,7 @@ class Call(Generic[T]):
     request_id: str = field(default_factory=lambda: uuid4().hex)
 
     def arguments(self, timeout_s: float, left_s: float) -> dict[str, Any]:
-        """What httpx's `stream` takes. `timeout_s`: how long an operation may take; `left_s`: what is left of the call."""
+        """Arguments of httpx's `stream`. `timeout_s`: longest time of an operation; `left_s`: time left for the whole call."""
         headers = {"X-Request-Id": self.request_id, **self.headers}
         if self.body is not None:
             headers["Content-Type"] = self.media_type
@@ -67,10 +67,10 @@ class Call(Generic[T]):
         }
 
     def check(self, response: httpx.Response) -> None:
-        """Raises InvalidAnswer where the head of a response shows that its body is not an answer."""
-        given = response.headers.get("Content-Type")
-        media_type = "" if given is None else given.partition(";")[0].strip().lower()
-        if given is not None and media_type not in {JSON, NDJSON}:
+        """Raise InvalidAnswer if the headers of a response show that its body is not an answer."""
+        header = response.headers.get("Content-Type")
+        media_type = "" if header is None else header.partition(";")[0].strip().lower()
+        if header is not None and media_type not in {JSON, NDJSON}:
             raise InvalidAnswer(f"{self}: expected an answer of the type {JSON}, got {plain(media_type, 100)!r}")
         if encoded(response):
             raise InvalidAnswer(
@@ -78,7 +78,7 @@ class Call(Generic[T]):
             )
 
     def read(self, response: httpx.Response, content: bytes) -> T:
-        """The answer; raises RequestFailed or InvalidAnswer. `content` is what Body has read."""
+        """Parse the answer. `content`: the body, read by Body. Raises RequestFailed or InvalidAnswer."""
         if not response.is_success and response.status_code not in self.statuses:
             raise self.refusal(response, content)
         try:
@@ -89,7 +89,7 @@ class Call(Generic[T]):
             raise self.misread(error) from error
 
     def refusal(self, response: httpx.Response, content: bytes) -> ClientError:
-        """The error of a response without an answer. `content` is what Body has read."""
+        """The error of a response without an answer. `content`: the body, read by Body."""
         try:
             document = from_bytes(content)
         except UNREADABLE:
@@ -106,7 +106,7 @@ class Call(Generic[T]):
         )
 
     def failure(self, error: httpx.RequestError | ClientError) -> ClientError:
-        """The client's own error for what httpx raised."""
+        """The client's error for an error of httpx."""
         if isinstance(error, ClientError):
             return error
         detail = f"{self.method} {error.request.url}: {plain(str(error), 500) or type(error).__name__}"
@@ -121,9 +121,9 @@ class Call(Generic[T]):
 
 
 class Body:
-    """The bytes of one response of at most `max_bytes`, piece by piece.
+    """The bytes of one response, at most `max_bytes`, piece by piece.
 
-    wanted  whether there is anything to read: what is compressed was not asked for, and may be a gigabyte in a kilobyte
+    wanted  whether to read the body. A compressed body is not read: the client did not ask for it, and a kilobyte may unpack to a gigabyte
     """
 
     def __init__(self, call: Call[Any], response: httpx.Response, max_bytes: int) -> None:
@@ -137,7 +137,7 @@ class Body:
             call.check(response)
 
     def take(self, piece: bytes) -> bool:
-        """Whether more is wanted. Raises InvalidAnswer where an answer gets too long."""
+        """Add a piece. Returns whether to read on. Raises InvalidAnswer if an answer is too long."""
         self._bytes += len(piece)
         if self._bytes > self._max_bytes:
             if self._is_answer:
@@ -162,12 +162,13 @@ def retrieve(
 ) -> Call[messages.Answer]:
     """The best items for each query. `options` are the fields of `Request`.
 
-    `user`: whose request it is, so that all of a user's go to the same version while another one is tried; `group`: one that may try it.
+    `user`: the user of the request: during a trial, all requests of a user go to the same version. `group`: a group that a trial may
+    select.
     """
     request = messages.Request(queries, **options)
     read = partial(messages.answer, queries=len(tuple(request.queries)))
-    given = {"Espalier-User": None if user is None else quote(user), "Espalier-Group": group}
-    headers = {name: value for name, value in given.items() if value is not None}
+    values = {"Espalier-User": None if user is None else quote(user), "Espalier-Group": group}
+    headers = {name: value for name, value in values.items() if value is not None}
     return Call("POST", "/retrieve", read, request.to_bytes(), headers=headers)
 
 
@@ -189,7 +190,7 @@ def complete(name: str, prefix: str, limit: int = 10) -> Call[tuple[messages.Com
 def facets(
     name: str, column: str, *, filter: Mapping[str, Any] | None = None, limit: int = 20, version: int | None = None
 ) -> Call[Document]:
-    """How many items that a query may get have each value of a column; `filter` as in a request, but for that column itself."""
+    """For each value of a column, the number of items that a query may get; `filter` as in a request, but for that column itself."""
     params: dict[str, Value] = {"column": column, "limit": limit}
     if filter:
         params["filter"] = to_bytes(filter).decode()
@@ -197,7 +198,7 @@ def facets(
 
 
 def node(name: str, number: int = 0, *, tree: int = 0, limit: int = 50, version: int | None = None) -> Call[Document]:
-    """A node of a tree (of a forest the `tree`-th, counted from 0), its children, some of its items, and what is typical of them."""
+    """A node of a tree (`tree`: its index in a forest, from 0), its children, some of its items, and their typical values."""
     params: dict[str, Value] = {"tree": tree, "limit": limit}
     return Call("GET", model_path(name, "tree", str(int(number))), messages.document, params=params | _version(version))
 
@@ -209,25 +210,25 @@ def item_path(name: str, item_id: str, *, tree: int = 0, version: int | None = N
 
 
 def ready() -> Call[messages.Readiness]:
-    """Whether the service is ready, and the reasons if it is not, which is not an error."""
+    """Whether the service is ready, and the reasons if it is not. Not being ready is no error."""
     return Call("GET", "/readyz", partial(read, messages.Readiness), statuses=(503,))
 
 
 def load(name: str, version: int, *, default: bool = True, timeout_s: float = LOADING_S) -> Call[messages.Model]:
-    """Open, verify and warm up a version while the others serve; `default`: then make it the default. Needs an admin key.
+    """Open, verify and warm up a version while the others serve. `default`: then make it the default. Needs an admin key.
 
-    Returns once that is done, which may take minutes; it waits for `timeout_s`, as the next two do. A failed load changes nothing.
+    Returns when the version is loaded, which may take minutes, or raises TimedOut after `timeout_s`. A failed load changes nothing.
     """
     return _change("POST", model_path(name, "load"), messages.model, {"version": version, "default": default}, timeout_s)
 
 
 def unload(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[messages.Model]:
-    """Drop a version that is not the default, once its requests are answered. Needs an admin key."""
+    """Drop a version that is not the default, when its requests are answered. Needs an admin key."""
     return _change("POST", model_path(name, "unload"), messages.model, {"version": version}, timeout_s)
 
 
 def set_default(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[messages.Model]:
-    """Make a version the default, after loading it where needed. Needs an admin key."""
+    """Make a version the default; load it first if needed. Needs an admin key."""
     return _change("POST", model_path(name, "default"), messages.model, {"version": version}, timeout_s)
 
 
@@ -268,12 +269,12 @@ def set_removed(name: str, ids: Iterable[str], *, if_match: str | None = None) -
 
 
 def remove_item(name: str, item_id: str) -> Call[messages.RemovedItem]:
-    """Keep one more item out of every answer of a model, whatever else is removed meanwhile. Needs an admin key."""
+    """Keep one more item out of every answer of a model. Other removals stay as they are. Needs an admin key."""
     return Call("PUT", _item_path(name, "removed", item_id), partial(read, messages.RemovedItem), repeatable=False)
 
 
 def restore_item(name: str, item_id: str) -> Call[messages.RemovedItem]:
-    """Let answers of a model hold an item again. Needs an admin key."""
+    """Let answers of a model have an item again. Needs an admin key."""
     return Call("DELETE", _item_path(name, "removed", item_id), partial(read, messages.RemovedItem), repeatable=False)
 
 
@@ -287,17 +288,17 @@ def put_item(
 ) -> Call[items.ItemOutcome]:
     """Put an item into a running model, or change one. `options` are the fields of `Put`. Needs a write key.
 
-    `if_match`: the `etag` of the item that the change was made from; `if_none_match` "*": only insert. Raises Conflict where that does
-    not hold. Without a condition the call is sent again when its connection breaks: the same item twice is `unchanged`.
+    `if_match`: the `etag` of the item that the change was made from; `if_none_match` "*": only insert. Raises Conflict if the
+    condition does not hold. Without a condition the call is sent again when its connection breaks: the second put is `unchanged`.
     """
     headers = _conditions(if_match, if_none_match)
-    # With a condition a repetition would meet the item that the first attempt put.
+    # With a condition a second attempt would fail on the item that the first one put.
     body = to_bytes(items.Put(item_id, **options).to_json())
     return Call("PUT", _item_path(name, "items", item_id), items.outcome(item_id), body, headers=headers, repeatable=not headers)
 
 
 def delete_item(name: str, item_id: str, *, source_version: int | None = None, if_match: str | None = None) -> Call[items.ItemOutcome]:
-    """Delete an item, trained or live; one that is deleted already is `unchanged`. Needs a write key."""
+    """Delete an item, trained or live. The outcome of deleting it again is `unchanged`. Needs a write key."""
     headers = _conditions(if_match, None)
     params: dict[str, Value] = {} if source_version is None else {"source_version": source_version}
     return Call(
@@ -311,7 +312,7 @@ def get_item(name: str, item_id: str) -> Call[items.LiveItem]:
 
 
 def changes(name: str, after: int = 0, limit: int = 1000) -> Call[items.Changes]:
-    """What happened to a model's live catalogue after a sequence, at most `limit` operations. Needs an admin key."""
+    """The operations of a model's live catalogue after a sequence, at most `limit`. Needs an admin key."""
     return Call("GET", model_path(name, "changes"), items.changes, params={"after": after, "limit": limit})
 
 
@@ -323,7 +324,7 @@ def check_timeout_s(value: float) -> float:
 
 def _change(method: str, path: str, parse: Callable[[Any], T], document: Mapping[str, Any], timeout_s: float | None = None) -> Call[T]:
     patience_s = None if timeout_s is None else check_timeout_s(timeout_s)
-    # Not repeatable: in between, another client may have changed it back.
+    # Not repeatable: another client may have changed it back between two attempts.
     return Call(method, path, parse, to_bytes(document), repeatable=False, patience_s=patience_s)
 
 
@@ -331,22 +332,22 @@ def _version(version: int | None) -> dict[str, Value]:
     return {} if version is None else {"version": version}
 
 
-def model_path(name: str, *rest: str) -> str:
+def model_path(name: str, *segments: str) -> str:
     if name in {"", ".", ".."}:
         raise ValueError(f"name: got {name!r}, expected the name of a model")
-    return "/".join(("/models", quote(name, safe=""), *rest))
+    return "/".join(("/models", quote(name, safe=""), *segments))
 
 
 def _item_path(name: str, folder: str, item_id: str) -> str:
     if not item_id:
         raise ValueError("item_id: got '', expected the id of an item")
-    written = quote(item_id, safe="")
-    return model_path(name, folder, written.replace(".", "%2E") if written in {".", ".."} else written)  # a path may not hold them as such
+    segment = quote(item_id, safe="")
+    return model_path(name, folder, segment.replace(".", "%2E") if segment in {".", ".."} else segment)  # a path cannot have these segments
 
 
 def _conditions(if_match: str | None, if_none_match: str | None) -> dict[str, str]:
-    given = {"If-Match": (if_match, "if_match"), "If-None-Match": (if_none_match, "if_none_match")}
-    return {header: _tag(value, name) for header, (value, name) in given.items() if value is not None}
+    conditions = {"If-Match": (if_match, "if_match"), "If-None-Match": (if_none_match, "if_none_match")}
+    return {header: _tag(value, name) for header, (value, name) in conditions.items() if value is not None}
 
 
 def _tag(value: str, name: str = "if_match") -> str:

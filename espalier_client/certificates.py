@@ -1,4 +1,4 @@
-"""Certificates for a service behind https, from files that are read again when they change.
+"""Certificates for a service behind https, from files that are read again after changes.
 
 Knows PEM files and contexts of Python's ssl. Does not know requests.
 """
@@ -15,20 +15,20 @@ from pathlib import Path
 
 log = logging.getLogger("espalier_client")
 
-LOOK_S = 1.0
-"""Seconds between two looks at the files."""
+CHECK_S = 1.0
+"""Seconds between two checks of the files."""
 
 
 class Certificates:
-    """For the clients' argument of this name; several may share it.
+    """The clients' argument `certificates`; several clients may share it.
 
-    `ca`: PEM file of the CAs that sign the service's certificate; None: the system's. `certificate` and `key`: PEM files of what the client
-    shows, where the service wants that (mTLS). `clock`: seconds, for the looks.
+    `ca`: PEM file of the CAs that sign the service's certificate; None: the system's CAs. `certificate` and `key`: PEM files of the
+    client's certificate, if the service requires one (mTLS). `clock`: time in seconds, for tests.
 
-    Files that change are read again within a second and hold for new connections. If they are wrong then, those of before stay in use, and
-    the log says so. A CA that is taken out of the file is trusted until the program ends.
+    Changed files are read again within a second and apply to new connections. If a changed file is wrong, the old certificates stay in use
+    and an error is logged. A CA that is removed from the file stays trusted until the program ends.
 
-    Raises OSError where the files cannot be used, ValueError for one of `certificate` and `key` alone.
+    Raises OSError if the files cannot be used, ValueError if only one of `certificate` and `key` is given.
     """
 
     def __init__(
@@ -45,22 +45,24 @@ class Certificates:
         self._files = [Path(file) for file in (ca, certificate, key) if file is not None]
         self._clock, self._lock = clock, threading.Lock()
         self._seen = self._signatures()
-        self._next_look = clock() + LOOK_S
+        self._next_check = clock() + CHECK_S
         self.context = ssl.create_default_context() if ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._load(self.context)
 
     def look(self) -> None:
-        """Read the files again where they have changed. From any thread."""
+        """Read the files again if they have changed. Any thread may call it."""
         with self._lock:
-            if self._clock() < self._next_look:
+            if self._clock() < self._next_check:
                 return
-            self._next_look = self._clock() + LOOK_S
-            seen = self._signatures()
-            if seen == self._seen:
+            self._next_check = self._clock() + CHECK_S
+            signatures = self._signatures()
+            if signatures == self._seen:
                 return
-            self._seen = seen  # what is wrong is said once
+            self._seen = signatures  # an error is logged once
             try:
-                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))  # first where nothing can be half done
+                self._load(
+                    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                )  # first into a new context: an error must not leave the used one half changed
                 self._load(self.context)  # httpx holds it
             except OSError as error:
                 log.error("certificates have changed, and those of before stay in use: %s", error)
@@ -69,16 +71,16 @@ class Certificates:
         if self._ca is not None:
             context.load_verify_locations(self._ca)
         if self._pair is not None:
-            context.load_cert_chain(*self._pair, password="")  # a key with a password is refused, and not asked for at a terminal
+            context.load_cert_chain(*self._pair, password="")  # a key with a password is refused: no prompt at a terminal
 
     def _signatures(self) -> list[tuple[int, ...] | None]:
         return [_signature(file) for file in self._files]
 
 
 def _signature(file: Path) -> tuple[int, ...] | None:
-    """Of a file, or of what a link points to; None where there is none."""
+    """Changes when a file, or the target of a link, changes; None if there is no file."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino

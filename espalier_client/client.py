@@ -1,6 +1,6 @@
-"""The two clients, synchronous and asynchronous. They send and wait; calls.py, messages.py, retry.py and stream.py decide everything else.
+"""The two clients, synchronous and asynchronous. They send and wait; calls.py, messages.py, retry.py and stream.py do everything else.
 
-Both do the same, with and without `await`.
+Both have the same methods, with and without `await`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MAX_ANSWER_BYTES = 1 << 26
 _RETRY = Retry()
 
 
-def _sent(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    """The method of `Client` that sends what `build` makes of its arguments."""
+def _sync(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+    """The method of `Client` that sends the call from `build`."""
 
     def method(client: Client, /, *arguments: P.args, **options: P.kwargs) -> T:
         return client._call(build(*arguments, **options))
@@ -47,8 +47,8 @@ def _sent(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
     return _described(method, build)
 
 
-def _awaited(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """The method of `AsyncClient` that sends what `build` makes of its arguments."""
+def _async(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """The method of `AsyncClient` that sends the call from `build`."""
 
     async def method(client: AsyncClient, /, *arguments: P.args, **options: P.kwargs) -> T:
         return await client._call(build(*arguments, **options))
@@ -57,22 +57,22 @@ def _awaited(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P
 
 
 def _described(method: M, build: Callable[..., Any]) -> M:
-    """With the name, the documentation and the parameters of `build`, for help() and editors."""
+    """The method with the name, docstring and parameters of `build`, for help() and editors."""
     functools.update_wrapper(method, build)
-    signature, own = inspect.signature(build), inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    # Where inspect looks for it.
-    method.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    signature, self_parameter = inspect.signature(build), inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    # inspect.signature reads this attribute.
+    method.__signature__ = signature.replace(parameters=[self_parameter, *signature.parameters.values()])  # type: ignore[attr-defined]
     return method
 
 
 class Client:
     """Talks to one retrieval service; may be shared by threads. Use it in a `with` statement, or `close` it.
 
-    `timeout_s`: how long an attempt waits for a connection, and for each piece of the answer. `retry`: when and how often a request is
-    sent again, and how long a call may take as a whole. The deadline is checked before each attempt and between the pieces of an answer.
-    `max_answer_bytes`: the longest accepted answer, and the longest line of a stream's answer. `certificates`: for https, where the
-    system's CAs do not do, or the service wants a certificate of the client. `transport` and `sleep` are for tests and
-    special needs: a transport of your own must keep httpx's time-outs.
+    `timeout_s`: longest wait of an attempt for a connection, and for each piece of the answer. `retry`: when and how often a request is
+    sent again, and the longest time of a whole call, which is checked before each attempt and between the pieces of an answer.
+    `max_answer_bytes`: the longest accepted answer, and the longest line of a stream's answer. `certificates`: for https with CAs other
+    than the system's, or if the service requires a client certificate. `transport` and `sleep` are for tests and special needs: your own
+    transport must keep httpx's time-outs.
 
     Every method raises a ClientError (errors.py) when it fails, and ValueError or TypeError for arguments that cannot be sent.
     """
@@ -97,46 +97,46 @@ class Client:
         self._sleep = sleep
 
     def retrieve_stream(self, requests: Iterable[Request], *, chunk_lines: int = stream.CHUNK_LINES) -> Generator[Outcome, None, None]:
-        """The outcome of each request, in their order; one that fails does not end the stream.
+        """The outcome of each request, in order. A request that fails does not end the stream.
 
-        `requests` is read at most `chunk_lines` (or 64 KiB) ahead of the answers that the caller takes. Choose 1 where a request depends on
-        the answers before it, or where requests are rare. Raises a ClientError where the stream cannot go on; all requests up to the last
-        yielded outcome are done.
+        `requests` is read at most `chunk_lines` (or 64 KiB) ahead of the answers that the caller takes. Choose 1 if a request depends on
+        earlier answers, or if requests are rare. Raises a ClientError if the stream cannot continue; all requests up to the last yielded
+        outcome are done.
         """
         return self._delivered(requests, Chunks(chunk_lines), RETRIEVALS)
 
     def bulk(
         self, name: str, operations: Iterable[Put | Delete], *, chunk_lines: int = stream.BULK_LINES
     ) -> Generator[Written, None, None]:
-        """Put and delete many items: the outcome of each, in their order; one that fails does not end the rest. Needs a write key.
+        """Put and delete many items: the outcome of each, in order. An operation that fails does not end the others. Needs a write key.
 
-        `operations` is read at most `chunk_lines` (or 512 KiB; 64 KiB where they are more than 256) ahead of the outcomes that the caller
-        takes. Raises a ClientError where it cannot go on; all operations up to the last yielded outcome are done.
+        `operations` is read at most `chunk_lines` (or 512 KiB; 64 KiB if `chunk_lines` is above 256) ahead of the outcomes that the caller
+        takes. Raises a ClientError if the stream cannot continue; all operations up to the last yielded outcome are done.
         """
         return self._delivered(operations, stream.chunks_of_writes(chunk_lines), stream.writes(name))
 
-    retrieve = _sent(calls.retrieve)
-    put_item = _sent(calls.put_item)
-    get_item = _sent(calls.get_item)
-    delete_item = _sent(calls.delete_item)
-    changes = _sent(calls.changes)
-    models = _sent(calls.models)
-    model = _sent(calls.model)
-    complete = _sent(calls.complete)
-    facets = _sent(calls.facets)
-    node = _sent(calls.node)
-    item_path = _sent(calls.item_path)
-    ready = _sent(calls.ready)
-    load = _sent(calls.load)
-    unload = _sent(calls.unload)
-    set_default = _sent(calls.set_default)
-    set_candidate = _sent(calls.set_candidate)
-    drop_candidate = _sent(calls.drop_candidate)
-    trial = _sent(calls.trial)
-    set_removed = _sent(calls.set_removed)
-    remove_item = _sent(calls.remove_item)
-    restore_item = _sent(calls.restore_item)
-    removed = _sent(calls.removed)
+    retrieve = _sync(calls.retrieve)
+    put_item = _sync(calls.put_item)
+    get_item = _sync(calls.get_item)
+    delete_item = _sync(calls.delete_item)
+    changes = _sync(calls.changes)
+    models = _sync(calls.models)
+    model = _sync(calls.model)
+    complete = _sync(calls.complete)
+    facets = _sync(calls.facets)
+    node = _sync(calls.node)
+    item_path = _sync(calls.item_path)
+    ready = _sync(calls.ready)
+    load = _sync(calls.load)
+    unload = _sync(calls.unload)
+    set_default = _sync(calls.set_default)
+    set_candidate = _sync(calls.set_candidate)
+    drop_candidate = _sync(calls.drop_candidate)
+    trial = _sync(calls.trial)
+    set_removed = _sync(calls.set_removed)
+    remove_item = _sync(calls.remove_item)
+    restore_item = _sync(calls.restore_item)
+    removed = _sync(calls.removed)
 
     def close(self) -> None:
         self._http.close()
@@ -173,7 +173,7 @@ class Client:
         for request in requests:
             for lines in chunks.add(request):
                 yield from self._deliver(lines, route)
-        for lines in chunks.rest():
+        for lines in chunks.flush():
             yield from self._deliver(lines, route)
 
     def _deliver(self, lines: list[Line], route: Route[T]) -> Generator[T | RequestFailed, None, None]:
@@ -197,7 +197,7 @@ class Client:
 class AsyncClient:
     """Talks to one retrieval service; may be shared by the tasks of one event loop. Use it in an `async with` statement, or `close` it.
 
-    `Client` says what the arguments and the methods mean. Another event loop than asyncio's brings its own `sleep`.
+    Arguments and methods are those of `Client`. With another event loop than asyncio's, pass its `sleep`.
     """
 
     def __init__(
@@ -230,28 +230,28 @@ class AsyncClient:
     ) -> AsyncGenerator[Written, None]:
         return self._delivered(operations, stream.chunks_of_writes(chunk_lines), stream.writes(name))
 
-    retrieve = _awaited(calls.retrieve)
-    put_item = _awaited(calls.put_item)
-    get_item = _awaited(calls.get_item)
-    delete_item = _awaited(calls.delete_item)
-    changes = _awaited(calls.changes)
-    models = _awaited(calls.models)
-    model = _awaited(calls.model)
-    complete = _awaited(calls.complete)
-    facets = _awaited(calls.facets)
-    node = _awaited(calls.node)
-    item_path = _awaited(calls.item_path)
-    ready = _awaited(calls.ready)
-    load = _awaited(calls.load)
-    unload = _awaited(calls.unload)
-    set_default = _awaited(calls.set_default)
-    set_candidate = _awaited(calls.set_candidate)
-    drop_candidate = _awaited(calls.drop_candidate)
-    trial = _awaited(calls.trial)
-    set_removed = _awaited(calls.set_removed)
-    remove_item = _awaited(calls.remove_item)
-    restore_item = _awaited(calls.restore_item)
-    removed = _awaited(calls.removed)
+    retrieve = _async(calls.retrieve)
+    put_item = _async(calls.put_item)
+    get_item = _async(calls.get_item)
+    delete_item = _async(calls.delete_item)
+    changes = _async(calls.changes)
+    models = _async(calls.models)
+    model = _async(calls.model)
+    complete = _async(calls.complete)
+    facets = _async(calls.facets)
+    node = _async(calls.node)
+    item_path = _async(calls.item_path)
+    ready = _async(calls.ready)
+    load = _async(calls.load)
+    unload = _async(calls.unload)
+    set_default = _async(calls.set_default)
+    set_candidate = _async(calls.set_candidate)
+    drop_candidate = _async(calls.drop_candidate)
+    trial = _async(calls.trial)
+    set_removed = _async(calls.set_removed)
+    remove_item = _async(calls.remove_item)
+    restore_item = _async(calls.restore_item)
+    removed = _async(calls.removed)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -323,23 +323,23 @@ async def _chunks(requests: Iterable[Sent] | AsyncIterable[Sent], chunks: Chunks
         for request in requests:
             for lines in chunks.add(request):
                 yield lines
-    for lines in chunks.rest():
+    for lines in chunks.flush():
         yield lines
 
 
 def _identity(base_url: str, api_key: str | None, certificates: Certificates | None) -> dict[str, Any]:
-    """What both of httpx's clients are told of the service and of its caller."""
+    """Arguments of both of httpx's clients about the service and the caller."""
     verify = True if certificates is None else certificates.context
-    no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # the service sets none, and a proxy's are not sent back
+    no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # the service sets no cookies, and a proxy's are not sent back
     return {"base_url": _base_url(base_url), "headers": _headers(api_key), "cookies": no_cookies, "verify": verify}
 
 
 def _base_url(text: str) -> httpx.URL:
     url = httpx.URL(text)
-    if url.userinfo:  # it would be sent in the place of the key, and printed with the address
+    if url.userinfo:  # it would replace the key, and be printed with the address
         raise ValueError("base_url: got an address with a user or a password in it, expected http://host:port")
     labels = url.raw_host.removesuffix(b".").split(b".")
-    if url.scheme not in {"http", "https"} or not all(0 < len(label) < 64 for label in labels):  # longer ones cannot be looked up
+    if url.scheme not in {"http", "https"} or not all(0 < len(label) < 64 for label in labels):  # DNS has no longer labels
         raise ValueError(f"base_url: got {text!r}, expected http://host:port or https://host")
     return url
 
@@ -351,7 +351,7 @@ def _check_bytes(value: int) -> int:
 
 
 def _look(certificates: Certificates | None, request: httpx.Request) -> None:
-    """Before a request, which may need a new connection."""
+    """Check the certificates before a request, which may need a new connection."""
     if certificates is not None:
         certificates.look()
 
@@ -372,7 +372,7 @@ async def _forget_redirect_async(response: httpx.Response) -> None:
 def _headers(api_key: str | None) -> dict[str, str]:
     headers = {
         "Accept": "application/json, application/x-ndjson, application/problem+json",
-        "Accept-Encoding": "identity",  # a kilobyte of brotli unpacks to a gigabyte before httpx lets anybody look
+        "Accept-Encoding": "identity",  # a kilobyte of brotli unpacks to a gigabyte before httpx returns a piece
         "User-Agent": "espalier-client",
     }
     if api_key is not None:

@@ -1,21 +1,21 @@
 """Every error that the client raises on purpose.
 
     ClientError
-    ├── ConnectionFailed          no whole answer arrived; `sent` says whether the request may have reached the service
-    │   └── TimedOut              within the client's time
+    ├── ConnectionFailed          no complete answer arrived; `sent`: the request may have reached the service
+    │   └── TimedOut              no complete answer within the client's time-outs
     ├── InvalidAnswer             the answer is not one of this service, or is too long
     └── RequestFailed             the service refused, with a problem document (RFC 9457)
         ├── InvalidRequest        400, 413, 415, 422   the request is wrong; `errors` says where
         ├── NotAllowed            401, 403             no key, an unknown one, or one without the role
-        ├── NotFound              404, 410             no such model, version or item; or changes that are not kept any more
-        ├── Conflict              409, 412             not in the state that the model is in, or not as it was when it was read
-        ├── Overloaded            429                  the queue is full; `retry_after_s` says when to come back
-        ├── ServiceFailed         500, 502             something broke; its log says more under `request_id`
-        ├── Unavailable           503                  not ready, or shutting down; `retry_after_s` too
+        ├── NotFound              404, 410             no such model, version or item; or changes that are no longer kept
+        ├── Conflict              409, 412             not possible in the model's state, or the object has changed since it was read
+        ├── Overloaded            429                  the queue is full; retry after `retry_after_s`
+        ├── ServiceFailed         500, 502             an error in the service; see its log for `request_id`
+        ├── Unavailable           503                  not ready, or shutting down; retry after `retry_after_s`
         ├── DeadlineExceeded      504                  `timeout_ms` passed before the search was done
         └── CatalogueFull         507                  the live catalogue has no room for another item
 
-Arguments that cannot be sent at all are ValueError or TypeError, as everywhere in Python. What is retried: see retry.py.
+Arguments that cannot be sent raise ValueError or TypeError. retry.py says which requests are retried.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ClientError(Exception):
 
 
 class ConnectionFailed(ClientError):
-    """No whole answer arrived: the connection was refused, broke, or ended too early.
+    """No complete answer arrived: the connection was refused, broke, or ended too early.
 
     Attributes: `detail`; `sent`, whether the request may have reached the service; `request_id`.
     """
@@ -56,7 +56,7 @@ class InvalidAnswer(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class WrongValue:
-    """One wrong value of a request: where it is (`queries[0].history[3]`), what it is, what would have been right."""
+    """One wrong value of a request: its path (`queries[0].history[3]`), the value, and the expected value."""
 
     field: str
     value: str
@@ -64,10 +64,10 @@ class WrongValue:
 
 
 class RequestFailed(ClientError):
-    """The service refused. Raised; in a stream, yielded in place of the answer.
+    """The service refused. Raised; in a stream, yielded instead of the answer.
 
-    Attributes: `status` and `title` of HTTP, `detail` (a sentence), `errors` (the wrong values, for InvalidRequest), `request_id` (what the
-    service's log knows the request by), `retry_after_s` (how long to wait before trying again, None where the service does not say).
+    Attributes: `status` and `title` of HTTP, `detail` (a sentence), `errors` (the wrong values, for InvalidRequest), `request_id` (of
+    the request in the service's log), `retry_after_s` (seconds to wait before trying again; None if the service does not say).
     """
 
     statuses: ClassVar[tuple[int, ...]] = ()
@@ -90,8 +90,8 @@ class RequestFailed(ClientError):
         self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
-        said = ": ".join(part for part in (f"{self.status} {self.title}".strip(), self.detail) if part)
-        return f"{said} (request {self.request_id})" if self.request_id else said
+        text = ": ".join(part for part in (f"{self.status} {self.title}".strip(), self.detail) if part)
+        return f"{text} (request {self.request_id})" if self.request_id else text
 
 
 class InvalidRequest(RequestFailed):
@@ -134,17 +134,17 @@ _BY_STATUS = {status: kind for kind in RequestFailed.__subclasses__() for status
 
 
 def from_problem(status: int, document: object, request_id: str | None, retry_after_s: float | None = None) -> RequestFailed:
-    """The error that a problem document tells of; anything else, like a proxy's page, tells only its status."""
+    """The error in a problem document. From any other document, such as a proxy's page, only the status is used."""
     problem = document if isinstance(document, Mapping) else {}
-    listed = problem.get("errors")
-    errors = tuple(_wrong_value(one) for one in listed if isinstance(one, Mapping)) if isinstance(listed, list) else ()
+    entries = problem.get("errors")
+    errors = tuple(_wrong_value(entry) for entry in entries if isinstance(entry, Mapping)) if isinstance(entries, list) else ()
     kind = _BY_STATUS.get(status, RequestFailed)
     title = _text(problem, "title") or (HTTPStatus(status).phrase if status in HTTPStatus.__members__.values() else "")
     return kind(status, title, _text(problem, "detail"), errors, request_id, retry_after_s)
 
 
-def _wrong_value(one: Mapping[str, Any]) -> WrongValue:
-    return WrongValue(_text(one, "field"), _text(one, "value"), _text(one, "expected"))
+def _wrong_value(entry: Mapping[str, Any]) -> WrongValue:
+    return WrongValue(_text(entry, "field"), _text(entry, "value"), _text(entry, "expected"))
 
 
 def _text(document: Mapping[str, Any], name: str) -> str:
@@ -152,7 +152,7 @@ def _text(document: Mapping[str, Any], name: str) -> str:
     return plain(value if isinstance(value, str) else str(value)) if isinstance(value, str | int | float) else ""
 
 
-def plain(text: str, most: int = 2000) -> str:
-    """Untrusted text made safe for one line of a log: cut to `most` characters, with a space for each that cannot be printed."""
-    cut = text if len(text) <= most else f"{text[:most]}…"
+def plain(text: str, max_length: int = 2000) -> str:
+    """Untrusted text made safe for one line of a log: cut to `max_length` characters, with a space for each that cannot be printed."""
+    cut = text if len(text) <= max_length else f"{text[:max_length]}…"
     return cut if cut.isprintable() else "".join(letter if letter.isprintable() else " " for letter in cut)

@@ -1,4 +1,4 @@
-"""Items of the live catalogue: what is put, what becomes of it, and their JSON. Knows the service's documents and nothing of HTTP."""
+"""Items of the live catalogue: puts, deletes and their outcomes, and their JSON. Knows the service's documents, but not HTTP."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Literal, TypedDict
 from espalier_client.messages import as_tuple, read, to_bytes
 
 NEVER: Literal["never"] = "never"
-"""A `valid_until` that lifts the one that an item has."""
+"""A `valid_until` that removes an item's `valid_until`."""
 Event = Iterable[str] | Iterable[float] | Mapping[int, float] | str
 """A query that led to an item: item ids, oldest first; a vector; feature → value; or a text, as the model's query kind says."""
 
 
 class ItemOptions(TypedDict, total=False):
-    """What `put_item` takes besides the id: the fields of `Put`."""
+    """The options of `put_item`: the fields of `Put` without the id."""
 
     fields: Mapping[str, Any] | None
     events: Iterable[Event]
@@ -24,7 +24,7 @@ class ItemOptions(TypedDict, total=False):
     text: str | None
     users: Iterable[str]
     source_version: int | None
-    valid_until: datetime | str | None  # a string is a time as RFC 3339 has it, or NEVER
+    valid_until: datetime | str | None  # a string is a time of RFC 3339, or NEVER
     count: int | None
 
 
@@ -32,11 +32,11 @@ class ItemOptions(TypedDict, total=False):
 class Put:
     """An item to put.
 
-    `fields`: all columns that it has, None to leave them. Evidence of where it belongs, which a new item needs: `events` that led to it,
-    ids of items that it is `like`, or a `text`. `users`: a tag for each event, saying whose it is. `source_version`: of your own record; a
-    lower one than is stored changes nothing. `valid_until`: a time with its zone, from which on the item counts as deleted; NEVER
-    lifts the one that it has, None leaves it. `count`: events that it has had in a time as long as the training log's: how popular it is;
-    None leaves it.
+    `fields`: all its columns; None: unchanged. A new item needs evidence of its place in the tree: `events` that led to it, ids of items
+    that it is `like`, or a `text`. `users`: a tag for each event that says whose it is. `source_version`: version of your own record; a put
+    with a lower one than stored changes nothing. `valid_until`: a time with its zone from which the item counts as deleted; NEVER removes
+    the stored time; None: unchanged. `count`: the item's popularity, as its events in a period as long as the training log's; None:
+    unchanged.
     """
 
     id: str
@@ -58,10 +58,10 @@ class Put:
     def to_json(self) -> dict[str, Any]:
         """The body of a PUT."""
         until = self.valid_until.isoformat() if isinstance(self.valid_until, datetime) else self.valid_until
-        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "id"}
-        given |= {"events": [_event(event) for event in self.events], "valid_until": until}
-        named = {name: value for name, value in given.items() if value not in (None, (), [])}
-        return named | {"valid_until": None} if until == NEVER else named
+        values = {member.name: getattr(self, member.name) for member in fields(self) if member.name != "id"}
+        values |= {"events": [_event(event) for event in self.events], "valid_until": until}
+        document = {name: value for name, value in values.items() if value not in (None, (), [])}
+        return document | {"valid_until": None} if until == NEVER else document
 
     def to_bytes(self) -> bytes:
         """The JSON of a line of a bulk."""
@@ -83,7 +83,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an item hangs: the `parent` node of its leaf in a `version`, and the evidence that decided (`by`)."""
+    """The place of an item: the `parent` node of its leaf in a `version`, and the evidence that decided (`by`)."""
 
     version: int
     parent: int
@@ -92,12 +92,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class ItemOutcome:
-    """What became of a write.
+    """The outcome of a write.
 
-    `outcome`: inserted, updated, deleted, unchanged (it was like that already), or stale (what is stored has a higher source_version).
-    `sequence`: of the item's last operation; a retrieval with it as `min_sequence` sees the item like this. `visible`: whether every
-    worker's next answer counts it; False: it is durable, and one was still behind. `unknown`: ids of the evidence that the catalogue does
-    not have. `placed`: None after a delete, and in a bulk.
+    `outcome`: inserted, updated, deleted, unchanged (it was so already), or stale (the stored item has a higher source_version).
+    `sequence`: of the item's last operation; a retrieval with it as `min_sequence` sees this write. `visible`: the next answer of every
+    worker sees the write; False: the write is durable, but some worker has not applied it yet. `unknown`: ids of the evidence that the
+    catalogue does not have. `placed`: None after a delete, and in a bulk.
     """
 
     id: str
@@ -110,9 +110,10 @@ class ItemOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LiveItem:
-    """An item as it is. `sequence`: of its last operation, 0 for a trained item that none has named; `etag` is for `if_match`.
+    """An item as it is now. `sequence`: of its last operation, 0 for a trained item without one; `etag` is for `if_match`.
 
-    `live`: whether an operation put it. `at`: when the last one was committed. The rest is what was put; `fields` of a trained item.
+    `live`: whether an operation put it. `at`: time when the last operation was committed. All other fields are those of the put; a trained
+    item has only `fields`.
     """
 
     id: str
@@ -136,7 +137,7 @@ class LiveItem:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An operation of the live catalogue: a put of an item, or its deletion (`put` is None). `at`: when it was committed."""
+    """An operation of the live catalogue: a put of an item, or its deletion (`put` is None). `at`: time when it was committed."""
 
     sequence: int
     id: str
@@ -147,11 +148,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Operations, ascending. `sequence`: the catalogue's last one; ask again after the last change until that is it.
+    """Operations, ascending. `sequence`: of the catalogue's last operation. Ask again, after the last change, until it has this sequence.
 
-    `journal` names the sequence numbers: under another name they may mean other operations. None where nothing was ever written.
-    `dropped`: deletes up to this sequence may be missing. Where it is above `after`, and above what it was when you began with after=0, you
-    may lack some: begin again.
+    `journal`: identity of the journal; in another journal, sequence numbers mean other operations. None: nothing was ever written.
+    `dropped`: deletes up to this sequence may be missing. If it is above `after`, and above its value when you began with after=0, you may
+    have missed some: begin again with after=0.
     """
 
     changes: tuple[Change, ...]
@@ -161,7 +162,7 @@ class Changes:
 
 
 def outcome(item_id: str) -> Callable[[Any], ItemOutcome]:
-    """A reader of the answer to a write of this item."""
+    """A parser for the answer to a write of this item."""
     return lambda document: read(ItemOutcome, document, id=item_id, visible=document["visible"], placed=_placed(document.get("placed")))
 
 
@@ -175,7 +176,7 @@ def live_item(document: Any) -> LiveItem:
 
 
 def changes(document: Any) -> Changes:
-    return read(Changes, document, changes=tuple(_change(one) for one in document["changes"]))
+    return read(Changes, document, changes=tuple(_change(change) for change in document["changes"]))
 
 
 def _change(document: Any) -> Change:
@@ -183,8 +184,8 @@ def _change(document: Any) -> Change:
     put = None
     if document["kind"] == "put":
         events = [_read_event(event) for event in document.get("events") or ()]
-        parts = document.get("like") or (), document.get("text"), document.get("users") or ()
-        put = Put(document["id"], document.get("fields"), events, *parts, version, document.get("valid_until"), document.get("count"))
+        evidence = document.get("like") or (), document.get("text"), document.get("users") or ()
+        put = Put(document["id"], document.get("fields"), events, *evidence, version, document.get("valid_until"), document.get("count"))
     return Change(document["sequence"], document["id"], document["at"], put, version)
 
 
@@ -197,7 +198,7 @@ def _event(event: Any) -> Any:
         return event
     if isinstance(event, Mapping):
         return {"indices": [int(i) for i in event], "values": [float(value) for value in event.values()]}
-    return [part if isinstance(part, str) else float(part) for part in event]  # NumPy's numbers are not JSON's
+    return [entry if isinstance(entry, str) else float(entry) for entry in event]  # NumPy's numbers are not JSON's
 
 
 def _read_event(document: Any) -> Event:

@@ -1,8 +1,8 @@
 """Requests and answers as frozen dataclasses, and their JSON.
 
-Knows the service's documents and nothing of HTTP. Unknown fields of an answer are ignored, so that a newer service does not break an older
-client; a missing field raises one of UNREADABLE, which calls.py turns into InvalidAnswer. Values are not checked here: the service knows
-its limits, and says which value is wrong.
+Knows the service's documents, but not HTTP. Unknown fields of an answer are ignored, so that a newer service does not break an older
+client. A missing field raises one of UNREADABLE, which calls.py converts to InvalidAnswer. Values are not checked here: the service knows
+its limits and says which value is wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 T = TypeVar("T")
 
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""Raised by reading a document that is not an answer; RecursionError where it nests too deeply."""
+"""Errors of parsing a document that is not an answer; RecursionError if it nests too deeply."""
 
 Document = Mapping[str, Any]
 """JSON as the service sent it; docs/openapi.json has its schemas."""
@@ -25,10 +25,10 @@ Filter = Mapping[str, Sequence[Any] | Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One query: `history`, `vector`, `features` or `text`, as the model's query kind says; none of them is a cold user.
+    """One query: `history`, `vector`, `features` or `text`, by the model's query kind; a query without any is a cold user.
 
-    `history` holds item ids, oldest first; `features` feature numbers with their values. `exclude` holds ids that must not be returned;
-    `exclude_seen` excludes those of `history` too. `rank_features` and `item_features` (by item id) are numbers for the model's ranker.
+    `history`: item ids, oldest first. `features`: feature numbers with their values. `exclude`: ids that must not be returned;
+    `exclude_seen` also excludes the ids of `history`. `rank_features` and `item_features` (by item id): numbers for the model's ranker.
     """
 
     history: Iterable[str] = ()
@@ -42,7 +42,7 @@ class Query:
 
     def __post_init__(self) -> None:
         as_tuple(self, "history", "exclude")
-        object.__setattr__(self, "vector", tuple(float(number) for number in self.vector))  # NumPy's numbers are not JSON's
+        object.__setattr__(self, "vector", tuple(float(number) for number in self.vector))  # json cannot write NumPy's numbers
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -51,19 +51,19 @@ class Query:
             "exclude": self.exclude,
             "exclude_seen": self.exclude_seen,
             "rank_features": _numbers(self.rank_features),
-            "item_features": {item_id: _numbers(own) for item_id, own in self.item_features.items()},
+            "item_features": {item_id: _numbers(features) for item_id, features in self.item_features.items()},
         }
         if self.features is not None:
             document["features"] = {"indices": [int(i) for i in self.features], "values": [float(v) for v in self.features.values()]}
         if self.text is not None:
             document["text"] = self.text
-        given = [name for name in ("vector", "features", "text") if document.get(name) not in (None, ())]
-        kinds = given or ["history"]  # which may be empty: a cold user
+        present = [name for name in ("vector", "features", "text") if document.get(name) not in (None, ())]
+        kinds = present or ["history"]  # an empty history is a cold user
         return {name: value for name, value in document.items() if value or name in kinds}
 
 
 class Options(TypedDict, total=False):
-    """What `retrieve` takes besides the queries: the fields of `Request`."""
+    """The options of `retrieve`: the fields of `Request` without the queries."""
 
     model: str | None
     version: int | None
@@ -86,16 +86,15 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. Only `queries` is required; the rest has defaults per model.
+    """One request. Only `queries` is required; other fields have defaults of the model.
 
-    `m`: items wanted per query. `beam_size`: nodes kept per level, more finds more and takes longer. `filter`: only items of which
-    every column matches; `exclude_filter`: none of which any does. `min_score`: leave out items of a lower score. `timeout_ms`: the
-    service gives up after this long. `min_sequence`: answer only with that operation of the live catalogue in it, else raise
-    Unavailable; `min_coverage`: only if shards with that share of the items answer, else raise Unavailable; `partial` "refuse": neither
-    with a smaller beam nor without a shard, however near the deadline is; `live` False: the trained version alone. `fields`: columns of
-    the item table to return. `rerank`: whether the model's ranker orders the best candidates anew, or how many of them. `explain`: what
-    the search kept; `explain_items`: where these items
-    fell out; `explain_nodes`: all nodes of the levels.
+    `m`: items per query. `beam_size`: nodes kept per level; more nodes find more items and take longer. `filter`: only items that match in
+    every column; `exclude_filter`: no items that match in any column. `min_score`: leave out items with a lower score. `timeout_ms`: the
+    service gives up after this time. `min_sequence`: raise Unavailable unless the answer includes this operation of the live catalogue;
+    `min_coverage`: raise Unavailable unless shards with this share of the items answer. `partial` "refuse": never shrink the beam or leave
+    out a shard near the deadline. `live` False: only trained items. `fields`: columns of the item table to return. `rerank`: whether the
+    model's ranker reorders the best candidates, or how many of them. `explain`: the nodes that the search kept; `explain_items`: where the
+    search lost these items; `explain_nodes`: all nodes of the levels.
     """
 
     queries: Iterable[Query]
@@ -121,9 +120,9 @@ class Request:
         as_tuple(self, "queries", "fields", "explain_items")
 
     def to_bytes(self) -> bytes:
-        """The JSON of the request, on one line: what is not as it is by default."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
-        document = {name: value for name, value in given.items() if value not in ((), {})}
+        """The JSON of the request, on one line, without fields that have their default."""
+        changed = {option.name: getattr(self, option.name) for option in fields(self) if getattr(self, option.name) != option.default}
+        document = {name: value for name, value in changed.items() if value not in ((), {})}
         if not isinstance(self.rerank, bool):
             document["rerank"] = {"depth": self.rerank}
         return to_bytes(document | {"queries": [query.to_json() for query in self.queries]})
@@ -131,7 +130,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One retrieved item; `score` in [0, 1]; `fields` holds the columns that were asked for; `rerank_score` is the ranker's."""
+    """One retrieved item; `score` in [0, 1]; `fields`: the requested columns; `rerank_score`: the ranker's score."""
 
     id: str
     score: float
@@ -144,8 +143,8 @@ class Result:
     """The answer to one query.
 
     `items` are best first. `complete` is false iff fewer than min(m, eligible items) were found. `beam_size` is the one searched with;
-    `degraded`: smaller than what was asked for, since the deadline was near. `unknown`: ids that the catalogue does not have.
-    `explain`: as the service gave it (`Explanation` of docs/openapi.json), where it was asked for.
+    `degraded`: it is smaller than requested, because the deadline was near. `unknown`: ids that the catalogue does not have.
+    `explain`: `Explanation` of docs/openapi.json, if requested.
     """
 
     items: tuple[Item, ...]
@@ -158,7 +157,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the service's milliseconds went. `ms_per_query` is the engine's time ÷ `batch`, the queries of the same engine call."""
+    """The service's time by step. `ms_per_query` is the engine's time ÷ `batch`, the queries of the same engine call."""
 
     queue_ms: float
     encode_ms: float
@@ -184,8 +183,8 @@ class Coverage:
 class Answer:
     """The answer to one request; `results` in the order of its queries.
 
-    `sequence`: the operation of the live catalogue up to which it holds everything, None where none counts. `coverage`: of a router's
-    answer, None where one service holds the whole catalogue.
+    `sequence`: the answer includes all operations of the live catalogue up to this one; None: it includes none. `coverage`: set by a
+    router; None if one service holds the whole catalogue.
     """
 
     model: str
@@ -209,10 +208,10 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model of the service. `description` is all that the service says of it; the rest names what every client needs.
+    """A model of the service. `description` is the service's whole document; other fields are those that every client needs.
 
-    `version` is the default one, None where there is none; `versions` are all that the service knows. `trees`: how many the default version
-    has, None where it is not loaded; `has_tail`: whether a tail enters its scores.
+    `version`: the default version, None if there is none; `versions`: all that the service knows. `trees`: number of trees of the default
+    version, None if it is not loaded; `has_tail`: whether it has a tail.
     """
 
     name: str
@@ -238,9 +237,9 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What setting a model's removed items did: how many are removed now, and which ids the catalogue does not have.
+    """The outcome of setting a model's removed items: the number of removed items, and the ids that the catalogue does not have.
 
-    `etag` names the list as it is now. `behind`: process ids of workers that do not answer by it yet.
+    `etag` identifies the present list. `behind`: process ids of workers that do not use it yet.
     """
 
     removed: int
@@ -251,9 +250,9 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class RemovedItem:
-    """What became of one item: whether it is removed now, whether that has `changed`, and whether the catalogue has it (`known`).
+    """The outcome for one item: whether it is removed now, whether that has `changed`, and whether the catalogue has it (`known`).
 
-    `total`: ids on the model's list now; `etag` names that list. `behind`: process ids of workers that do not answer by it yet.
+    `total`: number of ids on the present list; `etag` identifies the list. `behind`: process ids of workers that do not use it yet.
     """
 
     id: str
@@ -267,29 +266,29 @@ class RemovedItem:
 
 @dataclass(frozen=True, slots=True)
 class RemovedIds:
-    """The removed items of a model. `etag` names this very list."""
+    """The removed items of a model. `etag` identifies this list."""
 
     ids: tuple[str, ...]
     etag: str
 
 
-def read(kind: type[T], document: Any, **own: Any) -> T:
-    """A dataclass of the document's parts of the same names, lists as tuples; `own` before them, defaults for what is missing or null."""
-    for part in fields(kind):  # type: ignore[arg-type]  # a dataclass
-        if part.name not in own and (document.get(part.name) is not None or part.default is part.default_factory is MISSING):
-            value = document[part.name]
-            own[part.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**own)
+def read(kind: type[T], document: Any, **overrides: Any) -> T:
+    """A dataclass from the document's fields of the same names. Lists become tuples, `overrides` win, missing or null ones get defaults."""
+    for member in fields(kind):  # type: ignore[arg-type]  # a dataclass
+        if member.name not in overrides and (document.get(member.name) is not None or member.default is member.default_factory is MISSING):
+            value = document[member.name]
+            overrides[member.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**overrides)
 
 
 def answer(document: Any, queries: int | None = None) -> Answer:
-    """queries: of how many a result each is wanted; None: unknown. Raises ValueError on another number, and what reading raises."""
-    results = tuple(_result(one) for one in document["results"])
+    """Parse an answer. queries: expected number of results; None: unknown. Raises ValueError for another number, and one of UNREADABLE."""
+    results = tuple(_result(result) for result in document["results"])
     if queries is not None and len(results) != queries:
         raise ValueError(f"{len(results)} results of {queries} queries")
     coverage = document.get("coverage")
-    parts = {"timing": read(Timing, document["timing"]), "coverage": None if coverage is None else read(Coverage, coverage)}
-    return read(Answer, document, results=results, **parts)
+    nested = {"timing": read(Timing, document["timing"]), "coverage": None if coverage is None else read(Coverage, coverage)}
+    return read(Answer, document, results=results, **nested)
 
 
 def _result(document: Any) -> Result:
@@ -297,17 +296,17 @@ def _result(document: Any) -> Result:
 
 
 def models(document: Any) -> tuple[Model, ...]:
-    return tuple(model(one) for one in document["models"])
+    return tuple(model(entry) for entry in document["models"])
 
 
 def model(document: Any) -> Model:
-    versions = tuple(read(Version, one) for one in document["versions"])
-    own = {"version": document.get("version"), "versions": versions, "description": document}
-    return read(Model, document, **own, has_tail=document.get("tail") is not None)
+    versions = tuple(read(Version, entry) for entry in document["versions"])
+    overrides = {"version": document.get("version"), "versions": versions, "description": document}
+    return read(Model, document, **overrides, has_tail=document.get("tail") is not None)
 
 
 def document(value: Any) -> Document:
-    """Raises TypeError for what is no object of JSON."""
+    """The value, if it is a JSON object. Raises TypeError otherwise."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{type(value).__name__}, not an object")
     return value
@@ -322,7 +321,7 @@ def completions(document: Any) -> tuple[Completion, ...]:
 
 
 def from_bytes(content: bytes) -> Any:
-    """A document of JSON (RFC 8259): UTF-8, without NaN and infinity. Raises errors of UNREADABLE."""
+    """Parse JSON (RFC 8259): UTF-8, without NaN and infinity. Raises errors of UNREADABLE."""
     return _DECODER.decode(content.decode("utf-8"))
 
 
@@ -338,13 +337,13 @@ def to_bytes(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _numbers(given: Mapping[str, float]) -> dict[str, float]:
-    """NumPy's numbers are no JSON."""
-    return {name: float(value) for name, value in given.items()}
+def _numbers(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The numbers as floats, since json cannot write NumPy's numbers."""
+    return {name: float(value) for name, value in numbers.items()}
 
 
 def as_tuple(request: object, *names: str) -> None:
-    """Freeze these fields. A string is an iterable of strings too, and never meant as one."""
+    """Convert these fields to tuples. Raises TypeError for a string: it is an iterable of strings, but never meant so."""
     for name in names:
         value = getattr(request, name)
         if isinstance(value, str | bytes):

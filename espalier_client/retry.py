@@ -1,14 +1,14 @@
 """When a request is sent again, and how long to wait before.
 
-Written here, because tenacity and httpx-retries bound neither a call with its pauses by one deadline nor retry single lines of a stream.
+Own code, because neither tenacity nor httpx-retries can bound a call and its pauses by one deadline, or retry single lines of a stream.
 
-These are sent again: requests that never reached the service; and requests that may be repeated (all but admin changes, and writes with a
-condition) after 429 and 503, and when the connection broke, as an idle one does that the service closes at that moment. A request whose
-answer timed out is not sent again: the service is overloaded already.
+Two kinds of requests are sent again: requests that never reached the service; and repeatable requests (all but admin changes and writes
+with a condition) after 429, 503 or a broken connection. (An idle connection breaks if the service closes it at that moment.) A request
+whose answer timed out is not sent again: the service is overloaded already.
 
     pause = Retry-After + uniform(0, min(max_backoff_s, backoff_s · 2^n))        n = 0, 1, … failures so far
 
-The random part spreads clients that were refused at the same time; it is added to Retry-After, so that none comes back too early.
+The random part spreads clients that were refused at the same time; it is added to Retry-After, so that no client comes back too early.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ logger = logging.getLogger("espalier_client")
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a request is sent again, and how long to wait; `Retry(retries=0)` never sends it again.
+    """How often a request is sent again, and how long to wait. `Retry(retries=0)` never sends it again.
 
     `deadline_s` bounds a call as a whole: its attempts and the pauses between them. It is checked before each attempt and between the
-    pieces of an answer; no piece is waited for longer than the client's `timeout_s`. A call with a longer time-out of its own, as loading
-    has, is bounded by that. `clock` and `draw` are for tests.
+    pieces of an answer; the wait for a piece is at most the client's `timeout_s`. A call with a longer time-out of its own, such as
+    loading, is bounded by that. `clock` and `draw` are for tests.
     """
 
     retries: int = 3
@@ -63,19 +63,19 @@ class Attempts:
         self.restart()
 
     def restart(self) -> None:
-        """Count failures and time anew, after progress."""
+        """Reset the count of failures and the clock, after progress."""
         self._failures = 0
         self._began_s = self._retry.clock()
 
     def arguments(self) -> dict[str, Any]:
-        """What httpx's `stream` takes for the next attempt. Raises TimedOut once no time is left."""
+        """Arguments of httpx's `stream` for the next attempt. Raises TimedOut if no time is left."""
         return self._call.arguments(self._timeout_s, self.check())
 
     def left_s(self) -> float:
         return self._began_s + self._deadline_s - self._retry.clock()
 
     def check(self) -> float:
-        """Seconds left for the call as a whole. Raises TimedOut once there are none."""
+        """Seconds left for the whole call. Raises TimedOut if there are none."""
         left_s = self.left_s()
         if left_s <= 0:
             raise TimedOut(f"{self._call}: no whole answer within {self._deadline_s:g} s (deadline_s)", True, self._call.request_id)
@@ -95,7 +95,7 @@ class Attempts:
         return pause_s
 
     def failed(self, error: httpx.RequestError | ClientError) -> float:
-        """Seconds to wait before the next attempt; where there is none, raises what went wrong."""
+        """Seconds to wait before the next attempt. Raises the failure if there is none."""
         failure = self._call.failure(error)
         pause_s = self.pause_s(failure)
         if pause_s is not None:

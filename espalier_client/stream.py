@@ -1,12 +1,12 @@
 """A stream of requests or writes, as consecutive requests of HTTP with some lines each.
 
-One HTTP request for the whole stream would be simpler, but could dead-lock. httpx sends all of a body before it reads the answer; the
-service answers while it reads, and stops reading when its answers are not taken. With more answers than the buffers in between hold, each
-would wait for the other. With a chunk of at most CHUNK_BYTES this cannot happen: a server receives that much of a body before the
-application reads it (uvicorn: 64 KiB). A longer line is sent alone; the service reads all of it before it answers. Of writes the service
-itself holds BULK_LINES that wait, so a chunk of no more of them may have BULK_BYTES: few large commits cost less than many small ones.
+One HTTP request for the whole stream would be simpler, but could deadlock. httpx sends the whole body before it reads the answer. The
+service answers while it reads, and stops reading when nobody takes its answers. If the answers exceed the buffers in between, each side
+waits for the other. With chunks of at most CHUNK_BYTES this cannot happen: a server receives that much of a body before the application
+reads it (uvicorn: 64 KiB). A longer line is sent alone; the service reads all of it before it answers. The service itself queues BULK_LINES
+writes, so a chunk of at most BULK_LINES writes may have BULK_BYTES: a few large commits cost less than many small ones.
 
-Chunks also bound what is sent again when a connection breaks, and how far the caller's requests are read ahead.
+Chunks also bound how much is sent again after a broken connection, and how far the caller's requests are read ahead.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from espalier_client.retry import Attempts, Retry
 
 CHUNK_LINES = 64
 BULK_LINES = 256
-"""As many writes as the service commits together."""
+"""The number of writes that the service commits together."""
 CHUNK_BYTES = 1 << 16
 BULK_BYTES = 1 << 19
-"""Half of the largest body that the service takes as it comes: it holds no more of the lines that wait."""
+"""Half of the largest body that the service reads without waiting: it queues no more bytes of lines."""
 
 Outcome = Answer | RequestFailed
 Written = ItemOutcome | RequestFailed
@@ -36,14 +36,14 @@ T = TypeVar("T")
 
 
 class Line(NamedTuple):
-    """A line to send. item: the id of the item that it writes, None of a retrieval."""
+    """A line to send. item: the id of the item that it writes; None for a retrieval."""
 
     content: bytes
     item: str | None = None
 
 
 class Route(NamedTuple, Generic[T]):
-    """Where lines are sent, and how a line of the answer is read."""
+    """The path that lines are sent to, and the parser of a line of the answer."""
 
     path: str
     parse: Callable[[Any], T]
@@ -58,7 +58,7 @@ def writes(name: str) -> Route[ItemOutcome]:
 
 
 class Chunks:
-    """Gathers lines into chunks of at most `max_lines` lines and `max_bytes` bytes; a longer line is a chunk of its own."""
+    """Gathers lines into chunks of at most `max_lines` lines and `max_bytes` bytes; a longer line is its own chunk."""
 
     def __init__(self, max_lines: int, max_bytes: int = CHUNK_BYTES) -> None:
         if max_lines < 1:
@@ -68,16 +68,17 @@ class Chunks:
         self._bytes = 0
 
     def add(self, request: Request | Put | Delete) -> Iterator[list[Line]]:
-        """The chunks that are complete with this request: none, the lines before it, those with it, or both."""
+        """Add a request. Yields the chunks that are then complete: none, the lines before it, the lines up to it, or both."""
         line = Line(request.to_bytes() + b"\n", None if isinstance(request, Request) else request.id)
         if self._bytes + len(line.content) > self._max_bytes:
-            yield from self.rest()
+            yield from self.flush()
         self._lines.append(line)
         self._bytes += len(line.content)
-        if len(self._lines) == self._max_lines:  # at once, since the next request may take its time, or depend on an answer
-            yield from self.rest()
+        if len(self._lines) == self._max_lines:  # at once: the next request may come late, or depend on an answer
+            yield from self.flush()
 
-    def rest(self) -> Iterator[list[Line]]:
+    def flush(self) -> Iterator[list[Line]]:
+        """The last chunk, if it has lines."""
         lines, self._lines, self._bytes = self._lines, [], 0
         if lines:
             yield lines
@@ -90,12 +91,12 @@ def chunks_of_writes(max_lines: int) -> Chunks:
 class Delivery(Generic[T]):
     """One chunk, until each of its lines has its outcome.
 
-    Lines without an answer, because the connection broke, and lines that were answered with 429 or 503 go into the next attempt. Outcomes
-    are yielded in the order of the lines. Each outcome restarts the count and the clock of the attempts, so that a caller who takes answers
-    slowly does not use up the time for sending. No line of an answer may be longer than `max_bytes`.
+    The next attempt sends the lines without an answer, because the connection broke, and the lines that were answered with 429 or 503.
+    Outcomes are yielded in the order of the lines. Each outcome resets the count and the clock of the attempts, so that a caller who takes
+    answers slowly does not use up the time for sending. No line of an answer may be longer than `max_bytes`.
 
-    Writes of one item keep their order: one that was refused is not sent again where the chunk has a later one of the same item, which may
-    have been done. After a broken connection all that follow are sent again, in their order, so the last write wins as it should.
+    Writes of one item keep their order: a refused write is not sent again if the chunk has a later write of the same item, which may have
+    been done. After a broken connection all following lines are sent again, in order, so the last write wins.
     """
 
     def __init__(self, lines: Sequence[Line], route: Route[T], retry: Retry, timeout_s: float, max_bytes: int) -> None:
@@ -107,10 +108,10 @@ class Delivery(Generic[T]):
         self._max_bytes = max_bytes
         self.call = Call("POST", route.path, from_bytes, b"", media_type=NDJSON)
         self.attempts = Attempts(self.call, retry, timeout_s)
-        self._pending = list(range(len(lines)))  # the lines that the attempt sends
-        self._outcomes: dict[int, T | RequestFailed] = {}  # those that wait for the outcome of an earlier line
+        self._pending = list(range(len(lines)))  # the lines of the present attempt
+        self._outcomes: dict[int, T | RequestFailed] = {}  # outcomes that wait for the outcome of an earlier line
         self._yielded = 0
-        self._answered: list[RequestFailed | None] = []  # per answered pending line: its refusal, if that may be temporary
+        self._answered: list[RequestFailed | None] = []  # for each answered pending line its refusal, if it may be temporary
         self._partial: list[bytes] = []  # the start of a line of the answer
         self._partial_bytes = 0
         self._request_id = self.call.request_id
@@ -131,18 +132,18 @@ class Delivery(Generic[T]):
         self._request_id = plain(response.headers.get("X-Request-Id", self.call.request_id), 200)
 
     def take(self, piece: bytes) -> Iterator[T | RequestFailed]:
-        """The outcomes that are known with this piece of the answer."""
-        # Split by hand: httpx's iter_lines also splits at U+2028 and others, which may stand in a JSON string.
-        *ends, rest = piece.split(b"\n")
-        for end in ends:
-            self._keep(end)
+        """Add a piece of the answer. Yields the outcomes that are then known."""
+        # Split by hand: httpx's iter_lines also splits at U+2028 and others, which may occur in a JSON string.
+        *line_ends, line_start = piece.split(b"\n")
+        for line_end in line_ends:
+            self._keep(line_end)
             line = b"".join(self._partial)
             self._partial, self._partial_bytes = [], 0
             yield from self._take_line(line)
-        self._keep(rest)
+        self._keep(line_start)
 
     def end(self) -> Iterator[T | RequestFailed]:
-        """The outcomes that are known with the end of the answer; sets `pause_s` if some lines have to be sent again."""
+        """End the answer. Yields the outcomes that are then known. Sets `pause_s` if some lines must be sent again."""
         yield from self._take_line(b"".join(self._partial))
         if len(self._answered) < len(self._pending):
             detail = f"{self.call}: the answer ended after {len(self._answered)} of {len(self._pending)} lines"
@@ -160,7 +161,7 @@ class Delivery(Generic[T]):
             self.pause_s = pause_s
 
     def failed(self, error: httpx.RequestError | ClientError) -> None:
-        """Sets `pause_s` if the pending lines are to be sent again; else raises the error."""
+        """Set `pause_s` if the pending lines must be sent again. Otherwise raise the error."""
         self.pause_s = self.attempts.failed(error)
 
     def _begin(self) -> None:
@@ -170,11 +171,11 @@ class Delivery(Generic[T]):
         self._request_id = self.call.request_id
         self.pause_s = 0.0
 
-    def _keep(self, part: bytes) -> None:
-        self._partial_bytes += len(part)
+    def _keep(self, fragment: bytes) -> None:
+        self._partial_bytes += len(fragment)
         if self._partial_bytes > self._max_bytes:
             raise self.call.too_long(self._max_bytes)
-        self._partial.append(part)
+        self._partial.append(fragment)
 
     def _take_line(self, line: bytes) -> Iterator[T | RequestFailed]:
         if not line.strip():
@@ -201,7 +202,7 @@ class Delivery(Generic[T]):
             raise self.call.misread(error) from error
 
     def _ready_outcomes(self) -> Iterator[T | RequestFailed]:
-        """The outcomes that are next in the order of the lines."""
+        """The known outcomes of the next lines, in order."""
         while self._yielded in self._outcomes:
             outcome = self._outcomes.pop(self._yielded)
             self._yielded += 1

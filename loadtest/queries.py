@@ -83,7 +83,7 @@ def held_out(bundle: Bundle) -> list[Query]:
         histories = [tuple(items.ids_of(row[row >= 0].astype(np.int64))) for row in heldout.queries.array]
         return [Query("history", history, ids) for history, ids in zip(histories, relevant, strict=True)]
     kind = bundle.manifest.query.kind
-    queries = bundle.heldout().column(kind).take(pa.array(heldout.place_B)).to_pylist()
+    queries = bundle.heldout().column(kind).take(pa.array(heldout.table_row_B)).to_pylist()
     return [Query(kind, tuple(query) if kind == "vector" else query, ids) for query, ids in zip(queries, relevant, strict=True)]
 
 

@@ -115,11 +115,11 @@ def with_recall(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> pa.Table:
     table, held_out = bundle.heldout(), read_heldout(bundle)
     table = table.select([name for name in table.column_names if not name.startswith(RECALL_COLUMN.format(""))])
     columns = {m: np.full(len(table), np.nan) for m in ms}
-    if len(held_out.place_B):
+    if len(held_out.table_row_B):
         labelled = LabelledQueries(held_out.queries, held_out.relevant)
         found_BM, _, _, _ = _search_all(engine, labelled, bundle.manifest.search.beam_size, max(ms), batch=64)
         for m, column in columns.items():
-            column[held_out.place_B] = precision_recall_f(found_BM, held_out.relevant, m)[1]
+            column[held_out.table_row_B] = precision_recall_f(found_BM, held_out.relevant, m)[1]
     for m, column in columns.items():
         table = table.append_column(RECALL_COLUMN.format(m), pa.array(column))
     return table

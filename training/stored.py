@@ -37,7 +37,7 @@ def publish(model: Path, version: int | None, url: str, default: bool, again: bo
         action = "published" if published.new else "was there"
         log.info(
             "%s version %d %s at %s: %.1f MB sent, %.1f MB already stored",
-            *(published.name, published.version, action, store.url, published.sent / 1e6, published.there / 1e6),
+            *(published.name, published.version, action, store.url, published.uploaded_bytes / 1e6, published.present_bytes / 1e6),
         )
     if default:
         set_default(store, published_versions[0].name, published_versions[0].version)

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in rows:
         print_row(row)
     failed = [row for row in rows if row["difference"] < -LOST or (row["shards"] == 1 and row["same"] < 1)]
-    sizes = {"items": bundle.tree.item_count, "queries": len(read_heldout(bundle).place_B), "trees": len(bundle.alone)}
+    sizes = {"items": bundle.tree.item_count, "queries": len(read_heldout(bundle).table_row_B), "trees": len(bundle.alone)}
     write_report(options.json, {"model": bundle.manifest.name} | sizes | {"passed": not failed, "rows": rows})
     return int(bool(failed))
 

@@ -1,7 +1,7 @@
-"""Golden queries: what every engine must answer before it serves.
+"""Golden queries: every engine must answer them as expected before it serves.
 
-Knows what of them is stored, and how an engine is asked; `golden_answers.py` compares results. Does not know how golden queries are chosen;
-training does.
+Knows how golden queries are stored, and runs them on an engine; `golden_answers.py` compares results. Does not know how golden queries are
+chosen; training does.
 """
 
 from __future__ import annotations
@@ -40,48 +40,49 @@ GOLDEN_COLUMNS = {
     "ranks": pa.list_(pa.float32()),
     "margin": pa.float64(),
 }
-"""The columns of golden.parquet beside the query's; margin is the smallest gap at a cut of the search, inf where nothing was cut.
+"""The columns of golden.parquet beside the query's. margin: the smallest gap at a cut of the search, inf if nothing was cut.
 
-Where the bundle has a memory, a column `keys`, as `ranks`, says what the items are ordered by.
+If the bundle has a memory, a column `keys`, of the type of `ranks`, has the items' keys.
 """
 KEYS = "keys"
 CANDIDATE_ROWS, CANDIDATE_RANKS = "candidate_rows", "candidate_ranks"
-"""Columns where the bundle has stacking, as `item_rows` and `ranks`: the best max(m, candidates) items of the trees, before stacking orders
-them anew. Several shards may find better candidates, after which stacking gives other keys: they are checked on these."""
+"""Columns of a bundle with stacking, of the types of `item_rows` and `ranks`: the best max(m, candidates) items of the trees, before
+stacking reorders them. Several shards may find better candidates, for which stacking gives other keys: shards are checked on these columns.
+"""
 STACKING_ROUNDING = 1e-4
-"""Of keys that stacking makes of the same candidates."""
+"""Rounding of keys that stacking computes for the same candidates."""
 HISTORY_ROWS, STATES = "history_rows", "states"
-"""Columns of a shard of graphs, which can encode no history of items that it lacks: each history's item rows in the whole bundle, where
-queries are histories, and each query's states, flattened."""
+"""Columns of a shard of graphs, which cannot encode histories with items of other shards: for history queries, each history's item rows in
+the whole bundle; and each query's states, flattened."""
 
 
 def columns_of_golden(memory: object, stacking: object = None) -> dict[str, pa.DataType]:
-    """The columns beside the query's of a bundle with this memory and this stacking; None: without one."""
-    more = {} if memory is None else {KEYS: GOLDEN_COLUMNS["ranks"]}
+    """The columns beside the query's, for a bundle with this memory and stacking; None: without."""
+    columns = {} if memory is None else {KEYS: GOLDEN_COLUMNS["ranks"]}
     if stacking is not None:
-        more |= {CANDIDATE_ROWS: GOLDEN_COLUMNS["item_rows"], CANDIDATE_RANKS: GOLDEN_COLUMNS["ranks"]}
-    return GOLDEN_COLUMNS | more
+        columns |= {CANDIDATE_ROWS: GOLDEN_COLUMNS["item_rows"], CANDIDATE_RANKS: GOLDEN_COLUMNS["ranks"]}
+    return GOLDEN_COLUMNS | columns
 
 
 def golden_candidates(bundle: Bundle, table: pa.Table) -> GoldenAnswers:
     """The candidates of a golden table of a bundle with stacking.
 
-    Raises BundleCorrupt where it has none, or they are no item rows and finite ranks.
+    Raises BundleCorrupt if the columns are missing, or have anything but item rows and finite ranks.
     """
     file = bundle.path / "golden.parquet"
     if missing := {CANDIDATE_ROWS, CANDIDATE_RANKS} - set(table.column_names):
         raise BundleCorrupt(f"{file}: no columns {', '.join(sorted(missing))}: expected both, since the bundle has stacking")
     rows, ranks = table.column(CANDIDATE_ROWS).to_pylist(), table.column(CANDIDATE_RANKS).to_pylist()
-    found = GoldenAnswers.of(rows, ranks, ranks)
-    for b, (rows_C, ranks_C) in enumerate(zip(found.rows, found.ranks, strict=True)):
+    candidates = GoldenAnswers.of(rows, ranks, ranks)
+    for b, (rows_C, ranks_C) in enumerate(zip(candidates.rows, candidates.ranks, strict=True)):
         is_right = len(rows_C) == len(ranks_C) and np.isfinite(ranks_C).all() and bool(np.all((rows_C >= 0) & (rows_C < len(bundle.items))))
         if not is_right:
             raise BundleCorrupt(f"{file}: golden query {b}: expected candidates from 0 to {len(bundle.items) - 1}, each with a finite rank")
-    return found
+    return candidates
 
 
 def golden_ranks(table: pa.Table) -> tuple[list[list[float]], list[list[float]]]:
-    """The ranks of each golden query's items, and what they are ordered by: their keys, or the ranks where there is no memory."""
+    """The ranks and the keys of each golden query's items. Without a memory, the keys are the ranks."""
     ranks = table.column("ranks").to_pylist()
     return ranks, table.column(KEYS).to_pylist() if KEYS in table.column_names else ranks
 
@@ -92,9 +93,9 @@ def encode_table(bundle: Bundle, table: pa.Table) -> QueryBatch:
 
 
 def golden_queries(bundle: Bundle, table: pa.Table) -> QueryBatch:
-    """The queries of a golden table, for a shard of graphs with their states.
+    """The queries of a golden table; for a shard of graphs, with their states.
 
-    Raises KeyError where a column is missing, BundleCorrupt where one does not hold what it should.
+    Raises KeyError if a column is missing, BundleCorrupt if one has wrong values.
     """
     if bundle.manifest.shard is None or not isinstance(bundle.manifest.scorer, GraphScorer):
         return encode_table(bundle, table)
@@ -103,13 +104,13 @@ def golden_queries(bundle: Bundle, table: pa.Table) -> QueryBatch:
 
     file, shape = bundle.path / "golden.parquet", states_shape(bundle, len(table))
     flat = [np.asarray(row or (), np.float32) for row in table.column(STATES).to_pylist()]
-    wrong = [b for b, row in enumerate(flat) if len(row) != shape[1] * shape[2] or not np.isfinite(row).all()]
-    if wrong:
-        raise BundleCorrupt(f"{file}: row {wrong[0]} of {STATES}: expected {shape[1] * shape[2]} finite numbers")
+    wrong_rows = [b for b, row in enumerate(flat) if len(row) != shape[1] * shape[2] or not np.isfinite(row).all()]
+    if wrong_rows:
+        raise BundleCorrupt(f"{file}: row {wrong_rows[0]} of {STATES}: expected {shape[1] * shape[2]} finite numbers")
     states_BLS = np.concatenate([np.empty(0, np.float32), *flat]).reshape(shape)
     if not isinstance(bundle.graph_kind, HistoryKind):
-        own = encode_table(bundle, table)
-        return GivenQueries(own.kind, own.rows, states_BLS)
+        batch = encode_table(bundle, table)
+        return GivenQueries(batch.kind, batch.rows, states_BLS)
     queries = pad_histories(bundle.graph_kind, [np.asarray(row or (), np.int64) for row in table.column(HISTORY_ROWS).to_pylist()])
     if queries.array.max(initial=PADDING) >= bundle.manifest.history_items:
         raise BundleCorrupt(f"{file}: {HISTORY_ROWS} has item row {queries.array.max()}, the whole bundle {bundle.manifest.history_items}")
@@ -117,7 +118,7 @@ def golden_queries(bundle: Bundle, table: pa.Table) -> QueryBatch:
 
 
 def encode_queries(bundle: Bundle, items: Items, queries: Sequence[Any]) -> QueryBatch:
-    """Queries as JSON has them as a batch: lists of ids in `items`, lists of numbers, texts, or objects of `indices` and `values`."""
+    """A batch from queries in JSON's types: lists of ids in `items`, lists of numbers, texts, or objects of `indices` and `values`."""
     kind = bundle.manifest.query
     if isinstance(kind, HistoryKind):
         return encode_histories(kind, items, queries)[0]
@@ -131,12 +132,12 @@ def encode_queries(bundle: Bundle, items: Items, queries: Sequence[Any]) -> Quer
 def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None) -> float:
     """Run the golden queries (`table` instead of the bundle's own) and return the mean overlap with the expected results.
 
-    Where a query's smallest margin at a cut exceeds twice the engine's rounding, the sets must be equal. The mean overlap over all queries
-    must reach MIN_MEAN_OVERLAP; over those with smaller margins alone, a tie in the only one of them would be a fault. Items that were
-    expected and came must have their ranks, and their order where ranks differ, both up to twice the rounding (of a query's largest rank,
-    where that exceeds 1). A sequence encoder must have a state for a history without an item, too, which need not be among the golden
-    queries. Where several shards answer (`SearchResult.coverage`), better items may have come, see MIN_SHARDED_OVERLAP; of a bundle with
-    stacking, the candidates that they find are compared, and what stacking makes of the stored ones.
+    If a query's smallest margin at a cut exceeds twice the engine's rounding, its set of items must be the expected one. The mean overlap
+    over all queries must reach MIN_MEAN_OVERLAP. (A mean over only the queries with smaller margins would fail for one tie, if there is one
+    such query.) Items that were expected and came must have the expected ranks, and their order if ranks differ, both up to twice the
+    rounding (times the query's largest rank, if that exceeds 1). A sequence encoder must also give a finite state for an empty history,
+    even if no golden query is empty. If several shards answer (`SearchResult.coverage`), better items may come: see MIN_SHARDED_OVERLAP.
+    For a bundle with stacking, the shards' candidates are compared, and the stacker is checked on the stored candidates.
     Raises BundleCorrupt otherwise.
     """
     _check_empty_history(bundle, engine)
@@ -157,18 +158,18 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
         from espalier.engines.reorder import STRETCH, Stacker  # numba takes a while to import
 
         candidates = golden_candidates(bundle, table)
-        stored = candidates.as_result(bundle.manifest.result_ranking, int(params.m_B.max(initial=0)))
+        stored_result = candidates.as_result(bundle.manifest.result_ranking, int(params.m_B.max(initial=0)))
         stacker = Stacker(bundle, bundle.stacking)
-        ordered = stacker.ordered(queries, stored, params.m_B)
+        ordered = stacker.ordered(queries, stored_result, params.m_B)
         check_same(bundle, "stacking of the stored candidates", expected, ordered, margin_B, STACKING_ROUNDING)
         wanted_B = stacker.wanted(params.m_B, bundle.manifest.tree.items)
-        found = engine.candidates(queries, SearchParams(params.beam_size_B, wanted_B))
-        expected, result, rounding = candidates, found, engine.rounding / STRETCH
+        candidates_found = engine.candidates(queries, SearchParams(params.beam_size_B, wanted_B))
+        expected, result, rounding = candidates, candidates_found, engine.rounding / STRETCH
     return check_shards(bundle, engine.name, expected, result, rounding)
 
 
 def verify_golden_together(bundle: Bundle, engine: Engine, queries: int) -> None:
-    """Run the golden queries again and again in one call of at least so many: a GPU searches many by another kernel than few.
+    """Run the golden queries, repeated, in one call of at least `queries`: a GPU uses another kernel for large batches.
 
     Raises BundleCorrupt as `verify_golden` does.
     """
@@ -178,11 +179,11 @@ def verify_golden_together(bundle: Bundle, engine: Engine, queries: int) -> None
 
 
 def _check_empty_history(bundle: Bundle, engine: Engine) -> None:
-    """Raise BundleCorrupt where a sequence encoder makes numbers of a history without an item by which nothing can be ranked."""
+    """Raise BundleCorrupt if a sequence encoder's state for an empty history is not finite: then no item comes back."""
     scorer = bundle.manifest.scorer
     if isinstance(scorer, GraphScorer) and scorer.encoder == "sequence":
-        found = engine.search(blank_queries(bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
-        if not found.complete_B[0]:
+        result = engine.search(blank_queries(bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
+        if not result.complete_B[0]:
             raise BundleCorrupt(
                 f"{bundle.path}: query.onnx: a history without an item finds nothing on {engine.name}: expected a finite state"
             )

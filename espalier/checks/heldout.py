@@ -1,6 +1,6 @@
-"""Held-out queries: what a model is measured on long after its training, by load tests and by the service's recall probe.
+"""Held-out queries: load tests and the service's recall probe measure a model on them, long after its training.
 
-Knows what heldout.parquet holds. Does not know how the queries are chosen or searched; training and the service do.
+Knows the columns of heldout.parquet. Does not know how the queries are chosen or searched; training and the service do.
 
 Legend: B queries, T history.
 """
@@ -29,55 +29,55 @@ RECALL_COLUMN = "recall@{}"
 class HeldOut:
     """Held-out queries that have a relevant item.
 
-    place_B       int64[B]: their rows in heldout.parquet
+    table_row_B   int64[B]: their rows in heldout.parquet
     queries       B queries
-    relevant      for each query the int64 item rows that it should find
-    relevance     for each query the float32 relevance of these items, above 0; None where the bundle knows no degrees
-    recall_by_m   m → float64[B], recall@m of each query at export; empty for bundles that do not say
+    relevant      for each query its relevant item rows, int64
+    relevance     for each query the relevance of these items, float32, above 0; None if the bundle has no degrees
+    recall_by_m   m → float64[B], recall@m of each query at export; empty if the bundle has no such columns
     """
 
-    place_B: NDArray[np.int64]
+    table_row_B: NDArray[np.int64]
     queries: QueryBatch
     relevant: list[NDArray[np.int64]]
     relevance: list[NDArray[np.float32]] | None
     recall_by_m: Mapping[int, NDArray[np.float64]]
 
 
-def read_heldout(bundle: Bundle, most: int | None = None) -> HeldOut:
-    """The held-out queries of a bundle; where there are more than `most`, that many at even distances.
+def read_heldout(bundle: Bundle, limit: int | None = None) -> HeldOut:
+    """The held-out queries of a bundle; if there are more than `limit`, that many at even distances.
 
-    Ids that the catalogue lacks are left out, and so are queries without anything relevant. Raises BundleCorrupt
-    when a column is missing or does not hold what it should.
+    Ids that the catalogue lacks are left out, and so are queries without a relevant item. Raises BundleCorrupt if a column is missing or
+    has wrong values.
     """
     table = bundle.heldout()
     try:
         ids = table.column("relevant").to_pylist()
-        ends = np.cumsum([len(own) for own in ids], dtype=np.int64)
-        listed = np.split(bundle.items.rows_of([item_id for own in ids for item_id in own]), ends)[: len(ids)]
-        relevance = _relevance(bundle, table, listed)
-        relevant = [rows[rows >= 0] for rows in listed]
-        place_B = np.flatnonzero([len(rows) > 0 for rows in relevant])
-        if most is not None and len(place_B) > most:
-            place_B = place_B[np.linspace(0, len(place_B) - 1, most).astype(np.int64)]
-        queries = encode_table(bundle, table.take(pa.array(place_B, pa.int64())))
+        ends = np.cumsum([len(query_ids) for query_ids in ids], dtype=np.int64)
+        rows_of_queries = np.split(bundle.items.rows_of([item_id for query_ids in ids for item_id in query_ids]), ends)[: len(ids)]
+        relevance = _relevance(bundle, table, rows_of_queries)
+        relevant = [rows[rows >= 0] for rows in rows_of_queries]
+        table_row_B = np.flatnonzero([len(rows) > 0 for rows in relevant])
+        if limit is not None and len(table_row_B) > limit:
+            table_row_B = table_row_B[np.linspace(0, len(table_row_B) - 1, limit).astype(np.int64)]
+        queries = encode_table(bundle, table.take(pa.array(table_row_B, pa.int64())))
         prefix = RECALL_COLUMN.format("")
         recall_by_m = {
-            int(name.removeprefix(prefix)): np.asarray(table.column(name), np.float64)[place_B]
+            int(name.removeprefix(prefix)): np.asarray(table.column(name), np.float64)[table_row_B]
             for name in table.column_names
             if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
         }
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # a column that is not there, or of other things
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:  # a column is missing, or has other types
         raise BundleCorrupt(f"{bundle.path / 'heldout.parquet'}: {error}") from error
-    known = None if relevance is None else [relevance[i][listed[i] >= 0] for i in place_B]
-    return HeldOut(place_B, queries, [relevant[i] for i in place_B], known, recall_by_m)
+    known_relevance = None if relevance is None else [relevance[i][rows_of_queries[i] >= 0] for i in table_row_B]
+    return HeldOut(table_row_B, queries, [relevant[i] for i in table_row_B], known_relevance, recall_by_m)
 
 
-def _relevance(bundle: Bundle, table: pa.Table, listed: list[NDArray[np.int64]]) -> list[NDArray[np.float32]] | None:
-    """The column `relevance`, a number for each item that is listed; None where there is no such column."""
+def _relevance(bundle: Bundle, table: pa.Table, rows_of_queries: list[NDArray[np.int64]]) -> list[NDArray[np.float32]] | None:
+    """The column `relevance`, a number for each id of `relevant`; None if there is no such column."""
     if RELEVANCE not in table.column_names:
         return None
     values = [np.array(row or [], np.float32) for row in table.column(RELEVANCE).to_pylist()]
-    for row, (own, rows) in enumerate(zip(values, listed, strict=True)):
-        if len(own) != len(rows) or not (np.isfinite(own) & (own > 0)).all():
+    for row, (grades, rows) in enumerate(zip(values, rows_of_queries, strict=True)):
+        if len(grades) != len(rows) or not (np.isfinite(grades) & (grades > 0)).all():
             raise BundleCorrupt(f"{bundle.path / 'heldout.parquet'}: row {row} of {RELEVANCE}: expected {len(rows)} finite numbers above 0")
     return values

@@ -1,8 +1,8 @@
 """Fields of items as sparse features, the same in training and for an item that comes later.
 
-An item's features, by number: 0, which every item has, with value 1; one for each number column, (x − mean) / scale within ±FAR; then
-the known values of its string and list columns, weighed by their inverse document frequency to length 1 together; then the n-grams of its
-strings, by the vectoriser (`espalier.text`), of length 1 too. Values and n-grams that training did not know are left out.
+An item's features, by number: feature 0 is 1 for every item. Then one for each number column: (x − mean) / scale, cut off at ±FAR. Then the
+known values of string and list columns, weighted by inverse document frequency and scaled to length 1 together. Then the n-grams of the
+strings, from the vectoriser (`espalier.text`), also of length 1. Values and n-grams that training did not see are left out.
 
 Knows fields and feature numbers. Does not know rows of nodes.
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # numba takes a while to import, and only content with string
 
 Array = NDArray[Any]
 FAR = 3.0
-"""A number further from the mean, in scales, counts as this far."""
+"""Largest distance of a number from the mean, in scales. Numbers further away are cut off."""
 LARGEST_NUMBER = float(np.finfo(np.float64).max)
 LARGEST_WEIGHT = 44.0
 """Above ln 2⁶³, the inverse document frequency in any catalogue."""
@@ -44,9 +44,9 @@ class ContentFeatures:
 
     arrays  value_hash uint64[V]    ascending; see `value_hash`
             value_weight float32[V] inverse document frequencies
-            text.*                  those of the vectoriser, where the info has blocks
+            text.*                  those of the vectoriser, if the info has blocks
 
-    Raises BundleCorrupt where arrays do not fit each other or the info.
+    Raises BundleCorrupt if arrays do not fit each other or the info.
     """
 
     def __init__(self, info: ContentInfo, arrays: Mapping[str, Array]) -> None:
@@ -54,7 +54,7 @@ class ContentFeatures:
         _check_values(info, arrays)
         self._hash, self._weight = arrays["value_hash"], arrays["value_weight"]
         self._vectoriser = _vectoriser(info, arrays)
-        self._number_place = {name: 1 + i for i, name in enumerate(column.name for column in info.columns if column.kind == "number")}
+        self._number_feature = {name: 1 + i for i, name in enumerate(column.name for column in info.columns if column.kind == "number")}
         self._first_value = 1 + info.numbers
         self._first_ngram = self._first_value + info.values
         width = self._first_ngram + (0 if self._vectoriser is None else self._vectoriser.width)
@@ -62,7 +62,7 @@ class ContentFeatures:
             raise BundleCorrupt(f"content: {width} features, the manifest says {info.features}")
 
     def of(self, fields: Sequence[Mapping[str, Any]]) -> SparseRows:
-        """A row for each item, from its fields by column; a missing field is None, and others are not looked at.
+        """A row for each item, from its fields by column. A missing field counts as None; fields without a column are ignored.
 
         Raises InvalidQuery, naming the item and the field, for a value of another kind.
         """
@@ -77,33 +77,34 @@ class ContentFeatures:
         return SparseRows(indptr, indices, values, self.info.features)
 
     def _known(self, hashes: Sequence[int]) -> Array:
-        """int64, ascending, each once: the known values among some hashes."""
+        """int64, ascending, each once: the numbers of the known values among some hashes."""
         if not len(self._hash):
             return np.zeros(0, np.int64)
-        wanted = np.unique(np.array(hashes, np.uint64))
-        places = np.minimum(np.searchsorted(self._hash, wanted), len(self._hash) - 1)
-        known: Array = places[self._hash[places] == wanted]
-        return known
+        sorted_hashes = np.unique(np.array(hashes, np.uint64))
+        positions = np.minimum(np.searchsorted(self._hash, sorted_hashes), len(self._hash) - 1)
+        known_values: Array = positions[self._hash[positions] == sorted_hashes]
+        return known_values
 
     def _row(self, cells: Sequence[Cell], ngrams: Array, ngram_sizes: Array) -> tuple[Array, Array]:
         """The features of one item, ascending, and their values."""
-        numbers, hashes = [(0, 1.0)], []  # what every item has
+        numbers, hashes = [(0, 1.0)], []  # feature 0 of every item
         for column, value in cells:
             if isinstance(value, float):
-                far = (value - (column.mean or 0.0)) / (column.scale or 1.0)
-                numbers.append((self._number_place[column.name], max(-FAR, min(FAR, far))))
+                scaled = (value - (column.mean or 0.0)) / (column.scale or 1.0)
+                numbers.append((self._number_feature[column.name], max(-FAR, min(FAR, scaled))))
             elif value is not None:
                 hashes += [value_hash(column.name, entry) for entry in ([value] if isinstance(value, str) else value)]
-        known = self._known(hashes)
-        weight = self._weight[known].astype(np.float64)
+        values = self._known(hashes)
+        weight = self._weight[values].astype(np.float64)
         length = math.sqrt(float(weight @ weight))
-        places, far_N = zip(*numbers, strict=True)
-        features = np.concatenate([places, self._first_value + known, self._first_ngram + ngrams.astype(np.int64)])
-        size = np.concatenate([far_N, weight / length if length > 0 else weight, ngram_sizes.astype(np.float64)]).astype(np.float32)
+        number_features, number_values = zip(*numbers, strict=True)
+        features = np.concatenate([number_features, self._first_value + values, self._first_ngram + ngrams.astype(np.int64)])
+        unit = weight / length if length > 0 else weight
+        weights = np.concatenate([number_values, unit, ngram_sizes.astype(np.float64)]).astype(np.float32)
         if len(features) > self.info.entries:
-            kept = np.sort(np.argsort(-np.abs(size), kind="stable")[: self.info.entries])
-            features, size = features[kept], size[kept]
-        return features, size
+            largest = np.sort(np.argsort(-np.abs(weights), kind="stable")[: self.info.entries])
+            features, weights = features[largest], weights[largest]
+        return features, weights
 
 
 def value_hash(column: str, value: str) -> int:
@@ -113,7 +114,7 @@ def value_hash(column: str, value: str) -> int:
 
 
 def _checked(i: int, column: ContentColumn, value: object) -> str | float | list[str] | None:
-    """A field's value as its column has it; None where there is none. Raises InvalidQuery."""
+    """A field's value in its column's type; None if it is missing. Raises InvalidQuery."""
     if column.kind == "number":
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return None
@@ -137,9 +138,9 @@ def _row_of(rows: SparseRows, i: int) -> tuple[Array, Array]:
 
 
 def _check_values(info: ContentInfo, arrays: Mapping[str, Array]) -> None:
-    own = {name: array for name, array in arrays.items() if not name.startswith(TEXT)}
-    check_arrays(own, {"value_hash": np.uint64, "value_weight": np.float32})
-    for name, array in own.items():
+    value_arrays = {name: array for name, array in arrays.items() if not name.startswith(TEXT)}
+    check_arrays(value_arrays, {"value_hash": np.uint64, "value_weight": np.float32})
+    for name, array in value_arrays.items():
         check_length(name, array, info.values)
     hashes, weights = arrays["value_hash"], arrays["value_weight"]
     if (hashes[1:] <= hashes[:-1]).any():

@@ -1,9 +1,9 @@
 """Filters over the item table's columns: from JSON to the node mask that a search takes.
 
-`{"section": ["games", "math"], "year": {"min": 1990}}`: an item passes when it has, for every key, one of the values or a value in the
-range (both ends included); for a list-valued column any element counts. Of an exclude filter every key bars on its own. Null and NaN
-match nothing, and a value that no item has matches nothing. Masks are built once and kept, the least recently used one dropped first.
-Knows columns, values and removed items; `eligibility.py` knows what a mask is, the engines what it does.
+`{"section": ["games", "math"], "year": {"min": 1990}}`: an item passes if, for every key, it has one of the values or a value in the range
+(both ends included). In a list-valued column, any element may match. An exclude filter bars an item that matches any of its keys. Null and
+NaN match nothing, and neither does a value that no item has. Masks are cached; the least recently used one is dropped first.
+Knows columns, values and removed items; `eligibility.py` makes masks, and the engines apply them.
 
 Legend: I items, N nodes, V distinct values of a column, R (value, item row) pairs of a column.
 """
@@ -38,22 +38,22 @@ Kind = Literal["string", "number", "boolean"]
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; None is open."""
+    """Numbers from `low` to `high`, both included; None: no bound."""
 
     low: float | None
     high: float | None
 
 
 Condition = tuple[Value, ...] | Range
-"""What an item must have in a column: one of some values, or a number in a range."""
+"""The condition on one column: one of some values, or a number in a range."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """A checked filter in canonical form: whatever the order and repeats it came with, it compares equal. False where all items pass.
+    """A checked filter in canonical form: order and repeats in a request make no difference. False if all items pass.
 
-    wanted  (column, values or range) of every column that an item must match, by column; values ascending, each once
-    barred  the same of every column that an item must not match
+    wanted  (column, condition) of every column that an item must match, by column; values ascending, each once
+    barred  (column, condition) of every column that an item must not match
     """
 
     wanted: tuple[tuple[str, Condition], ...] = ()
@@ -73,7 +73,7 @@ class ItemFilters:
     """The filters of one model. Safe to use from several threads.
 
     trees      the model's only tree, or all of its forest
-    max_bytes  most that the kept masks take: N bytes each and tree, and the filter itself. A larger one is built again each time.
+    max_bytes  most bytes of all cached masks: N for each mask and tree, and the filter. A larger mask is built for each request.
     """
 
     def __init__(self, trees: Sequence[Tree], items: ItemTable, max_bytes: int) -> None:
@@ -82,17 +82,17 @@ class ItemFilters:
         self._kinds: dict[str, Kind] = {field: kind for field, kind in kinds.items() if kind is not None}
         self._indices: dict[str, _Index] = {}
         self._index_locks = {field: threading.Lock() for field in self._kinds}
-        self._lock = threading.Lock()  # of all below; held for moments only
+        self._lock = threading.Lock()  # of all fields below; held only for moments
         self._masks: OrderedDict[Filter, NodeMask] = OrderedDict()  # least recently used first
         self._bytes = 0
-        self._building: dict[Filter, threading.Lock] = {}  # each held by the thread that builds its mask
+        self._building: dict[Filter, threading.Lock] = {}  # the thread that builds a mask holds its lock
         self._removed = np.empty(0, np.int64)
         self.standing: NodeMask | None = None
-        """The mask of a query without a filter; None where nothing is removed."""
+        """The mask of a query without a filter; None if no item is removed."""
 
     @cached_property
     def every_item(self) -> NodeMask:
-        """The mask of a query that sees all trained items, removed ones too, and no live ones."""
+        """The mask of a query that sees all trained items, even removed ones, and no live items."""
         return bundle_alone(self._trees)
 
     @property
@@ -101,20 +101,20 @@ class ItemFilters:
         return tuple(self._kinds)
 
     def parse(self, filter: Mapping[str, object], exclude_filter: Mapping[str, object]) -> Filter:
-        """A filter as it came, checked. Raises InvalidQuery with the path of what is wrong, as in `filter.year.min`."""
+        """Check a request's filter. Raises InvalidQuery with the path of the wrong value, such as `filter.year.min`."""
         return Filter(self._conditions("filter", filter), self._conditions("exclude_filter", exclude_filter))
 
     def cached(self, filter: Filter) -> NodeMask | None:
-        """The mask, if it is there. Takes microseconds."""
+        """The cached mask of a filter; None if there is none. Takes microseconds."""
         with self._lock:
             if filter in self._masks:
                 self._masks.move_to_end(filter)
             return self._masks.get(filter)
 
     def mask(self, filter: Filter) -> NodeMask:
-        """The mask of the items that pass a filter and are not removed. Threads that ask for one filter at a time build it once.
+        """The mask of the items that pass a filter and are not removed. Threads that need the same mask at once build it once.
 
-        O(N), and O(I · log I) where it is the first filter on a column.
+        O(N), and O(I · log I) for the first filter on a column.
         """
         mask = self.cached(filter)
         if mask is not None:
@@ -131,13 +131,13 @@ class ItemFilters:
                     del self._building[filter]
 
     def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """bool[len(rows)]: whether items pass a filter, removed or not. As slow as building a mask."""
+        """bool[len(rows)]: whether items pass a filter, even if removed. As slow as building a mask."""
         return self._passing(filter)[rows]
 
     def set_removed(self, rows: NDArray[np.int64]) -> None:
-        """The items (int64 rows, repeats allowed) that no later mask lets pass, instead of those removed before. Drops the kept masks.
+        """Replace the removed items (int64 rows, repeats allowed), which are not eligible in later masks. Drops the cached masks.
 
-        Raises InvalidQuery on a row that the catalogue does not have.
+        Raises InvalidQuery for a row that the catalogue lacks.
         """
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self._items)):
             bad = int(rows.max() if rows.max() >= len(self._items) else rows.min())
@@ -149,7 +149,7 @@ class ItemFilters:
             self._removed, self.standing = np.unique(rows), standing
             self._masks.clear()
             self._bytes = 0
-            self._building.clear()  # what is being built has the old removals: who asked before gets it, and it is not kept
+            self._building.clear()  # masks being built have the old removals: earlier callers get them, and they are not cached
 
     def is_removed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[len(rows)]: whether items are removed."""
@@ -157,16 +157,16 @@ class ItemFilters:
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
-    def _conditions(self, path: str, given: Mapping[str, object]) -> tuple[tuple[str, Condition], ...]:
-        for field in given:
+    def _conditions(self, path: str, conditions: Mapping[str, object]) -> tuple[tuple[str, Condition], ...]:
+        for field in conditions:
             if field not in self._kinds:
                 raise InvalidQuery(f"{path}.{field}", field, f"a column that can be filtered: {', '.join(self._kinds)}")
-        return tuple((field, _condition(f"{path}.{field}", self._kinds[field], given[field])) for field in sorted(given))
+        return tuple((field, _condition(f"{path}.{field}", self._kinds[field], conditions[field])) for field in sorted(conditions))
 
     # -- building -----------------------------------------------------------------------------------------------------
 
     def _passing(self, filter: Filter) -> NDArray[np.bool_]:
-        """bool[I]: the items that pass, removed or not."""
+        """bool[I]: the items that pass, even if removed."""
         passing_I = np.ones(len(self._items), np.bool_)
         for field, condition in filter.wanted:
             matching_I = np.zeros(len(self._items), np.bool_)
@@ -179,7 +179,7 @@ class ItemFilters:
         return passing_I
 
     def _matching(self, field: str, condition: Condition) -> list[NDArray[Any]]:
-        """The rows of the items that match one condition, in parts that may overlap."""
+        """The rows of the items that match one condition, as arrays that may overlap."""
         if field == "id" and isinstance(condition, tuple):
             rows = self._items.rows_of([str(item_id) for item_id in condition])
             return [rows[rows >= 0]]
@@ -192,13 +192,13 @@ class ItemFilters:
         return [index.of(value) for value in condition]
 
     def _built(self, filter: Filter) -> NodeMask:
-        """A new mask, which is kept unless the removals change meanwhile."""
+        """Build a mask. It is cached unless the removals change meanwhile."""
         removed, eligible_I = self._removed, self._passing(filter)
         eligible_I[removed] = False
         mask = forest_mask(self._trees, eligible_I)
         with self._lock:
-            is_kept = filter in self._masks  # of two that were begun with other removals and that both ended with these
-            if self._removed is removed and not is_kept and cost_of(filter, mask) <= self.max_bytes:
+            is_cached = filter in self._masks  # by another thread, which also began before these removals
+            if self._removed is removed and not is_cached and cost_of(filter, mask) <= self.max_bytes:
                 self._masks[filter] = mask
                 self._bytes += cost_of(filter, mask)
             while self._bytes > self.max_bytes:
@@ -216,7 +216,7 @@ def cost_of(filter: Filter, mask: NodeMask) -> int:
 
 @dataclass(frozen=True)
 class _Index:
-    """Which items have which value of a column.
+    """The item rows of each value of a column.
 
     values_V   Arrow array, ascending, each value once
     offsets    int64[V+1]   the rows of value v are rows_R[offsets[v] : offsets[v + 1]]
@@ -230,11 +230,11 @@ class _Index:
     def of(self, value: Value) -> NDArray[Any]:
         """The rows of the items that have a value."""
         at = bisect_left(self.values_V, value, key=methodcaller("as_py"))
-        found = at < len(self.values_V) and self.values_V[at].as_py() == value
-        return self.rows_R[self.offsets[at] : self.offsets[at + 1]] if found else self.rows_R[:0]
+        has_value = at < len(self.values_V) and self.values_V[at].as_py() == value
+        return self.rows_R[self.offsets[at] : self.offsets[at + 1]] if has_value else self.rows_R[:0]
 
     def between(self, low: Value | None, high: Value | None) -> NDArray[Any]:
-        """The rows of the items that have a value from `low` to `high`; one that has several comes several times."""
+        """The rows of the items with a value from `low` to `high`; an item with several such values comes several times."""
         value_of = methodcaller("as_py")  # Python compares integers and floats exactly, NumPy and Arrow do not
         begin = 0 if low is None else bisect_left(self.values_V, low, key=value_of)
         end = len(self.values_V) if high is None else bisect_right(self.values_V, high, key=value_of)
@@ -268,7 +268,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _kind(type_: pa.DataType) -> Kind | None:
-    """What values a column of an Arrow type takes; None where it cannot be filtered."""
+    """The kind of values in a column of an Arrow type; None if it cannot be filtered."""
     if _is_list(type_):
         type_ = type_.value_type
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
@@ -278,28 +278,28 @@ def _kind(type_: pa.DataType) -> Kind | None:
     return "boolean" if pa.types.is_boolean(type_) else None
 
 
-def _condition(path: str, kind: Kind, given: object) -> Condition:
+def _condition(path: str, kind: Kind, raw: object) -> Condition:
     """One column's values or range. Raises InvalidQuery."""
-    if isinstance(given, Mapping) and kind == "number":
-        for end in given:
+    if isinstance(raw, Mapping) and kind == "number":
+        for end in raw:
             if end not in ("min", "max"):
-                raise InvalidQuery(f"{path}.{end}", given[end], "no more than min and max in a range")
-        if not given:
-            raise InvalidQuery(path, given, "a range with min, max or both")
-        for end, value in given.items():
+                raise InvalidQuery(f"{path}.{end}", raw[end], "no more than min and max in a range")
+        if not raw:
+            raise InvalidQuery(path, raw, "a range with min, max or both")
+        for end, value in raw.items():
             if not _is_a(kind, value):
                 raise InvalidQuery(f"{path}.{end}", value, "a finite number")
-        low, high = given.get("min"), given.get("max")
+        low, high = raw.get("min"), raw.get("max")
         if low is not None and high is not None and low > high:
-            raise InvalidQuery(path, given, "min to be at most max")
+            raise InvalidQuery(path, raw, "min to be at most max")
         return Range(low, high)
-    if not isinstance(given, list | tuple) or not given:
+    if not isinstance(raw, list | tuple) or not raw:
         expected = f"a list of at least one {kind}"
-        raise InvalidQuery(path, given, expected + (', or a range {"min": …, "max": …}' if kind == "number" else ""))
-    for i, value in enumerate(given):
+        raise InvalidQuery(path, raw, expected + (', or a range {"min": …, "max": …}' if kind == "number" else ""))
+    for i, value in enumerate(raw):
         if not _is_a(kind, value):
             raise InvalidQuery(f"{path}[{i}]", value, "a finite number" if kind == "number" else f"a {kind}")
-    return tuple(sorted(set(given)))
+    return tuple(sorted(set(raw)))
 
 
 def _is_a(kind: Kind, value: object) -> bool:

@@ -1,6 +1,6 @@
-"""What a re-ranker knows of a candidate: a row of numbers, whose names and meaning are in `espalier.rank_features`.
+"""Computes the features of candidates for a re-ranker. `espalier.rank_features` has their names and meaning.
 
-Computes the numbers. Does not know what a ranker makes of them.
+Does not know rankers.
 
 Legend: N candidates, F features, I items, T history length, D node row, W rows of live items.
 """
@@ -28,7 +28,7 @@ from espalier.rank_features import COSINES, HALF_LIFE, HISTORY, needs_node_rows
 
 @dataclass(frozen=True)
 class CallerFeatures:
-    """What a caller sends with one query: numbers by NAME, and by item row and NAME."""
+    """Features that a caller sends with one query: by NAME, and for items by item row and NAME."""
 
     query: Mapping[str, float] = field(default_factory=dict)
     items: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
@@ -40,17 +40,17 @@ NO_CALLER_FEATURES = CallerFeatures()
 class RankFeatures:
     """Computes the features of a bundle's candidates.
 
-    names  in the order of the columns; raises BundleCorrupt where the bundle has no such column, or no node rows for them
+    names  of the features, in the order of the columns. Raises BundleCorrupt if the bundle lacks a column or node rows that they need
     """
 
     def __init__(self, bundle: Bundle, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self._place = {name: f for f, name in enumerate(names)}
+        self._column = {name: f for f, name in enumerate(names)}
         self._attributes = {
             name: numeric_column(bundle, name.removeprefix("attribute.")) for name in names if name.startswith("attribute.")
         }
         self.caller_query, self.caller_item = self._caller_columns("query."), self._caller_columns("item.")
-        """Columns of what a caller may send with a query, and for an item, by NAME."""
+        """Columns of the features that a caller may send with a query, and for an item, by NAME."""
         self._cosines, self._historic = any(name in COSINES for name in names), any(name in HISTORY for name in names)
         self._rows_ND: NodeRows | None = None
         if any(map(needs_node_rows, names)):
@@ -58,7 +58,7 @@ class RankFeatures:
             self._leaf_of_item = bundle.tree.leaf_of_item
 
     def _caller_columns(self, prefix: str) -> dict[str, int]:
-        return {name.removeprefix(prefix): f for name, f in self._place.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): f for name, f in self._column.items() if name.startswith(prefix)}
 
     def of(
         self,
@@ -72,21 +72,21 @@ class RankFeatures:
     ) -> NDArray[np.float32]:
         """float32[N, F]: the features of query b's candidates (item rows, best first) with their ranks and scores.
 
-        They depend on nothing but this query and its candidates, so that the batch cannot change them. live: what items that training
-        did not see are made of; None: there are none.
+        Features depend only on this query and its candidates, so the batch cannot change them. live: fields and node rows of live items;
+        None: there are none.
         """
         features_NF = np.full((len(rows_N), len(self.names)), np.nan, np.float32)
         retrieval = {"retrieval.position": np.arange(1, len(rows_N) + 1), "retrieval.rank": ranks_N, "retrieval.score": scores_N}
-        columns: dict[str, Any] = {name: values for name, values in retrieval.items() if name in self._place}
+        columns: dict[str, Any] = {name: values for name, values in retrieval.items() if name in self._column}
         columns |= {name: _attribute(name, column_I, rows_N, live) for name, column_I in self._attributes.items()}
         if self._historic:
             history_T = queries.array[b].astype(np.int64)
             columns |= self._history(rows_N, history_T[history_T >= 0], live)
-        if "leaf.norm" in self._place:
+        if "leaf.norm" in self._column:
             columns["leaf.norm"] = np.linalg.norm(self._node_rows(rows_N, live), axis=1)
         for name, values in columns.items():
-            if name in self._place:
-                features_NF[:, self._place[name]] = values
+            if name in self._column:
+                features_NF[:, self._column[name]] = values
         for name, value in caller_features.query.items():
             features_NF[:, self.caller_query[name]] = value
         if caller_features.items:
@@ -101,7 +101,7 @@ class RankFeatures:
         if not length:
             return columns
         age_T = np.arange(length - 1, -1, -1, dtype=np.float32)
-        if "history.seen" in self._place:
+        if "history.seen" in self._column:
             age_NT = np.where(rows_N[:, None] == history_T, age_T, np.float32(np.inf))
             seen_N = age_NT.min(1)
             columns["history.seen"] = np.where(np.isinf(seen_N), np.float32(np.nan), seen_N)
@@ -110,10 +110,10 @@ class RankFeatures:
             weight_T = np.exp2(-age_T / HALF_LIFE)
             means_DK = history_TD.T @ np.stack([np.full(length, np.float32(1 / length)), weight_T / weight_T.sum()], axis=1)
             cosine_NT, mean_NK = unit_ND @ history_TD.T, unit_ND @ means_DK  # the mean of cosines is the cosine to the mean
-            best = min(3, length)
+            top = min(3, length)
             columns |= {
                 "history.best": cosine_NT.max(1),
-                "history.top3": np.partition(cosine_NT, length - best, axis=1)[:, length - best :].sum(1) / np.float32(best),
+                "history.top3": np.partition(cosine_NT, length - top, axis=1)[:, length - top :].sum(1) / np.float32(top),
                 "history.mean": mean_NK[:, 0],
                 "history.recent": mean_NK[:, 1],
                 "history.last": cosine_NT[:, -1],
@@ -127,27 +127,27 @@ class RankFeatures:
         trained = _trained(rows_N, len(self._leaf_of_item), live)
         rows_ND = np.asarray(self._rows_ND[self._leaf_of_item[trained]], np.float32)
         if live is not None:
-            at, own = live.node_rows(rows_N)
-            rows_ND[at] = own
+            live_positions, live_rows = live.node_rows(rows_N)
+            rows_ND[live_positions] = live_rows
         return rows_ND
 
 
 def _attribute(name: str, column_I: NDArray[np.float32], rows_N: NDArray[np.int64], live: LiveCandidates | None) -> NDArray[np.float32]:
-    """float32[N]: a column's numbers, as they are now."""
+    """float32[N]: a column's present numbers, also of live items."""
     numbers_N: NDArray[np.float32] = column_I[_trained(rows_N, len(column_I), live)]
     if live is not None:
-        at, own = live.numbers(name.removeprefix("attribute."), rows_N)
-        numbers_N[at] = own
+        live_positions, live_numbers = live.numbers(name.removeprefix("attribute."), rows_N)
+        numbers_N[live_positions] = live_numbers
     return numbers_N
 
 
 def _trained(rows_N: NDArray[np.int64], items: int, live: LiveCandidates | None) -> NDArray[np.int64]:
-    """The item rows, any trained one in place of a live one."""
+    """The item rows, with 0, which is trained, instead of live items."""
     return rows_N if live is None else np.where(rows_N < items, rows_N, 0)
 
 
 def numeric_column(bundle: Bundle, column: str) -> NDArray[np.float32]:
-    """float32[I]: a column of numbers or of true and false, NaN where it is null. Raises BundleCorrupt."""
+    """float32[I]: a column of numbers or booleans, NaN for null. Raises BundleCorrupt."""
     items = bundle.items
     if column not in items.fields:
         raise BundleCorrupt(f"{bundle.path}: the ranker wants the column {column!r}, the items have {', '.join(items.fields)}")
@@ -175,26 +175,26 @@ Int64 = NDArray[np.int64]
 
 
 class LiveCandidates:
-    """What a re-ranker needs of candidates that training did not see, or saw otherwise: their fields and node rows in one snapshot."""
+    """Fields and node rows, in one snapshot, of candidates that were put or changed after training."""
 
     def __init__(self, table: LiveItems, overlay: Overlay) -> None:
         self._table, self._overlay = table, overlay
 
     def numbers(self, column: str, rows_W: Int64) -> tuple[Int64, NDArray[np.float32]]:
-        """Which of some item rows (positions) are not as trained, and their numbers in a column; NaN where there is none."""
-        at = np.flatnonzero((rows_W >= self._overlay.items) | np.isin(rows_W, self._changed))
-        values: list[Any] = self._table.values(column, rows_W[at]) if len(at) else []
-        return at, np.array([np.nan if value is None else float(value) for value in values], np.float32)
+        """Positions of the item rows whose fields are not as trained, and these items' numbers in a column, NaN for null."""
+        positions = np.flatnonzero((rows_W >= self._overlay.items) | np.isin(rows_W, self._changed))
+        values: list[Any] = self._table.values(column, rows_W[positions]) if len(positions) else []
+        return positions, np.array([np.nan if value is None else float(value) for value in values], np.float32)
 
     def node_rows(self, rows_W: Int64) -> tuple[Int64, NDArray[np.float32]]:
-        """Which of some item rows (positions) have live leaves, and the leaves' node rows, float32[…, D]."""
+        """Positions of the item rows that have live leaves, and these leaves' node rows, float32[…, D]."""
         leaves = self._overlay.trees[0]
         handles = self._overlay.handles_of(rows_W)
         if leaves.rows_PD is None or not len(leaves):
             return np.empty(0, np.int64), np.empty((0, 1), np.float32)
         entries = leaves.of_handles(handles)
-        at = np.flatnonzero(entries)
-        return at, leaves.rows_PD[entries[at]]
+        positions = np.flatnonzero(entries)
+        return positions, leaves.rows_PD[entries[positions]]
 
     @cached_property
     def _changed(self) -> Int64:

@@ -1,6 +1,6 @@
-"""The second stage: the best candidates of a search, in the order that ranker.onnx gives them.
+"""The re-ranker: reorders the best candidates of a search by the scores of ranker.onnx.
 
-Knows how candidates become features, scores and a new order, and what golden queries must give. Does not know searches.
+Knows how candidates become features, scores and a new order, and checks the scores of golden queries. Does not know searches.
 
 Legend: B queries, M candidates, N candidates of all queries, F features.
 """
@@ -31,29 +31,29 @@ log = logging.getLogger(__name__)
 GOLDEN_SCORES = "rerank_scores"
 """Column of golden.parquet: the ranker's score of each of the query's items, in the order of the search."""
 TOLERANCE = 1e-3
-"""How far a score may be from the golden one, in shares of it where it exceeds 1."""
+"""Largest difference of a score from the golden one, relative to it if it exceeds 1."""
 
 
 @dataclass(frozen=True)
 class Reranked:
     """A search's candidates in their new order.
 
-    place_BM  int64[B, M]    the retrieved place, from 0, of what now stands here; places without an item stay last, as they were
-    score_BM  float32[B, M]  the ranker's scores, NaN past the depth, where there is no item and where one is not finite
+    retrieved_BM  int64[B, M]    the position in the search's result, from 0, of each candidate; padding stays last
+    score_BM      float32[B, M]  the ranker's scores; NaN past the depth, for padding and for scores that are not finite
     """
 
-    place_BM: NDArray[np.int64]
+    retrieved_BM: NDArray[np.int64]
     score_BM: NDArray[np.float32]
 
     def of(self, array_BM: NDArray[Any]) -> NDArray[Any]:
         """An array of the search's result, [B, M], in the new order."""
-        return np.take_along_axis(array_BM, self.place_BM, axis=1)
+        return np.take_along_axis(array_BM, self.retrieved_BM, axis=1)
 
 
 class Reranker:
-    """Runs a bundle's ranker. Raises BundleCorrupt where the bundle has none, or one that does not fit its manifest.
+    """Runs a bundle's ranker. Raises BundleCorrupt if the bundle has none, or it does not fit the manifest.
 
-    device   where the network runs; the features are made on the host
+    device   runs the network; features are computed on the host
     threads  of one run on the CPU
     """
 
@@ -79,26 +79,26 @@ class Reranker:
         caller_features: Sequence[CallerFeatures] | None = None,
         live: LiveCandidates | None = None,
     ) -> Reranked:
-        """The best `depth` of each query's candidates by the ranker's score; equal ones, and those past the depth, keep their order.
+        """Order the best `depth` candidates of each query by the ranker's score. Ties, and candidates past the depth, keep their order.
 
-        A candidate whose score is not finite follows those that have one.
+        Candidates whose score is not finite follow the others.
 
-        result  of a search for these queries; only items, ranks, scores and counts are looked at
-        live    what items that training did not see are made of
+        result  of a search for these queries; only items, ranks, scores and counts are used
+        live    fields and node rows of live items
         """
         batch, width = result.item_rows_BM.shape
-        place_BM = np.empty((batch, width), np.int64)
-        place_BM[:] = np.arange(width)
+        retrieved_BM = np.empty((batch, width), np.int64)
+        retrieved_BM[:] = np.arange(width)
         score_BM = np.full((batch, width), np.nan, np.float32)
         count_B = np.minimum(result.count_B, depth)
         features_NF = self.features_of(queries, result, count_B, caller_features, live)
         if len(features_NF):
             score_N = self._session.run(None, {"features": features_NF})[0]
             score_N = np.where(np.isfinite(score_N), score_N, np.float32(np.nan))
-            for score_C, place_M, out_M in zip(np.split(score_N, np.cumsum(count_B)[:-1]), place_BM, score_BM, strict=True):
+            for score_C, retrieved_M, out_M in zip(np.split(score_N, np.cumsum(count_B)[:-1]), retrieved_BM, score_BM, strict=True):
                 order = np.argsort(-score_C, kind="stable")
-                place_M[: len(order)], out_M[: len(order)] = order, score_C[order]
-        return Reranked(place_BM, score_BM)
+                retrieved_M[: len(order)], out_M[: len(order)] = order, score_C[order]
+        return Reranked(retrieved_BM, score_BM)
 
     def features_of(
         self,
@@ -109,7 +109,7 @@ class Reranker:
         live: LiveCandidates | None = None,
     ) -> NDArray[np.float32]:
         """float32[N, F]: the features of the first `count_B` candidates of each query, one query after the other."""
-        parts = [
+        blocks = [
             self.features.of(
                 queries,
                 b,
@@ -121,11 +121,11 @@ class Reranker:
             )
             for b, count in enumerate(count_B.tolist())
         ]
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty((0, len(self.info.features)), np.float32), *parts])
+        return blocks[0] if len(blocks) == 1 else np.concatenate([np.empty((0, len(self.info.features)), np.float32), *blocks])
 
 
 def golden_scores(bundle: Bundle, golden: pa.Table, features: RankFeatures, ranker_onnx: bytes) -> pa.Array:
-    """The column GOLDEN_SCORES of some golden queries, by ONNX's own evaluator."""
+    """The column GOLDEN_SCORES of some golden queries, computed by ONNX's own evaluator."""
     queries, result = encode_table(bundle, golden), golden_result(bundle, golden)
     evaluator = ReferenceEvaluator(read_graph(RANKER, ranker_onnx))
     scores = []
@@ -137,10 +137,9 @@ def golden_scores(bundle: Bundle, golden: pa.Table, features: RankFeatures, rank
 
 
 def verify_ranker(bundle: Bundle, reranker: Reranker, golden: pa.Table | None = None) -> float:
-    """Re-rank the results of the golden queries (`golden` instead of the bundle's own) and return the largest difference of a score.
+    """Re-rank the expected results of the golden queries (`golden` instead of the bundle's own). Returns the largest difference of a score.
 
-    Raises BundleCorrupt where it is too large.
-    The candidates are those of the golden queries, so no engine's rounding takes part.
+    Raises BundleCorrupt if it exceeds TOLERANCE. The candidates are stored ones, so no engine's rounding matters.
     """
     golden = bundle.golden() if golden is None else golden
     if GOLDEN_SCORES not in golden.column_names:
@@ -151,9 +150,9 @@ def verify_ranker(bundle: Bundle, reranker: Reranker, golden: pa.Table | None = 
     for b, row in enumerate(golden.column(GOLDEN_SCORES).to_pylist()):
         expected = np.asarray(row, np.float64)
         got = np.empty(len(expected), np.float32)
-        got[reranked.place_BM[b, : len(expected)]] = reranked.score_BM[b, : len(expected)]
-        apart = np.abs(got - expected) / np.maximum(1, np.abs(expected))
-        worst = max(worst, float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0)))
+        got[reranked.retrieved_BM[b, : len(expected)]] = reranked.score_BM[b, : len(expected)]
+        difference = np.abs(got - expected) / np.maximum(1, np.abs(expected))
+        worst = max(worst, float(np.max(np.nan_to_num(difference, nan=np.inf), initial=0)))
         if worst > TOLERANCE:
             raise BundleCorrupt(f"{bundle.path}: the ranker scores golden query {b} otherwise than when it was trained, by {worst:.2g}")
     return worst
@@ -161,13 +160,14 @@ def verify_ranker(bundle: Bundle, reranker: Reranker, golden: pa.Table | None = 
 
 def golden_result(bundle: Bundle, golden: pa.Table) -> SearchResult:
     """The expected results of the golden queries, as a search would give them."""
-    found = GoldenAnswers.of(golden.column("item_rows").to_pylist(), *golden_ranks(golden))
-    return found.as_result(bundle.manifest.result_ranking, 0)
+    answers = GoldenAnswers.of(golden.column("item_rows").to_pylist(), *golden_ranks(golden))
+    return answers.as_result(bundle.manifest.result_ranking, 0)
 
 
 def _check_graph(bundle: Bundle, session: Any, width: int) -> None:
     """Raise BundleCorrupt unless a graph takes features[N, width] and gives scores[N]."""
-    given = [(entry.name, entry.type, len(entry.shape), entry.shape[-1]) for entry in session.get_inputs()]
-    made = [(entry.name, entry.type, len(entry.shape)) for entry in session.get_outputs()]
-    if given != [("features", "tensor(float)", 2, width)] or made != [("scores", "tensor(float)", 1)]:
-        raise BundleCorrupt(f"{bundle.path / RANKER}: takes {given} and gives {made}, expected float features [N, {width}] and scores [N]")
+    inputs = [(entry.name, entry.type, len(entry.shape), entry.shape[-1]) for entry in session.get_inputs()]
+    outputs = [(entry.name, entry.type, len(entry.shape)) for entry in session.get_outputs()]
+    if inputs != [("features", "tensor(float)", 2, width)] or outputs != [("scores", "tensor(float)", 1)]:
+        expected = f"float features [N, {width}] and scores [N]"
+        raise BundleCorrupt(f"{bundle.path / RANKER}: takes {inputs} and gives {outputs}, expected {expected}")

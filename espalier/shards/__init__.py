@@ -1,1 +1,1 @@
-"""Shards: bundles that hold some of a bundle's subtrees each, and which of them holds what."""
+"""Shards: bundles with some of a bundle's subtrees each, and which shard has which subtrees."""

@@ -1,8 +1,8 @@
-"""A shard of a bundle, as it is written: an ordinary bundle of some subtrees, over its own items.
+"""Writes a shard of a bundle: an ordinary bundle of some subtrees with their items.
 
-Ranks of its items are those that the whole bundle gives, as all their ancestors are there. A memory keeps the entries of every item, since
-histories hold any of them. What needs all items stays with the whole bundle: encoding histories, the re-ranker, stacking, what content says
-of rows, held-out queries, weights for training on. Golden queries are not answered here: see training/shard.
+A shard holds all ancestors of its items, so items have the same ranks as in the whole bundle. Its memory keeps the entries of every item,
+since histories may hold any item. The parts that need all items stay with the whole bundle: the query encoder, the re-ranker, the stacker,
+the content graph, held-out queries and the network's weights. Golden queries are not answered here: see training/shard.
 
 Legend: N nodes of the bundle that is cut; n nodes and D numbers of a row of a shard.
 """
@@ -30,8 +30,8 @@ from espalier.shards.layout import kept_nodes, node_shards, nodes_above_items, s
 class Cut:
     """How a bundle is cut into `count` shards.
 
-    bundle  whole, or one that has all items of a whole one: its only shard
-    Raises InvalidConfig where the tree has not enough subtrees, BundleCorrupt where the bundle is one of several shards.
+    bundle  a whole bundle, or the only shard of one: it has all items
+    Raises InvalidConfig if the tree has too few subtrees, BundleCorrupt if the bundle is one of several shards.
     """
 
     def __init__(self, bundle: Bundle, count: int) -> None:
@@ -43,20 +43,20 @@ class Cut:
         self._items = shard_items(bundle.tree, count)
 
     def info(self, index: int) -> ShardInfo:
-        """What the manifest of a shard says of it."""
+        """The manifest's entry for a shard."""
         return ShardInfo(**self._whole | {"index": index, "count": self.count})
 
     @cached_property
     def _whole(self) -> dict[str, Any]:
-        """What all shards say of the whole bundle."""
+        """The fields of that entry that all shards share: which bundle was cut."""
         manifest = self.bundle.manifest
         if manifest.shard is not None:
             return manifest.shard.model_dump()
         digest, tree = sha256_of(self.bundle.path / "manifest.json"), manifest.tree
         return {"of": manifest.name, "version": manifest.version, "digest": digest, "items": tree.items, "nodes": tree.nodes}
 
-    def _kept(self, index: int) -> ShardParts:
-        """The items and nodes of a shard, by the numbers that they have in the bundle."""
+    def _rows_in_bundle(self, index: int) -> ShardParts:
+        """The items and nodes of a shard, by their rows and numbers in the bundle that is cut, which may be a shard itself."""
         items = self._items[index]
         first, *others = (alone.tree for alone in self.bundle.alone)
         return ShardParts(
@@ -64,11 +64,12 @@ class Cut:
         )
 
     def parts(self, index: int) -> ShardParts:
-        """The items and nodes of a shard, by their numbers in the whole bundle."""
-        kept, own = self._kept(index), self.bundle.shard
-        if own is None:
-            return kept
-        return ShardParts(own.items[kept.items], tuple(numbers[nodes] for numbers, nodes in zip(own.nodes, kept.nodes, strict=True)))
+        """The items and nodes of a shard, by their rows and numbers in the whole bundle."""
+        shard_rows, bundle_rows = self._rows_in_bundle(index), self.bundle.shard
+        if bundle_rows is None:
+            return shard_rows
+        nodes = tuple(numbers[nodes] for numbers, nodes in zip(bundle_rows.nodes, shard_rows.nodes, strict=True))
+        return ShardParts(bundle_rows.items[shard_rows.items], nodes)
 
     def write(self, path: Path, index: int) -> Bundle:
         """Write a shard to `path`, …/<index>/<version>, without golden queries. Raises as `write_bundle`."""
@@ -76,26 +77,26 @@ class Cut:
 
     def _draft(self, index: int) -> ManifestDraft:
         fields = {name: getattr(self.bundle.manifest, name) for name in ManifestDraft.model_fields}
-        made = {"name": str(index), "created": datetime.now(UTC), "metrics": {}, "live": None, "shard": self.info(index)}
-        return ManifestDraft(**fields | made)
+        changes = {"name": str(index), "created": datetime.now(UTC), "metrics": {}, "live": None, "shard": self.info(index)}
+        return ManifestDraft(**fields | changes)
 
     def _content(self, index: int) -> GraphContent | LinearContent:
-        """Everything of a shard; node rows are gathered as they are written."""
-        kept, content = self._kept(index), content_of(self.bundle)
-        items, heldout = content.items.take(kept.items), content.heldout.slice(0, 0)
+        """The content of a shard; node rows are gathered while they are written."""
+        shard_rows, content = self._rows_in_bundle(index), content_of(self.bundle)
+        items, heldout = content.items.take(shard_rows.items), content.heldout.slice(0, 0)
         content = replace(content, items=items, heldout=heldout, shard=self.parts(index))
         if isinstance(content, GraphContent):
-            (nodes,) = kept.nodes
-            memory = None if content.memory is None else cut_memory(content.memory, kept.items)
+            (nodes,) = shard_rows.nodes
+            memory = None if content.memory is None else cut_memory(content.memory, shard_rows.items)
             stored = Gathered([self.bundle.stored_rows], None, nodes)
-            tree = cut_tree(content.tree, nodes, kept.items)
+            tree = cut_tree(content.tree, nodes, shard_rows.items)
             return replace(content, tree=tree, stored_rows=stored, memory=memory, weights={}, content=None, counts=None)
-        (tree, chunks), *others = (self._chunks(place, kept) for place in range(len(kept.nodes)))
-        tail = None if content.tail is None else cut_tail(content.tail, kept.items)
+        (tree, chunks), *others = (self._chunks(tree_index, shard_rows) for tree_index in range(len(shard_rows.nodes)))
+        tail = None if content.tail is None else cut_tail(content.tail, shard_rows.items)
         return replace(content, tree=tree, chunks=chunks, others=others, tail=tail, stacking=None, counts=None)
 
-    def _chunks(self, place: int, kept: ShardParts) -> TreeChunks:
+    def _chunks(self, tree_index: int, shard_rows: ShardParts) -> TreeChunks:
         """A tree of linear scorers with its weights."""
-        tree, chunks = self.bundle.trees[place]
-        nodes = kept.nodes[place]
-        return TreeChunks(cut_tree(tree, nodes, kept.items), cut_chunks(tree, chunks, nodes))
+        tree, chunks = self.bundle.trees[tree_index]
+        nodes = shard_rows.nodes[tree_index]
+        return TreeChunks(cut_tree(tree, nodes, shard_rows.items), cut_chunks(tree, chunks, nodes))

@@ -1,4 +1,4 @@
-"""What a shard keeps of the tables of a bundle: its tree, memory, weights of linear scorers and tail.
+"""Cuts the tables of a bundle down to a shard: tree, memory, weights of linear scorers, tail.
 
 Legend: N nodes and I items of the whole bundle; n nodes, i items and p inner nodes of the shard; r rows and e entries of a block.
 """
@@ -22,39 +22,39 @@ from espalier.tree import EMPTY_LEAF, Tree
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 BLOCK = 1 << 20
-"""Entries that are looked at together."""
+"""Entries that are processed at a time."""
 
 
-def places_of(kept: Int64, count: int) -> Int64:
-    """int64[count]: where each number is among the kept ones (ascending), −1 where it is not."""
-    place = np.full(count, -1, np.int64)
-    place[kept] = np.arange(len(kept))
-    return place
+def new_numbers(kept_numbers: Int64, count: int) -> Int64:
+    """int64[count]: the shard's number of each of the whole bundle's `count` numbers; −1 for those not in `kept_numbers` (ascending)."""
+    numbers = np.full(count, -1, np.int64)
+    numbers[kept_numbers] = np.arange(len(kept_numbers))
+    return numbers
 
 
 def cut_tree(tree: Tree, node_n: Int64, item_i: Int64) -> Tree:
-    """The tree of some nodes, which are the ancestors of some leaves and these, over some items: those whose leaves are kept."""
+    """The tree of some leaves and all their ancestors (`node_n`), over the items of these leaves (`item_i`)."""
     level_offset = np.searchsorted(node_n, tree.level_offset)
     leaf = node_n[level_offset[-2] :] - tree.leaf_offset
-    place_I = np.append(places_of(item_i, tree.item_count), EMPTY_LEAF)  # an empty leaf, −1, takes the last
+    row_I = np.append(new_numbers(item_i, tree.item_count), EMPTY_LEAF)  # EMPTY_LEAF, −1, indexes the last entry
     first_child = np.append(np.searchsorted(node_n, tree.first_child[node_n]), len(node_n))
-    return Tree(level_offset, first_child, place_I[tree.leaf_item[leaf]])
+    return Tree(level_offset, first_child, row_I[tree.leaf_item[leaf]])
 
 
 def cut_memory(memory: Memory, item_i: Int64) -> Memory:
-    """The entries of every item of the whole that lead to some items."""
-    place_I = places_of(item_i, len(memory.offset) - 1).astype(np.int32)
+    """The memory of every item of the whole bundle, with only those entries that lead to some items."""
+    row_I = new_numbers(item_i, len(memory.offset) - 1).astype(np.int32)
     offset, total = np.zeros(len(memory.offset), np.int64), 0
     items, values = [np.empty(0, np.int32)], [np.empty(0, np.float16)]
     for begin in range(0, len(memory.item), BLOCK):
-        place = place_I[memory.item[begin : begin + BLOCK]]
-        kept = place >= 0
-        before = np.append(0, np.cumsum(kept))
-        first, last = np.searchsorted(memory.offset, (begin, begin + len(place)))
+        rows = row_I[memory.item[begin : begin + BLOCK]]
+        in_shard = rows >= 0
+        before = np.append(0, np.cumsum(in_shard))
+        first, last = np.searchsorted(memory.offset, (begin, begin + len(rows)))
         offset[first:last] = total + before[memory.offset[first:last] - begin]
         total += int(before[-1])
-        items.append(place[kept])
-        values.append(memory.value[begin : begin + BLOCK][kept])
+        items.append(rows[in_shard])
+        values.append(memory.value[begin : begin + BLOCK][in_shard])
     offset[np.searchsorted(memory.offset, len(memory.item)) :] = total
     return replace(memory, offset=offset, item=np.concatenate(items), value=np.concatenate(values))
 
@@ -68,28 +68,28 @@ def cut_tail(tail: Tail, item_i: Int64) -> Tail:
 
 
 def cut_chunks(tree: Tree, chunks: Chunks, node_n: Int64) -> Chunks:
-    """The weights of some nodes, ascending, with all their ancestors; rows without a weight go."""
-    place_N = places_of(node_n, tree.node_count)
+    """The weights of some nodes (ascending, all their ancestors among them). Rows without a weight are dropped."""
+    number_N = new_numbers(node_n, tree.node_count)
     parent_p = node_n[: np.searchsorted(node_n, tree.leaf_offset)]
     first_p = np.searchsorted(node_n, tree.first_child[parent_p])
     row_begin, row_end = chunks.chunk_row[parent_p], chunks.chunk_row[parent_p + 1]
     size_p = chunks.row_entry[row_end] - chunks.row_entry[row_begin]
     rows_p = np.zeros(len(parent_p), np.int64)
-    parts: list[tuple[Array, ...]] = [(np.empty(0, np.int32), np.empty(0, np.int64), chunks.entry_child[:0], chunks.entry_weight[:0])]
+    tables: list[tuple[Array, ...]] = [(np.empty(0, np.int32), np.empty(0, np.int64), chunks.entry_child[:0], chunks.entry_weight[:0])]
     for block in blocks(size_p + row_end - row_begin):
         rows = spans(row_begin[block], row_end[block])
         entries_r = chunks.row_entry[rows + 1] - chunks.row_entry[rows]
         entries = spans(chunks.row_entry[rows], chunks.row_entry[rows + 1])
         parent_r = np.repeat(np.arange(block.start, block.stop), row_end[block] - row_begin[block])
         parent_e, row_e = np.repeat(parent_r, entries_r), np.repeat(np.arange(len(rows)), entries_r)
-        node_e = place_N[tree.first_child[parent_p[parent_e]] + chunks.entry_child[entries]]
+        node_e = number_N[tree.first_child[parent_p[parent_e]] + chunks.entry_child[entries]]
         kept_e = node_e >= 0
         count_r = np.bincount(row_e[kept_e], minlength=len(rows))
         kept_r = count_r > 0
         rows_p[block] = np.bincount(parent_r[kept_r] - block.start, minlength=block.stop - block.start)
         child = (node_e - first_p[parent_e])[kept_e].astype(chunks.entry_child.dtype)
-        parts.append((chunks.row_feature[rows[kept_r]], count_r[kept_r], child, chunks.entry_weight[entries[kept_e]]))
-    row_feature, count, child, weight = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        tables.append((chunks.row_feature[rows[kept_r]], count_r[kept_r], child, chunks.entry_weight[entries[kept_e]]))
+    row_feature, count, child, weight = (np.concatenate(arrays) for arrays in zip(*tables, strict=True))
     return Chunks(
         chunk_row=np.append(0, np.cumsum(rows_p)),
         row_feature=row_feature,
@@ -102,7 +102,7 @@ def cut_chunks(tree: Tree, chunks: Chunks, node_n: Int64) -> Chunks:
 
 
 def blocks(sizes: Int64) -> Iterator[slice]:
-    """Which places are handled together, by how many entries each has: those of BLOCK entries, or one that has more."""
+    """Consecutive positions that are processed together: at most BLOCK entries (`sizes`), or one position with more."""
     ends = np.cumsum(sizes)
     begin, done = 0, 0
     while begin < len(sizes):

@@ -1,11 +1,11 @@
 """A JSON object and arrays as one body of bytes, in the safetensors format, and back.
 
     8 bytes            length of the header, little-endian
-    header             JSON: `__metadata__` {"message": the object as JSON text}, and of every array its dtype, shape and place
+    header             JSON: `__metadata__` {"message": the object as JSON text}, and every array's dtype, shape and offsets
     arrays             little-endian, one after the other; each begins at a multiple of its item size
 
 Any reader of safetensors can open a body. The arrays of a body are views of it: nothing is copied, nothing is unpickled. Knows bytes, not
-what they mean. (The library's own functions copy every array twice and take three times as long for small bodies.)
+their meaning. (The library's own functions copy every array twice and take three times as long for small bodies.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def framed(message: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"message": orjson.dumps(message).decode()}}
     buffers: list[memoryview] = []
     begin = 0
-    for name, array in sorted(arrays.items(), key=_widest_first):
+    for name, array in sorted(arrays.items(), key=lambda entry: -entry[1].dtype.itemsize):
         end = begin + array.nbytes
         entries[name] = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": (begin, end)}
         buffers.append(np.ascontiguousarray(array).data)
@@ -67,7 +67,7 @@ def unframed(body: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
 
 
 def _array(body: bytes, name: str, entry: Any, data: int) -> Array:
-    """One array. data: where the arrays begin in the body."""
+    """One array. data: offset of the first array in the body."""
     field = f"header.{name}"
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise InvalidMessage(field, entry, "dtype, shape and data_offsets")
@@ -87,78 +87,74 @@ def _array(body: bytes, name: str, entry: Any, data: int) -> Array:
 
 def _json_object(field: str, text: bytes) -> dict[str, Any]:
     try:
-        found = orjson.loads(text)
+        value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidMessage(field, text[:100], f"JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise InvalidMessage(field, found, "a JSON object")
-    return found
-
-
-def _widest_first(named: tuple[str, Array]) -> int:
-    return -named[1].dtype.itemsize
+    if not isinstance(value, dict):
+        raise InvalidMessage(field, value, "a JSON object")
+    return value
 
 
 class Fields:
-    """The fields of the JSON object while it is decoded: each is taken once and checked, and none may be left over."""
+    """The fields of a JSON object that are not decoded yet. Each is taken once and checked; none may remain."""
 
     def __init__(self, message: Mapping[str, Any]) -> None:
-        self._left = dict(message)
+        self._remaining = dict(message)
 
     def take(self, name: str, kind: type[T]) -> T:
-        """A field of a type; a whole number is no bool. Raises InvalidMessage."""
-        value = self._left.pop(name, None)
+        """A field of exactly this type: True is no integer. Raises InvalidMessage."""
+        value = self._remaining.pop(name, None)
         if type(value) is not kind:
             raise InvalidMessage(name, value, f"{kind.__name__}")
         return value
 
     def optional(self, name: str, kind: type[T]) -> T | None:
-        """The same; None where it is not there."""
-        return self.take(name, kind) if name in self._left else None
+        """As `take`; None if there is none."""
+        return self.take(name, kind) if name in self._remaining else None
 
     def integer(self, name: str, least: int, most: int) -> int:
-        """A whole number. Raises InvalidMessage where it is out of range."""
+        """A whole number. Raises InvalidMessage if it is out of range."""
         value = self.take(name, int)
         if not least <= value <= most:
             raise InvalidMessage(name, value, f"from {least} to {most}")
         return value
 
     def number(self, name: str, least: float, most: float) -> float:
-        """A finite number. Raises InvalidMessage where it is out of range."""
-        value = self._left.pop(name, None)
+        """A finite number. Raises InvalidMessage if it is out of range."""
+        value = self._remaining.pop(name, None)
         if type(value) not in (int, float) or not (math.isfinite(value) and least <= value <= most):
             raise InvalidMessage(name, value, f"a number from {least:g} to {most:g}")
         return float(value)
 
     def check_all_taken(self) -> None:
-        """Raise InvalidMessage where a field is left over."""
-        for name in self._left:
-            raise InvalidMessage(name, self._left[name], "no such field here")
+        """Raise InvalidMessage if a field remains."""
+        for name in self._remaining:
+            raise InvalidMessage(name, self._remaining[name], "no such field here")
 
 
 class Arrays:
-    """The arrays by name."""
+    """The arrays of a message that are not decoded yet, by name. Each is taken once and checked; none may remain."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
-        self._left = dict(arrays)
+        self._remaining = dict(arrays)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._left
+        return name in self._remaining
 
     def take(self, name: str, dtype: type[np.generic], shape: tuple[Side, ...]) -> Array:
-        """An array. Raises InvalidMessage where it is not there or has another dtype or shape."""
-        array = self._left.pop(name, None)
+        """An array. Raises InvalidMessage if it is missing or has another dtype or shape."""
+        array = self._remaining.pop(name, None)
         if array is None:
             raise InvalidMessage(name, None, f"an array of {np.dtype(dtype)}")
-        fits = len(array.shape) == len(shape) and all(own in (side, None) for side, own in zip(array.shape, shape, strict=True))
+        fits = len(array.shape) == len(shape) and all(length in (side, None) for side, length in zip(array.shape, shape, strict=True))
         if array.dtype != dtype or not fits:
             sides = ", ".join("any" if side is None else str(side) for side in shape)
             raise InvalidMessage(name, f"{array.dtype}{list(array.shape)}", f"{np.dtype(dtype)}[{sides}]")
         return array
 
     def optional(self, name: str, dtype: type[np.generic], shape: tuple[Side, ...]) -> Array | None:
-        """The same; None where it is not there."""
-        return self.take(name, dtype, shape) if name in self._left else None
+        """As `take`; None if there is none."""
+        return self.take(name, dtype, shape) if name in self._remaining else None
 
     def finite(self, name: str, shape: tuple[Side, ...]) -> NDArray[np.float32]:
         """An array of finite float32 numbers."""
@@ -168,6 +164,6 @@ class Arrays:
         return array
 
     def check_all_taken(self) -> None:
-        """Raise InvalidMessage where an array is left over."""
-        for name, array in self._left.items():
+        """Raise InvalidMessage if an array remains."""
+        for name, array in self._remaining.items():
             raise InvalidMessage(name, f"{array.dtype}{list(array.shape)}", "no such array here")

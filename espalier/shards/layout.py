@@ -1,10 +1,9 @@
 """Which shard holds which subtree of a tree.
 
-The subtrees of one level, the cut level, are dealt out in the tree's order: each goes to the shard that holds the fewest items so far.
-Neighbours, which answer the same queries, thus go to different shards, and every shard searches some of them with the full beam.
+The subtrees of one level, the cut level, are assigned in the tree's order: each goes to the shard with the fewest items so far.
+Neighbouring subtrees answer the same queries. They go to different shards, and every shard searches its subtrees with the full beam.
 
-A function of the tree and the number of shards alone: whoever has the tree knows the layout. What it gives must never change, since
-shards on disk were cut by it. Knows no files.
+The layout depends only on the tree and the number of shards. It must never change, since shards on disk were cut by it. Knows no files.
 
 Legend: N nodes, I items.
 """
@@ -21,7 +20,7 @@ from espalier.manifest import MAX_SHARDS
 from espalier.tree import EMPTY_LEAF, Tree
 
 SUBTREES = 64
-"""Subtrees for each shard, at least, where the tree has so many above its leaves."""
+"""Least number of subtrees a shard, if the tree has that many above its leaves."""
 NO_SHARD = -1
 
 
@@ -29,13 +28,13 @@ def shard_items(tree: Tree, count: int) -> tuple[NDArray[np.int64], ...]:
     """int64: the item rows of each of `count` shards, ascending.
 
     tree  of a forest the first one
-    Raises InvalidConfig where the tree has fewer subtrees with items than shards.
+    Raises InvalidConfig if the tree has fewer subtrees with items than shards.
     """
-    of_leaf = node_shards(tree, count)[tree.leaf_offset :]
+    shard_of_leaf = node_shards(tree, count)[tree.leaf_offset :]
     items = []
     for shard in range(count):
-        held = tree.leaf_item[of_leaf == shard]
-        items.append(np.sort(held[held != EMPTY_LEAF]))
+        leaf_items = tree.leaf_item[shard_of_leaf == shard]
+        items.append(np.sort(leaf_items[leaf_items != EMPTY_LEAF]))
     return tuple(items)
 
 
@@ -44,25 +43,25 @@ def node_shards(tree: Tree, count: int) -> NDArray[np.int32]:
     level = cut_level(tree, count)
     shard_N = np.full(tree.node_count, NO_SHARD, np.int32)
     nodes = tree.level(level)
-    held = [(0, shard) for shard in range(count)]  # a heap: fewest items first, then the lowest number
-    dealt = []
+    shard_sizes = [(0, shard) for shard in range(count)]  # a heap: fewest items first, then the lowest number
+    shards = []
     for items in tree.items_below[nodes.start : nodes.stop].tolist():
-        so_far, shard = held[0]
-        heapq.heapreplace(held, (so_far + items, shard))
-        dealt.append(shard)
-    own = np.array(dealt, np.int32)
-    shard_N[nodes.start : nodes.stop] = own
+        items_so_far, shard = shard_sizes[0]
+        heapq.heapreplace(shard_sizes, (items_so_far + items, shard))
+        shards.append(shard)
+    shard_of_level = np.array(shards, np.int32)
+    shard_N[nodes.start : nodes.stop] = shard_of_level
     for h in range(level, tree.height):
         above, below = tree.level(h), tree.level(h + 1)
-        own = np.repeat(own, np.diff(tree.first_child[above.start : above.stop + 1]))
-        shard_N[below.start : below.stop] = own
+        shard_of_level = np.repeat(shard_of_level, np.diff(tree.first_child[above.start : above.stop + 1]))
+        shard_N[below.start : below.stop] = shard_of_level
     return shard_N
 
 
 def cut_level(tree: Tree, count: int) -> int:
-    """The shallowest level with SUBTREES nodes that hold items for each of `count` shards, or the one above the leaves.
+    """The shallowest level that has, for each of `count` shards, SUBTREES nodes with items below; else the level above the leaves.
 
-    Raises InvalidConfig where not even that one has a subtree with items for each shard.
+    Raises InvalidConfig if the level above the leaves has fewer nodes with items below than shards.
     """
     most = min(_with_items(tree, tree.height - 1), MAX_SHARDS)
     if not 1 <= count <= most:
@@ -77,9 +76,9 @@ def kept_nodes(tree: Tree, shard_N: NDArray[np.int32], shard: int) -> NDArray[np
 
 
 def nodes_above_items(tree: Tree, items: NDArray[np.int64], vacant: bool = False) -> NDArray[np.int64]:
-    """int64: the leaves of some items (int64 rows) and their ancestors, ascending: what a shard keeps of a forest's other trees.
+    """int64: the leaves of some items (int64 rows) and their ancestors, ascending: a shard's nodes in a forest's later trees.
 
-    vacant  parents of vacant leaves alone, too, under which live items may hang: for one of the shards
+    vacant  add the parents whose leaves are all vacant, where live items may go; done for one of the shards
     """
     is_kept_N = np.zeros(tree.node_count, np.bool_)
     is_kept_N[tree.leaf_of_item[items]] = True
@@ -92,8 +91,8 @@ def with_ancestors(tree: Tree, is_kept_N: NDArray[np.bool_]) -> NDArray[np.int64
     """int64: the nodes that are kept (bool[N], changed) and all above them, ascending."""
     for h in range(tree.height, 0, -1):
         nodes = tree.level(h)
-        kept = np.flatnonzero(is_kept_N[nodes.start : nodes.stop]) + nodes.start
-        is_kept_N[tree.parent[kept]] = True
+        kept_nodes_of_level = np.flatnonzero(is_kept_N[nodes.start : nodes.stop]) + nodes.start
+        is_kept_N[tree.parent[kept_nodes_of_level]] = True
     return np.flatnonzero(is_kept_N)
 
 

@@ -1,8 +1,8 @@
-"""What a router and a shard say to each other: queries with their encoded states, and answers in the numbers of the whole catalogue.
+"""Messages between a router and a shard: queries with their encoded states, and answers.
 
-Item rows and node numbers on the wire are global: those of the bundle that was cut into shards. A body is a message in JSON and arrays
-(`framing.py`). Decoding checks types, shapes and what is cheap to check without a bundle; who knows the bundle checks the ranges. Knows no
-HTTP.
+Item rows and node numbers in messages are global: those of the bundle that was cut into shards. A body is a message in JSON and arrays
+(`framing.py`). Decoding checks types, shapes and all that is cheap to check without a bundle. The receiver checks the ranges against its
+bundle. Knows no HTTP.
 
 Legend: B queries, E excluded items, L levels, S state, M results, I items of the shard, T history, X nodes with memory.
 """
@@ -30,7 +30,7 @@ from espalier.text.sparse_rows import SparseRows
 
 MEDIA_TYPE = "application/vnd.espalier.search"
 FORMAT = 2
-"""Of the messages. A router and a shard of other formats refuse each other."""
+"""Version of the messages. A router and a shard with different versions refuse each other's messages."""
 MAX_QUERIES = 4096
 MAX_TIMEOUT_MS = 3_600_000.0
 MAX_NUMBER = (1 << 63) - 1
@@ -38,11 +38,11 @@ MAX_NUMBER = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Pin:
-    """The shard of a version that a query is for, and that an answer is of.
+    """Which shard of which version a query asks, or an answer comes from.
 
     of, version    the bundle that was cut
     digest         SHA-256 of its manifest.json, in hex
-    index, count   which shard of how many
+    index, count   shard `index`, from 0, of `count` shards
     """
 
     of: str
@@ -54,11 +54,11 @@ class Pin:
 
 @dataclass(frozen=True, eq=False)
 class MaskBits:
-    """What a filter leaves of one shard.
+    """A filter's mask for one shard, as a message has it.
 
     eligible    uint8[⌈I / 8⌉]: a bit for each of the shard's items in their order, the first one in the highest bit (np.packbits)
-    open_nodes  by tree, int64 ascending: global numbers of nodes above the leaves below which a live item passes; they are open although no
-                eligible item of the shard may lie below. Empty: none in any tree
+    open_nodes  for each tree int64, ascending: global numbers of the nodes above leaves with a live item that passes the filter. They are
+                eligible even if no trained item below them is. An empty tuple: none in any tree
     """
 
     eligible: NDArray[np.uint8]
@@ -68,10 +68,10 @@ class MaskBits:
     def digest(self) -> str:
         """BLAKE2b-128 of the content, in hex."""
         lengths = np.array([len(self.eligible), len(self.open_nodes), *map(len, self.open_nodes)], "<i8")
-        known = hashlib.blake2b(lengths.tobytes(), digest_size=16)
-        for part in (self.eligible, *(nodes.astype("<i8") for nodes in self.open_nodes)):
-            known.update(part.tobytes())
-        return known.hexdigest()
+        digest = hashlib.blake2b(lengths.tobytes(), digest_size=16)
+        for array in (self.eligible, *(nodes.astype("<i8") for nodes in self.open_nodes)):
+            digest.update(array.tobytes())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +82,10 @@ class ShardQuery:
     exclude_BE  int64[B, E], global item rows, −1 as padding; those of other shards are ignored
     masks       by query the digest of its mask, None: all items are eligible
     sent_masks  masks by their digests. A shard that lacks one of `masks` and does not get it here asks for it
-    timeout_ms  the answer is worth nothing after that time
+    timeout_ms  after this time the router ignores the answer
     number      of the question, from 0 to MAX_NUMBER; its answer repeats it
-    memory      instead of what the shard would add up for the histories: global numbers of leaves and nodes above leaves, ascending for
-                each query, and their mem; nodes of other shards are ignored, higher levels are made of these. None: as the shard adds up
+    memory      mem of leaves and of nodes above leaves (global numbers, ascending for each query), used instead of computing mem from the
+                histories. The shard ignores nodes of other shards and computes higher levels from these. None: it computes mem itself
     """
 
     pin: Pin
@@ -186,7 +186,7 @@ def decode_query(body: bytes) -> ShardQuery:
 
 
 def encode_answer(answer: ShardAnswer) -> bytes:
-    """The body of an answer. Of its result `answered_BS` is left out: a shard knows nothing of others."""
+    """The body of an answer, without the result's coverage: a shard knows nothing of other shards."""
     described, arrays = result_arrays(answer.result)
     message = {
         "format": FORMAT,
@@ -203,7 +203,7 @@ def encode_answer(answer: ShardAnswer) -> bytes:
 def decode_answer(body: bytes) -> ShardAnswer:
     """The answer of a body; its arrays are read-only. Raises InvalidMessage.
 
-    Whether it may be the answer to a query, `check_result` (results.py) says.
+    `check_result` (results.py) checks whether it can be the answer to a query.
     """
     message, arrays = _opened(body)
     pin = _pin(message)
@@ -224,8 +224,8 @@ def _opened(body: bytes) -> tuple[Fields, Arrays]:
     """The fields and the arrays of a body of this format."""
     fields, arrays = unframed(body)
     message = Fields(fields)
-    if (found := message.take("format", int)) != FORMAT:
-        raise InvalidMessage("format", found, f"{FORMAT}: the router and the shard must be of releases that understand each other")
+    if (format_number := message.take("format", int)) != FORMAT:
+        raise InvalidMessage("format", format_number, f"{FORMAT}: the router and the shard must be of releases that understand each other")
     return message, Arrays(arrays)
 
 
@@ -246,12 +246,12 @@ def _queries(message: Fields, arrays: Arrays, batch: int) -> QueryBatch:
     try:
         if name == "features":
             kind = FeaturesKind(width=width)
-            parts = (
+            arrays_of_rows = (
                 arrays.take("indptr", np.int64, (batch + 1,)),
                 arrays.take("indices", np.int32, (None,)),
                 arrays.finite("values", (None,)),
             )
-            rows = SparseRows(*parts, width)
+            rows = SparseRows(*arrays_of_rows, width)
             rows.check()
             return QueryBatch(kind, rows)
         if name == "history":
@@ -266,17 +266,17 @@ def _queries(message: Fields, arrays: Arrays, batch: int) -> QueryBatch:
 
 
 def _sent_masks(message: Fields, arrays: Arrays) -> Mapping[str, MaskBits]:
-    sent = {}
+    masks = {}
     for i, entry in enumerate(message.optional("sent", list) or []):
-        if not isinstance(entry, list) or [type(part) for part in entry] != [str, int] or not 0 <= entry[1] <= MAX_TREES:
+        if not isinstance(entry, list) or [type(value) for value in entry] != [str, int] or not 0 <= entry[1] <= MAX_TREES:
             raise InvalidMessage(f"sent[{i}]", entry, f"[digest, trees], at most {MAX_TREES} trees")
         digest, trees = entry
         open_nodes = tuple(arrays.take(f"mask.{i}.{tree}", np.int64, (None,)) for tree in range(trees))
         bits = MaskBits(arrays.take(f"mask.{i}", np.uint8, (None,)), open_nodes)
         if bits.digest != digest:
             raise InvalidMessage(f"sent[{i}]", digest, f"{bits.digest}, the digest of the bits")
-        sent[digest] = bits
-    return sent
+        masks[digest] = bits
+    return masks
 
 
 def _memory(arrays: Arrays, batch: int) -> MemoryLists:

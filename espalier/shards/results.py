@@ -22,11 +22,11 @@ from espalier.shards.framing import Array, Arrays, Fields
 
 MAX_LEVELS = 64
 HEAD_BYTES, TRACE_BYTES = 1 << 16, 256 << 20
-"""Of an answer, room for what is said of its arrays; and for the traces of a search, which list all candidates."""
+"""Most bytes of an answer's header, and of an answer with traces, which list all candidates."""
 
 
 def result_arrays(result: SearchResult) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What the message says of a result, and its arrays."""
+    """The message fields and the arrays of a result."""
     arrays: dict[str, Array] = {
         "item_rows": result.item_rows_BM,
         "scores": result.scores_BM,
@@ -68,7 +68,7 @@ def result_of(message: Fields, arrays: Arrays) -> ShardResult:
 
 
 def answer_bytes(query: TreeQuery) -> int:
-    """The bytes that the answer to a search may have."""
+    """Most bytes of the answer to a search."""
     if query.trace:
         return TRACE_BYTES
     batch, m = len(query), int(query.m_B.max(initial=0))
@@ -83,12 +83,12 @@ def check_result(result: ShardResult, batch: int, m: int, items: int, levels: Se
 
     items   of the whole catalogue
     levels  int64[H+2] of each whole tree: its `level_offset`
-    Results stand in front, are finite and have scores from 0 to 1; a row of results with fewer than M has NO_ITEM behind them. Nodes are of
-    their trace's level, and those of frontiers of the level above the leaves. Only vectors can have scores that are not finite.
+    Each row begins with its results and is padded with NO_ITEM. Numbers are finite, and scores are from 0 to 1. The nodes of a trace lie on
+    its level, those of frontiers on the level above the leaves. Exactly for vectors, the result says which queries have finite logits.
     """
-    found, most = result.item_rows_BM.shape
-    if found != batch or most > m:
-        raise InvalidMessage("item_rows", f"{found} queries with {most} items", f"{batch} queries with at most {m} items")
+    rows, most = result.item_rows_BM.shape
+    if rows != batch or most > m:
+        raise InvalidMessage("item_rows", f"{rows} queries with {most} items", f"{batch} queries with at most {m} items")
     _check_range("count", result.count_B, 0, most)
     _check_range("item_rows", result.item_rows_BM, NO_ITEM, items - 1)
     is_item_BM = np.arange(most) < result.count_B[:, None]
@@ -124,7 +124,7 @@ def _check_range(field: str, array: Array, least: int, most: int) -> None:
 
 
 def _check_nodes(field: str, nodes: Array, offset: NDArray[np.int64], level: int) -> None:
-    """Raise InvalidMessage unless these are nodes of a level, or padding."""
+    """Raise InvalidMessage unless all are nodes of this level, or padding."""
     _check_range(field, nodes[nodes != NO_NODE], int(offset[level]), int(offset[level + 1]) - 1)
 
 
@@ -142,15 +142,15 @@ def _traces(described: list[Any], arrays: Arrays, batch: int) -> tuple[tuple[Lev
 def _level(arrays: Arrays, prefix: str, level: int, batch: int) -> LevelTrace:
     nodes_BK = arrays.take(f"{prefix}.{level}.nodes_BK", np.int64, (batch, None))
     candidates_BC = arrays.take(f"{prefix}.{level}.candidates_BC", np.int64, (batch, None))
-    kept, scored = nodes_BK.shape, candidates_BC.shape
+    beam_shape, candidates_shape = nodes_BK.shape, candidates_BC.shape
     return LevelTrace(
         level,
         nodes_BK,
-        arrays.take(f"{prefix}.{level}.ranks_BK", np.float32, kept),
+        arrays.take(f"{prefix}.{level}.ranks_BK", np.float32, beam_shape),
         candidates_BC,
-        arrays.take(f"{prefix}.{level}.candidate_ranks_BC", np.float32, scored),
-        arrays.take(f"{prefix}.{level}.keys_BK", np.float32, kept),
-        arrays.take(f"{prefix}.{level}.candidate_keys_BC", np.float32, scored),
+        arrays.take(f"{prefix}.{level}.candidate_ranks_BC", np.float32, candidates_shape),
+        arrays.take(f"{prefix}.{level}.keys_BK", np.float32, beam_shape),
+        arrays.take(f"{prefix}.{level}.candidate_keys_BC", np.float32, candidates_shape),
     )
 
 

@@ -1,12 +1,12 @@
-"""Backups of what only a host has: a model's journal, serving.json and removed.json, in a store.
+"""Backups in a store of the files that exist only on one host: a model's journal, serving.json and removed.json.
 
-    backups/<name>/<id>/live.db, serving.json, removed.json   copies; what the model does not have is left out
+    backups/<name>/<id>/live.db, serving.json, removed.json   copies; files that the model lacks are left out
     backups/<name>/<id>/manifest.json                         their digests, written last: without it there is no backup
 
 An id is <UTC time>-<sequence>-<random>, so ids sort by time. Backups do not lie below models/, which followers of the store list every few
 seconds. Unlike blobs, which versions share, their files belong to one backup, so an old one can be deleted.
 
-Knows a model's folder and a store. Does not know schedules (service/models/backups.py) or what puts a backup back (restoring.py).
+Knows a model's folder and a store. Does not know schedules (service/models/backups.py) or restores (restoring.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
@@ -42,22 +42,22 @@ log = logging.getLogger(__name__)
 BACKUPS = "backups"
 FILES = (REMOVED, SERVING, FILE)
 WORK, LOCK = ".backup", ".backup.lock"
-"""In a model's folder: copies that are being sent, and the lock of the process that makes them."""
+"""In a model's folder: the copies that are being uploaded, and the lock of the process that makes them."""
 KEEP, KEEP_DAYS = 24, 7
-"""Newest backups that stay, and days whose last backup stays."""
+"""Number of newest backups that are kept, and of days whose last backup is kept."""
 UNFINISHED_S = 86_400
-"""Files without a manifest are deleted when they are so old: their process was killed."""
+"""Age at which files without a manifest are deleted: their process was killed."""
 MAX_MANIFEST_BYTES = 1 << 16
 _TIME = "%Y%m%dT%H%M%S.%fZ"
 _ID = re.compile(r"\d{8}T\d{6}\.\d{6}Z-\d{1,19}-[0-9a-f]{8}")
 
 
 class BackupManifest(BaseModel):
-    """What a backup holds.
+    """The manifest of a backup.
 
-    journal    identity of the journal; None where there is none
-    sequence   it holds every operation up to this one
-    erasures   of persons' events in that journal, until then
+    journal    identity of the journal; None if there is none
+    sequence   of the last operation in the backup
+    erasures   number of erasures of persons' events in the journal, up to then
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -71,7 +71,7 @@ class BackupManifest(BaseModel):
 
 
 class Backup(NamedTuple):
-    """A backup in a store. written: it was made now; else nothing had changed since it was made."""
+    """A backup in a store. written: this call made it; False: nothing has changed since it was made."""
 
     id: str
     written: bool
@@ -92,27 +92,27 @@ def time_of(backup_id: str) -> float:
 
 def find_backups(store: Objects, name: str) -> list[str]:
     """The ids of a model's backups, oldest first."""
-    return [found for found, keys in _listed(store, name).items() if backup_key(name, found, MANIFEST) in keys]
+    return [backup_id for backup_id, keys in _keys_by_backup(store, name).items() if backup_key(name, backup_id, MANIFEST) in keys]
 
 
 def find_backed_up(store: Objects) -> list[str]:
     """The models that have backups."""
     names = set()
-    for found in store.list(BACKUPS, MAX_LISTED):
-        match PurePosixPath(found.key).parts[1:]:
+    for stored in store.list(BACKUPS, MAX_LISTED):
+        match PurePosixPath(stored.key).parts[1:]:
             case (name, backup_id, file) if file == MANIFEST and is_model_name(name) and _ID.fullmatch(backup_id):
                 names.add(name)
     return sorted(names)
 
 
 def read_backup(store: Objects, name: str, backup_id: str) -> BackupManifest | None:
-    """What a backup holds; None where it is gone. Raises StoreDamaged."""
+    """The manifest of a backup; None if the backup is gone. Raises StoreDamaged."""
     key = backup_key(name, backup_id, MANIFEST)
-    found = store.read(key, MAX_MANIFEST_BYTES)
-    if found is None:
+    stored = store.read(key, MAX_MANIFEST_BYTES)
+    if stored is None:
         return None
     try:
-        manifest = BackupManifest.model_validate_json(found.content)
+        manifest = BackupManifest.model_validate_json(stored.content)
     except ValidationError as error:
         raise StoreDamaged(f"{store.url}/{key}: {first_of(error)}") from error
     if manifest.model != name:
@@ -129,12 +129,12 @@ def models_with_state(models: Path) -> list[str]:
 def back_up(
     store: Objects, folder: Path, force: bool = False, wait: bool = False, on_bytes: Callable[[int], None] = lambda _: None
 ) -> Backup | None:
-    """Copy a model's journal, serving.json and removed.json into a store. None where there is none of them.
+    """Copy a model's journal, serving.json and removed.json into a store. None if the model has none of them.
 
-    force     also where the newest backup holds the same
-    wait      for another process that backs the model up; else raise BeingBackedUp
-    on_bytes  called with the bytes that are sent; what it raises ends the backup, which nobody then sees
-    Raises StoreError, JournalError, CacheFull where the disk has no room for a copy of the journal, and OSError.
+    force     make a backup even if the newest one holds the same
+    wait      wait for another process that backs the model up; False: raise BeingBackedUp
+    on_bytes  called with the bytes of each step; if it raises, the backup ends and never becomes visible
+    Raises StoreError, JournalError, CacheFull if the disk has no room for a copy of the journal, and OSError.
     """
     with file_lock(folder / LOCK, None if wait else BeingBackedUp(f"{folder.name}: another process backs it up")):
         work = folder / WORK
@@ -149,29 +149,31 @@ def back_up(
 def _back_up(store: Objects, folder: Path, work: Path, force: bool, on_bytes: Callable[[int], None]) -> Backup | None:
     name, live = folder.name, Journal(folder / FILE, "read")
     try:
-        state = live.identity(), live.last_sequence(), live.erasures()  # first: what comes meanwhile is in the copy, too
-        files = _copied(folder, work)
-        if not files and state[0] is None:
+        # The journal's state is read before its copy is made: the copy may have later operations, never fewer.
+        journal, sequence, erasures = live.identity(), live.last_sequence(), live.erasures()
+        copies = _copied(folder, work)
+        draft = BackupManifest(schema_version=1, model=name, journal=journal, sequence=sequence, erasures=erasures, files=copies)
+        if not copies and journal is None:
             return None
-        newest = None if force else _newest(store, name)
-        if newest is not None and _is_held(newest[1], state, files):
-            return Backup(newest[0], written=False)
-        if state[0] is not None:
+        ids = [] if force else find_backups(store, name)[-1:]
+        if ids and _is_held(store, ids[0], draft):
+            return Backup(ids[0], written=False)
+        if journal is not None:
             check_room(folder, log_bytes(folder / FILE, "") + log_bytes(folder / FILE), f"a copy of {FILE}")
             backup(live, work / FILE)
     finally:
         live.close()
-    backup_id = f"{_time_after(find_backups(store, name)):{_TIME}}-{state[1]}-{secrets.token_hex(4)}"
-    sent = {file: FileInfo.of(work / file) for file in FILES if (work / file).exists()}
-    for file, info in sent.items():
+    backup_id = f"{_time_after(find_backups(store, name)):{_TIME}}-{sequence}-{secrets.token_hex(4)}"
+    files = {file: FileInfo.of(work / file) for file in FILES if (work / file).exists()}
+    for file, info in files.items():
         send_file(store, backup_key(name, backup_id, file), work / file, info, on_bytes)
-    manifest = BackupManifest(schema_version=1, model=name, journal=state[0], sequence=state[1], erasures=state[2], files=sent)
+    manifest = draft.model_copy(update={"files": files})
     store.create(backup_key(name, backup_id, MANIFEST), manifest.model_dump_json().encode())
     return Backup(backup_id, written=True)
 
 
 def _time_after(ids: list[str]) -> datetime:
-    """The time of another backup: now, but after those that there are, of which a clock that was ahead may have made some."""
+    """The time of the next backup: now, or just after the newest backup, if a clock that was ahead made that."""
     now = datetime.now(UTC)
     if not ids or time_of(ids[-1]) < now.timestamp():
         return now
@@ -182,56 +184,51 @@ def _time_after(ids: list[str]) -> datetime:
 
 
 def prune(store: Objects, name: str, keep: int = KEEP) -> None:
-    """Delete a model's old backups: all but the newest `keep`, and the last of each of the newest KEEP_DAYS days that have one."""
+    """Delete a model's old backups. Keeps the newest `keep`, and the last one of each of the newest KEEP_DAYS days with backups."""
     ids = find_backups(store, name)
-    of_day = {found[:8]: found for found in ids}  # the last one wins
-    _delete(store, name, {*ids[-keep:], *[*of_day.values()][-KEEP_DAYS:]})
+    last_of_day = {backup_id[:8]: backup_id for backup_id in ids}  # the last one wins
+    _delete(store, name, {*ids[-keep:], *[*last_of_day.values()][-KEEP_DAYS:]})
 
 
 def forget(store: Objects, name: str, but: str) -> list[str]:
-    """Delete all backups of a model but one, and files without a manifest. Returns the ids of the former."""
-    ids = [found for found in find_backups(store, name) if found != but]
+    """Delete all backups of a model but one, and files without a manifest. Returns the ids of the deleted backups."""
+    ids = [backup_id for backup_id in find_backups(store, name) if backup_id != but]
     _delete(store, name, {but}, unfinished_s=0)
     return ids
 
 
-def _delete(store: Objects, name: str, kept: set[str], unfinished_s: float = UNFINISHED_S) -> None:
-    for found, keys in _listed(store, name).items():
-        manifest = backup_key(name, found, MANIFEST)
-        if found in kept or (manifest not in keys and time.time() - time_of(found) < unfinished_s):
+def _delete(store: Objects, name: str, kept_ids: set[str], unfinished_s: float = UNFINISHED_S) -> None:
+    for backup_id, keys in _keys_by_backup(store, name).items():
+        manifest = backup_key(name, backup_id, MANIFEST)
+        if backup_id in kept_ids or (manifest not in keys and time.time() - time_of(backup_id) < unfinished_s):
             continue
         for key in sorted(keys, key=lambda key: key != manifest):  # the manifest first: nobody sees half a backup
             store.delete(key)
 
 
-def _listed(store: Objects, name: str) -> dict[str, list[str]]:
-    """The keys of each backup of a model by id, oldest first; also of those without a manifest."""
-    found: dict[str, list[str]] = {}
+def _keys_by_backup(store: Objects, name: str) -> dict[str, list[str]]:
+    """The keys of each backup of a model by id, oldest first, including backups without a manifest."""
+    keys_of_backup: dict[str, list[str]] = {}
     for key in sorted(stored.key for stored in store.list(f"{BACKUPS}/{name}", MAX_LISTED)):
-        parts = PurePosixPath(key).parts
-        if len(parts) == 4 and _ID.fullmatch(parts[2]):
-            found.setdefault(parts[2], []).append(key)
-    return found
+        names = PurePosixPath(key).parts
+        if len(names) == 4 and _ID.fullmatch(names[2]):
+            keys_of_backup.setdefault(names[2], []).append(key)
+    return keys_of_backup
 
 
-def _newest(store: Objects, name: str) -> tuple[str, BackupManifest] | None:
-    """The newest backup, unless it is damaged: then another one is due."""
-    ids = find_backups(store, name)
+def _is_held(store: Objects, backup_id: str, draft: BackupManifest) -> bool:
+    """Whether a backup holds the present state: a manifest without the journal's file. A damaged backup holds nothing."""
     try:
-        manifest = read_backup(store, name, ids[-1]) if ids else None
+        manifest = read_backup(store, draft.model, backup_id)
     except StoreDamaged:
-        return None
-    return None if manifest is None else (ids[-1], manifest)
-
-
-def _is_held(newest: BackupManifest, state: tuple[str | None, int, int], files: Mapping[str, FileInfo]) -> bool:
-    """Whether a backup holds what there is. files: serving.json and removed.json."""
-    others = {name: info for name, info in newest.files.items() if name != FILE}
-    return (newest.journal, newest.sequence, newest.erasures) == state and others == files
+        return False
+    if manifest is None:
+        return False
+    return manifest.model_copy(update={"files": {name: info for name, info in manifest.files.items() if name != FILE}}) == draft
 
 
 def _copied(folder: Path, work: Path) -> dict[str, FileInfo]:
-    """Copy removed.json and serving.json, which are replaced and never written into."""
+    """Copy removed.json and serving.json. Writers replace these files as a whole, so a copy is consistent."""
     copies = {}
     for name in (REMOVED, SERVING):
         with suppress(FileNotFoundError):

@@ -1,11 +1,11 @@
-"""Download of a version into a models folder: resumable, verified while it comes, visible only as a whole.
+"""Download of a version into a models folder: resumable, verified while it is written, visible only as a whole.
 
-    models/<name>/.fetch-<version>/   what has come so far; it is renamed to <version> when all of it is verified and on disk
-    models/<name>/.fetched-<version>  left beside: the version came from a store, and may be deleted when nobody needs it
+    models/<name>/.fetch-<version>/   an unfinished download; renamed to <version> when all files are verified and on disk
+    models/<name>/.fetched-<version>  marks a version that came from a store: it may be deleted when nobody needs it
     models/<name>/.fetch.lock         held by the process that downloads a version of this model
 
-A large file comes in ranges, a few at a time, and is written and hashed in order, so a part of it on disk is always its beginning. A
-download that was cut goes on from there, and hashes what is there again. Knows a store and folders. Does not know what should serve.
+A large file is downloaded in ranges, a few at a time, and is written and hashed in order. So a partial file is always the beginning of the
+file: a later download hashes it again and continues from there. Knows a store and folders. Does not know which versions should serve.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from espalier.store.models import MANIFEST, StoredManifest, blob_key, read_manif
 from espalier.store.objects import Objects
 
 RANGE_BYTES, RANGES = 8 << 20, 4
-"""Bytes of one range, and ranges that are under way together: their product is the memory that a download takes."""
+"""Bytes of one range, and ranges that are downloaded at once. Their product is the memory of a download."""
 FETCH, FETCHED, LOCK = ".fetch-", ".fetched-", ".fetch.lock"
 SPARE_BYTES = 16 << 20
-"""Left free on the disk: a live catalogue's journal beside the versions must be able to grow."""
+"""Free space that a download leaves on the disk: the journal of a live catalogue must be able to grow."""
 
 
 class BeingFetched(StoreConflict):
@@ -42,17 +42,17 @@ class BeingFetched(StoreConflict):
 
 
 class Progress(NamedTuple):
-    """Of one version. came: bytes on disk of all its files; size: of all."""
+    """The download of one version. bytes_on_disk: so far; size: bytes of all its files."""
 
-    came: int
+    bytes_on_disk: int
     size: int
 
 
 def fetch(store: Objects, name: str, version: int, models: Path, on_progress: Callable[[Progress, int], None] = lambda *_: None) -> int:
-    """Bring a version into models/<name>/<version>, unless it is there. Returns the bytes that were downloaded.
+    """Download a version to models/<name>/<version>, unless it exists. Returns the number of bytes downloaded.
 
-    on_progress  called with the progress and the bytes that just came; what it raises ends the download, which can be resumed
-    Raises BeingFetched, StoreMissing, StoreDamaged, StoreUnavailable, CacheFull, and OSError where the folder cannot be written to.
+    on_progress  called with the progress and the bytes of each step; if it raises, the download ends and can be resumed
+    Raises BeingFetched, StoreMissing, StoreDamaged, StoreUnavailable, CacheFull, and OSError if the folder cannot be written to.
     """
     folder = models / name
     target, work = folder / str(version), folder / f"{FETCH}{version}"
@@ -69,21 +69,21 @@ def fetch(store: Objects, name: str, version: int, models: Path, on_progress: Ca
             raise StoreConflict(f"{target}: there without a {MANIFEST}; remove it, so that the version can come from the store")
         work.mkdir(exist_ok=True)
         try:
-            came = _fetch_files(store, stored, work, on_progress)
+            downloaded = _fetch_files(store, stored, work, on_progress)
             _finish(stored, work)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
-            shutil.rmtree(work, ignore_errors=True)  # its room is needed by others
+            shutil.rmtree(work, ignore_errors=True)  # others need its room
             raise CacheFull(f"{folder}: no room for version {version} of {stored.size} bytes ({error.strerror})") from error
         (folder / f"{FETCHED}{version}").touch(FILE_MODE)
         work.rename(target)
         flush(folder)
-    return came
+    return downloaded
 
 
 def drop(folder: Path, version: int) -> bool:
-    """Delete a version that came from a store. False where it did not, or a download is under way."""
+    """Delete a version that came from a store. False if it did not, or if a download of the model is running."""
     marker = folder / f"{FETCHED}{version}"
     if not marker.exists():
         return False
@@ -101,11 +101,11 @@ def drop(folder: Path, version: int) -> bool:
 
 
 def drop_unfinished(folder: Path, keep: set[int]) -> None:
-    """Delete what is left of downloads of other versions, unless one is under way."""
-    begun = {path for path in folder.glob(f"{FETCH}*") if path.is_dir()} - {folder / f"{FETCH}{version}" for version in keep}
-    if begun:
+    """Delete unfinished downloads of all versions but `keep`, unless a download is running."""
+    unfinished = {path for path in folder.glob(f"{FETCH}*") if path.is_dir()} - {folder / f"{FETCH}{version}" for version in keep}
+    if unfinished:
         with suppress(BeingFetched), _locked(folder):
-            for path in begun:
+            for path in unfinished:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -125,35 +125,35 @@ def _fetch_files(store: Objects, stored: StoredManifest, work: Path, on_progress
         downloaded += count
         on_progress(Progress(_bytes_in(work), stored.size), count)
 
-    for part, info in sorted(files.items()):
-        fetch_file(store, blob_key(info.sha256), info, work / part, "Publish the version anew, with --again", on_bytes)
+    for file_name, info in sorted(files.items()):
+        fetch_file(store, blob_key(info.sha256), info, work / file_name, "Publish the version anew, with --again", on_bytes)
     return downloaded
 
 
 def check_room(folder: Path, needed: int, content: str) -> None:
-    """Raise CacheFull unless so many bytes of some content fit beside what must be able to grow."""
+    """Raise CacheFull unless `needed` more bytes fit on the disk with SPARE_BYTES to spare. content: its name in the message."""
     free = shutil.disk_usage(folder).free
     if needed + SPARE_BYTES > free:
         raise CacheFull(f"{folder}: {content} needs {needed} more bytes, and {SPARE_BYTES} to spare; {free} are free")
 
 
 def fetch_file(store: Objects, key: str, info: FileInfo, file: Path, remedy: str, on_bytes: Callable[[int], None] = lambda _: None) -> None:
-    """Bring an object into a file, whose beginning may be there.
+    """Download an object to a file, whose beginning may exist.
 
-    Raises StoreMissing or StoreDamaged, with the remedy, where the store has no such object, or one of another size or content.
+    Raises StoreMissing or StoreDamaged, with the remedy, if the store lacks the object or has it with another size or content.
     """
-    begin = _size(file)
+    begin = file.stat().st_size if file.exists() else 0
     if begin <= info.size and _append(store, key, info, file, remedy, on_bytes) == info.sha256:
         return
     file.unlink()
-    if begin:  # what was there may be what was damaged
+    if begin:  # the part that existed may be damaged
         fetch_file(store, key, info, file, remedy, on_bytes)
         return
     raise StoreDamaged(f"{store.url}/{key}: damaged: its SHA-256 is not the one that a manifest lists. {remedy}")
 
 
 def _append(store: Objects, key: str, info: FileInfo, file: Path, remedy: str, on_bytes: Callable[[int], None]) -> str:
-    """Download what a file lacks. Returns the SHA-256 of the whole."""
+    """Download the missing end of a file. Returns the SHA-256 of the whole file."""
     with file.open("a+b") as stream:
         stream.seek(0)
         digest = hashlib.file_digest(stream, "sha256")
@@ -166,7 +166,7 @@ def _append(store: Objects, key: str, info: FileInfo, file: Path, remedy: str, o
                 raise StoreDamaged(f"{store.url}/{key}: {stored.size} bytes, the manifest says {info.size}. {remedy}")
         for content in _ranges(store, key, begin, info.size):
             stream.write(content)
-            stream.flush()  # what is told to have come is in the file
+            stream.flush()  # before `on_bytes` reports it
             digest.update(content)
             on_bytes(len(content))
         os.fchmod(stream.fileno(), FILE_MODE)
@@ -177,13 +177,13 @@ def _append(store: Objects, key: str, info: FileInfo, file: Path, remedy: str, o
 def _ranges(store: Objects, key: str, begin: int, end: int) -> Iterator[memoryview]:
     """The bytes from `begin` to `end`, in order."""
     starts = iter(range(begin, end, RANGE_BYTES))
-    waiting: deque[Future[memoryview]] = deque()
+    ranges: deque[Future[memoryview]] = deque()
     while True:
-        while len(waiting) < RANGES and (start := next(starts, None)) is not None:
-            waiting.append(_begin(store, key, start, min(start + RANGE_BYTES, end)))
-        if not waiting:
+        while len(ranges) < RANGES and (start := next(starts, None)) is not None:
+            ranges.append(_begin(store, key, start, min(start + RANGE_BYTES, end)))
+        if not ranges:
             return
-        yield waiting.popleft().result()
+        yield ranges.popleft().result()
 
 
 def _begin(store: Objects, key: str, start: int, end: int) -> Future[memoryview]:
@@ -193,7 +193,7 @@ def _begin(store: Objects, key: str, start: int, end: int) -> Future[memoryview]
     def read() -> None:
         try:
             future.set_result(store.read_range(key, start, end))
-        except BaseException as error:  # whoever takes the range raises it
+        except BaseException as error:  # `result` raises it in the caller's thread
             future.set_exception(error)
 
     threading.Thread(target=read, name="range", daemon=True).start()
@@ -201,7 +201,7 @@ def _begin(store: Objects, key: str, start: int, end: int) -> Future[memoryview]
 
 
 def _finish(stored: StoredManifest, work: Path) -> None:
-    """The manifest beside the files, all of it on disk."""
+    """Write the manifest and flush it and the folder to disk."""
     file = work / MANIFEST
     file.write_bytes(stored.content)
     file.chmod(FILE_MODE)
@@ -210,17 +210,10 @@ def _finish(stored: StoredManifest, work: Path) -> None:
     flush(work)
 
 
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
 def _bytes_in(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def _locked(folder: Path) -> AbstractContextManager[None]:
-    """Held by the process that downloads a version into a model's folder. Raises BeingFetched."""
+    """The lock of the process that downloads a version into a model's folder. Raises BeingFetched."""
     return file_lock(folder / LOCK, BeingFetched(f"{folder.name}: another process downloads a version of it"))

@@ -1,4 +1,4 @@
-"""Objects of a store by their keys, and the errors of stores in our words. The only module that imports obstore.
+"""Objects of a store by their keys, and its errors as StoreError. The only module that imports obstore.
 
 A store is a URL: s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or file:///FOLDER. Keys, regions and endpoints come from the
 environment as obstore reads it (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …). Knows keys and bytes. Does not know what a model is.
@@ -23,14 +23,13 @@ from espalier.file_lock import file_lock
 from espalier.store.urls import check_url
 
 PART_BYTES, PARTS = 8 << 20, 4
-"""Bytes of one part of an upload, and parts that are under way together: their product is the memory that an upload takes."""
+"""Bytes of one part of an upload, and parts that are uploaded at once. Their product is the memory of an upload."""
 MAX_PARTS = 9_000
-"""Of one object; S3 allows 10,000. Larger files have larger parts."""
+"""Most parts of one object; S3 allows 10,000. Larger files have larger parts."""
 LIST_PAGE = 1000
 NO_BUCKET = "NoSuchBucket|ContainerNotFound"
 READ_S, WRITE_S = 20, 300
-"""Longest silence of a store, of one that is read from and one that is written to: putting the parts of a large upload together takes it
-minutes."""
+"""Read timeouts of a store for reading and for writing: joining the parts of a large upload takes a store minutes."""
 _RETRIES: Any = {
     "max_retries": 2,
     "retry_timeout": timedelta(seconds=30),
@@ -39,7 +38,7 @@ _RETRIES: Any = {
 
 
 class Stored(NamedTuple):
-    """An object in a list. etag: another one means that it was written; modified: by the clock of the store."""
+    """An object in a list. etag: changes with every write; modified: by the clock of the store."""
 
     key: str
     size: int
@@ -48,23 +47,23 @@ class Stored(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A small object with what identifies this state of it."""
+    """A small object with the entity tag of this state."""
 
     content: bytes
     etag: str | None
 
 
 class Objects:
-    """The objects under a URL. All methods may be called from any thread and raise StoreUnavailable; others say what else."""
+    """The objects under a URL. Any thread may call any method. Every method may raise StoreUnavailable; docstrings name others."""
 
     def __init__(self, url: str, create: bool = False) -> None:
-        """create: to publish. A file:// store gets its folder, and others more time to answer. Raises StoreError."""
+        """create: open the store for writing: make the folder of a file:// store, and wait longer for other stores. Raises StoreError."""
         try:
             self.url = check_url(url)
         except ValueError as error:
             raise StoreError(f"the store's URL: {error}") from error
-        parts = urlsplit(self.url)
-        self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
+        split_url = urlsplit(self.url)
+        self._folder = Path(unquote(split_url.path)) if split_url.scheme == "file" else None
         if self._folder is not None and not create and not self._folder.is_dir():
             raise StoreMissing(f"{self.url}: no such folder")
         try:
@@ -75,55 +74,55 @@ class Objects:
                 client: Any = {"allow_http": True, "connect_timeout": "5s", "read_timeout": f"{silence_s}s", "timeout": "30m"}
                 self._store = from_url(self.url, client_options=client, retry_config=_RETRIES)
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"{self.url}: {_why(error)}") from error
+            raise StoreUnavailable(f"{self.url}: {_reason(error)}") from error
 
-    def list(self, prefix: str, most: int) -> Iterator[Stored]:
-        """The objects below a prefix, a page at a time. Raises StoreDamaged where there are more than `most`."""
+    def list(self, prefix: str, limit: int) -> Iterator[Stored]:
+        """The objects below a prefix, a page at a time. Raises StoreDamaged if there are more than `limit`."""
         count = 0
-        with self._said(prefix):
+        with self._store_errors(prefix):
             for page in obstore.list(self._store, prefix, chunk_size=LIST_PAGE):
-                for found in page:
+                for meta in page:
                     count += 1
-                    if count > most:
-                        raise StoreDamaged(f"{self.url}/{prefix}: more than {most} objects")
-                    yield Stored(found["path"], found["size"], found["e_tag"], found["last_modified"])
+                    if count > limit:
+                        raise StoreDamaged(f"{self.url}/{prefix}: more than {limit} objects")
+                    yield Stored(meta["path"], meta["size"], meta["e_tag"], meta["last_modified"])
 
-    def read(self, key: str, most: int) -> Content | None:
-        """A small object; None where there is none. Raises StoreDamaged where it has more than `most` bytes."""
-        with self._said(key):
+    def read(self, key: str, limit: int) -> Content | None:
+        """A small object; None if there is none. Raises StoreDamaged if it has more than `limit` bytes."""
+        with self._store_errors(key):
             try:
-                found = obstore.get(self._store, key)
+                response = obstore.get(self._store, key)
             except FileNotFoundError as error:
                 self._check_bucket(error)
                 return None
-            if found.meta["size"] > most:
-                raise StoreDamaged(f"{self.url}/{key}: {found.meta['size']} bytes, at most {most} expected")
-            return Content(bytes(found.bytes()), found.meta["e_tag"])
+            if response.meta["size"] > limit:
+                raise StoreDamaged(f"{self.url}/{key}: {response.meta['size']} bytes, at most {limit} expected")
+            return Content(bytes(response.bytes()), response.meta["e_tag"])
 
     def head(self, key: str) -> Stored | None:
-        """An object without its content; None where there is none."""
-        with self._said(key):
+        """An object's size and entity tag, without its content; None if there is none."""
+        with self._store_errors(key):
             try:
-                found = obstore.head(self._store, key)
+                meta = obstore.head(self._store, key)
             except FileNotFoundError as error:
                 self._check_bucket(error)
                 return None
-            return Stored(key, found["size"], found["e_tag"], found["last_modified"])
+            return Stored(key, meta["size"], meta["e_tag"], meta["last_modified"])
 
     def read_range(self, key: str, begin: int, end: int) -> memoryview:
-        """Bytes `begin` to `end` of an object. Raises StoreMissing, and StoreDamaged where it has no such bytes."""
-        with self._said(key):
+        """Bytes `begin` to `end` of an object. Raises StoreMissing, and StoreDamaged if the object is shorter."""
+        with self._store_errors(key):
             try:
-                found = memoryview(obstore.get_range(self._store, key, start=begin, end=end))
+                content = memoryview(obstore.get_range(self._store, key, start=begin, end=end))
             except FileNotFoundError as error:
                 raise StoreMissing(f"{self.url}/{key}: missing") from error
-        if len(found) != end - begin:
-            raise StoreDamaged(f"{self.url}/{key}: bytes {begin} to {end} were asked for, {len(found)} came")
-        return found
+        if len(content) != end - begin:
+            raise StoreDamaged(f"{self.url}/{key}: bytes {begin} to {end} were asked for, {len(content)} came")
+        return content
 
     def write(self, key: str, chunks: Iterator[bytes], size: int) -> None:
-        """Write an object as a whole, or nothing of it where `chunks` raises. Large ones go in parts."""
-        with self._said(key):
+        """Write an object as a whole, or not at all if `chunks` raises. Large objects are uploaded in parts."""
+        with self._store_errors(key):
             if size <= PART_BYTES:
                 obstore.put(self._store, key, b"".join(chunks), use_multipart=False)
             else:
@@ -131,8 +130,8 @@ class Objects:
                 obstore.put(self._store, key, chunks, use_multipart=True, chunk_size=part_bytes, max_concurrency=PARTS)
 
     def create(self, key: str, content: bytes) -> bool:
-        """Write an object unless there is one. False where there is."""
-        with self._said(key):
+        """Write an object unless it exists. False if it exists."""
+        with self._store_errors(key):
             try:
                 obstore.put(self._store, key, content, mode="create", use_multipart=False)
             except AlreadyExistsError:
@@ -140,12 +139,12 @@ class Objects:
         return True
 
     def replace(self, key: str, content: bytes, etag: str) -> bool:
-        """Write an object if it still is the one with this entity tag. False where it is not."""
-        with self._said(key):
+        """Write an object if it still has this entity tag. False if it has not."""
+        with self._store_errors(key):
             if self._folder is not None:
                 with file_lock(self._folder / ".lock"):  # a file system has no conditional write
-                    now = self.head(key)
-                    if now is None or now.etag != etag:
+                    current = self.head(key)
+                    if current is None or current.etag != etag:
                         return False
                     obstore.put(self._store, key, content, use_multipart=False)
                     return True
@@ -156,30 +155,30 @@ class Objects:
         return True
 
     def delete(self, key: str) -> None:
-        """Delete an object; nothing happens where there is none."""
-        with self._said(key):
+        """Delete an object if it exists."""
+        with self._store_errors(key):
             try:
                 obstore.delete(self._store, key)
             except FileNotFoundError:
                 return
 
     def _check_bucket(self, error: Exception) -> None:
-        """Raise StoreMissing where the whole bucket or container is not there."""
+        """Raise StoreMissing if an error says that the bucket or container does not exist."""
         if re.search(NO_BUCKET, str(error)):
-            raise StoreMissing(f"{self.url}: {_why(error)}") from error
+            raise StoreMissing(f"{self.url}: {_reason(error)}") from error
 
     @contextmanager
-    def _said(self, key: str) -> Iterator[None]:
-        """obstore's errors as ours, which name the place."""
+    def _store_errors(self, key: str) -> Iterator[None]:
+        """Convert obstore's errors to StoreError, with the object's URL."""
         try:
             yield
         except (BaseError, OSError) as error:
             self._check_bucket(error)
-            raise StoreUnavailable(f"{self.url}/{key}: {_why(error)}") from error
+            raise StoreUnavailable(f"{self.url}/{key}: {_reason(error)}") from error
 
 
-def _why(error: Exception) -> str:
-    """What is wrong, in a line without addresses, request ids or signatures."""
+def _reason(error: Exception) -> str:
+    """An error's reason in one line, without addresses, request ids or signatures."""
     text = str(error)
     if "169.254.169.254" in text:  # where clouds keep the keys of their machines
         return "no keys in the environment, and this machine has none of its own: set AWS_ACCESS_KEY_ID or what your store takes"

@@ -1,8 +1,8 @@
 """Upload of versions: every file by its digest, then the manifests, which make the versions visible.
 
-A file that the store has in the same size is not sent again. A file is hashed while it is sent, and one whose content is not that of its
-manifest never becomes a blob. Of several publishers of one version, one writes the manifest; the others find that it is theirs too, or say
-that it is not. Knows folders of bundles and a store.
+A file is not uploaded if the store has it in the same size. A file is hashed while it is uploaded; it becomes a blob only if it matches
+the manifest. If several processes publish one version, one writes the manifest. The others compare it with theirs and raise StoreConflict
+if it differs. Knows folders of bundles and a store.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ READ_BYTES = 4 << 20
 
 
 class Published(NamedTuple):
-    """A version in the store. new: it was not there before; sent, there: bytes that were uploaded, and that the store had."""
+    """A version in the store. new: this call made it visible. present_bytes: those that the store had before."""
 
     name: str
     version: int
     new: bool
-    sent: int
-    there: int
+    uploaded_bytes: int
+    present_bytes: int
 
 
 def publish(
     store: Objects, folders: Sequence[Path], again: bool = False, on_sent: Callable[[int], None] = lambda _: None
 ) -> list[Published]:
-    """Put versions, models/NAME/VERSION each, into a store: all their files first, then their manifests in this order.
+    """Upload versions, folders models/NAME/VERSION, to a store: first all their files, then their manifests in this order.
 
-    again    send files that the store has too: one of them may be damaged
+    again    also upload files that the store has, one of which may be damaged
     on_sent  called with the bytes of each step
-    Raises BundleNotFound or BundleCorrupt where a folder is no whole bundle, StoreConflict where a version is there with other content;
-    then no manifest of the rest is written.
+    Raises BundleNotFound or BundleCorrupt if a folder is no complete bundle, StoreConflict if a version is stored with other content. Then
+    no later manifest is written.
     """
-    opened = [(folder, _open(folder)) for folder in folders]
-    known = [_is_published(store, found) for _, found in opened]
-    counts = [_send_files(store, folder, found.manifest, again, on_sent) for folder, found in opened]
+    bundles = [(folder, _open(folder)) for folder in folders]
+    published_before = [_is_published(store, stored) for _, stored in bundles]
+    counts = [_send_files(store, folder, stored.manifest, again, on_sent) for folder, stored in bundles]
     return [
-        Published(found.manifest.name, found.manifest.version, not was_there and _write_manifest(store, found), sent, there)
-        for (_, found), was_there, (sent, there) in zip(opened, known, counts, strict=True)
+        Published(stored.manifest.name, stored.manifest.version, not is_published and _write_manifest(store, stored), uploaded, present)
+        for (_, stored), is_published, (uploaded, present) in zip(bundles, published_before, counts, strict=True)
     ]
 
 
 def check(folders: Sequence[Path]) -> None:
-    """What `publish` checks before it looks at a store: every file is there in its size. Raises BundleNotFound, BundleCorrupt."""
+    """Check without a store what `publish` checks first: every file exists in its size. Raises BundleNotFound, BundleCorrupt."""
     for folder in folders:
         _open(folder)
 
@@ -62,71 +62,71 @@ def _open(folder: Path) -> StoredManifest:
     name, version = folder.parent.name, version_of(folder.name)
     if not file.is_file() or version is None or not is_model_name(name):
         raise BundleNotFound(f"{folder}: no bundle; expected models/NAME/VERSION with a {MANIFEST}")
-    found = StoredManifest(file.read_bytes(), parse_manifest(file.read_bytes(), str(file)))
+    stored = StoredManifest(file.read_bytes(), parse_manifest(file.read_bytes(), str(file)))
     try:
-        check_place(found.manifest, name, version, str(file))
+        check_place(stored.manifest, name, version, str(file))
     except StoreDamaged as error:
         raise BundleCorrupt(str(error)) from error
-    for part, info in found.manifest.files.items():
-        if not (folder / part).is_file():
-            raise BundleNotFound(f"{folder / part}: missing")
-        if (size := (folder / part).stat().st_size) != info.size:
-            raise BundleCorrupt(f"{folder / part}: {size} bytes, the manifest says {info.size}")
-    return found
+    for file_name, info in stored.manifest.files.items():
+        if not (folder / file_name).is_file():
+            raise BundleNotFound(f"{folder / file_name}: missing")
+        if (size := (folder / file_name).stat().st_size) != info.size:
+            raise BundleCorrupt(f"{folder / file_name}: {size} bytes, the manifest says {info.size}")
+    return stored
 
 
-def _is_published(store: Objects, found: StoredManifest) -> bool:
-    """Whether the store has this very version. Raises StoreConflict where it has another one of its number."""
-    manifest = found.manifest
-    there = store.read(manifest_key(manifest.name, manifest.version), MAX_MANIFEST_BYTES)
-    if there is not None and there.content != found.content:
+def _is_published(store: Objects, local: StoredManifest) -> bool:
+    """Whether the store has this version. Raises StoreConflict if it has the version with another manifest."""
+    manifest = local.manifest
+    stored = store.read(manifest_key(manifest.name, manifest.version), MAX_MANIFEST_BYTES)
+    if stored is not None and stored.content != local.content:
         raise _conflict(store, manifest)
-    return there is not None
+    return stored is not None
 
 
 def _send_files(store: Objects, folder: Path, manifest: Manifest, again: bool, on_sent: Callable[[int], None]) -> tuple[int, int]:
-    sent = there = 0
-    for part, info in sorted(manifest.files.items()):
+    uploaded_bytes = present_bytes = 0
+    for file_name, info in sorted(manifest.files.items()):
         stored = None if again else store.head(blob_key(info.sha256))
         if stored is not None and stored.size == info.size:
-            there += info.size
+            present_bytes += info.size
         else:
-            send_file(store, blob_key(info.sha256), folder / part, info, on_sent)
-            sent += info.size
-    return sent, there
+            send_file(store, blob_key(info.sha256), folder / file_name, info, on_sent)
+            uploaded_bytes += info.size
+    return uploaded_bytes, present_bytes
 
 
 def send_file(store: Objects, key: str, file: Path, info: FileInfo, on_sent: Callable[[int], None]) -> None:
-    """Write a file as an object, or nothing where it is not what `info` says. Raises BundleNotFound or BundleCorrupt then."""
+    """Upload a file as an object. If it does not match `info`, nothing is written. Raises BundleNotFound or BundleCorrupt."""
     store.write(key, _verified(file, info, on_sent), info.size)
 
 
 def _verified(file: Path, info: FileInfo, on_sent: Callable[[int], None]) -> Iterator[bytes]:
-    """The file in pieces. The last one only comes if all together have the digest of the manifest."""
-    digest, held, size = hashlib.sha256(), b"", 0
+    """The file in pieces. Yields the last piece only if the whole file has the manifest's digest."""
+    digest, last_piece, size = hashlib.sha256(), b"", 0
     try:
         with file.open("rb") as stream:
             while piece := stream.read(READ_BYTES):
                 digest.update(piece)
                 size += len(piece)
                 on_sent(len(piece))
-                if held:
-                    yield held
-                held = piece
+                if last_piece:
+                    yield last_piece
+                last_piece = piece
     except OSError as error:
         raise BundleNotFound(f"{file}: {error.strerror}") from error
     if size != info.size or digest.hexdigest() != info.sha256:
         raise BundleCorrupt(f"{file}: its SHA-256 is not the manifest's; the file was changed or damaged")
-    yield held
+    yield last_piece
 
 
-def _write_manifest(store: Objects, found: StoredManifest) -> bool:
-    """Make a version visible. False where another publisher did so with the same content. Raises StoreConflict."""
-    key = manifest_key(found.manifest.name, found.manifest.version)
-    created = store.create(key, found.content)
-    there = store.read(key, MAX_MANIFEST_BYTES)  # some stores do not keep the promise of `create` when two write at once
-    if there is None or there.content != found.content:
-        raise _conflict(store, found.manifest)
+def _write_manifest(store: Objects, local: StoredManifest) -> bool:
+    """Make a version visible. False if another publisher has written the same manifest. Raises StoreConflict."""
+    key = manifest_key(local.manifest.name, local.manifest.version)
+    created = store.create(key, local.content)
+    stored = store.read(key, MAX_MANIFEST_BYTES)  # some stores do not keep the promise of `create` when two write at once
+    if stored is None or stored.content != local.content:
+        raise _conflict(store, local.manifest)
     return created
 
 

@@ -1,8 +1,8 @@
-"""What backups.py has put into a store comes back into a models folder, and the versions that serve with it.
+"""Restores a backup of backups.py into a models folder, and the versions that should serve.
 
-Of each model first removed.json, which keeps items out of answers, then serving.json, then the versions. The journal comes last, by one
-rename: as long as it is not there the restore can be repeated, and once it is there the restore is over. Until then nothing that is visible
-is half of a file. Knows folders and stores. Does not know services.
+For each model: first removed.json, which keeps items out of answers, then serving.json, then the versions, and last the journal, by one
+rename. Without the journal the restore can be repeated; with it the restore is complete. No partial file ever has its final name. Knows
+folders and stores. Does not know services.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from espalier.store.models import find_models
 from espalier.store.objects import Objects
 
 WORK = ".restore"
-"""In a model's folder: what has come so far of a backup."""
+"""Folder in a model's folder for the files of an unfinished restore."""
 JOURNAL_MODE = 0o640
 
 
 class Restored(NamedTuple):
-    """What came of a model. sequence: every operation up to this one is there; came, missing: versions, and those that no store has."""
+    """A model's restore. sequence: of the last restored operation; came: versions fetched; missing: versions that no store has."""
 
     model: str
     backup: str
@@ -46,21 +46,21 @@ class Restored(NamedTuple):
 
 
 def choose(store: Objects, name: str, at: float | None = None) -> str:
-    """The newest backup of a model, or the newest that was there at a time. Raises StoreMissing, or InvalidInput where it is too early."""
+    """The newest backup of a model, or the newest that existed at a time. Raises StoreMissing, or InvalidInput if the time is too early."""
     ids = find_backups(store, name)
     if not ids:
         raise StoreMissing(f"{store.url}: no backup of {name!r}")
-    found = [backup_id for backup_id in ids if at is None or time_of(backup_id) <= at]
-    if not found:
+    candidates = [backup_id for backup_id in ids if at is None or time_of(backup_id) <= at]
+    if not candidates:
         raise InvalidInput("--at", at, f"a time from the oldest backup of {name!r} on, {ids[0].partition('-')[0]}")
-    return found[-1]
+    return candidates[-1]
 
 
 def restore(store: Objects, versions: Objects | None, models: Path, name: str, backup_id: str, replace: bool = False) -> Restored:
-    """Bring a backup into models/<name>, and from `versions` those versions that should serve and are not there.
+    """Restore a backup into models/<name>, and fetch from `versions` those versions that should serve and are missing.
 
-    replace  also where a journal, or other content of serving.json or removed.json, is there
-    Raises StoreError, JournalError, InvalidInput where something is there, and OSError. Repeat it after a failure or a kill.
+    replace  replace a journal, serving.json or removed.json that exists
+    Raises StoreError, JournalError, OSError, and InvalidInput if such a file exists. Repeat it after a failure or a kill.
     """
     manifest = read_backup(store, name, backup_id)
     if manifest is None:
@@ -94,14 +94,14 @@ def restore(store: Objects, versions: Objects | None, models: Path, name: str, b
 
 
 def host_lock(models: Path) -> AbstractContextManager[None]:
-    """No service backs the folder up meanwhile. Raises StoreConflict where one does."""
+    """Keeps services from backing the folder up meanwhile. Raises StoreConflict if one does."""
     return file_lock(
         models / LOCK, StoreConflict(f"{models}: a service with ESPALIER_BACKUP, or another restore, uses it; stop that first")
     )
 
 
 def _check_free(folder: Path, manifest: BackupManifest) -> None:
-    """Raise InvalidInput where a restore would change what is there; its own files of a killed attempt are not changed."""
+    """Raise InvalidInput if a restore would replace a file. Files of a killed restore of this backup are allowed."""
     if FILE in manifest.files and (folder / FILE).exists():
         raise InvalidInput("--models", str(folder / FILE), "no journal there; --replace deletes it, and what was written since")
     for name in (REMOVED, SERVING):
@@ -111,27 +111,27 @@ def _check_free(folder: Path, manifest: BackupManifest) -> None:
 
 
 def _bring_versions(store: Objects | None, models: Path, name: str) -> tuple[list[int], list[int]]:
-    """Bring the versions that serving.json names, or the highest one that is stored. Returns those that came, and that are missing."""
-    there, file = versions_in(models / name), models / name / SERVING
+    """Fetch the versions that serving.json names, or else the highest stored one. Returns the fetched and the missing versions."""
+    present, file = versions_in(models / name), models / name / SERVING
     try:
         stored = find_models(store, name)[name].versions if store is not None else ()
     except KeyError:
         stored = ()
     serving = None
     if file.exists():
-        with suppress(ValidationError):  # the service will say what is wrong with it
+        with suppress(ValidationError):  # the service will report the error
             serving = Serving.model_validate_json(file.read_bytes())
-    wanted = serving.versions if serving is not None else stored[-1:]
-    lacking = [version for version in wanted if version not in there]
-    came = [version for version in lacking if version in stored]
-    for version in came:
+    needed = serving.versions if serving is not None else stored[-1:]
+    absent = [version for version in needed if version not in present]
+    fetched = [version for version in absent if version in stored]
+    for version in fetched:
         if store is not None:
             fetch(store, name, version, models)
-    return came, [version for version in lacking if version not in came]
+    return fetched, [version for version in absent if version not in fetched]
 
 
 def _place_journal(folder: Path, copy: Path, replace: bool) -> None:
-    """Replace the journal. The log of the former one goes first: SQLite would apply it to the new one. Raises InvalidInput."""
+    """Replace the journal. Deletes the old journal's log first: SQLite would apply it to the new one. Raises InvalidInput."""
     with locked(folder / FILE):
         if (folder / FILE).exists() and not replace:
             raise InvalidInput("--replace", False, f"no {FILE} in {folder}: one has come since the restore began. Does a service run?")

@@ -16,7 +16,7 @@ from espalier.compiled_code import compiled
 
 Array = NDArray[Any]
 SEPARATOR, LETTER, ALONE = 0, 1, 2
-"""Classes of characters: between words; part of a word; a word of its own."""
+"""Classes of characters: between words; part of a word; a word by itself."""
 WORDS, CHARS = 0, 1
 """The units of n-grams."""
 # Hashes are stored with models, so none of these numbers may ever change.
@@ -54,7 +54,7 @@ class Grams(NamedTuple):
 
     hash: Array
     word: Array
-    place: Array
+    first_char: Array
 
 
 class Entries(NamedTuple):
@@ -99,23 +99,23 @@ def _find_words(codes: Array, begin: int, end: int, classes: Array, words: Words
 
 
 @compiled()
-def _padded(codes: Array, begin: int, end: int, place: int) -> Any:
-    """The character at `place` of the word codes[begin:end], which is padded with a blank on each side."""
-    return np.uint32(BLANK) if place == 0 or place > end - begin else codes[begin + place - 1]
+def _padded(codes: Array, begin: int, end: int, position: int) -> Any:
+    """The character at `position` of the word codes[begin:end], which is padded with a blank on each side."""
+    return np.uint32(BLANK) if position == 0 or position > end - begin else codes[begin + position - 1]
 
 
 @compiled()
 def _find_ngrams(codes: Array, count: int, words: Words, unit: int, n: int, grams: Grams) -> int:
     """Write the n-grams of a text's `count` words. Returns their number."""
-    found = 0
+    ngram_count = 0
     start = _fold(SEED, np.uint64(unit * 16 + n))
     if unit == WORDS:
         for w in range(count - n + 1):
             state = start
             for i in range(w, w + n):
                 state = _fold(state, words.hash[i])
-            grams.hash[found], grams.word[found], grams.place[found] = _mixed(state), w, 0
-            found += 1
+            grams.hash[ngram_count], grams.word[ngram_count], grams.first_char[ngram_count] = _mixed(state), w, 0
+            ngram_count += 1
     else:
         for w in range(count):
             begin, end = words.begin[w], words.end[w]
@@ -124,9 +124,9 @@ def _find_ngrams(codes: Array, count: int, words: Words, unit: int, n: int, gram
                 state = start
                 for i in range(first, min(first + n, length)):
                     state = _fold(state, np.uint64(_padded(codes, begin, end, i)))
-                grams.hash[found], grams.word[found], grams.place[found] = _mixed(state), w, first
-                found += 1
-    return found
+                grams.hash[ngram_count], grams.word[ngram_count], grams.first_char[ngram_count] = _mixed(state), w, first
+                ngram_count += 1
+    return ngram_count
 
 
 # -- compiled: weighing ---------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def weigh(
 ) -> int:
     """Write the rows of some texts: indptr, indices, values. Returns the number of entries.
 
-    saturation  0: rows of queries, of length 1; above: those of documents, tf / (tf + saturation) · idf^¼, as they are
+    saturation  0: rows of queries, of length 1; above 0: rows of documents, tf / (tf + saturation) · idf^¼, not normalised
     """
     indptr, indices, values = rows
     words, grams = _room(text_from)
@@ -174,10 +174,10 @@ def weigh(
         begin, blocks = used, 0
         count = _find_words(codes, text_from[t], text_from[t + 1], classes, words)
         for k in range(len(layout)):
-            found = _find_ngrams(codes, count, words, layout[k, 0], layout[k, 1], grams)
-            found = _find_features(grams, found, layout[k], table, idf, features)
-            if found > 0:
-                used = _write_block(features[:found], idf, saturation, indices, values, used)
+            matched = _find_ngrams(codes, count, words, layout[k, 0], layout[k, 1], grams)
+            matched = _find_features(grams, matched, layout[k], table, idf, features)
+            if matched > 0:
+                used = _write_block(features[:matched], idf, saturation, indices, values, used)
                 blocks += 1
         if saturation == 0:
             for e in range(begin, used):
@@ -190,8 +190,8 @@ def weigh(
 def _find_features(grams: Grams, count: int, block: Array, table: Array, idf: Array, features: Array) -> int:
     """Write the features of a block's n-grams, those with an idf above 0, with repeats. Returns their number."""
     mask = np.uint64(len(table) - 1)
-    first, known, unknown = block[2], block[3], block[4]
-    found = 0
+    first, vocabulary_size, unknown = block[2], block[3], block[4]
+    matched = 0
     for g in range(count):
         slot = grams.hash[g] & mask
         while table[slot, 1] != 0 and table[slot, 0] != grams.hash[g]:
@@ -199,18 +199,18 @@ def _find_features(grams: Grams, count: int, block: Array, table: Array, idf: Ar
         if table[slot, 1] != 0:
             feature = np.int64(table[slot, 1]) - 1
         elif unknown > 0:  # the bin depends on other bits than the slot does
-            feature = first + known + np.int64(grams.hash[g] >> np.uint64(32)) % unknown
+            feature = first + vocabulary_size + np.int64(grams.hash[g] >> np.uint64(32)) % unknown
         else:
             continue
         if idf[feature] > 0:
-            features[found] = feature
-            found += 1
-    return found
+            features[matched] = feature
+            matched += 1
+    return matched
 
 
 @compiled()
 def _write_block(features: Array, idf: Array, saturation: float, indices: Array, values: Array, used: int) -> int:
-    """Append a block's weights to a row: tf · idf of length 1, or those of documents. Returns the number of entries."""
+    """Append a block's weights to a row: tf · idf scaled to length 1, or a document's weights. Returns the number of entries."""
     features.sort()
     begin, squares, g = used, 0.0, 0
     while g < len(features):
@@ -272,7 +272,7 @@ def count_ngrams(
     """Count the documents that have each n-gram. Returns the number of entries, or −1 − e if another n-gram has the hash of entry e.
 
     document  the number of the first text
-    size      the number of entries so far; `arrays`, those of Entries, have room for all that may come
+    size      the number of entries so far; `arrays`, the fields of Entries, have room for all new entries
     """
     entries = Entries(*arrays)
     mask = np.uint64(len(slots) - 1)
@@ -284,7 +284,7 @@ def count_ngrams(
             for g in range(_find_ngrams(codes, count, words, unit, n, grams)):
                 # Write the text after the last entry's; it stays there if the n-gram is new.
                 begin = entries.text_from[size]
-                end = _write_ngram(codes, words, unit, n, grams.word[g], grams.place[g], entries.text, begin)
+                end = _write_ngram(codes, words, unit, n, grams.word[g], grams.first_char[g], entries.text, begin)
                 slot = grams.hash[g] & mask
                 while slots[slot] >= 0 and entries.hash[slots[slot]] != grams.hash[g]:
                     slot = (slot + np.uint64(1)) & mask
@@ -303,7 +303,7 @@ def count_ngrams(
 
 
 @compiled()
-def _write_ngram(codes: Array, words: Words, unit: int, n: int, word: int, place: int, text: Array, at: int) -> int:
+def _write_ngram(codes: Array, words: Words, unit: int, n: int, word: int, first_char: int, text: Array, at: int) -> int:
     """Write an n-gram as UTF-8. Returns the position after it."""
     if unit == WORDS:
         for w in range(word, word + n):
@@ -313,7 +313,7 @@ def _write_ngram(codes: Array, words: Words, unit: int, n: int, word: int, place
                 at = _write_utf8(text, at, codes[i])
     else:
         begin, end = words.begin[word], words.end[word]
-        for i in range(place, min(place + n, end - begin + 2)):
+        for i in range(first_char, min(first_char + n, end - begin + 2)):
             at = _write_utf8(text, at, _padded(codes, begin, end, i))
     return at
 
@@ -321,9 +321,9 @@ def _write_ngram(codes: Array, words: Words, unit: int, n: int, word: int, place
 @compiled()
 def _has_text(entries: Entries, entry: int, begin: int, end: int) -> Any:
     """Whether an entry's text is text[begin:end]."""
-    own = entries.text_from[entry]
-    same = entries.text_from[entry + 1] - own == end - begin
+    entry_begin = entries.text_from[entry]
+    same = entries.text_from[entry + 1] - entry_begin == end - begin
     if same:
         for i in range(end - begin):
-            same = same and entries.text[own + i] == entries.text[begin + i]
+            same = same and entries.text[entry_begin + i] == entries.text[begin + i]
     return same

@@ -21,7 +21,7 @@ from espalier.read_only import read_only
 from espalier.stored_arrays import rises, row_blocks
 
 MAX_FEATURES = 1 << 26
-"""The most features that sparse vectors and texts may have: training and searches keep arrays of a number for each, one a thread."""
+"""Most features of sparse vectors and texts: training and searches keep an array of this length for each thread."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +53,11 @@ class SparseRows:
 
     @cached_property
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """indptr, indices and values as compiled code takes them; made once, since a forest asks for them for every tree."""
+        """indptr, indices and values as compiled code takes them, cached: a forest needs them for every tree."""
         return read_only(self.indptr, self.indices, self.values)
 
     def check(self) -> None:
-        """Raise InvalidQuery where an index is out of range, not ascending, or a value not finite."""
+        """Raise InvalidQuery if an index is out of range or not ascending, or a value is not finite."""
         if len(self.indices) == 0:
             return
         if self.indices.min() < 0 or self.indices.max() >= self.width:
@@ -80,23 +80,23 @@ class SparseRows:
 
     def between(self, begin: int, end: int) -> SparseRows:
         """Consecutive rows; their entries are not copied."""
-        own = slice(int(self.indptr[begin]), int(self.indptr[end]))
-        return SparseRows(self.indptr[begin : end + 1] - self.indptr[begin], self.indices[own], self.values[own], self.width)
+        entries = slice(int(self.indptr[begin]), int(self.indptr[end]))
+        return SparseRows(self.indptr[begin : end + 1] - self.indptr[begin], self.indices[entries], self.values[entries], self.width)
 
     def normalised(self) -> SparseRows:
         """Rows of length 1 (L2); empty ones stay empty."""
         unit = np.empty_like(self.values)
         for first, end in row_blocks(self.indptr):
             begin = self.indptr[first : end + 1] - self.indptr[first]
-            own, counts = slice(int(self.indptr[first]), int(self.indptr[end])), np.diff(begin)
-            squares = np.add.reduceat(np.append(self.values[own], np.float32(0)).astype(np.float64) ** 2, begin[:-1]) * (counts > 0)
-            unit[own] = self.values[own] / np.repeat(np.sqrt(np.where(squares > 0, squares, 1)), counts)
+            entries, counts = slice(int(self.indptr[first]), int(self.indptr[end])), np.diff(begin)
+            squares = np.add.reduceat(np.append(self.values[entries], np.float32(0)).astype(np.float64) ** 2, begin[:-1]) * (counts > 0)
+            unit[entries] = self.values[entries] / np.repeat(np.sqrt(np.where(squares > 0, squares, 1)), counts)
         return SparseRows(self.indptr, self.indices, unit, self.width)
 
 
-def concatenated(parts: Sequence[SparseRows]) -> SparseRows:
-    """The rows of several parts of one width, in their order."""
-    ends = np.cumsum([0, *(len(part.indices) for part in parts)])
-    indptr = np.concatenate([parts[0].indptr[:1], *(part.indptr[1:] + end for part, end in zip(parts, ends, strict=False))])
-    indices, values = (np.concatenate([getattr(part, name) for part in parts]) for name in ("indices", "values"))
-    return SparseRows(indptr, indices, values, parts[0].width)
+def concatenated(batches: Sequence[SparseRows]) -> SparseRows:
+    """The rows of several batches of one width, one batch after the other."""
+    ends = np.cumsum([0, *(len(batch.indices) for batch in batches)])
+    indptr = np.concatenate([batches[0].indptr[:1], *(batch.indptr[1:] + end for batch, end in zip(batches, ends, strict=False))])
+    indices, values = (np.concatenate([getattr(batch, name) for batch in batches]) for name in ("indices", "values"))
+    return SparseRows(indptr, indices, values, batches[0].width)

@@ -5,13 +5,13 @@ With N documents, df(g) that contain the n-gram g, and tf(g) occurrences of g in
 
     idf(g) = max(ln(N / (df(g) + 1)), 0)        x_block = tf · idf / ‖tf · idf‖        x = [x_block, …] / ‖[x_block, …]‖
 
-What is searched for has rows of its own kind, as in BM25, in which a second occurrence says less than the first, and rarity counts little,
-since the query weighs it already:
+Documents have other rows than queries, as in BM25: a second occurrence adds less than the first, and idf has a small exponent, since the
+query's weights contain it already:
 
-    d = tf / (tf + SATURATION) · idf^¼          by blocks, without a length
+    d = tf / (tf + SATURATION) · idf^¼          for each block, not normalised
 
-Knows what a word is and how n-grams get feature numbers. Does not know where its arrays are stored, what rows are used for, languages,
-stems or stop words. Letters are those of this Python's Unicode version; a newer version adds letters and changes none.
+Knows what a word is and how n-grams get feature numbers. Does not know where its arrays are stored, how rows are used, languages, stems or
+stop words. Letters are those of this Python's Unicode version; newer versions add letters and change none.
 
 Legend: B texts, F features (`width`), V n-grams of all vocabularies.
 """
@@ -39,7 +39,7 @@ from espalier.text.sparse_rows import MAX_FEATURES, SparseRows, concatenated
 
 Array = NDArray[Any]
 CHUNK = 1 << 18
-"""Code points that are processed at a time (at least one text): this bounds the memory of large batches."""
+"""Code points that are processed at a time (at least one text), which bounds the memory of large batches."""
 SATURATION = 1.2
 """k1 of BM25."""
 LARGEST_IDF = 44.0
@@ -81,7 +81,7 @@ class Vectoriser:
             hash uint64[V]            all different
             idf float32[F]
             text_from int64[V + 1]    where each n-gram's text begins in `text`, uint8[bytes], UTF-8
-    Raises BundleCorrupt where two hashes are the same. `from_arrays` checks the rest.
+    Raises BundleCorrupt if two hashes are the same. `from_arrays` makes all other checks.
     """
 
     def __init__(self, blocks: Sequence[TextBlock], arrays: Mapping[str, Array]) -> None:
@@ -94,14 +94,14 @@ class Vectoriser:
         self._room = sum(_ngrams_per_code(block) for block in self.blocks)
         hashes = self._arrays["hash"]
         table = np.zeros((_power_of_two(2 * len(hashes)), 2), np.uint64)
-        twice = fill_table(hashes, self._layout, table)
-        if twice >= 0:
-            raise BundleCorrupt(f"hash: {int(hashes[twice])} of two n-grams, expected different hashes")
+        duplicate = fill_table(hashes, self._layout, table)
+        if duplicate >= 0:
+            raise BundleCorrupt(f"hash: {int(hashes[duplicate])} of two n-grams, expected different hashes")
         (self._table,) = read_only(table)
 
     @staticmethod
     def from_arrays(blocks: Sequence[TextBlock], arrays: Mapping[str, Array]) -> Vectoriser:
-        """From what `arrays()` returned. Raises BundleCorrupt where arrays do not fit each other or the blocks.
+        """The vectoriser with these arrays, as `arrays()` returns them. Raises BundleCorrupt if they do not fit each other or the blocks.
 
         `features_of` checks whether `text` is UTF-8.
         """
@@ -127,30 +127,30 @@ class Vectoriser:
     def fit(texts: Sequence[str], blocks: Sequence[TextBlock]) -> Vectoriser:
         """The vocabularies of some documents. Memory grows with the number of distinct n-grams, not with the length of the texts.
 
-        Raises InvalidConfig where there is no block, or two of the same unit and n; InvalidData where there is no text, no vocabulary
-        has an n-gram, or two n-grams have the same hash.
+        Raises InvalidConfig if there is no block, or two have the same unit and n; InvalidData if there is no text, no vocabulary has an
+        n-gram, or two n-grams have the same hash.
         """
         kinds = [(block.unit, block.n) for block in blocks]
         if not blocks or len(set(kinds)) < len(kinds):
             raise InvalidConfig("blocks", kinds, "at least one, and each unit and n once")
         if len(texts) == 0:
             raise InvalidData("texts", "none", "at least one document")
-        seen = _Counts(blocks)
+        counts = _Counts(blocks)
         for codes, text_from in _chunks(texts):
-            seen.add(codes, text_from)
-        kept = [seen.vocabulary(k, len(texts)) for k in range(len(blocks))]
-        if sum(map(len, kept)) == 0:
+            counts.add(codes, text_from)
+        vocabularies = [counts.vocabulary(k, len(texts)) for k in range(len(blocks))]
+        if sum(map(len, vocabularies)) == 0:
             raise InvalidData("texts", f"{len(texts)} texts without an n-gram within min_count and max_share", "at least one n-gram")
-        sizes = np.array([len(entries) for entries in kept], np.int64)
+        sizes = np.array([len(entries) for entries in vocabularies], np.int64)
         width = _width(blocks, sizes)
         if width > MAX_FEATURES:
             raise InvalidConfig("blocks", f"{width} features", f"at most {MAX_FEATURES}; see max_features and unknown")
-        arrays: dict[str, Array] = {"vocabulary": sizes, "idf": np.ones(width, np.float32), **seen.arrays(np.concatenate(kept))}
+        arrays: dict[str, Array] = {"vocabulary": sizes, "idf": np.ones(width, np.float32), **counts.arrays(np.concatenate(vocabularies))}
         # Features of unknown n-grams stand for many; a second pass counts their documents.
-        counting = Vectoriser(blocks, arrays)
+        counter = Vectoriser(blocks, arrays)
         documents = np.zeros(width, np.int64)
         for codes, text_from in _chunks(texts):
-            np.add.at(documents, counting._rows(codes, text_from).indices, 1)
+            np.add.at(documents, counter._rows(codes, text_from).indices, 1)
         idf = np.where(documents > 0, np.maximum(np.log(len(texts) / (documents + 1)), 0), 0)
         return Vectoriser(blocks, arrays | {"idf": idf.astype(np.float32)})
 
@@ -163,17 +163,17 @@ class Vectoriser:
         return self._transformed(texts, 0.0)
 
     def documents(self, texts: Sequence[str]) -> SparseRows:
-        """A row d per text."""
+        """A document row d per text; see the module."""
         return self._transformed(texts, SATURATION)
 
     def _transformed(self, texts: Sequence[str], saturation: float) -> SparseRows:
-        parts = [self._rows(codes, text_from, saturation) for codes, text_from in _chunks(texts)]
-        return parts[0] if len(parts) == 1 else concatenated(parts)
+        batches = [self._rows(codes, text_from, saturation) for codes, text_from in _chunks(texts)]
+        return batches[0] if len(batches) == 1 else concatenated(batches)
 
     def features_of(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> list[str]:
         """Readable names: "stainless steel", "_st…", "…ain…", "…el_", "⟨unknown 2 words⟩".
 
-        Raises InvalidQuery where there is no such feature, BundleCorrupt where a text is not UTF-8.
+        Raises InvalidQuery if there is no such feature, BundleCorrupt if a text is not UTF-8.
         """
         names = []
         text_from, text = self._arrays["text_from"], self._arrays["text"]
@@ -182,15 +182,15 @@ class Vectoriser:
             if not 0 <= feature < self.width:
                 raise InvalidQuery("indices", feature, f"feature numbers from 0 to {self.width - 1}")
             k = int(np.searchsorted(self._layout[:, 2], feature, "right")) - 1
-            block, place = self.blocks[k], feature - int(self._layout[k, 2])
-            bin_number = place - int(self._layout[k, 3])
+            block, number = self.blocks[k], feature - int(self._layout[k, 2])
+            bin_number = number - int(self._layout[k, 3])
             if bin_number >= 0:
-                what = (
+                description = (
                     ("" if block.n == 1 else f"{block.n} ") + ("word" if block.unit == "word" else "letter") + ("s" if block.n > 1 else "")
                 )
-                names.append(f"⟨unknown {what}{f', bin {bin_number}' if block.unknown > 1 else ''}⟩")
+                names.append(f"⟨unknown {description}{f', bin {bin_number}' if block.unknown > 1 else ''}⟩")
                 continue
-            v = vocabulary_from[k] + place
+            v = vocabulary_from[k] + number
             try:
                 name = text[text_from[v] : text_from[v + 1]].tobytes().decode()
             except UnicodeDecodeError as error:
@@ -232,8 +232,8 @@ class _Counts:
         entries = (self._hash, self._block, self.count, self._last, self._text_from, self._text)
         size = count_ngrams(codes, text_from, _classes(), self._layout, self._documents, self._size, self._slots, entries)
         if size < 0:
-            other = self._text[self._text_from[-1 - size] : self._text_from[-size]].tobytes().decode()
-            raise InvalidData("texts", other, "n-grams with different hashes; another one has the hash of this one")
+            text = self._text[self._text_from[-1 - size] : self._text_from[-size]].tobytes().decode()
+            raise InvalidData("texts", text, "n-grams with different hashes; another one has the hash of this one")
         self._size = size
         self._documents += len(text_from) - 1
 
@@ -244,7 +244,7 @@ class _Counts:
         counts = self.count[entries]
         # Divide, do not multiply: 29 / 100 == 0.29, but 0.29 · 100 < 29 in floating point.
         entries = entries[(counts >= block.min_count) & (counts / documents <= block.max_share)]
-        if 0 < block.max_features < len(entries):  # no text that need not be sorted
+        if 0 < block.max_features < len(entries):  # sort only texts that may be kept
             counts = self.count[entries]
             entries = entries[counts >= np.partition(counts, -block.max_features)[-block.max_features]]
         table = pa.table({"count": self.count[entries], "text": self._texts(entries)})
@@ -278,17 +278,17 @@ def _classes() -> NDArray[np.uint8]:
 
 
 def _chunks(texts: Sequence[str]) -> Iterator[tuple[Array, Array]]:
-    """Some texts at a time, at least once: code points uint32 (read-only) of one text after the other, and int64 where each begins."""
-    together: list[str] = []
+    """Texts in chunks, at least one chunk: the code points of all texts (uint32, read-only), and where each text begins (int64)."""
+    chunk: list[str] = []
     size = 0
     for text in texts:
         plain = normalise(text)
-        if together and size + len(plain) > CHUNK:
-            yield _codes(together)
-            together, size = [], 0
-        together.append(plain)
+        if chunk and size + len(plain) > CHUNK:
+            yield _codes(chunk)
+            chunk, size = [], 0
+        chunk.append(plain)
         size += len(plain)
-    yield _codes(together)
+    yield _codes(chunk)
 
 
 def _codes(texts: list[str]) -> tuple[Array, Array]:
@@ -314,7 +314,7 @@ def _ngrams_per_code(block: TextBlock) -> int:
 
 
 def _affix(gram: str) -> str:
-    """A character n-gram as it is shown, distinct from any word."""
+    """A readable character n-gram, distinct from any word."""
     begin, end = gram.startswith(" "), gram.endswith(" ")
     return ("_" if begin else "…") + gram.strip(" ") + ("_" if end and len(gram) > 1 else "" if end else "…")
 

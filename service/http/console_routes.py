@@ -156,7 +156,7 @@ def heldout_queries(bundle: Bundle, most: int) -> list[bytes]:
     Raises BundleCorrupt.
     """
     heldout, kind = read_heldout(bundle, most), bundle.manifest.query.kind
-    queries = bundle.heldout().column(kind).take(pa.array(heldout.place_B, pa.int64()))
+    queries = bundle.heldout().column(kind).take(pa.array(heldout.table_row_B, pa.int64()))
     lines, size = list[bytes](), 0
     for b, rows in enumerate(heldout.relevant):
         entry: dict[str, Any] = {

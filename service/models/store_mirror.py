@@ -274,7 +274,7 @@ class StoreMirror:
             now = time.monotonic()
             if now - self._noted >= TICK_S:
                 self._noted = now
-                self._wait(name, Wait(version, progress.came, progress.size))
+                self._wait(name, Wait(version, progress.bytes_on_disk, progress.size))
 
         try:
             came = fetch(store, name, version, self._folder, on_progress)

@@ -180,7 +180,7 @@ class _Reranking:
         candidates = result.item_rows_BM[b, :scored], result.ranks_BM[b, :scored], result.scores_BM[b, :scored]
         live = checked.model.live.newest().candidates
         features_NF = reranker.features.of(encoded.queries, b, *candidates, encoded.caller_features[b], live)
-        return _Reranking(reranker.features.names, final.reranked.place_BM[b], score_M, features_NF)
+        return _Reranking(reranker.features.names, final.reranked.retrieved_BM[b], score_M, features_NF)
 
     def place_of(self, retrieved: int) -> int:
         return int(np.flatnonzero(self.place_M == retrieved)[0])

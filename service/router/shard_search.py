@@ -133,7 +133,7 @@ class ShardSearch:
         """
         if query.memory is None or not query.eligible_T[0].live_BR:
             return None
-        return query.memory.kept(query.memory.nodes >= self._trees[0].level(self._trees[0].height - 1).start)
+        return query.memory.select(query.memory.nodes >= self._trees[0].level(self._trees[0].height - 1).start)
 
     # -- in the fleet's loop --------------------------------------------------------------------------------------------
 

@@ -270,7 +270,7 @@ def test_parts_of_another_input_or_of_other_options_are_not_taken(queries: Path,
 
     def interrupted(*arguments: object) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(module, "_joined", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(module, "_join_blocks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             assert run(*arguments) == 130
 
     interrupted(*asked, "--m", 2)
@@ -286,7 +286,7 @@ def test_a_killed_run_goes_on_with_its_parts(queries: Path, tmp_path: Path, monk
     monkeypatch.setattr(module, "BLOCK", 2)
     arguments = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--m", 3, "--workers", 1]
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_joined", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(module, "_join_blocks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert run(*arguments) == 130
     parts = tmp_path / ".top.parquet.parts"
     assert len([*parts.glob("*.parquet")]) == 3

@@ -293,7 +293,7 @@ def test_an_open_file_is_read_to_its_end_after_another_took_its_place(shop: Shop
     opened = CodeFile(shop.file)
     key = next(iter(opened.keys))
     before = opened.read(key)
-    command._keep(shop.kept, shop.file.name, content_of(shop.file.name, {key: b"another"}))
+    command._write_file(shop.kept, shop.file.name, content_of(shop.file.name, {key: b"another"}))
     assert opened.read(key) == before
     assert CodeFile(shop.file).read(key) == b"another"
 
@@ -301,16 +301,16 @@ def test_an_open_file_is_read_to_its_end_after_another_took_its_place(shop: Shop
 @pytest.mark.parametrize("began_at", [10**9, 10**10])
 def test_the_newest_files_of_a_package_are_kept_and_the_one_just_written(tmp_path: Path, began_at: int) -> None:
     """Also beside files of a clock that was ahead."""
-    for number in range(command.KEPT + 2):
-        command._keep(tmp_path, f"shop-{number}", b"")
+    for number in range(command.KEPT_FILES + 2):
+        command._write_file(tmp_path, f"shop-{number}", b"")
         os.utime(tmp_path / f"shop-{number}", (began_at + number, began_at + number))
     for name in ("other-1", "shop-new"):
-        command._keep(tmp_path, name, b"code")
+        command._write_file(tmp_path, name, b"code")
     kept = {path.name for path in tmp_path.iterdir()}
-    assert {"other-1", "shop-new", f"shop-{command.KEPT + 1}"} <= kept
+    assert {"other-1", "shop-new", f"shop-{command.KEPT_FILES + 1}"} <= kept
     assert "shop-0" not in kept
     assert (tmp_path / "shop-new").read_bytes() == b"code"
-    assert len([*tmp_path.glob("shop-*")]) == command.KEPT
+    assert len([*tmp_path.glob("shop-*")]) == command.KEPT_FILES
 
 
 @pytest.mark.parametrize("is_locked", [False, True])

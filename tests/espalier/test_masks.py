@@ -552,12 +552,12 @@ def test_ids_are_found_whatever_was_asked_for_before(rounds: list[list[str]], ro
     items = ItemTable.build(SHOP)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(items_module, "CACHED_IDS", room)
-        patch.setattr(items_module, "STRANGE_IDS", room)
+        patch.setattr(items_module, "UNKNOWN_IDS", room)
         for ids in rounds:
             rows = items.rows_of(ids)
             assert rows.tolist() == ["abcd".find(item_id) if item_id else -1 for item_id in ids]
             assert items.ids_of(rows[rows >= 0]) == [item_id for item_id in ids if item_id in {*"abcd"}]
             assert len(items._row_of_id) <= room
             assert len(items._id_of_row) <= room
-            assert len(items._strange) <= room
+            assert len(items._unknown_ids) <= room
             assert {"no", ""}.isdisjoint(items._row_of_id)

@@ -82,7 +82,7 @@ def test_who_has_seen_much_is_searched_for_in_smaller_calls(model: Model, monkey
         sizes.append(params.exclude_BE.size)
         return search(queries, params)
 
-    monkeypatch.setattr("espalier.model.MOST_EXCLUDED", 4096)
+    monkeypatch.setattr("espalier.model.MAX_EXCLUDED", 4096)
     monkeypatch.setattr(model.engine, "search", noted)
     assert model.search(histories, m=5, exclude_seen=True).equals(whole)
     assert max(sizes) == 4000, "a list alone may be longer"

@@ -396,9 +396,9 @@ def test_golden_queries_are_asked_evenly_among_held_out_ones_of_which_some_at_ev
 ) -> None:
     whole, few = read_heldout(bundle), read_heldout(bundle, 7)
     assert len(few.queries) == len(few.relevant) == 7
-    assert few.place_B.tolist() == [0, 3, 7, 11, 15, 19, 23]
-    np.testing.assert_array_equal(few.queries.array, whole.queries.array[few.place_B])
-    np.testing.assert_array_equal(few.recall_by_m[5], whole.recall_by_m[5][few.place_B])
+    assert few.table_row_B.tolist() == [0, 3, 7, 11, 15, 19, 23]
+    np.testing.assert_array_equal(few.queries.array, whole.queries.array[few.table_row_B])
+    np.testing.assert_array_equal(few.recall_by_m[5], whole.recall_by_m[5][few.table_row_B])
     kinds = [kind for kind, _ in Replay(bundle).query_order]
     places = [i for i, kind in enumerate(kinds) if kind == "golden"]
     assert (len(kinds), len(places)) == (ROUND, GOLDEN)

@@ -172,7 +172,7 @@ def ranked(plain: Bundle) -> Bundle:
 )
 def test_the_order_is_the_rankers_as_far_as_the_depth(ranked: Bundle, depth: int, places: list[int], scores: list[float]) -> None:
     reranked = Reranker(ranked).rerank(histories(ranked, []), result_of([[4, 9, 2, 8]]), depth)
-    assert reranked.place_BM.tolist() == [places]
+    assert reranked.retrieved_BM.tolist() == [places]
     assert reranked.score_BM[0, :depth].tolist() == scores
     assert np.isnan(reranked.score_BM[0, depth:]).all()
     assert reranked.of(np.array([[4, 9, 2, 8]])).tolist() == [np.array([4, 9, 2, 8])[places].tolist()]
@@ -201,9 +201,9 @@ def test_a_query_is_ranked_alike_in_any_batch(plain: Bundle, seed: int) -> None:
     together = reranker.rerank(histories(bundle, *seen), result_of(rows, 12), depth)
     for b in range(batch):
         alone = reranker.rerank(histories(bundle, seen[b]), result_of([rows[b]], 12), depth)
-        assert np.array_equal(together.place_BM[b], alone.place_BM[0])
+        assert np.array_equal(together.retrieved_BM[b], alone.retrieved_BM[0])
         assert np.array_equal(together.score_BM[b], alone.score_BM[0], equal_nan=True)
-        assert sorted(together.place_BM[b].tolist()) == list(range(12))
+        assert sorted(together.retrieved_BM[b].tolist()) == list(range(12))
 
 
 # -- bundles ---------------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_models_of_vectors_and_of_features_can_have_one(tmp_path: Path) -> None:
     kind = vectors.manifest.query
     assert isinstance(kind, VectorKind)
     reranker = Reranker(add_ranker(vectors, {"retrieval.position": 1.0, "leaf.norm": 0.0}))
-    assert reranker.rerank(encode_vectors(kind, [[1.0] * 4]), result_of([[5, 6, 7]]), 3).place_BM.tolist() == [[2, 1, 0]]
+    assert reranker.rerank(encode_vectors(kind, [[1.0] * 4]), result_of([[5, 6, 7]]), 3).retrieved_BM.tolist() == [[2, 1, 0]]
     linear = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 3), Ranking(own="log_activation", gamma=1))
     assert Reranker(add_ranker(linear, {"retrieval.position": 1.0})).features.names == ("retrieval.position",)
 

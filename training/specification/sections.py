@@ -27,7 +27,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from espalier.errors import InvalidConfig, expectation
-from espalier.manifest import MOST
+from espalier.manifest import MAX_BEAM
 
 T = TypeVar("T")
 Raw = Mapping[str, Any]
@@ -56,13 +56,13 @@ class Section(BaseModel):
 class SearchLimits(Section):
     """The exported model's defaults for requests, and the limits of requests."""
 
-    beam_size: int = Field(default=200, ge=1, le=MOST)
+    beam_size: int = Field(default=200, ge=1, le=MAX_BEAM)
     """default beam size"""
-    m: int = Field(default=50, ge=1, le=MOST)
+    m: int = Field(default=50, ge=1, le=MAX_BEAM)
     """default number of results"""
-    max_beam_size: int = Field(default=1000, ge=1, le=MOST)
+    max_beam_size: int = Field(default=1000, ge=1, le=MAX_BEAM)
     """largest beam size of a request. Requests for more are refused"""
-    max_m: int = Field(default=1000, ge=1, le=MOST)
+    max_m: int = Field(default=1000, ge=1, le=MAX_BEAM)
     """largest number of results of a request. Requests for more are refused"""
     min_beam_size: int | None = Field(default=None, ge=1)
     """smallest beam near a deadline; without it 10. As large as the largest beam: a beam is never shrunk"""

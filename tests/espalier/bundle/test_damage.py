@@ -29,7 +29,7 @@ from espalier.errors import BundleCorrupt, BundleError, BundleNotFound, Espalier
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody
 from espalier.live.rows import LiveRow
-from espalier.manifest import MOST, Calibration, Manifest
+from espalier.manifest import MAX_BEAM, Calibration, Manifest
 from espalier.memory import MAX_ROW, MAX_VISITS, Memory
 from espalier.search import SearchParams
 from espalier.shards.messages import decode_answer, decode_query, encode_answer, encode_query
@@ -295,9 +295,9 @@ def calibration(knots: object) -> dict[str, Any]:
         ("graphs", "tree/levels", 1, r"tree\.levels: "),
         ("graphs", "files/query.onnx/sha256", "0", "files"),
         ("graphs", "search/beam_size", 0, r"search\.beam_size: "),
-        ("graphs", "search/beam_size", MOST + 1, r"search\.beam_size: .*at most 16777216"),
-        ("graphs", "search/m", MOST + 1, r"search\.m: .*at most 16777216"),
-        ("graphs", "search/max_beam_size", MOST + 1, r"search\.max_beam_size: .*at most 16777216"),
+        ("graphs", "search/beam_size", MAX_BEAM + 1, r"search\.beam_size: .*at most 16777216"),
+        ("graphs", "search/m", MAX_BEAM + 1, r"search\.m: .*at most 16777216"),
+        ("graphs", "search/max_beam_size", MAX_BEAM + 1, r"search\.max_beam_size: .*at most 16777216"),
         ("graphs", "memory", {}, "memory"),
         ("graphs", "unknown", 1, "unknown: "),
         ("graphs", "ranking/calibration", calibration([[0, 0]]), "knots: .*at least 2"),
@@ -348,7 +348,7 @@ def test_a_file_of_a_bundle_lies_in_its_folder(original: Bundle, name: str) -> N
     [
         ("scorer/state_levels", 1),
         ("scorer/state_levels", 4),
-        ("search/max_beam_size", MOST),
+        ("search/max_beam_size", MAX_BEAM),
         ("ranking/calibration", calibration(SIXTEEN)),
         ("ranking/calibration", {"slope": 2, "intercept": -1}),
     ],

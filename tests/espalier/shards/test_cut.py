@@ -169,7 +169,7 @@ def test_leaves_and_nodes_above_them_make_the_whole_lists_of_a_memory(whole: Bun
     queries = random_queries(rng, whole, 3)
     params = SearchParams.uniform(3, 5, 5, rng.integers(-1, tree.item_count, (3, 4)))
     lists = MemoryTree(whole.memory, tree).lists(queries.array, eligible_nodes(tree, params, None))
-    made = with_levels_above(tree, lists.kept(lists.nodes >= tree.level(tree.height - 1).start))
+    made = with_levels_above(tree, lists.select(lists.nodes >= tree.level(tree.height - 1).start))
     assert_array_equal(made.offset_B, lists.offset_B)
     assert_array_equal(made.nodes, lists.nodes)
     assert_array_equal(made.values, lists.values)
@@ -182,7 +182,7 @@ def test_lists_of_a_memory_are_taken_joined_and_thinned_by_query() -> None:
     for found, offset, nodes in (
         (taken, [0, 2, 3], [5, 6, 4]),
         (both, [0, 2, 3, 4, 4, 6], [5, 6, 4, 4, 5, 6]),
-        (both.kept(both.nodes != 5), [0, 1, 2, 3, 3, 4], [6, 4, 4, 6]),
+        (both.select(both.nodes != 5), [0, 1, 2, 3, 3, 4], [6, 4, 4, 6]),
         (MemoryLists.joined([]), [0], []),
     ):
         assert (found.offset_B.tolist(), found.nodes.tolist()) == (offset, nodes)

@@ -106,7 +106,7 @@ def test_a_published_version_is_its_blobs_and_its_manifest(store: Objects, books
     manifest = Bundle.open(books / "1").manifest
     (done,) = publish(store, [books / "1"])
     assert done.new
-    assert done.sent == sum(info.size for info in manifest.files.values())
+    assert done.uploaded_bytes == sum(info.size for info in manifest.files.values())
     found = read_manifest(store, "books", 1)
     assert found is not None
     assert found.content == (books / "1" / "manifest.json").read_bytes()
@@ -117,9 +117,9 @@ def test_a_published_version_is_its_blobs_and_its_manifest(store: Objects, books
 def test_what_the_store_has_is_not_sent_again(store: Objects, books: Path) -> None:
     publish(store, [books / "1"])
     again = publish(store, [books / "1"])
-    assert again == [Published("books", 1, new=False, sent=0, there=again[0].there)]
+    assert again == [Published("books", 1, new=False, uploaded_bytes=0, present_bytes=again[0].present_bytes)]
     copied = publish(store, [books / "1"], again=True)
-    assert (copied[0].sent, copied[0].there) == (again[0].there, 0)
+    assert (copied[0].uploaded_bytes, copied[0].present_bytes) == (again[0].present_bytes, 0)
 
 
 def test_half_a_blob_is_sent_again(store: Objects, books: Path) -> None:
@@ -345,7 +345,7 @@ class Cut(Exception):
 
 def cut_after(count: int) -> Callable[[Progress, int], None]:
     def check(progress: Progress, _: int) -> None:
-        if progress.came >= count:
+        if progress.bytes_on_disk >= count:
             raise Cut
 
     return check
@@ -369,7 +369,7 @@ def test_a_fetched_version_is_the_published_one(store: Objects, large: Path, cac
     assert Bundle.open(cache / "large" / "1").manifest == Bundle.open(large).manifest
     for file in large.iterdir():
         assert (cache / "large" / "1" / file.name).read_bytes() == file.read_bytes()
-    assert came == seen[-1].came == seen[-1].size
+    assert came == seen[-1].bytes_on_disk == seen[-1].size
     assert len(seen) > 10
     assert fetch(store, "large", 1, cache) == 0
 
@@ -503,7 +503,7 @@ def test_a_disk_that_fills_up_is_a_clean_error(folder_store: Objects, large: Pat
     publish(folder_store, [large])
 
     def full(progress: Progress, _: int) -> None:
-        if progress.came > 300_000:
+        if progress.bytes_on_disk > 300_000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(CacheFull, match=r"no room for version 1 of \d+ bytes \(No space left on device\)"):
