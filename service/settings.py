@@ -134,15 +134,15 @@ class Settings(BaseSettings):
     )
     store_poll_s: Seconds = Field(default=10.0, gt=0, description="Seconds between looks at the store; after failures up to a minute.")
     store_keep: int = Field(
-        default=2, ge=1, description="Highest versions of a model from the store that stay on disk even if no worker needs them."
+        default=2, ge=1, description="Highest versions of a model that stay on disk although nobody needs them, of those from the store."
     )
     backup: Annotated[str, AfterValidator(check_url)] | None = Field(
         default=None,
-        description="Where journals, removals and defaults are backed up: the URL of a store. A follower makes no backups.",
+        description="Where journals, removals and defaults are backed up: the URL of a store. A host that follows another makes none.",
     )
     backup_every_s: Seconds = Field(default=3600.0, gt=0, description="Seconds between two backups of a model; none if nothing changed.")
     backup_keep: int = Field(
-        default=24, ge=1, description="Newest backups of a model that are kept, besides the last one of each of seven days."
+        default=24, ge=1, description="Newest backups of a model that stay; the last of each of seven days stays beside them."
     )
     models: Path = Field(default=Path("models"), description="Folder of the models, each version in `NAME/VERSION/`.")
     device: Device = Field(default="auto", description="`auto` takes a GPU where there is one; `cuda` without a GPU is an error.")
@@ -151,7 +151,7 @@ class Settings(BaseSettings):
     )
     precision: Precision = Field(
         default="float32",
-        description="Type of node rows in `triton` and of weights in `sparse-cuda`. 16 bits are faster and smaller, but round ranks.",
+        description="Of node rows in `triton`, of weights in `sparse-cuda`. Halves are faster and smaller, and round ranks.",
     )
     threads: int = Field(
         default=1, ge=1, le=MAX_THREADS, description="Threads inside one CPU search. One worker per core with one thread each scales best."
@@ -166,18 +166,18 @@ class Settings(BaseSettings):
     )
     tls_certificate: Path | None = Field(
         default=None,
-        description="PEM file of the service's certificate with its intermediate certificates. All addresses then speak only TLS. "
+        description="PEM file of the service's certificate and of those between it and its CA: all addresses then speak TLS alone. "
         "This and other TLS files are read again when they change.",
     )
     tls_key: Path | None = Field(default=None, description="PEM file of that certificate's key, without a password.")
     tls_client_ca: Path | None = Field(
-        default=None, description="PEM file of CAs. Every client must show a certificate that one of them has signed (mTLS)."
+        default=None, description="PEM file of CAs: clients must show a certificate that one of them has signed (mTLS)."
     )
     tls_ca: Path | None = Field(
         default=None,
-        description="PEM file of the CAs of https services that this one calls: shards, the host that it follows. None: the system's.",
+        description="PEM file of the CAs of services that this one calls by https: shards, the one that it follows. None: the system's.",
     )
-    tls_client_certificate: Path | None = Field(default=None, description="PEM file of the certificate that this service shows to them.")
+    tls_client_certificate: Path | None = Field(default=None, description="PEM file of the certificate that these services are shown.")
     tls_client_key: Path | None = Field(default=None, description="PEM file of its key, without a password.")
     max_batch: int | None = Field(default=None, ge=1, description="Most queries in one engine call. None: 16 on a CPU, 512 on a GPU.")
     max_wait_us: int = Field(default=0, ge=0, le=100_000, description="Microseconds that a free engine waits for more queries.")
@@ -185,7 +185,7 @@ class Settings(BaseSettings):
         default=200,
         ge=0,
         le=10_000,
-        description="Microseconds. If a CPU engine is free and needs less for a query, the event loop runs the search; 0: never.",
+        description="Microseconds. A query that a free CPU engine answers in less is not handed to its thread; 0: all are.",
     )
     max_queue: int = Field(default=1024, ge=1, description="Most queries that wait for one model's engine; more are answered 429.")
     max_queue_ms: Milliseconds = Field(
@@ -227,7 +227,7 @@ class Settings(BaseSettings):
         default=75.0, gt=0, description="Seconds that a connection may be idle between requests; more than your load balancer's."
     )
     write_timeout_s: Seconds = Field(
-        default=30.0, gt=0, description="Seconds without progress after which a client that does not read its answer is cut off."
+        default=30.0, gt=0, description="Seconds that a client may take nothing of its answer before it is cut off."
     )
     body_timeout_s: Seconds = Field(default=10.0, gt=0, description="Seconds in which a request body must have arrived.")
     stream_idle_s: Seconds = Field(
@@ -248,7 +248,7 @@ class Settings(BaseSettings):
     follow_key: SecretStr | None = Field(default=None, description="Key of that service's role `admin`.")
     max_bulk: int = Field(default=4, ge=1, description="Most bulk requests that one worker reads at a time; more are answered 429.")
     retrieve_keys: Keys = Field(
-        default=(), description="Keys for retrieval, comma-separated, KEY or NAME:KEY. None: everybody may retrieve."
+        default=(), description="Keys, comma-separated, KEY or NAME:KEY, of which a retrieval must bring one. None: everybody may retrieve."
     )
     write_keys: Keys = Field(
         default=(),
@@ -261,7 +261,7 @@ class Settings(BaseSettings):
     )
     open: bool = Field(
         default=False,
-        description="Whether a service without keys that other machines reach shows everybody what people did (`private` routes).",
+        description="Whether a service that other machines reach and that has no keys shows everybody what people did (`private` routes).",
     )
     keys_file: Path | None = Field(
         default=None,
@@ -269,20 +269,18 @@ class Settings(BaseSettings):
         "retrieval needs a key.",
     )
     cors_origins: Names = Field(default=(), description="Web origins, comma-separated, whose pages may call the service.")
-    console: bool = Field(default=True, description="Serve the console at `/`. Its routes are served in any case.")
+    console: bool = Field(default=True, description="Serve the console at `/`; its routes are there either way.")
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS, description="Processes that serve, on a CPU; a GPU takes one.")
     poll_s: Seconds | None = Field(
         default=None,
         gt=0,
         description="Seconds between looks for new versions in the models folder. None: only by admin request; with a store each second.",
     )
-    shard: int | None = Field(
-        default=None, ge=0, description="Serve only this shard of a folder of shards. None: all models in the folder."
-    )
+    shard: int | None = Field(default=None, ge=0, description="Serve this shard alone of a folder of shards. None: all models there.")
     shard_linger_s: Seconds = Field(
         default=30.0,
         ge=0,
-        description="Seconds after its last search for which a shard's version below the two highest still serves.",
+        description="Seconds that a shard's version below the two highest serves on after its last search.",
     )
     probe_per_s: float | None = Field(
         default=None,
