@@ -56,7 +56,7 @@ COUNTERS = {
     "espalier_degraded_total": CounterRow("Queries that were searched with a smaller beam, to keep their deadline.", ("model",)),
     "espalier_unknown_ids_total": CounterRow("Ids in queries of answered requests that the catalogue does not have.", ("model",)),
     "espalier_auth_failures_total": CounterRow(
-        "Requests that were refused for their key, by the role of their route and the reason: missing, malformed, unknown, "
+        "Requests refused because of their key, by the role of the route and the reason: missing, malformed, unknown, "
         "expired, role (a key of another role), model (it may not name this one) or off (the role has no keys).",
         ("role", "reason"),
     ),
@@ -94,10 +94,8 @@ COUNTERS = {
         "garbage, or mixed (of another shard, version or question).",
         ("reason",),
     ),
-    "espalier_router_mixed_total": CounterRow(
-        "Answers of another shard or version than was asked for, or to another question; always discarded."
-    ),
-    "espalier_router_hedges_total": CounterRow("Second replicas that were asked beside a slow one."),
+    "espalier_router_mixed_total": CounterRow("Answers for another shard, version or query than requested; always discarded."),
+    "espalier_router_hedges_total": CounterRow("Queries that were also sent to a second replica, because the first was slow."),
     "espalier_router_retries_total": CounterRow("Replicas that were asked after one that failed."),
     "espalier_router_unanswered_total": CounterRow("Searches that a shard was left out of, because no replica answered.", ("shard",)),
     "espalier_worker_restarts_total": CounterRow("Workers that replaced one that had ended."),
@@ -107,7 +105,7 @@ GAUGES = {
     "espalier_workers": GaugeRow("Processes that serve.", "livesum"),
     "espalier_queue_depth": GaugeRow("Queries that wait for the engine.", "livesum", ("model",)),
     "espalier_desired_state_wrong": GaugeRow(
-        "1 while serving.json or removed.json is malformed, unreadable or gone and what was last read is in force.",
+        "1 while serving.json or removed.json is malformed, unreadable or missing and the last valid content is in force.",
         "livemax",
         ("model",),
     ),
@@ -166,7 +164,7 @@ GAUGES = {
         "Masks of routers' filters that a shard holds, over all workers.", "livesum", ("model", "version")
     ),
     "espalier_router_replicas": GaugeRow(
-        "Replicas of a shard that answer, as the router that sees fewest sees it.", "livemin", ("model", "version", "shard")
+        "Replicas of a shard that answer: the lowest number that any router process sees.", "livemin", ("model", "version", "shard")
     ),
     "espalier_models_disk_free_bytes": GaugeRow(
         "Bytes that the service may still write to the disk of the models folder, where journals and the store's copies are too.", "livemin"
@@ -175,7 +173,7 @@ GAUGES = {
     "espalier_gpu_memory_bytes": GaugeRow("Memory in use on a GPU, by all processes.", "livemax", ("device",)),
     "espalier_gpu_memory_limit_bytes": GaugeRow("Memory that a GPU has.", "livemax", ("device",)),
     "espalier_store_silent_seconds": GaugeRow(
-        "How long ago the store had last answered, when it was last asked; 0: it did, or there is none.", "livemax"
+        "Time from the store's last answer to the last request to it; 0: it answered, or there is no store.", "livemax"
     ),
     "espalier_connections": GaugeRow("Open connections.", "livesum"),
     "espalier_worker_resident_bytes": GaugeRow(
@@ -218,7 +216,7 @@ HISTOGRAMS = {
     ),
     "espalier_shard_search_seconds": HistogramRow("From the arrival of a router's search at a shard to its answer.", SECONDS),
     "espalier_batch_queries": HistogramRow("Queries in one engine call, the probe's too.", QUERIES),
-    "espalier_router_shard_seconds": HistogramRow("From a router's question to a shard to its answer.", SECONDS, ("shard",)),
+    "espalier_router_shard_seconds": HistogramRow("From a router's query to a shard to its answer.", SECONDS, ("shard",)),
     "espalier_router_own_seconds": HistogramRow("Time of a router's searches without their slowest shard.", SECONDS),
     "espalier_router_coverage": HistogramRow(
         "Share of the items on shards that answered, of each search.", (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999)

@@ -269,8 +269,9 @@ class MemoryConfig(Section):
     the 200 items that a history's memory ranks highest. 0: no memory. `"auto"`: the best for validation users, or no memory where they do
     not gain more than a standard error"""
     repeat: Literal["auto", "none"] = "auto"
-    """`"auto"`: items of the history are lifted or left out by how many places ago they came last, as finds most for validation users,
-    where that gains more than a standard error; without effect where a query excludes seen items. `"none"`: they rank like any other"""
+    """`"auto"`: items of the history get a bonus, by how many positions ago they came last, or are left out, whichever is best for
+    validation users, if it gains more than a standard error; no effect on queries that exclude seen items. `"none"`: they rank like any
+    other"""
 
 
 # -- search --------------------------------------------------------------------------------------------------
@@ -418,7 +419,7 @@ class OtmRobustConfig(WindowConfig):
 
 
 class SequenceConfig(DeepConfig):
-    """The softmax of `otm-robust` at every place of a list, with a sequence encoder: the recipe for lists, with an order or without."""
+    """The softmax of `otm-robust` at every position of a list, with a sequence encoder: the recipe for lists, with an order or without."""
 
     kind: Literal["otm-sequence"]
     instances: SequenceInstances = SequenceInstances()
@@ -426,7 +427,7 @@ class SequenceConfig(DeepConfig):
     objective: SequenceObjective = SequenceObjective()
     optimiser: SequenceOptimiser = SequenceOptimiser()
     refit: bool = True
-    """train again, with what validation asked for, where `data.split.kind` is `"last"` or `"date"` and lists grow by 3 %. Once everything
+    """train a second time on the validation events too, if `data.split.kind` is `"last"` or `"date"` and lists grow by 3 %. Once everything
     is chosen: as many steps, in as much time; the model then knows the latest events"""
 
     @property
@@ -517,7 +518,7 @@ class CountedSearch(SearchConfig):
 
 
 class NeighboursConfig(WindowConfig):
-    """Tuned item neighbours in a tree that is not trained: a beam of at least m finds what they rank best, popular items behind them."""
+    """Tuned item neighbours in an untrained tree: a beam of at least m finds the best neighbours, then popular items."""
 
     FIXED: ClassVar = ("earlier_model", "instances", "scorer", "objective", "optimiser", "content")
     kind: Literal["neighbours"]
@@ -527,7 +528,7 @@ class NeighboursConfig(WindowConfig):
     search: CountedSearch = CountedSearch()
     memory: CountedMemory = CountedMemory()
     refit: bool = True
-    """count again, with what validation asked for, where `data.split.kind` is `"last"` or `"date"` and lists grow by 3 %. Once everything
+    """count a second time with the validation events, if `data.split.kind` is `"last"` or `"date"` and lists grow by 3 %. Once everything
     is chosen"""
 
     @model_validator(mode="before")

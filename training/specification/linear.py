@@ -95,10 +95,10 @@ class LogData(_Data, TextTable):
     text_columns: Columns = ()
     """text columns of `data.texts`"""
     own_texts: Columns = ()
-    """columns of `data.items` by whose words items are found, whether or not a query led to them. A word of a column whose texts are long
+    """columns of `data.items` that are searched, whether or not a query led to the item. A word of a column whose texts are long
     says less"""
     own_weights: tuple[Annotated[FiniteFloat, Field(gt=0, le=1000)], ...] = ()
-    """what a word of each of these columns says. None: √(8 / mean words) of a column, at most 1, or what finds clearly more of what at
+    """weight of a word in each of these columns. None: √(8 / mean words) of a column, at most 1, or what finds clearly more of what at
     least 30 queries of the log led to"""
 
     @model_validator(mode="after")

@@ -51,7 +51,7 @@ class LastSplit(_Split):
 
 
 class DateSplit(_Split):
-    """Two points in time: what lies before the first is learned from, what follows is validation, then test. As in production."""
+    """Two points in time: events before the first are training data, up to the second validation, then test. As in production."""
 
     kind: Literal["date"] = "date"
     validation_from: Time | None = None
