@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import CANDIDATE_RANKS, CANDIDATE_ROWS, columns_of_golden
-from espalier.engines.reference import Found, ReferenceEngine
+from espalier.engines.reference import ReferenceEngine, ScoredItems
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 
@@ -22,9 +22,9 @@ def golden_answers(bundle: Bundle, queries: QueryBatch, written: pa.Array, param
     reference, stacking = ReferenceEngine(bundle), bundle.manifest.stacking
     rows, ranks, keys, margins, candidates = [], [], [], [], []
     for b in range(len(queries)):
-        found, m = reference.found(queries, params, b), int(params.m_B[b])
-        if stacking is not None and found.before is not None:
-            candidates.append((found.before.item_rows[: max(m, stacking.candidates)], found.before.ranks[: max(m, stacking.candidates)]))
+        found, m = reference.scored_items(queries, params, b), int(params.m_B[b])
+        if stacking is not None and (before := found.before_stacking) is not None:
+            candidates.append((before.item_rows[: max(m, stacking.candidates)], before.ranks[: max(m, stacking.candidates)]))
         rows.append(found.item_rows[:m])
         ranks.append(found.ranks[:m])
         keys.append(found.keys[:m])
@@ -41,7 +41,7 @@ def answered_anew(golden: pa.Table, bundle: Bundle, queries: QueryBatch) -> pa.T
     return golden_answers(bundle, queries, golden.column(bundle.manifest.query.kind).combine_chunks(), params)
 
 
-def _margin(found: Found, m: int) -> float:
+def _margin(found: ScoredItems, m: int) -> float:
     """The smallest difference in key between a kept and a dropped candidate over all cuts; inf where nothing was dropped.
 
     The last cuts are those of the items, by stacking and by m: no tree of a forest cuts its leaves. A mean of scores moves its log no more

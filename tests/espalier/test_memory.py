@@ -98,7 +98,7 @@ def test_lists_hold_the_sums_at_eligible_leaves_and_their_maxima_above(
             assert nodes.tolist() == sorted(expected)
             parts_N = np.zeros(tree.node_count, np.float32)
             parts_N[nodes] = np.float32(memory.key_weight) * values
-            assert_array_equal(reference.memory_parts(history_T, eligible_N)[1:], parts_N[1:])
+            assert_array_equal(reference.memory_lift(history_T, eligible_N)[1:], parts_N[1:])
 
 
 @pytest.mark.parametrize("limit", ["MAX_ROW", "MAX_VISITS"])

@@ -324,7 +324,7 @@ def test_the_eligible_children_of_a_frontier_are_the_leaves_that_were_scored(
         assert_same(found.result, engine.search(queries, params))
         for place, (alone, frontier) in enumerate(zip(bundle.alone, found.frontiers, strict=True)):
             for b in range(len(queries)):
-                *above, last = reference.steps(queries, params, b, place=place)
+                *above, last = reference.steps(queries, params, b, t=place)
                 nodes_K = frontier.nodes_BK[b][frontier.nodes_BK[b] >= 0]
                 eligible_N = reference.eligible_nodes(queries, params, b, place).eligible_N
                 children_C, parent_C = alone.tree.children(nodes_K)
