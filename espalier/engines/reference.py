@@ -278,7 +278,7 @@ class ReferenceEngine(Engine):
         return np.float32(memory.key_weight) * mem_N.astype(np.float32)
 
     def _repeated(self, history_T: NDArray[Any]) -> dict[int, int]:
-        """The items of a history that this tree holds, each with the bucket of how many items follow it: the bits of that number, at most 5."""
+        """The items of a history that this tree holds, each with its bucket: the bits of the number of items that follow it, at most 5."""
         oldest_first, shard = history_T[history_T >= 0].tolist(), self.bundle.shard
         later_items = {item: len(oldest_first) - 1 - position for position, item in enumerate(oldest_first)}
         if shard is not None:

@@ -37,7 +37,7 @@ class ReferenceSearch(TreeSearch):
         width = max((len(leaves.item_rows) for leaves_B in leaves_TB for leaves in leaves_B), default=0)
         if len(self._trees) == 1:
             width, m_B = int(query.m_B.max(initial=0)), query.m_B.tolist()
-            leaves_TB = [[RankedLeaves(*(array[:m] for array in leaves)) for leaves, m in zip(leaves_TB[0], m_B, strict=True)]]
+            leaves_TB = [[RankedLeaves(rows[:m], ranks[:m], keys[:m]) for (rows, ranks, keys), m in zip(leaves_TB[0], m_B, strict=True)]]
         flat = [leaves_TB[t][b] for b in range(batch) for t in range(len(self._trees))]
         shape = batch, len(self._trees), width
         rows_BTM, ranks_BTM, keys_BTM = (

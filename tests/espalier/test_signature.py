@@ -174,7 +174,7 @@ def test_engines_equal_the_reference_exactly_with_integer_weights(
     bundle, queries, params = family.draw(tmp_path_factory.mktemp("models"), shape, True)
     expected, engines = ReferenceEngine(bundle).search(queries, params), family.engines(bundle, shape.get("threads", 1))
     if family is GRAPHS:  # as on a GPU, where ONNX Runtime scores several queries together
-        engines.append(Pipeline(bundle, OnnxSearch(bundle, "cpu", together=3)))
+        engines.append(Pipeline(bundle, OnnxSearch(bundle, "cpu", group_size=3)))
     for engine in engines:
         assert_same(engine.search(queries, params), expected)
         assert_wide_beams_bring_enough(engine, bundle, queries, params)

@@ -33,11 +33,11 @@ def packed(weights: ScorerWeights) -> tuple[Any, ...]:
     tiles = [_padded(layer.weight).reshape(len(layer.weight), -1, LANES).swapaxes(0, 1) for layer in layers]
     biases, slopes = ([_padded(array) for array in arrays] for arrays in ([x.bias for x in layers], [x.slope for x in layers]))
     none = np.empty(0, np.float32)
-    joined = (
+    flat = (
         np.concatenate([none, *(np.ravel(array) for array in arrays)], dtype=np.float32)
         for arrays in (tiles, biases, slopes, [weights.out])
     )
-    return *read_only(np.array(widths, np.int64)), np.float32(weights.offset), *read_only(*joined)
+    return *read_only(np.array(widths, np.int64)), np.float32(weights.offset), *read_only(*flat)
 
 
 def _padded(array: Array) -> Array:

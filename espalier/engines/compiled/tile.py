@@ -22,8 +22,8 @@ VECTOR, LANE = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
 
 def _spread(builder: Any, value: Any) -> Any:
     """A vector with a number in every lane."""
-    nothing, first = ir.Constant(VECTOR, ir.Undefined), ir.Constant(ir.VectorType(LANE, LANES), [0] * LANES)
-    return builder.shuffle_vector(builder.insert_element(nothing, value, LANE(0)), nothing, first)
+    undefined, first = ir.Constant(VECTOR, ir.Undefined), ir.Constant(ir.VectorType(LANE, LANES), [0] * LANES)
+    return builder.shuffle_vector(builder.insert_element(undefined, value, LANE(0)), undefined, first)
 
 
 def _add_tile(typing: Any, x: Any, inputs: Any, weight: Any, at: Any, start: Any, slope: Any, first: Any, y: Any, o: Any) -> Any:
