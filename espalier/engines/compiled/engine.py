@@ -27,7 +27,7 @@ from espalier.tree import Tree
 
 Array = NDArray[Any]
 PER_THREAD = 8
-"""Queries that are worth a thread of their own."""
+"""Fewest queries for which another thread pays."""
 CHECKED_ROWS = 1 << 16
 """Node rows that are checked at a time."""
 ALL_NODES, NO_NODES = np.empty(0, np.bool_), np.empty((0, 0), np.int64)

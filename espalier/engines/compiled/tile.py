@@ -1,7 +1,7 @@
 """One tile of a layer: ROWS inputs times LANES columns of its weights, summed in registers.
 
-Loops that numba compiles load and store a sum at each step. Here the sums stay in vector registers until all inputs are added, so that a
-layer takes half the time. Six rows of sixteen sums fill the registers of a processor with 256 bits, and keep one with 512 bits busy.
+Loops that numba compiles load and store a sum at each step. Here the sums stay in vector registers until all inputs are added, so a layer
+takes half the time. Six rows of sixteen sums fill the 256-bit registers of a processor, and keep a processor with 512 bits busy.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ Array = NDArray[Any]
 L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 """How XR-Linear ranks: by the product of exp(−max(0, 1 − v)³) along the path (PECOS §3.4)."""
 PER_THREAD = 8
-"""Queries that are worth a thread of their own."""
+"""Fewest queries for which another thread pays."""
 ALL_NODES, NO_NODES = read_only(np.empty(0, np.bool_), np.empty((0, 0), np.int64))
 NO_TRACE = tuple(np.empty((0, 0, 0), dtype) for dtype in (np.int64, np.float32, np.int64, np.float32))
 
