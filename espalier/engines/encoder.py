@@ -25,7 +25,7 @@ from espalier.queries import HistoryKind, blank_queries
 
 Array = NDArray[Any]
 MOST = np.iinfo(np.int64).max
-"""The end of a slice that goes to the last column."""
+"""The end of a slice up to the last column."""
 
 
 class QueryEncoder:

@@ -164,16 +164,9 @@ def _scratch(tail: Tail | None, arrays: tuple[Any, ...], items: int, handles: in
 
 @compiled()
 def best_means(
-    scored: tuple[Array, ...],
-    live_leaves: tuple[Array, ...],
-    trees: int,
-    m_B: Array,
-    features: tuple[Array, ...],
-    tail: tuple[Any, Array],
-    position_I: Array,
-    out: tuple[Array, Array],
-    live: tuple[Any, ...],
-) -> None:
+    scored: tuple[Array, ...], live_leaves: tuple[Array, ...], trees: int, m_B: Array, features: tuple[Array, ...],
+    tail: tuple[Any, Array], position_I: Array, out: tuple[Array, Array], live: tuple[Any, ...],
+) -> None:  # fmt: skip
     """The best m of each query's items by log((Σ_t e^log_t) / trees) and the tail, rounded to float32; ties go to the lower item row.
 
     scored       items int64[B, T, M], the logs of their scores float32 or float64, taken as at most 0, and counts int64[B, T]; empty leaves

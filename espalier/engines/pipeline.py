@@ -55,9 +55,9 @@ def _entries_of(overlay: Overlay) -> LiveEntries:
 
 
 class Pipeline:
-    """Searches one bundle. Any number of threads may search where those of `trees` may.
+    """Searches one bundle. Any number of threads may search, if `trees` allows it.
 
-    trees  searches its trees
+    trees  the tree search of the bundle
     """
 
     def __init__(self, bundle: Bundle, trees: TreeSearch) -> None:

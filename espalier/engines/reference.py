@@ -55,9 +55,9 @@ class Step:
 class ScoredItems:
     """Items that one query's search scored, best first; of equal keys the lower leaf, in a forest the lower item row.
 
-    steps  of each tree
-    gap    between the ranks of the last item that stacking reorders and of the next one; inf where there is no next one
-    before  what the trees found, where stacking has ordered it anew
+    steps            of each tree
+    gap              between the ranks of the last item that stacking reorders and of the next one; inf where there is no next one
+    before_stacking  the items as the trees ranked them, if stacking has reordered them
     """
 
     item_rows: NDArray[np.int64]
@@ -145,12 +145,7 @@ class ReferenceEngine(Engine):
         return ScoredItems(items[order], ranks[order], ranks[order], steps)
 
     def steps(
-        self,
-        queries: QueryBatch,
-        params: SearchParams,
-        b: int,
-        follow: Mapping[int, NDArray[np.int64]] | None = None,
-        t: int = 0,
+        self, queries: QueryBatch, params: SearchParams, b: int, follow: Mapping[int, NDArray[np.int64]] | None = None, t: int = 0
     ) -> list[Step]:
         """The search of query b, level by level from 1 to H; every level is scored, also those that need no pruning.
 

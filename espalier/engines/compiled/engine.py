@@ -119,15 +119,8 @@ class DenseSearch(TreeSearch):
         ends = [min(begin + step, batch) for begin in begins]
         for _ in map(run, begins, ends) if self._pool is None else self._pool.map(run, begins, ends):
             pass
-        return Leaves(
-            rows_BM[:, None],
-            ranks_BM[:, None],
-            keys_BM[:, None],
-            count_B[:, None],
-            finite_B,
-            (_levels(traced),) if query.trace else (),
-            (Frontier(*beams),) if query.frontier else (),
-        )
+        traces, frontiers = (_levels(traced),) if query.trace else (), (Frontier(*beams),) if query.frontier else ()
+        return Leaves(rows_BM[:, None], ranks_BM[:, None], keys_BM[:, None], count_B[:, None], finite_B, traces, frontiers)
 
 
 def _largest(query: TreeQuery) -> tuple[int, int]:

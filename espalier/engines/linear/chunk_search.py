@@ -48,7 +48,7 @@ class BeamParams(NamedTuple):
     beam_size_B, m_B  int64[B], at least 1. If m is 0 for all queries, every scored node of the last level is a result
     groups            (query positions int64, eligible-node mask bool[N]) pairs. A mask of None makes every node eligible. None leaves all
                       queries unrestricted
-    excluded_BX       int64[B, X]: nodes that each query must not visit besides, −1 as padding; None: no such nodes
+    excluded_BX       int64[B, X]: nodes that each query excludes in addition, −1 as padding; None: no such nodes
     """
 
     beam_size_B: NDArray[np.int64]

@@ -95,15 +95,9 @@ class OnnxSearch(TreeSearch):
             rows_BTM[b, 0, : len(order)] = self._tree.leaf_item[last.nodes_C[order] - self._tree.leaf_offset]
             ranks_BTM[b, 0, : len(order)], keys_BTM[b, 0, : len(order)] = last.ranks_C[order], last.keys_C[order]
             count_BT[b] = len(order)
-        return Leaves(
-            rows_BTM,
-            ranks_BTM,
-            keys_BTM,
-            count_BT,
-            finite_B,
-            (_trace(paths[0]),) if query.trace else (),
-            (self._frontier(paths),) if query.frontier else (),
-        )
+        traces = (_trace(paths[0]),) if query.trace else ()
+        frontiers = (self._frontier(paths),) if query.frontier else ()
+        return Leaves(rows_BTM, ranks_BTM, keys_BTM, count_BT, finite_B, traces, frontiers)
 
     def _searched(self, query: TreeQuery, members: range, finite_B: NDArray[np.bool_]) -> list[list[_Level]]:
         """The levels of some queries that are scored together."""

@@ -175,13 +175,7 @@ class GraphCell(Cell[Tensor]):
         if by_level or not same or self.max_candidates > MOST_PROGRAM_CANDIDATES:
             return torch.empty(0, device=engine.device), 0
         levels_L5 = [
-            (
-                self.slots[i],
-                self.slots[i + 1],
-                tree.level(level - 1).start,
-                tree.level(level).start,
-                of_levels * (level - self._first) * width,
-            )
+            (*self.slots[i : i + 2], tree.level(level - 1).start, tree.level(level).start, of_levels * (level - self._first) * width)
             for i, level in enumerate(range(self.start, tree.height + 1))
         ]
         return torch.tensor(levels_L5, dtype=torch.int32, device=engine.device), children

@@ -86,7 +86,7 @@ def with_state(matrices, state_S, vectors, D: tl.constexpr, D_PAD: tl.constexpr,
 
 @triton.jit
 def _active(sums, dtype: tl.constexpr, slopes, width: tl.constexpr, last: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr):
-    """A layer's activation of its float32 sums: those below 0 times a slope, in the weights' precision; of the last layer in float32."""
+    """A layer's activation of its float32 sums: negative sums times a slope. In the weights' precision; the last layer's in float32."""
     if SHARED:
         slope = tl.load(slopes)
     else:
