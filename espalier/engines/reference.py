@@ -159,25 +159,26 @@ class ReferenceEngine(Engine):
         elif self._memory is not None:
             lift_N = self.memory_lift(queries.array[b], eligible_N)
         beam_size, leaf_count = int(params.beam_size_B[b]), self._leaf_count(params, b)
-        return self.walk(self._query_states(queries, b), eligible_N, lift_N, (beam_size, leaf_count), follow, t)
+        return self.walk(self._query_states(queries, b), eligible_N, lift_N, beam_size, leaf_count, follow, t)
 
     def walk(
         self,
         state_LS: NDArray[np.float32],
         eligible_N: NDArray[np.bool_],
         lift_N: NDArray[np.float32] | None,
-        sizes: tuple[int, int],
+        beam_size: int,
+        leaf_count: int,
         follow: Mapping[int, NDArray[np.int64]] | None = None,
         t: int = 0,
     ) -> list[Step]:
         """The search of one query in a tree.
 
-        part_N  λ · mem of every node, None where there is no memory
-        sizes   the beam size, and how many leaves of the only tree are kept
+        lift_N      λ · mem of every node, None where there is no memory
+        leaf_count  how many leaves of a single tree are kept
         """
         tree, ranking = self._tree_bundles[t].tree, self.bundle.manifest.ranking
         kept_K, rank_K = np.zeros(1, np.int64), np.zeros(1, np.float32)
-        start = tree.start_level(sizes[0])
+        start = tree.start_level(beam_size)
         steps = []
         for level in range(1, tree.height + 1):
             candidates_C, parent_C = tree.children(kept_K)
@@ -191,9 +192,9 @@ class ReferenceEngine(Engine):
             if scored:
                 present_C = finite_C & np.isfinite(ranks_C) & np.isfinite(keys_C)
                 candidates_C, ranks_C, keys_C = candidates_C[present_C], ranks_C[present_C], keys_C[present_C]
-            size = sizes[0]
+            size = beam_size
             if level == tree.height:
-                size = sizes[1] if len(self._tree_bundles) == 1 else len(candidates_C)
+                size = leaf_count if len(self._tree_bundles) == 1 else len(candidates_C)
             best = np.sort(np.argsort(-keys_C, kind="stable")[:size])
             kept_K = candidates_C[best]
             steps.append(Step(level, candidates_C, ranks_C, keys_C, kept_K, bool(finite_C.all()) or not scored))

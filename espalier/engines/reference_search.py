@@ -67,8 +67,8 @@ class ReferenceSearch(TreeSearch):
 
     def _walk(self, query: TreeQuery, b: int, state_LS: NDArray[np.float32], t: int, tree: Tree) -> list[Step]:
         lift_N = None if query.memory is None else self._engine.lift_of_lists(query.memory, b)
-        sizes = int(query.beam_size_B[b]), int(query.m_B[b])
-        return self._engine.walk(state_LS, _eligible(tree, query.eligible_T[t], b), lift_N, sizes, t=t)
+        beam_size, m = int(query.beam_size_B[b]), int(query.m_B[b])
+        return self._engine.walk(state_LS, _eligible(tree, query.eligible_T[t], b), lift_N, beam_size, m, t=t)
 
     def _frontier(self, query: TreeQuery, t: int, paths: list[list[Step]]) -> Frontier:
         tree, nodes, ranks = self._trees[t], [], []

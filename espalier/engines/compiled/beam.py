@@ -51,9 +51,10 @@ def search_queries(
     level_offset, first_child, leaf_item = tree
     beam_size_B, m_B, gamma, log_sigmoid, max_candidates, max_kept, all_levels = knobs
     key_weight, memory_offset, memory_nodes, memory_values = memory
-    rows_BM, ranks_BM, keys_BM, count_B, finite_B = out[:5]
-    candidates_BHC, candidate_ranks_BHC, candidate_keys_BHC, kept_BHK, kept_ranks_BHK, kept_keys_BHK = out[5:11]
-    frontier_BK, frontier_ranks_BK = out[11:]
+    (
+        rows_BM, ranks_BM, keys_BM, count_B, finite_B, candidates_BHC, candidate_ranks_BHC, candidate_keys_BHC,
+        kept_BHK, kept_ranks_BHK, kept_keys_BHK, frontier_BK, frontier_ranks_BK,
+    ) = out  # fmt: skip
     height = len(level_offset) - 2
     width, excluded_count = np.uint64(states_BLS.shape[2]), excluded_BX.shape[1]  # in an inner product also that of rows
     zero = np.float32(0)

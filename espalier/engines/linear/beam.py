@@ -56,8 +56,10 @@ def search_queries(
     and ranks a query took 12 to 18 % longer at beam 50, and compiling took longer.
     """
     indptr, indices, values, beam_size_B, m_B, excluded_BX = queries
-    first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, bias = tables[:7]
-    table_from, is_direct, slot_feature, slot_location, dense_weight, root_T, last_T, slots_T = tables[7:]
+    (
+        first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, bias,
+        table_from, is_direct, slot_feature, slot_location, dense_weight, root_T, last_T, slots_T,
+    ) = tables  # fmt: skip
     gamma, power = ranker
     query_F, excluded_N, beam, beam_ranks, candidates, ranks, ordered, chosen = work
     nodes_BM, ranks_BM, count_B, candidates_BHC, candidate_ranks_BHC, kept_BHK, kept_ranks_BHK = out

@@ -255,7 +255,7 @@ class GraphCell(Cell[Tensor]):
         )  # fmt: skip
 
     def search_by_program(self, beam: Beam, candidates: Beam, leaves: Beam, state: Tensor) -> bool:
-        """See `Cell.search_alone`."""
+        """See `Cell.search_by_program`."""
         if not self._children:
             return False
         engine, tree, tile = self._engine, self.context.tree, self._tile
