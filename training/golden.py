@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import CANDIDATE_RANKS, CANDIDATE_ROWS, columns_of_golden
-from espalier.engines.reference import Found, ReferenceEngine
+from espalier.engines.reference import ReferenceEngine, ScoredItems
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 
@@ -22,9 +22,9 @@ def golden_answers(bundle: Bundle, queries: QueryBatch, query_column: pa.Array, 
     reference, stacking = ReferenceEngine(bundle), bundle.manifest.stacking
     rows, ranks, keys, margins, candidates = [], [], [], [], []
     for b in range(len(queries)):
-        result, m = reference.found(queries, params, b), int(params.m_B[b])
-        if stacking is not None and result.before is not None:
-            candidates.append((result.before.item_rows[: max(m, stacking.candidates)], result.before.ranks[: max(m, stacking.candidates)]))
+        result, m = reference.scored_items(queries, params, b), int(params.m_B[b])
+        if stacking is not None and (before := result.before_stacking) is not None:
+            candidates.append((before.item_rows[: max(m, stacking.candidates)], before.ranks[: max(m, stacking.candidates)]))
         rows.append(result.item_rows[:m])
         ranks.append(result.ranks[:m])
         keys.append(result.keys[:m])
@@ -41,8 +41,8 @@ def answered_anew(golden: pa.Table, bundle: Bundle, queries: QueryBatch) -> pa.T
     return golden_answers(bundle, queries, golden.column(bundle.manifest.query.kind).combine_chunks(), params)
 
 
-def _margin(result: Found, m: int) -> float:
-    """The smallest difference in key between a kept and a dropped candidate over all cuts; inf if nothing was dropped.
+def _margin(result: ScoredItems, m: int) -> float:
+    """The smallest difference in key between a kept and a dropped candidate over all cuts; inf where nothing was dropped.
 
     The last cuts are over items, by stacking and by m: no tree of a forest cuts its leaves. The log of a mean of scores changes no more
     than the log of one of them.

@@ -134,7 +134,7 @@ def onnx_cuda(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Ro
         return
 
     def opened(bundle: Bundle) -> Engine:
-        return Pipeline(bundle, onnx_graph.OnnxSearch(bundle, device, together=onnx_graph.TOGETHER))
+        return Pipeline(bundle, onnx_graph.OnnxSearch(bundle, device, group_size=onnx_graph.GPU_GROUP))
 
     name = f"onnx-{device}"
     yield from exported_cases(name, opened, EXPORTED, "float32")

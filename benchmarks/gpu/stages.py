@@ -47,12 +47,12 @@ def _correctness(engine: str, function: str, given: Arguments, cases: int, tiny:
 
 
 PRECISIONS = ("float32", "float16", "bfloat16")
-NEVER_ALONE = 1 << 30
+NO_PROGRAMS = 1 << 30
 TRIED: tuple[Arguments, ...] = (
-    {"alone": NEVER_ALONE}, {"alone": NEVER_ALONE, "tile": 128, "warps": 4}, {"tile": 64, "warps": 4, "registers": 128},
-    {"tile": 64, "warps": 4, "registers": 168}, {"tile": 128, "warps": 4}, {"tile": 128, "warps": 8, "registers": 128},
-    {"tile": 64, "warps": 2}, {"tile": 32}, {"tile": 16}, {"busy_count_tile": 16}, {"count_tile": 8}, {"chosen": 0}, {"counted": 0},
-    {"dependent": 0},
+    {"level_kernel_queries": NO_PROGRAMS}, {"level_kernel_queries": NO_PROGRAMS, "tile": 128, "warps": 4},
+    {"tile": 64, "warps": 4, "registers": 128}, {"tile": 64, "warps": 4, "registers": 168}, {"tile": 128, "warps": 4},
+    {"tile": 128, "warps": 8, "registers": 128}, {"tile": 64, "warps": 2}, {"tile": 32}, {"tile": 16}, {"busy_count_tile": 16},
+    {"count_tile": 8}, {"chosen_candidates": 0}, {"counted_pairs": 0}, {"dependent_queries": 0},
 )  # fmt: skip
 """What each trial changes of `Tuning`."""
 STAGES: tuple[Stage, ...] = (

@@ -174,7 +174,7 @@ def _milliseconds(ms_PRQ: NDArray[np.float64]) -> dict[str, float]:
 
 
 def tree_system(engine: Pipeline, beam: int, m: int) -> System:
-    encoder = Encoder(engine.bundle, elsewhere=False)
+    encoder = Encoder(engine.bundle, engine_encodes=False)
 
     def encode(query: Array) -> tuple[QueryBatch, SearchParams]:
         queries, params = QueryBatch(engine.bundle.manifest.query, query[None]), SearchParams.uniform(1, beam, m)

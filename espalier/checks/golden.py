@@ -162,7 +162,7 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
         stacker = Stacker(bundle, bundle.stacking)
         ordered = stacker.ordered(queries, stored_result, params.m_B)
         check_same(bundle, "stacking of the stored candidates", expected, ordered, margin_B, STACKING_ROUNDING)
-        wanted_B = stacker.wanted(params.m_B, bundle.manifest.tree.items)
+        wanted_B = stacker.candidate_counts(params.m_B, bundle.manifest.tree.items)
         candidates_found = engine.candidates(queries, SearchParams(params.beam_size_B, wanted_B))
         expected, result, rounding = candidates, candidates_found, engine.rounding / STRETCH
     return check_shards(bundle, engine.name, expected, result, rounding)

@@ -1,6 +1,6 @@
-"""The engines, in one table, and which of them opens a bundle.
+"""The table of engines, and the choice of one for a bundle.
 
-Each engine is imported when it is opened: torch, numba and ONNX Runtime take a while, and an image need not have them all.
+An engine is imported when it is opened: torch, numba and ONNX Runtime load slowly, and an image need not have them all.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class EngineEntry:
 
     device      where it runs
     scorers     the kinds of scorers that it searches (`scorer.kind` of a manifest)
-    precisions  what it can compute in
-    libraries   what must be installed for it besides the requirements of espalier
-    chosen      False: only by its name
+    precisions  in which it can compute
+    libraries   that it needs besides the requirements of espalier
+    chosen      False: opened only by name
     """
 
     device: Literal["cpu", "cuda"]
@@ -42,13 +42,13 @@ class EngineEntry:
     chosen: bool = True
 
     def missing(self) -> str:
-        """Which of its libraries are not installed; empty where all are."""
+        """A message that names the libraries that are not installed; empty if all are."""
         missing = [library for library in self.libraries if find_spec(library) is None]
         return f"{' and '.join(missing)} not installed (extra `gpu`)" if missing else ""
 
 
 def _opened(engine: str, bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
-    """What searches a bundle's trees. Raises DeviceUnavailable or UnsupportedGraph."""
+    """The tree search of an engine. Raises DeviceUnavailable or UnsupportedGraph."""
     match engine:
         case "triton":
             from espalier.engines.triton.graph_engine import TritonSearch
@@ -89,7 +89,7 @@ ENGINES: Mapping[str, EngineEntry] = {
 
 
 def runs_on_gpu(engine: str | None) -> bool:
-    """Whether an engine of this name is one for a GPU."""
+    """Whether the engine of this name runs on a GPU."""
     return engine is not None and engine in ENGINES and ENGINES[engine].device == "cuda"
 
 
@@ -112,26 +112,26 @@ def open_engine(
 ) -> Pipeline:
     """The best engine for a bundle on a device.
 
-    device     `auto` takes a GPU where there is one that some engine can use. Raises DeviceUnavailable for `cuda` without one
-    engine     an engine by name, instead of the choice by device. Raises DeviceUnavailable where it cannot search the bundle
+    device     `auto` takes a GPU if some engine can use one. Raises DeviceUnavailable for `cuda` without a GPU
+    engine     an engine by name, instead of the choice by device. Raises DeviceUnavailable if it cannot search the bundle
     threads    intra-op threads of one CPU search; one process per core with one thread each scales best
-    precision  of node rows and products, or of weights. Raises DeviceUnavailable where the engine has only others
+    precision  of node rows and products, or of weights. Raises DeviceUnavailable if the engine does not support it
     """
     from espalier.engines.pipeline import Pipeline
 
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
-    refused: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for candidate in _candidates(bundle, device, engine):
         entry = ENGINES[candidate]
-        on_gpu = {other: reason for other, reason in refused.items() if runs_on_gpu(other)}
-        if entry.device == "cpu" and len(on_gpu) == len(refused) > 0:
-            reasons = "; ".join(f"{other} cannot use it: {reason}" for other, reason in on_gpu.items())
-            log.warning("%s runs on the CPU: there is a GPU, but %s", name, reasons)
+        gpu_reasons = {gpu_engine: reason for gpu_engine, reason in reasons.items() if runs_on_gpu(gpu_engine)}
+        if entry.device == "cpu" and len(gpu_reasons) == len(reasons) > 0:
+            explained = "; ".join(f"{gpu_engine} cannot use it: {reason}" for gpu_engine, reason in gpu_reasons.items())
+            log.warning("%s runs on the CPU: there is a GPU, but %s", name, explained)
         reason = entry.missing()
         if not reason:
             _check_precision(bundle, candidate, precision)
             try:
-                opened = Pipeline(bundle, _opened(candidate, bundle, threads, precision))
+                pipeline = Pipeline(bundle, _opened(candidate, bundle, threads, precision))
             except UnsupportedGraph as error:
                 reason = str(error)
             except DeviceUnavailable as error:
@@ -139,11 +139,11 @@ def open_engine(
                     raise
                 reason = str(error)
             else:
-                log.info("%s runs on %s", name, opened.name)
-                return opened
-        refused[candidate] = reason
+                log.info("%s runs on %s", name, pipeline.name)
+                return pipeline
+        reasons[candidate] = reason
         log.info("%s cannot run on %s: %s", name, candidate, reason)
-    raise DeviceUnavailable("; ".join(f"{candidate} cannot run {name}: {reason}" for candidate, reason in refused.items()))
+    raise DeviceUnavailable("; ".join(f"{candidate} cannot run {name}: {reason}" for candidate, reason in reasons.items()))
 
 
 def _candidates(bundle: Bundle, device: Device, engine: str | None) -> list[str]:
@@ -157,9 +157,9 @@ def _candidates(bundle: Bundle, device: Device, engine: str | None) -> list[str]
     if device not in ("auto", ENGINES[engine].device):
         raise DeviceUnavailable(f"engine {engine} does not run on device {device}")
     if scorer not in ENGINES[engine].scorers:
-        fitting = ", ".join(name for name, entry in ENGINES.items() if scorer in entry.scorers)
+        names = ", ".join(name for name, entry in ENGINES.items() if scorer in entry.scorers)
         raise DeviceUnavailable(
-            f"engine {engine} cannot search {bundle.manifest.name}, which has {scorer} scorers: expected one of {fitting}"
+            f"engine {engine} cannot search {bundle.manifest.name}, which has {scorer} scorers: expected one of {names}"
         )
     return [engine]
 
@@ -167,15 +167,15 @@ def _candidates(bundle: Bundle, device: Device, engine: str | None) -> list[str]
 def _check_precision(bundle: Bundle, engine: str, precision: Precision) -> None:
     if precision not in ENGINES[engine].precisions:
         scorer = bundle.manifest.scorer.kind
-        able = ", ".join(name for name, entry in ENGINES.items() if scorer in entry.scorers and precision in entry.precisions)
-        raise DeviceUnavailable(f"precision {precision} needs the engine {able}; {bundle.manifest.name} would run on {engine}")
+        names = ", ".join(name for name, entry in ENGINES.items() if scorer in entry.scorers and precision in entry.precisions)
+        raise DeviceUnavailable(f"precision {precision} needs the engine {names}; {bundle.manifest.name} would run on {engine}")
 
 
 @cache
 def gpu_present() -> bool:
     """Whether NVIDIA's driver is here and shows this process a GPU.
 
-    Asks the driver itself, so that a machine without one loads no library of gigabytes to find out.
+    The driver itself is asked, so a machine without one need not load gigabytes of libraries to find out.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""The best of a level's candidates, and results in their order, compiled by numba."""
+"""Compiled: selects the best of a level's candidates, and sorts results."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Array = NDArray[Any]
 
 @compiled()
 def best_positions(keys: Array, total: int, count: int, ordered: Array, positions: Array) -> int:
-    """Write the positions of the best `count` of `total` keys, ascending; of equal keys the first. Returns how many there are.
+    """Write the positions of the best `count` of `total` keys, ascending; of equal keys the first. Returns how many were written.
 
     keys       float32
     ordered    int32, room for `total` numbers
     positions  int64, room for `count` numbers
 
-    The key at the cut is found bit by bit: each pass counts the keys from a bound on, without a branch, 16 keys an instruction where the
-    processor can. A heap takes 4 to 30 times as long.
+    The smallest selected key is found bit by bit. Each pass counts the keys that reach a bound, without branches, so processors can compare
+    16 keys in one instruction. A heap takes 4 to 30 times as long.
     """
     if total <= count:
         for c in range(total):
@@ -61,7 +61,7 @@ def best_positions(keys: Array, total: int, count: int, ordered: Array, position
 def best_first(keys: Array, count: int) -> Array:
     """int64[count]: the positions of the first `count` keys, best first, ties by position.
 
-    A merge sort of our own: numba needs a second to compile NumPy's.
+    This is a merge sort because numba needs a second to compile NumPy's sort.
     """
     order, merged = np.empty(count, np.int64), np.empty(count, np.int64)
     for k in range(count):

@@ -1,7 +1,7 @@
-"""The first stage of a search: query states of histories and vectors, made once and outside of engines.
+"""The first stage of a search: encode histories and vectors into query states, once and outside of the engine.
 
-An engine that encodes on its own device is given states for those histories alone that hold live items. Whoever has encoded queries
-already brings `GivenQueries`: a router, and golden queries of a shard, which lacks the rows of items that are elsewhere.
+If the engine encodes on its own device, only histories with live items are encoded here. `GivenQueries` are already encoded: a router sends
+them, and golden queries of a shard are stored so, because a shard lacks the rows of other shards' items.
 
 Legend: B queries, T history, L levels, S state.
 """
@@ -27,7 +27,7 @@ Floats = NDArray[np.float32]
 
 
 class EncodedQueries(NamedTuple):
-    """queries: histories by rows that the search knows · states_BLS, encoded_B: see `TreeQuery`."""
+    """queries: histories without unknown rows · states_BLS, encoded_B: see `TreeQuery`."""
 
     queries: QueryBatch
     states_BLS: Floats | None
@@ -37,25 +37,25 @@ class EncodedQueries(NamedTuple):
 class Encoder:
     """Encodes the queries of a bundle. Any number of threads may call it.
 
-    elsewhere  the search makes states itself, of queries without live items
+    engine_encodes  the engine encodes queries without live items itself
     Raises UnsupportedGraph or BundleCorrupt where query.onnx cannot be run.
     """
 
-    def __init__(self, bundle: Bundle, elsewhere: bool) -> None:
+    def __init__(self, bundle: Bundle, engine_encodes: bool) -> None:
         scorer = bundle.manifest.scorer
         self._bundle, self._tree = bundle, bundle.tree
         self._makes_states = isinstance(scorer, GraphScorer)
-        self._whole: QueryEncoder | None = None
-        if self._makes_states and not elsewhere:
-            self._whole = QueryEncoder.open(bundle)
+        self._query_encoder: QueryEncoder | None = None
+        if self._makes_states and not engine_encodes:
+            self._query_encoder = QueryEncoder.open(bundle)
         self._live: LiveEncoder | None = None
-        self._takes_live = False
+        self._is_open_for_live_items = False
 
     def take_live_items(self) -> None:
-        """Open what histories with live items need, before the first search with them."""
-        if not self._takes_live and self._makes_states and isinstance(self._bundle.manifest.query, HistoryKind):
-            self._live = opened_encoder(self._bundle, self._whole or QueryEncoder.open(self._bundle))
-        self._takes_live = True
+        """Open the encoder of histories with live items, before the first search with live items."""
+        if not self._is_open_for_live_items and self._makes_states and isinstance(self._bundle.manifest.query, HistoryKind):
+            self._live = opened_encoder(self._bundle, self._query_encoder or QueryEncoder.open(self._bundle))
+        self._is_open_for_live_items = True
 
     def of(
         self,
@@ -65,10 +65,10 @@ class Encoder:
         overlay: Overlay | None,
         mask_B: tuple[NodeMask | None, ...] | None,
     ) -> EncodedQueries:
-        """The queries as trees take them.
+        """Encode the queries.
 
-        every_level  make the states of all levels, not of those alone that the beams need pruned
-        mask_B       those without live items see the bundle alone
+        every_level  compute the states of all levels, not only of the levels that need pruning
+        mask_B       a query whose mask has no live items sees the trained items only
         """
         if isinstance(queries, GivenQueries):
             return EncodedQueries(queries, queries.states_BLS)
@@ -83,23 +83,23 @@ class Encoder:
             rows_BT, handles_BT = histories_of(overlay, np.asarray(queries.array, np.int64), frozen_B, self._live is not None)
             queries, live_B = QueryBatch(queries.kind, rows_BT), np.any(handles_BT >= 0, axis=1)
         if overlay is None or self._live is None or not live_B.any():
-            return EncodedQueries(queries, None if self._whole is None else self._whole.states(queries.array, first_B))
-        live, others = np.flatnonzero(live_B), np.flatnonzero(~live_B)
+            return EncodedQueries(queries, None if self._query_encoder is None else self._query_encoder.states(queries.array, first_B))
+        live, trained_only = np.flatnonzero(live_B), np.flatnonzero(~live_B)
         states_BLS = np.zeros((len(queries), *self._live.shape), np.float32)
         states_BLS[live] = self._live.states(overlay.trees[0], rows_BT[live], handles_BT[live])
-        if self._whole is not None and len(others):
-            states_BLS[others] = self._whole.states(queries.array[others], [first_B[b] for b in others.tolist()])
-        return EncodedQueries(queries, states_BLS, live_B if self._whole is None else None)
+        if self._query_encoder is not None and len(trained_only):
+            states_BLS[trained_only] = self._query_encoder.states(queries.array[trained_only], [first_B[b] for b in trained_only.tolist()])
+        return EncodedQueries(queries, states_BLS, live_B if self._query_encoder is None else None)
 
 
 def states_shape(bundle: Bundle, batch: int) -> tuple[int, int, int]:
-    """B, L, S of the states of queries."""
+    """B, L, S: the shape of query states."""
     scorer = bundle.graph_scorer
     return batch, bundle.manifest.tree.levels if scorer.state_levels > 1 else 1, scorer.state_dim
 
 
 def check_queries(bundle: Bundle, queries: QueryBatch, handles: int = 0) -> None:
-    """Raise InvalidQuery where queries, or the states that come with them, are not for a bundle. handles: R, of live items."""
+    """Raise InvalidQuery where queries, or the states that come with them, do not fit a bundle. handles: R, of live items."""
     kind, shard = bundle.manifest.query, bundle.manifest.shard
     if queries.kind is not kind and queries.kind != kind:
         raise InvalidQuery("queries", queries.kind, str(kind))

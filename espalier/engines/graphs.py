@@ -8,14 +8,13 @@
     ranker.onnx   features float32[N, F], NaN where one lacks    → scores float32[N]      higher is better
 
 `history_nodes` are the ancestors of the history's items on each level, the leaf level last; −1 is padding. `history_leaves` are the leaves,
-padding in front, the newest last. A graph whose T is no number is given as few places as hold the items. L is H + 1, or 1 where all
+padding in front, the newest last. If a graph's T is no fixed number, histories are shortened to their items. L is H + 1, or 1 where all
 levels share a state. An empty history must have a finite state. `node_rows` lie outside the graphs. ONNX opset 18 to 23, without control
 flow, custom operators or external data.
 
-A tensor may say that its numbers are in another file, which the ONNX library and ONNX Runtime then read relative to wherever a process
-runs: a graph could show any file through its scores. So every message of a graph is looked at, wherever it hangs: initializers, attributes
-of any kind, local functions and their defaults. Knows query.onnx, scorer.onnx, ranker.onnx and content.onnx. Does not know trees or
-searches.
+A tensor may refer to another file for its numbers. The ONNX library and ONNX Runtime would read that file, relative to the folder that the
+process runs in, and the scores could reveal any file. So every message of a graph is checked: initializers, attributes of any kind, local
+functions and their defaults. Knows query.onnx, scorer.onnx, ranker.onnx and content.onnx. Does not know trees or searches.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ NUMBERS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data
 
 
 def load_graph(name: str, data: bytes) -> onnx.ModelProto:
-    """A bundle's graph, checked, without local functions and slow operators. Raises BundleCorrupt when it cannot be composed."""
+    """A bundle's graph, checked, without local functions and slow operators. Raises BundleCorrupt when it breaks the contract."""
     model = read_graph(name, data)
     rewrite_prelu(model)
     return model
@@ -57,7 +56,7 @@ def load_graph(name: str, data: bytes) -> onnx.ModelProto:
 def read_graph(name: str, data: bytes) -> onnx.ModelProto:
     """A bundle's graph as it was exported, checked, without local functions. Raises BundleCorrupt when it breaks the contract.
 
-    The only way in which any part of this software may read a graph of a bundle; nothing of it refers to another file.
+    All code must read a bundle's graphs through this function: the graph that it returns refers to no other file.
     """
     model = parsed_model(name, data)
     try:
@@ -72,8 +71,8 @@ def read_graph(name: str, data: bytes) -> onnx.ModelProto:
     control = sorted({node.op_type for node in model.graph.node} & FORBIDDEN_OPS)
     inputs, outputs = {entry.name for entry in model.graph.input}, [entry.name for entry in model.graph.output]
     if len(outputs) != 1 or not any(inputs == names for names in CONTRACT[name]):
-        known = " or ".join(str(sorted(names)) for names in CONTRACT[name])
-        raise BundleCorrupt(f"{name}: inputs {sorted(inputs)} and {len(outputs)} outputs, expected inputs {known} and one output")
+        expected = " or ".join(str(sorted(names)) for names in CONTRACT[name])
+        raise BundleCorrupt(f"{name}: inputs {sorted(inputs)} and {len(outputs)} outputs, expected inputs {expected} and one output")
     if foreign or control:
         raise BundleCorrupt(f"{name}: custom operators {foreign} or control flow {control} are not accepted")
     opset_of(model)
@@ -90,7 +89,7 @@ def rewrite_prelu(model: onnx.ModelProto) -> None:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """The version of ONNX's own operators that a model uses. Raises BundleCorrupt when it is not one that can be composed."""
+    """The version of ONNX's own operators that a model uses. Raises BundleCorrupt when it is not supported."""
     version = next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
     if not MIN_OPSET <= version <= MAX_OPSET:
         raise BundleCorrupt(f"ONNX opset {version}, expected {MIN_OPSET} to {MAX_OPSET}")
@@ -98,10 +97,10 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def parsed_model(name: str, data: bytes) -> onnx.ModelProto:
-    """A model from its bytes alone. What this software has no field for is dropped, so that no other reader of the model finds it.
+    """A model from its bytes alone. Fields that this version of ONNX does not know are dropped, so no other reader sees them.
 
-    Raises BundleCorrupt where the bytes are no model, or one that holds what no bundle may: external data, sparse tensors, subgraphs,
-    tensors that declare more numbers than they bring, local functions without end.
+    Raises BundleCorrupt where the bytes are no model, or the model has external data, sparse tensors, subgraphs, tensors that declare more
+    numbers than they hold, or endlessly recursive local functions.
     """
     model = onnx.ModelProto()
     try:
@@ -119,13 +118,13 @@ def parsed_model(name: str, data: bytes) -> onnx.ModelProto:
 
 def messages(root: Any) -> Iterator[Any]:
     """A message and all messages inside it."""
-    waiting = [root]
-    while waiting:
-        message = waiting.pop()
+    pending = [root]
+    while pending:
+        message = pending.pop()
         yield message
         for field, value in message.ListFields():
             if field.message_type is not None:
-                waiting.extend([value] if hasattr(value, "ListFields") else value)
+                pending.extend([value] if hasattr(value, "ListFields") else value)
 
 
 def _refusal(message: Any) -> str:
@@ -135,7 +134,7 @@ def _refusal(message: Any) -> str:
             return f"tensor {message.name!r} has external data, which is not accepted"
         if message.HasField("segment"):
             return f"tensor {message.name!r} is a segment of one, which is not accepted"
-        # Half a byte is the smallest number; every field of numbers has at least one entry for each two of them.
+        # The smallest numbers take half a byte, so each byte or entry of a field holds at most two numbers.
         room = 2 * (len(message.raw_data) + sum(len(getattr(message, field)) for field in NUMBERS))
         if any(size < 0 for size in message.dims) or math.prod(message.dims) > room:
             return f"tensor {message.name!r} declares the shape {list(message.dims)[:8]}, which is more than it holds"
@@ -149,7 +148,7 @@ def _refusal(message: Any) -> str:
 
 
 def _check_calls(name: str, model: onnx.ModelProto) -> None:
-    """Raise BundleCorrupt where local functions, written out, would make a graph of too many nodes, or of endlessly many."""
+    """Raise BundleCorrupt where inlining the local functions would make too many nodes, or never end."""
     functions = {(function.domain, function.name, function.overload): function.node for function in model.functions}
     sizes: dict[tuple[str, str, str], float] = {}
     size = _size(model.graph.node, functions, sizes, MAX_CALLS)
@@ -160,7 +159,7 @@ def _check_calls(name: str, model: onnx.ModelProto) -> None:
 def _size(
     nodes: Sequence[Any], functions: Mapping[tuple[str, str, str], Sequence[Any]], sizes: dict[tuple[str, str, str], float], calls: int
 ) -> float:
-    """How many nodes some nodes are when all functions are written out; infinite where more than `calls` call each other in a row."""
+    """How many nodes these are once all functions are inlined; infinite where more than `calls` functions call each other in a row."""
     total = 0.0
     for node in nodes:
         key = (node.domain, node.op_type, node.overload)

@@ -1,4 +1,4 @@
-"""Live leaves of models of graphs under the beams of a call: inner products and MLPs compiled, other scorers by ONNX Runtime.
+"""Scores live leaves with a graph's scorer: inner products and MLPs are compiled, other scorers run in ONNX Runtime.
 
 Legend: B queries, P entries of live leaves, C live leaves under a query's beam, D node row, S state.
 """
@@ -38,7 +38,7 @@ class GraphLeaves:
         self._session: ort.InferenceSession | None = None
         try:
             self._weights = packed(scorer_weights(bundle))
-        except UnsupportedGraph:  # no form is declared, or one that compiled code does not know
+        except UnsupportedGraph:  # no form is declared, or compiled code does not support it
             model = load_graph("scorer.onnx", bundle.graph("scorer.onnx"))
             free_inputs(model)
             self._session = opened_session(model)
@@ -64,19 +64,19 @@ class GraphLeaves:
         if self._session is None:
             rows = read_only(leaves.rows_PD, states_BS)
             return ScoredLive(*scored_leaves(beams, leaves.entries, masks, rows, self._weights, self._gamma, self._log_sigmoid))
-        begin_B, entry_C, above_C = under_beams(beams, leaves.entries, masks, self._gamma)
+        begin_B, entry_C, inherited_C = under_beams(beams, leaves.entries, masks, self._gamma)
         rows_1CD = leaves.rows_PD[entry_C][None]
         logits_C = np.empty(len(entry_C), np.float32)
         for b, (begin, end) in enumerate(pairwise(begin_B.tolist())):
             if end > begin:
                 feeds = {"query_state": states_BS[b : b + 1], "node_rows": rows_1CD[:, begin:end]}
                 logits_C[begin:end] = self._session.run(None, feeds)[0][0]
-        return ScoredLive(*ranked(begin_B, entry_C, logits_C, above_C, self._log_sigmoid))
+        return ScoredLive(*ranked(begin_B, entry_C, logits_C, inherited_C, self._log_sigmoid))
 
 
 @compiled(fastmath=FAST)
 def leaf_logits(begin_B: Array, nodes_C: Array, rows_PD: Array, states_BS: Array, scorer: Any) -> Array:
-    """float32[C]: the logits of leaves, whose rows are at nodes_C, for their queries. scorer: of `packed`."""
+    """float32[C]: the logits of leaves with rows at nodes_C, for their queries. scorer: of `packed`."""
     logits_C = np.empty(len(nodes_C), np.float32)
     for b in range(len(states_BS)):
         begin, end = begin_B[b], begin_B[b + 1]
@@ -92,8 +92,8 @@ def leaf_logits(begin_B: Array, nodes_C: Array, rows_PD: Array, states_BS: Array
 
 
 @compiled()
-def ranked(begin_B: Array, entry_C: Array, logits_C: Array, above_C: Array, log_sigmoid: bool) -> tuple[Array, Array, Array, Array]:
-    """The fields of ScoredLive: ranks own + above, without leaves whose logit or rank is not finite."""
+def ranked(begin_B: Array, entry_C: Array, logits_C: Array, inherited_C: Array, log_sigmoid: bool) -> tuple[Array, Array, Array, Array]:
+    """The fields of ScoredLive: ranks own + inherited, without leaves whose logit or rank is not finite."""
     ranks_C, entries_C = np.empty(len(logits_C), np.float32), np.empty(len(logits_C), np.int64)
     begins_B, finite_B = np.zeros_like(begin_B), np.ones(len(begin_B) - 1, np.bool_)
     zero, count = np.float32(0), 0
@@ -106,7 +106,7 @@ def ranked(begin_B: Array, entry_C: Array, logits_C: Array, above_C: Array, log_
             rank = logit
             if log_sigmoid:
                 rank = min(logit, zero) - np.log1p(np.exp(-abs(logit)))
-            rank += above_C[c]
+            rank += inherited_C[c]
             if abs(rank) <= LARGEST:
                 entries_C[count], ranks_C[count] = entry_C[c], rank
                 count += 1
@@ -117,7 +117,7 @@ def ranked(begin_B: Array, entry_C: Array, logits_C: Array, above_C: Array, log_
 @compiled()
 def scored_leaves(beams: Any, entries: Any, masks: Any, rows: Any, scorer: Any, gamma: Any, log_sigmoid: bool) -> Any:
     """The fields of ScoredLive. rows: rows_PD and states_BS; scorer: of `packed`; see `under_beams` for the others."""
-    begin_B, entry_C, above_C = under_beams(beams, entries, masks, gamma)
+    begin_B, entry_C, inherited_C = under_beams(beams, entries, masks, gamma)
     logits_C = leaf_logits(begin_B, entry_C, rows[0], rows[1], scorer)
-    fields: Any = ranked(begin_B, entry_C, logits_C, above_C, log_sigmoid)
+    fields: Any = ranked(begin_B, entry_C, logits_C, inherited_C, log_sigmoid)
     return fields

@@ -1,7 +1,7 @@
-"""Live leaves of linear scorers under the beams of a call, compiled: bias + Σ weight · feature, and from these ranks.
+"""Compiled: scores live leaves with linear scorers. A logit is bias + Σ weight · feature; ranks follow from it.
 
-A query's features are scattered into a dense row, and each leaf's weights gathered from it. Sums are float64, then rounded to float32, as
-the reference makes them; activations and ranks are float32.
+A query's features are scattered into a dense row, in which each leaf's features are looked up. As in the reference, sums are float64, then
+rounded to float32; activations and ranks are float32.
 
 Legend: B queries, P entries of live leaves, C live leaves under a query's beam, F features, G distinct masks, R handles.
 """
@@ -40,12 +40,12 @@ class LinearLeaves:
         """See `GraphLeaves`; linear scorers take no states."""
         beams, weights = read_only(frontier.nodes_BK, frontier.ranks_BK), weights_of(leaves)
         with self._scratch.of() as query_F:
-            found = score(queries.features.arrays, beams, leaves.entries, masks_of(live_BR), weights, self._ranker, query_F)
-        return ScoredLive(*found)
+            scored = score(queries.features.arrays, beams, leaves.entries, masks_of(live_BR), weights, self._ranker, query_F)
+        return ScoredLive(*scored)
 
 
 def weights_of(leaves: LiveLeaves) -> tuple[Array, ...]:
-    """The weights of live leaves as compiled code takes them."""
+    """The weights of live leaves as compiled code reads them."""
     pool = leaves.sparse
     if pool is None:
         raise ValueError("live leaves without weights")
@@ -62,20 +62,20 @@ def _product(begin: Any, end: Any, feature: Array, weight: Array, query_F: Array
 
 
 @compiled()
-def _rank(logit: Any, above: Any, power: int) -> Any:
-    """A leaf's rank: own + above, NaN where the logit is not finite; `power` as `search_queries` has it."""
+def _rank(logit: Any, inherited: Any, power: int) -> Any:
+    """A leaf's rank: own + inherited, NaN where the logit is not finite; `power` as in `search_queries`."""
     one, zero = np.float32(1), np.float32(0)
     if not abs(logit) <= LARGEST:
         return np.float32(np.nan)
     if power < 0:
-        return logit + above
+        return logit + inherited
     if power == 0:
-        return above + (min(logit, zero) - np.log1p(np.exp(-abs(logit))))
+        return inherited + (min(logit, zero) - np.log1p(np.exp(-abs(logit))))
     short = max(one - logit, zero)
     loss = short
     for _ in range(1, power):
         loss *= short
-    return above - loss
+    return inherited - loss
 
 
 @compiled()
@@ -84,8 +84,8 @@ def score(queries: Any, beams: Any, entries: Any, masks: Any, weights: Any, rank
     indptr, indices, values = queries
     begin_P, end_P, bias_P, feature, weight = weights
     gamma, power = ranker
-    begin_B, entry_C, above_C = under_beams(beams, entries, masks, gamma)
-    kept_B, kept_C, ranks_C, count = np.zeros_like(begin_B), np.empty_like(entry_C), np.empty_like(above_C), 0
+    begin_B, entry_C, inherited_C = under_beams(beams, entries, masks, gamma)
+    out_begin_B, out_entry_C, ranks_C, count = np.zeros_like(begin_B), np.empty_like(entry_C), np.empty_like(inherited_C), 0
     for b in range(len(begin_B) - 1):
         begin, end = begin_B[b], begin_B[b + 1]
         if begin < end:
@@ -94,11 +94,11 @@ def score(queries: Any, beams: Any, entries: Any, masks: Any, weights: Any, rank
             for c in range(begin, end):
                 entry = entry_C[c]
                 logit = bias_P[entry] + _product(begin_P[entry], end_P[entry], feature, weight, query_F)
-                rank = _rank(np.float32(logit), above_C[c], power)
+                rank = _rank(np.float32(logit), inherited_C[c], power)
                 if abs(rank) <= LARGEST:
-                    kept_C[count], ranks_C[count] = entry, rank
+                    out_entry_C[count], ranks_C[count] = entry, rank
                     count += 1
             for j in range(indptr[b], indptr[b + 1]):
                 query_F[indices[j]] = 0
-        kept_B[b + 1] = count
-    return kept_B, kept_C[:count], ranks_C[:count]
+        out_begin_B[b + 1] = count
+    return out_begin_B, out_entry_C[:count], ranks_C[:count]

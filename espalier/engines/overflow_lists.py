@@ -1,7 +1,7 @@
-"""The overflow lists of a bundle's trees: live leaves, hung under the nodes of the level above the leaves.
+"""The overflow lists of a bundle's trees: live leaves, listed under their parents on the level above the leaves.
 
-What a fold would make children of those nodes is scored under the beams that a search kept, and joins what it found. The same for every
-engine, and for a router, whose shards say which nodes their beams kept.
+After a search, the live leaves under the nodes of its beam are scored and merged with the trained leaves. Every engine uses this code, and
+so does a router: its shards return the nodes of their beams.
 
 Legend: B queries, T trees, M results, K beam, C live leaves that a query scored.
 """
@@ -31,7 +31,7 @@ Floats = NDArray[np.float32]
 
 
 class BestLeaves(NamedTuple):
-    """What a search of one tree found, best first: item rows and numbers [B, M], and how many each query has."""
+    """The best leaves of one tree, best first: item rows, ranks and keys [B, M], and how many leaves each query has."""
 
     rows_BM: Int64
     ranks_BM: Floats
@@ -40,7 +40,7 @@ class BestLeaves(NamedTuple):
 
 
 class OverflowLists:
-    """Those of one bundle, whose snapshots come and go. Any number of threads may call it."""
+    """The overflow lists of one bundle; each call brings its snapshot. Any number of threads may call it."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
@@ -51,37 +51,37 @@ class OverflowLists:
         self._scorer: GraphLeaves | LinearLeaves | None = None
 
     def open(self) -> None:
-        """Read what live leaves are scored by, before the first search with them."""
+        """Load the scorer of live leaves, before the first search with live items."""
         if self._scorer is None:
             scorer, ranking = self._bundle.manifest.scorer, self._bundle.manifest.ranking
             self._scorer = LinearLeaves(ranking, scorer.features) if isinstance(scorer, LinearScorer) else GraphLeaves(self._bundle)
 
     def scored(self, overlay: Overlay, query: TreeQuery, leaves: Leaves) -> list[ScoredLive]:
-        """The live leaves under the beams of a search, in each tree; none where nothing hangs there."""
+        """The scored live leaves under the beams of a search, in each tree; an empty list if there are no live leaves."""
         if self._scorer is None or not len(overlay.trees[0]):
             return []
         states_BS = query.leaf_states(leaves)
         return [
-            self._scorer.scored(own, query.queries, frontier, states_BS, eligible.live_BR)
-            for own, frontier, eligible in zip(overlay.trees, leaves.frontiers, query.eligible_T, strict=True)
+            self._scorer.scored(live_leaves, query.queries, frontier, states_BS, eligible.live_BR)
+            for live_leaves, frontier, eligible in zip(overlay.trees, leaves.frontiers, query.eligible_T, strict=True)
         ]
 
     def join(
-        self, overlay: Overlay, query: TreeQuery, found: BestLeaves, scored: ScoredLive, memory: tuple[MemoryTree, LiveEntries] | None
+        self, overlay: Overlay, query: TreeQuery, best_leaves: BestLeaves, scored: ScoredLive, memory: tuple[MemoryTree, LiveEntries] | None
     ) -> tuple[BestLeaves, Floats]:
-        """The best m of what a tree and its overflow lists have, and the keys of all live leaves, float32[C]."""
+        """The best m of a tree's leaves and the live leaves of its overflow lists; and the keys of all live leaves, float32[C]."""
         if not len(scored.entry_C):
-            return found, scored.ranks_C
+            return best_leaves, scored.ranks_C
         of_leaves = overlay.trees[0].entries.rows, *read_only(overlay.item_R)
         of_scored = read_only(scored.begin_B, scored.entry_C, scored.ranks_C)
-        given = read_only(*found), of_scored, of_leaves, self._tree, *read_only(query.m_B)
+        arguments = read_only(*best_leaves), of_scored, of_leaves, self._tree, *read_only(query.m_B)
         if memory is None:
-            *new, keys_C = joined(*given, NO_MEMORY)
+            *merged, keys_C = joined(*arguments, NO_MEMORY)
         else:
             (tree, live), (history_BT,) = memory, read_only(np.asarray(query.queries.array, np.int64))
             with tree.sums.of(overlay.handles) as sums:
-                *new, keys_C = joined(*given, (self._key_weight, history_BT, tree.trained, live.memory, *sums))
-        return BestLeaves(*new), keys_C
+                *merged, keys_C = joined(*arguments, (self._key_weight, history_BT, tree.trained, live.memory, *sums))
+        return BestLeaves(*merged), keys_C
 
     def with_traces(
         self,
@@ -91,25 +91,25 @@ class OverflowLists:
         m_B: Int64 | None,
         keys_C: Floats | None,
     ) -> tuple[tuple[LevelTrace, ...], ...]:
-        """Traces whose last levels have the live leaves that were scored.
+        """Traces with the scored live leaves on their last levels.
 
         m_B     how many leaves are kept; None: all
-        keys_C  what those of the only tree were ordered by; None: their ranks
+        keys_C  the keys of the live leaves of a single tree; None: their ranks are their keys
         """
         return tuple(
-            (*trace[:-1], _with_live(nodes, trace[-1], overlay.trees[place], scored_T[place], m_B, keys_C))
-            for place, (trace, nodes) in enumerate(zip(traces, self._nodes_T, strict=False))
+            (*trace[:-1], _with_live(nodes, trace[-1], overlay.trees[t], scored_T[t], m_B, keys_C))
+            for t, (trace, nodes) in enumerate(zip(traces, self._nodes_T, strict=False))
         )
 
 
 def _with_live(
     nodes: int, last: LevelTrace, leaves: LiveLeaves, scored: ScoredLive, m_B: Int64 | None, keys_C: Floats | None
 ) -> LevelTrace:
-    """The last level with the live leaves, as nodes N + handle behind the trained ones; the best m of both are kept."""
+    """The last level with its live leaves, numbered N + handle, after the trained leaves; the best m of all are kept."""
     live_keys_C = scored.ranks_C if keys_C is None else keys_C
     levels = []
-    for b, own in enumerate(scored.spans):
-        live = own.start + np.flatnonzero(np.isfinite(live_keys_C[own]))
+    for b, span in enumerate(scored.spans):
+        live = span.start + np.flatnonzero(np.isfinite(live_keys_C[span]))
         live = live[np.argsort(leaves.column(HANDLE, scored.entry_C[live]))]
         nodes_C = np.append(last.candidates_BC[b], nodes + leaves.column(HANDLE, scored.entry_C[live]))
         ranks_C = np.append(last.candidate_ranks_BC[b], scored.ranks_C[live])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +37,9 @@ from espalier.tree import Tree
 
 @dataclass(frozen=True)
 class Step:
-    """One level of one query's search: all candidates with ranks and keys, and which were kept; both in ascending node order.
+    """One level of one query's search: all candidates with ranks and keys, and the nodes that were kept; both in ascending node order.
 
-    keys_C  what they are chosen by: the ranks, and λ · mem where there is a memory
+    keys_C  the largest are kept: the ranks, plus λ · mem where there is a memory
     finite  whether the logits of all candidates are finite; always True on a level that other engines need not score
     """
 
@@ -52,12 +52,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Found:
+class ScoredItems:
     """Items that one query's search scored, best first; of equal keys the lower leaf, in a forest the lower item row.
 
-    steps  of each tree
-    gap    between the ranks of the trees' last item that stacking takes and of the next; inf where there is none
-    before  what the trees found, where stacking has ordered it anew
+    steps            of each tree
+    gap              between the ranks of the last item that stacking reorders and of the next one; inf where there is no next one
+    before_stacking  the items as the trees ranked them, if stacking has reordered them
     """
 
     item_rows: NDArray[np.int64]
@@ -65,18 +65,18 @@ class Found:
     keys: NDArray[np.float32]
     steps: list[list[Step]]
     gap: float = np.inf
-    before: Found | None = None
+    before_stacking: ScoredItems | None = None
 
 
 class ReferenceEngine(Engine):
-    """See the module. `rounding` is what the other engines may differ from it by; its own is float32's."""
+    """See the module. `rounding` is how much other engines may differ from this one, which itself rounds as float32 does."""
 
     name = "reference"
     rounding = 1e-4
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle, self._memory = bundle, bundle.memory
-        self._alone = bundle.alone
+        self._tree_bundles = bundle.alone
         scorer = bundle.manifest.scorer
         if isinstance(scorer, LinearScorer):
             return
@@ -86,7 +86,7 @@ class ReferenceEngine(Engine):
         self._scorer = ReferenceEvaluator(read_graph("scorer.onnx", bundle.graph("scorer.onnx")))
 
     def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
-        """See `Engine`; it takes no live items and keeps no trace."""
+        """See `Engine`. Live items are ignored, and no trace is kept."""
         tree = self.bundle.tree
         check_queries(self.bundle, queries)
         if not isinstance(queries, GivenQueries):
@@ -97,37 +97,38 @@ class ReferenceEngine(Engine):
         ranks_BM, keys_BM = (np.full((len(queries), width), -np.inf, np.float32) for _ in range(2))
         eligible_B, finite_B = np.zeros(len(queries), np.int64), np.ones(len(queries), np.bool_)
         for b in range(len(queries)):
-            found = self.found(queries, params, b)
-            rows, ranks, keys = (array[: params.m_B[b]] for array in (found.item_rows, found.ranks, found.keys))
+            results = self.scored_items(queries, params, b)
+            rows, ranks, keys = (array[: params.m_B[b]] for array in (results.item_rows, results.ranks, results.keys))
             rows_BM[b, : len(rows)], ranks_BM[b, : len(rows)], keys_BM[b, : len(rows)] = rows, ranks, keys
             eligible_B[b] = self.eligible_nodes(queries, params, b).items
-            finite_B[b] = all(step.finite for steps in found.steps for step in steps)
+            finite_B[b] = all(step.finite for steps in results.steps for step in steps)
         vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
         ranking = self.bundle.manifest.result_ranking
         return finish(ranking, params.m_B, eligible_B, rows_BM, ranks_BM, (), vectors_finite_B, keys_BM)
 
-    def found(self, queries: QueryBatch, params: SearchParams, b: int) -> Found:
-        """All items that the search of query b scored; more than m of them."""
-        found = self._found(queries, params, b)
+    def scored_items(self, queries: QueryBatch, params: SearchParams, b: int) -> ScoredItems:
+        """All items that the search of query b scored, not only the best m."""
+        of_trees = self._tree_items(queries, params, b)
         if self.bundle.stacking is None:
-            return found
-        rows, own = queries.features, slice(int(queries.features.indptr[b]), int(queries.features.indptr[b + 1]))
-        items, keys = stacked(self.bundle.stacking, rows.indices[own], rows.values[own], found.item_rows, found.ranks)
-        depth, ranks = self.bundle.stacking.info.candidates, found.ranks
-        return Found(items, keys, keys, found.steps, float(ranks[depth - 1] - ranks[depth]) if depth < len(ranks) else np.inf, found)
+            return of_trees
+        rows, span = queries.features, slice(int(queries.features.indptr[b]), int(queries.features.indptr[b + 1]))
+        items, keys = stacked(self.bundle.stacking, rows.indices[span], rows.values[span], of_trees.item_rows, of_trees.ranks)
+        depth, ranks = self.bundle.stacking.info.candidates, of_trees.ranks
+        gap = float(ranks[depth - 1] - ranks[depth]) if depth < len(ranks) else np.inf
+        return ScoredItems(items, keys, keys, of_trees.steps, gap, of_trees)
 
-    def _found(self, queries: QueryBatch, params: SearchParams, b: int) -> Found:
-        """Those of the trees."""
-        steps = [self.steps(queries, params, b, place=place) for place in range(len(self._alone))]
+    def _tree_items(self, queries: QueryBatch, params: SearchParams, b: int) -> ScoredItems:
+        """The scored items of query b before stacking."""
+        steps = [self.steps(queries, params, b, t=t) for t in range(len(self._tree_bundles))]
         if len(steps) > 1:
             return self._mean(steps, queries, b)
-        return Found(*best_leaves(self.bundle.tree, steps[0][-1]), steps)
+        return ScoredItems(*best_leaves(self.bundle.tree, steps[0][-1]), steps)
 
-    def _mean(self, steps: list[list[Step]], queries: QueryBatch, b: int) -> Found:
-        """The items of a forest by the log of the mean of their scores in each tree, 0 where a tree did not score them, and by its tail."""
+    def _mean(self, steps: list[list[Step]], queries: QueryBatch, b: int) -> ScoredItems:
+        """The items of a forest, ranked by the log of their mean score over the trees (0 where a tree did not score them) and the tail."""
         logs: dict[int, list[float]] = {}
-        for alone, (*_, last) in zip(self._alone, steps, strict=True):
-            tree, of_leaves = alone.tree, log_scores(self.bundle.manifest.ranking, last.ranks_C)
+        for tree_bundle, (*_, last) in zip(self._tree_bundles, steps, strict=True):
+            tree, of_leaves = tree_bundle.tree, log_scores(self.bundle.manifest.ranking, last.ranks_C)
             for leaf, log in zip(last.candidates_C.tolist(), of_leaves.tolist(), strict=True):
                 logs.setdefault(int(tree.leaf_item[leaf - tree.leaf_offset]), []).append(log)
         items = np.array(sorted(logs), np.int64)
@@ -135,69 +136,65 @@ class ReferenceEngine(Engine):
         tail = self.bundle.tail
         if tail is not None:
             rows, query_F = queries.features, np.zeros(tail.width)
-            own = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
-            query_F[rows.indices[own]] = rows.values[own]
+            span = slice(int(rows.indptr[b]), int(rows.indptr[b + 1]))
+            query_F[rows.indices[span]] = rows.values[span]
             near = np.array([log_near(tail, query_F, item) for item in items.tolist()], np.float64)
             wide = tail.info.alpha * wide + (1 - tail.info.alpha) * near
         ranks = wide.astype(np.float32)
         order = np.argsort(-ranks, kind="stable")
-        return Found(items[order], ranks[order], ranks[order], steps)
+        return ScoredItems(items[order], ranks[order], ranks[order], steps)
 
     def steps(
-        self,
-        queries: QueryBatch,
-        params: SearchParams,
-        b: int,
-        follow: Mapping[int, NDArray[np.int64]] | None = None,
-        place: int = 0,
+        self, queries: QueryBatch, params: SearchParams, b: int, follow: Mapping[int, NDArray[np.int64]] | None = None, t: int = 0
     ) -> list[Step]:
         """The search of query b, level by level from 1 to H; every level is scored, also those that need no pruning.
 
-        follow  another engine's beams (ascending node numbers by level) to go on from instead of the own ones, for a replay
-        place   which tree of a forest, from 0; it keeps all leaves that it scored
+        follow  beams of another engine (ascending node numbers by level): the search continues from these, to replay that engine's search
+        t       which tree of a forest, from 0. A tree of a forest keeps all leaves that it scored
         """
-        eligible_N = self.eligible_nodes(queries, params, b, place).eligible_N
-        part_N = None
+        eligible_N = self.eligible_nodes(queries, params, b, t).eligible_N
+        lift_N = None
         if isinstance(queries, GivenQueries) and queries.memory is not None:
-            part_N = self.lifted(queries.memory, b)
+            lift_N = self.lift_of_lists(queries.memory, b)
         elif self._memory is not None:
-            part_N = self.memory_parts(queries.array[b], eligible_N)
-        beam_size, wanted = int(params.beam_size_B[b]), self._wanted(params, b)
-        return self.walk(self._query_states(queries, b), eligible_N, part_N, (beam_size, wanted), follow, place)
+            lift_N = self.memory_lift(queries.array[b], eligible_N)
+        beam_size, leaf_count = int(params.beam_size_B[b]), self._leaf_count(params, b)
+        return self.walk(self._query_states(queries, b), eligible_N, lift_N, beam_size, leaf_count, follow, t)
 
     def walk(
         self,
         state_LS: NDArray[np.float32],
         eligible_N: NDArray[np.bool_],
-        part_N: NDArray[np.float32] | None,
-        sizes: tuple[int, int],
+        lift_N: NDArray[np.float32] | None,
+        beam_size: int,
+        leaf_count: int,
         follow: Mapping[int, NDArray[np.int64]] | None = None,
-        place: int = 0,
+        t: int = 0,
     ) -> list[Step]:
         """The search of one query in a tree.
 
-        part_N  λ · mem of every node, None where there is no memory
-        sizes   the beam size, and how many leaves of the only tree are kept
+        lift_N      λ · mem of every node, None where there is no memory
+        leaf_count  how many leaves of a single tree are kept
         """
-        tree, ranking = self._alone[place].tree, self.bundle.manifest.ranking
+        tree, ranking = self._tree_bundles[t].tree, self.bundle.manifest.ranking
         kept_K, rank_K = np.zeros(1, np.int64), np.zeros(1, np.float32)
-        start = tree.start_level(sizes[0])
+        start = tree.start_level(beam_size)
         steps = []
         for level in range(1, tree.height + 1):
             candidates_C, parent_C = tree.children(kept_K)
             eligible_C = eligible_N[candidates_C]
             candidates_C, parent_C = candidates_C[eligible_C], parent_C[eligible_C]
-            logits_C = self.logits(state_LS, level, candidates_C, place)
+            logits_C = self.logits(state_LS, level, candidates_C, t)
             ranks_C = ranks_of(ranking, logits_C, rank_K[parent_C])
-            keys_C = ranks_C if part_N is None else _sum(ranks_C, part_N[candidates_C])
+            keys_C = ranks_C if lift_N is None else _sum(ranks_C, lift_N[candidates_C])
             finite_C = np.isfinite(logits_C)
-            scored = ranking.gamma > 0 or level >= start  # else the beam holds the level whole, and nobody asks for its ranks
+            scored = ranking.gamma > 0 or level >= start  # otherwise the beam holds the whole level, and its ranks are never read
             if scored:
                 present_C = finite_C & np.isfinite(ranks_C) & np.isfinite(keys_C)
                 candidates_C, ranks_C, keys_C = candidates_C[present_C], ranks_C[present_C], keys_C[present_C]
-            size = sizes[0]
+            size = beam_size
             if level == tree.height:
-                size = sizes[1] if len(self._alone) == 1 else len(candidates_C)
+                size = leaf_count if len(self._tree_bundles) == 1 else len(candidates_C)
             best = np.sort(np.argsort(-keys_C, kind="stable")[:size])
             kept_K = candidates_C[best]
             steps.append(Step(level, candidates_C, ranks_C, keys_C, kept_K, bool(finite_C.all()) or not scored))
@@ -207,18 +204,18 @@ class ReferenceEngine(Engine):
             rank_K = ranks_C[best]
         return steps
 
-    def _wanted(self, params: SearchParams, b: int) -> int:
-        """How many leaves of its only tree query b wants: m, and what stacking takes."""
+    def _leaf_count(self, params: SearchParams, b: int) -> int:
+        """How many leaves of the only tree query b needs: m, or as many as stacking reorders."""
         info = self.bundle.manifest.stacking
         return max(int(params.m_B[b]), 0 if info is None else min(info.candidates, self.bundle.tree.item_count))
 
-    def eligible_nodes(self, queries: QueryBatch, params: SearchParams, b: int, place: int = 0) -> NodeMask:
-        """The nodes of a tree that query b's mask lets pass, without those below which it, or the memory, excludes all that is eligible.
+    def eligible_nodes(self, queries: QueryBatch, params: SearchParams, b: int, t: int = 0) -> NodeMask:
+        """The eligible nodes of tree t: those of query b's mask, without nodes below which the query or the memory excludes every item.
 
-        A mask may have open nodes without an eligible item of the bundle below: those above live items (espalier.live).
+        A mask may hold nodes with no eligible item of the bundle below them: the parents of live items (espalier.live).
         """
-        tree, mask = self._alone[place].tree, None if params.mask_B is None else params.mask_B[b]
-        mask = every_item(tree) if mask is None else mask.of_tree(place)
+        tree, mask = self._tree_bundles[t].tree, None if params.mask_B is None else params.mask_B[b]
+        mask = every_item(tree) if mask is None else mask.of_tree(t)
         excluded = set() if params.exclude_BE is None else set(params.exclude_BE[b][params.exclude_BE[b] != NO_ITEM].tolist())
         if self._memory is not None:
             excluded |= {row for row, bucket in self._repeated(queries.array[b]).items() if self._memory.left_out[bucket]}
@@ -234,13 +231,13 @@ class ReferenceEngine(Engine):
         return replace(mask, eligible_N=eligible_N, items=mask.items - gone)
 
     def _query_states(self, queries: QueryBatch, b: int) -> NDArray[np.float32]:
-        """float32[L, S]: the states of query b, encoded here unless it brings them."""
+        """float32[L, S]: the states of query b, encoded here unless the query brings them."""
         if isinstance(queries, GivenQueries) and queries.states_BLS is not None:
             return np.asarray(queries.states_BLS[b])
         return np.asarray(self.states(queries.take(np.array([b])))[0])
 
     def states(self, queries: QueryBatch) -> NDArray[np.float32]:
-        """float32[B, L, S] or float32[B, 1, S]: what the query encoder makes of a batch; of features the dense vector."""
+        """float32[B, L, S] or float32[B, 1, S]: the query states of a batch; features become one dense vector."""
         if isinstance(queries.rows, SparseRows):
             dense_BLS = np.zeros((len(queries), 1, queries.rows.width), np.float32)
             dense_BLS[np.repeat(np.arange(len(queries)), np.diff(queries.rows.indptr)), 0, queries.rows.indices] = queries.rows.values
@@ -254,11 +251,11 @@ class ReferenceEngine(Engine):
                 inputs["history_nodes"] = np.moveaxis(self.bundle.tree.ancestors(leaves_BT), 2, 1)
         else:
             inputs["vector"] = queries.array
-        wanted = {name: inputs[name] for name in self._query.input_names}
+        feeds = {name: inputs[name] for name in self._query.input_names}
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            return np.asarray(next(iter(self._query.run(None, wanted))), np.float32)
+            return np.asarray(next(iter(self._query.run(None, feeds))), np.float32)
 
-    def memory_parts(self, history_T: NDArray[Any], eligible_N: NDArray[np.bool_]) -> NDArray[np.float32]:
+    def memory_lift(self, history_T: NDArray[Any], eligible_N: NDArray[np.bool_]) -> NDArray[np.float32]:
         """float32[N]: λ · mem of every node for one history (espalier.memory)."""
         memory, tree = self._memory, self.bundle.tree
         mem_N = np.zeros(tree.node_count)
@@ -277,34 +274,34 @@ class ReferenceEngine(Engine):
         return np.float32(memory.key_weight) * mem_N.astype(np.float32)
 
     def _repeated(self, history_T: NDArray[Any]) -> dict[int, int]:
-        """The items of a history that this tree holds, and the bucket of the place where each came last: its bits, at most 5."""
+        """The items of a history that this tree holds, each with its bucket: the bits of the number of items that follow it, at most 5."""
         oldest_first, shard = history_T[history_T >= 0].tolist(), self.bundle.shard
-        places = {item: len(oldest_first) - 1 - t for t, item in enumerate(oldest_first)}
+        later_items = {item: len(oldest_first) - 1 - position for position, item in enumerate(oldest_first)}
         if shard is not None:
-            places = {row: places[item] for row, item in enumerate(shard.items.tolist()) if item in places}
-        return {item: min(place.bit_length(), 5) for item, place in places.items()}
+            later_items = {row: later_items[item] for row, item in enumerate(shard.items.tolist()) if item in later_items}
+        return {item: min(count.bit_length(), 5) for item, count in later_items.items()}
 
-    def lifted(self, lists: MemoryLists, b: int) -> NDArray[np.float32]:
-        """float32[N]: λ · mem of every node for query b, by another's sums."""
-        part_N, (nodes, values) = np.zeros(self.bundle.tree.node_count, np.float32), lists.of(b)
-        part_N[nodes] = np.float32(0 if self._memory is None else self._memory.key_weight) * values
-        return part_N
+    def lift_of_lists(self, lists: MemoryLists, b: int) -> NDArray[np.float32]:
+        """float32[N]: λ · mem of every node for query b, from lists of mem that the query brings."""
+        lift_N, (nodes, values) = np.zeros(self.bundle.tree.node_count, np.float32), lists.of(b)
+        lift_N[nodes] = np.float32(0 if self._memory is None else self._memory.key_weight) * values
+        return lift_N
 
-    def logits(self, state_LS: NDArray[np.float32], level: int, nodes_C: NDArray[np.int64], place: int = 0) -> NDArray[np.float32]:
-        """float32[C]: the logits of nodes on one level; what no float32 can hold is infinite or NaN."""
+    def logits(self, state_LS: NDArray[np.float32], level: int, nodes_C: NDArray[np.int64], t: int = 0) -> NDArray[np.float32]:
+        """float32[C]: the logits of nodes on one level; infinite or NaN where float32 overflows."""
         state_S = state_LS[level if len(state_LS) > 1 else 0]
         if len(nodes_C) == 0:
             return np.empty(0, np.float32)
         if isinstance(self.bundle.manifest.scorer, LinearScorer):
-            return self._products(state_S, nodes_C, place)
+            return self._products(state_S, nodes_C, t)
         inputs = {"query_state": state_S[None], "node_rows": self._rows_ND[nodes_C][None]}
         with np.errstate(over="ignore", invalid="ignore"):
             logits_BC = np.asarray(next(iter(self._scorer.run(None, inputs))), np.float32)
         return np.asarray(logits_BC[0])
 
-    def _products(self, features_F: NDArray[np.float32], nodes_C: NDArray[np.int64], place: int) -> NDArray[np.float32]:
+    def _products(self, features_F: NDArray[np.float32], nodes_C: NDArray[np.int64], t: int) -> NDArray[np.float32]:
         """float32[C]: bias + Σ weight · feature of nodes with linear scorers."""
-        tree, chunks = self.bundle.trees[place]
+        tree, chunks = self.bundle.trees[t]
         logits_C = chunks.bias[nodes_C].astype(np.float64)
         parent_C = tree.parent[nodes_C]
         for parent in np.unique(parent_C):
@@ -319,15 +316,23 @@ class ReferenceEngine(Engine):
             return logits_C.astype(np.float32)
 
 
-def _sum(ranks_C: NDArray[np.float32], parts_C: NDArray[np.float32]) -> NDArray[np.float32]:
+def _sum(ranks_C: NDArray[np.float32], lift_C: NDArray[np.float32]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
-        return ranks_C + parts_C
+        return ranks_C + lift_C
 
 
-def best_leaves(tree: Tree, last: Step) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Item rows, ranks and keys, best first."""
+class RankedLeaves(NamedTuple):
+    """The leaves that a search of a tree scored, best first."""
+
+    item_rows: NDArray[np.int64]
+    ranks: NDArray[np.float32]
+    keys: NDArray[np.float32]
+
+
+def best_leaves(tree: Tree, last: Step) -> RankedLeaves:
+    """The candidates of the leaf level, best first."""
     order = np.argsort(-last.keys_C, kind="stable")
-    return tree.leaf_item[last.candidates_C[order] - tree.leaf_offset], last.ranks_C[order], last.keys_C[order]
+    return RankedLeaves(tree.leaf_item[last.candidates_C[order] - tree.leaf_offset], last.ranks_C[order], last.keys_C[order])
 
 
 def traced(steps: list[Step]) -> tuple[LevelTrace, ...]:
@@ -352,10 +357,10 @@ def ranks_of(ranking: Ranking, logits_C: NDArray[np.float32], parent_rank_C: NDA
 
 
 def log_near(tail: Tail, query_F: NDArray[np.float64], item: int) -> float:
-    """The log of how near a query is to an item's row (espalier.tail)."""
-    own = slice(int(tail.row_begin[item]), int(tail.row_begin[item + 1]))
+    """The log of a query's closeness to an item's row (espalier.tail)."""
+    span = slice(int(tail.row_begin[item]), int(tail.row_begin[item + 1]))
     row_F = np.zeros(tail.width)
-    row_F[tail.feature[own]] = tail.value[own]
+    row_F[tail.feature[span]] = tail.value[span]
     if tail.info.form == "product":
         return math.log(max(float(row_F @ query_F), FLOOR))
     distance = float(((query_F - row_F) ** 2).sum())
@@ -363,7 +368,7 @@ def log_near(tail: Tail, query_F: NDArray[np.float64], item: int) -> float:
 
 
 def log_mean(logs: list[float], trees: int) -> float:
-    """log((Σ e^log) / trees), as good for scores too small for a float."""
+    """log((Σ e^log) / trees), exact also for scores too small for a float."""
     top = max(logs)
     return top + math.log(sum(math.exp(log - top) for log in logs) / trees)
 

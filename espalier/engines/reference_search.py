@@ -1,4 +1,4 @@
-"""The trees of the `reference` engine as a stage of a pipeline: what it serves by, with live items, forests and stacking.
+"""The tree search of the `reference` engine as a stage of the pipeline, which adds live items, forests and stacking.
 
 Legend: B queries, T trees, C leaves that were scored.
 """
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.reference import ReferenceEngine, Step, best_leaves, traced
+from espalier.engines.reference import RankedLeaves, ReferenceEngine, Step, best_leaves, traced
 from espalier.engines.results import NO_RANK, NO_ROW, stacked
 from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
 from espalier.manifest import GraphScorer
@@ -32,21 +32,21 @@ class ReferenceSearch(TreeSearch):
         """See `TreeSearch`."""
         batch = len(query.queries)
         states = [self._states(query, b) for b in range(batch)]
-        paths_T = [[self._walk(query, b, states[b], place, tree) for b in range(batch)] for place, tree in enumerate(self._trees)]
-        found = [[best_leaves(tree, path[-1]) for path in paths] for tree, paths in zip(self._trees, paths_T, strict=True)]
-        width = max((len(leaves[0]) for own in found for leaves in own), default=0)
+        paths_T = [[self._walk(query, b, states[b], t, tree) for b in range(batch)] for t, tree in enumerate(self._trees)]
+        leaves_TB = [[best_leaves(tree, path[-1]) for path in paths] for tree, paths in zip(self._trees, paths_T, strict=True)]
+        width = max((len(leaves.item_rows) for leaves_B in leaves_TB for leaves in leaves_B), default=0)
         if len(self._trees) == 1:
-            found = [[(rows[:m], ranks[:m], keys[:m]) for (rows, ranks, keys), m in zip(found[0], query.m_B.tolist(), strict=True)]]
-            width = int(query.m_B.max(initial=0))
-        flat = [found[t][b] for b in range(batch) for t in range(len(self._trees))]
+            width, m_B = int(query.m_B.max(initial=0)), query.m_B.tolist()
+            leaves_TB = [[RankedLeaves(rows[:m], ranks[:m], keys[:m]) for (rows, ranks, keys), m in zip(leaves_TB[0], m_B, strict=True)]]
+        flat = [leaves_TB[t][b] for b in range(batch) for t in range(len(self._trees))]
         shape = batch, len(self._trees), width
         rows_BTM, ranks_BTM, keys_BTM = (
             np.full(shape, filler, dtype) for filler, dtype in ((-1, np.int64), (-np.inf, np.float32), (-np.inf, np.float32))
         )
-        for place, (rows, ranks, keys) in enumerate(flat):
-            at = *divmod(place, len(self._trees)), slice(len(rows))
+        for i, (rows, ranks, keys) in enumerate(flat):
+            at = *divmod(i, len(self._trees)), slice(len(rows))
             rows_BTM[at], ranks_BTM[at], keys_BTM[at] = rows, ranks, keys
-        count_BT = np.array([len(leaves[0]) for leaves in flat], np.int64).reshape(shape[:2])
+        count_BT = np.array([len(leaves.item_rows) for leaves in flat], np.int64).reshape(shape[:2])
         finite_B = np.array([all(step.finite for paths in paths_T for step in paths[b]) for b in range(batch)])
         return Leaves(
             rows_BTM,
@@ -60,18 +60,18 @@ class ReferenceSearch(TreeSearch):
         )
 
     def _states(self, query: TreeQuery, b: int) -> NDArray[np.float32]:
-        """float32[L, S]: those of query b."""
+        """float32[L, S]: the states of query b."""
         if query.states_BLS is not None and (query.encoded_B is None or query.encoded_B[b]):
             return np.asarray(query.states_BLS[b])
         return np.asarray(self._engine.states(query.queries.take(np.array([b])))[0])
 
-    def _walk(self, query: TreeQuery, b: int, state_LS: NDArray[np.float32], place: int, tree: Tree) -> list[Step]:
-        part_N = None if query.memory is None else self._engine.lifted(query.memory, b)
-        sizes = int(query.beam_size_B[b]), int(query.m_B[b])
-        return self._engine.walk(state_LS, _eligible(tree, query.eligible_T[place], b), part_N, sizes, place=place)
+    def _walk(self, query: TreeQuery, b: int, state_LS: NDArray[np.float32], t: int, tree: Tree) -> list[Step]:
+        lift_N = None if query.memory is None else self._engine.lift_of_lists(query.memory, b)
+        beam_size, m = int(query.beam_size_B[b]), int(query.m_B[b])
+        return self._engine.walk(state_LS, _eligible(tree, query.eligible_T[t], b), lift_N, beam_size, m, t=t)
 
-    def _frontier(self, query: TreeQuery, place: int, paths: list[list[Step]]) -> Frontier:
-        tree, nodes, ranks = self._trees[place], [], []
+    def _frontier(self, query: TreeQuery, t: int, paths: list[list[Step]]) -> Frontier:
+        tree, nodes, ranks = self._trees[t], [], []
         gamma = self._engine.bundle.manifest.ranking.gamma
         for b, path in enumerate(paths):
             is_ranked = tree.height > 1 and (gamma > 0 or tree.start_level(int(query.beam_size_B[b])) < tree.height)
@@ -83,7 +83,7 @@ class ReferenceSearch(TreeSearch):
 
 
 def _eligible(tree: Tree, eligible: EligibleNodes, b: int) -> NDArray[np.bool_]:
-    """bool[N]: what query b may visit."""
+    """bool[N]: the nodes that query b may visit."""
     mask = eligible.mask_B[b]
     eligible_N = np.ones(tree.node_count, np.bool_) if mask is None else mask.eligible_N.copy()
     if eligible.excluded is not None:

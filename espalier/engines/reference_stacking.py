@@ -1,6 +1,6 @@
-"""Stacking in NumPy, for the `reference` engine: dense vectors, one formula a line, no code of the compiled one.
+"""Stacking in NumPy, for the `reference` engine: dense vectors, one formula a line, sharing no code with the compiled stacking.
 
-Live items, whose rows are past those of the tables, have no count, no votes, none beside them, and the weight 1.
+Live items have rows past the end of the tables: their count and votes are 0, no item is beside them, and their weight is 1.
 
 Legend: I items, F features of queries, P points, C candidates, X features of candidates.
 """
@@ -20,7 +20,7 @@ Float64 = NDArray[np.float64]
 def stacked(
     stacking: Stacking, features: NDArray[np.int32], values: NDArray[np.float32], rows: NDArray[np.int64], ranks: NDArray[np.float32]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The items of a search, best first, in stacking's order, and their keys (float32); all that the search scored."""
+    """All items that a search scored, in the order of stacking, best first, and their keys (float32)."""
     depth = min(stacking.info.candidates, len(rows))
     if depth == 0:
         return rows, ranks
@@ -29,13 +29,13 @@ def stacked(
     wide = _log_estimates(stacking, features_CX) + stacking.info.power * log_weight
     keys = np.maximum(wide, LOWEST).astype(np.float32)
     order = np.argsort(-keys, kind="stable")
-    rest = ranks[depth:].astype(np.float64)
-    below = np.maximum(float(keys.min()) + rest - rest[:1], LOWEST).astype(np.float32)
+    unstacked_ranks = ranks[depth:].astype(np.float64)
+    below = np.maximum(float(keys.min()) + unstacked_ranks - unstacked_ranks[:1], LOWEST).astype(np.float32)
     return np.concatenate([rows[:depth][order], rows[depth:]]), np.concatenate([keys[order], below])
 
 
 def _of_items(array_I: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
-    """Numbers of item rows; 0 for live items."""
+    """The entries of item rows in an array; 0 for live items."""
     return np.where(rows < len(array_I), array_I[np.minimum(rows, len(array_I) - 1)], 0)
 
 
@@ -51,9 +51,9 @@ def candidate_features(
     for j in range(min(BESIDE_OF, len(rows))):
         if rows[j] >= len(tables.log_count):
             continue
-        own = slice(tables.beside_begin[rows[j]], tables.beside_begin[rows[j] + 1])
+        span = slice(tables.beside_begin[rows[j]], tables.beside_begin[rows[j] + 1])
         share_I = np.zeros(len(tables.log_count))
-        share_I[tables.beside[own]] = tables.beside_share[own]
+        share_I[tables.beside[span]] = tables.beside_share[span]
         share_I[rows[j]] = 0
         beside_C += score_C[j] * _of_items(share_I, rows)
     columns = [log_C, log_C - log_C[0], np.log(capped_C) - np.log1p(-capped_C), log_C[0], score_C.sum(), _of_items(tables.log_count, rows)]
@@ -72,8 +72,8 @@ def _votes(
         return vote_CV, 0.0, 0.0
     cosine_P = np.zeros(tables.points)
     for feature, value in zip(features.tolist(), weighed.tolist(), strict=True):
-        own = slice(tables.posting_begin[feature], tables.posting_begin[feature + 1])
-        cosine_P[tables.posting_point[own]] += value * tables.posting_value[own].astype(np.float64)
+        span = slice(tables.posting_begin[feature], tables.posting_begin[feature + 1])
+        cosine_P[tables.posting_point[span]] += value * tables.posting_value[span].astype(np.float64)
     near_P = (cosine_P / length).astype(np.float32)
     order = np.argsort(-near_P, kind="stable")[:NEAREST]
     near = near_P[order].astype(np.float64)
@@ -81,8 +81,8 @@ def _votes(
         share = np.maximum(near, 0) / near[0]
         label_NI = np.zeros((len(order), len(tables.log_count)))
         for n, point in enumerate(order.tolist()):
-            own = slice(tables.label_begin[point], tables.label_begin[point + 1])
-            label_NI[n, tables.label[own]] = tables.label_value[own]
+            span = slice(tables.label_begin[point], tables.label_begin[point + 1])
+            label_NI[n, tables.label[span]] = tables.label_value[span]
         for v, (count, power) in enumerate(VOTES):
             weight = share[:count] ** power
             vote_CV[:, v] = _of_items(weight @ label_NI[:count], rows) / weight.sum()

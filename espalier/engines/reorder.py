@@ -1,7 +1,6 @@
-"""Stacking orders the best candidates of a search anew (espalier.stacking).
+"""Stacking reorders the best candidates of a search (espalier.stacking).
 
-Knows candidates and what becomes of them. Does not know how trees are searched, or where: over shards, the candidates are the best of all
-of them.
+Knows candidates. Does not know how or where trees are searched: with shards, the candidates are the best of all shards.
 
 Legend: B queries, M results.
 """
@@ -22,11 +21,11 @@ from espalier.stacking import Stacking
 from espalier.thread_scratch import ThreadScratch
 
 STRETCH = 20
-"""By how much the network may stretch differences of ranks: logits of scores near 1 are steep."""
+"""The network may make differences of ranks so many times larger: logits of scores near 1 are steep."""
 
 
 class Stacker:
-    """Orders candidates anew. Any number of threads may call it. stacking: the bundle's."""
+    """Reorders candidates. Any number of threads may call it. stacking: the bundle's."""
 
     def __init__(self, bundle: Bundle, stacking: Stacking) -> None:
         self._info, self._ranking, self._items = stacking.info, bundle.manifest.result_ranking, bundle.manifest.tree.items
@@ -34,23 +33,24 @@ class Stacker:
         items, points = self._items, stacking.tables.points
         self._scratch = ThreadScratch(lambda handles: Scratch.of(items + handles, points))
 
-    def wanted(self, m_B: NDArray[np.int64], items: int) -> NDArray[np.int64]:
-        """int64[B]: the candidates that it takes for so many results, of so many items."""
+    def candidate_counts(self, m_B: NDArray[np.int64], items: int) -> NDArray[np.int64]:
+        """int64[B]: how many candidates a query needs to get m results from a catalogue of `items` items."""
         return np.maximum(m_B, min(self._info.candidates, items))
 
-    def ordered(self, queries: QueryBatch, found: SearchResult, m_B: NDArray[np.int64]) -> SearchResult:
-        """The best m of what the trees found, in the order of stacking.
+    def ordered(self, queries: QueryBatch, candidates: SearchResult, m_B: NDArray[np.int64]) -> SearchResult:
+        """The best m candidates, in the order of stacking.
 
-        found  the best max(m, candidates) items, or all that there are, by the trees' keys; live items have rows from I on
+        candidates  the best max(m, stacking.candidates) items by the trees' keys, or all items if there are fewer; live items have rows
+                    from I on
         """
-        rows_BM, keys_BM = np.full_like(found.item_rows_BM, NO_ITEM), np.full_like(found.ranks_BM, -np.inf)
-        own, handles = queries.features, max(int(found.item_rows_BM.max(initial=0)) + 1 - self._items, 0)
+        rows_BM, keys_BM = np.full_like(candidates.item_rows_BM, NO_ITEM), np.full_like(candidates.ranks_BM, -np.inf)
+        features, handles = queries.features, max(int(candidates.item_rows_BM.max(initial=0)) + 1 - self._items, 0)
         with self._scratch.of(handles) as scratch:
             stack(
-                found.item_rows_BM,
-                found.keys_BM,
-                found.count_B,
-                (own.indptr, own.indices, own.values),
+                candidates.item_rows_BM,
+                candidates.keys_BM,
+                candidates.count_B,
+                (features.indptr, features.indices, features.values),
                 self._info.candidates,
                 self._info.power,
                 self._tables,
@@ -60,15 +60,15 @@ class Stacker:
             )
         width = int(m_B.max(initial=0))
         rows_BM, keys_BM = rows_BM[:, :width].copy(), keys_BM[:, :width].copy()
-        count_B = np.minimum(found.count_B, m_B)
+        count_B = np.minimum(candidates.count_B, m_B)
         beyond_BM = np.arange(width) >= count_B[:, None]
         rows_BM[beyond_BM], keys_BM[beyond_BM] = NO_ITEM, -np.inf
         return replace(
-            found,
+            candidates,
             item_rows_BM=rows_BM,
             scores_BM=scores_of_ranks(self._ranking, keys_BM),
             ranks_BM=keys_BM,
             keys_BM=keys_BM,
             count_B=count_B,
-            complete_B=found.complete_B | (found.count_B >= m_B),
+            complete_B=candidates.complete_B | (candidates.count_B >= m_B),
         )

@@ -1,4 +1,4 @@
-"""Results of several calls as one, and a part of one.
+"""Joins results of several calls into one, and cuts one into parts.
 
 Legend: B queries, M results, K beam, C candidates.
 """
@@ -33,15 +33,15 @@ OF_LEVELS: dict[str, np.generic] = {
 """The arrays of a trace's level, and their padding."""
 _NODES, _NUMBERS = np.empty((1, 0), np.int64), np.empty((1, 0), np.float32)
 NO_LEVEL = LevelTrace(0, _NODES, _NUMBERS, _NODES, _NUMBERS, _NUMBERS, _NUMBERS)
-"""A level above the start level of a query."""
+"""The trace of a level that a query's search skipped, above its start level."""
 
 
 def joined(results: Sequence[SearchResult]) -> SearchResult:
-    """The results of some queries, then of others, of one search, padded to the widest; traces are of single queries."""
+    """Several results of one search as one, padded to the widest; each trace is of a single query."""
     if len(results) == 1:
         return results[0]
     finite = [result.finite_B for result in results if result.finite_B is not None]
-    arrays: dict[str, Any] = {name: stacked([getattr(one, name) for one in results], padding) for name, padding in OF_ITEMS.items()}
+    arrays: dict[str, Any] = {name: stacked([getattr(result, name) for result in results], padding) for name, padding in OF_ITEMS.items()}
     result = SearchResult(
         **arrays,
         count_B=np.concatenate([result.count_B for result in results]),
@@ -54,19 +54,19 @@ def joined(results: Sequence[SearchResult]) -> SearchResult:
     return result if len(beams) < len(results) else ShardResult.of(result, joined_frontiers(beams))
 
 
-def joined_parents(parts: Sequence[ParentsFound]) -> ParentsFound:
-    """Where some queries led to, then others."""
-    if len(parts) == 1:
-        return parts[0]
-    states = [part.leaf_states_BS for part in parts if part.leaf_states_BS is not None]
-    frontiers = joined_frontiers([part.frontiers for part in parts])
-    return ParentsFound(joined([part.result for part in parts]), frontiers, np.concatenate(states) if states else None)
+def joined_parents(answers: Sequence[ParentsFound]) -> ParentsFound:
+    """Several `ParentsFound` as one."""
+    if len(answers) == 1:
+        return answers[0]
+    states = [answer.leaf_states_BS for answer in answers if answer.leaf_states_BS is not None]
+    frontiers = joined_frontiers([answer.frontiers for answer in answers])
+    return ParentsFound(joined([answer.result for answer in answers]), frontiers, np.concatenate(states) if states else None)
 
 
 def between(result: SearchResult, begin: int, end: int, m: int) -> SearchResult:
-    """The best m of consecutive queries, without traces."""
+    """The best m results of the queries begin … end − 1, without traces."""
     arrays: dict[str, Any] = {name: getattr(result, name)[begin:end, :m] for name in OF_ITEMS}
-    part = SearchResult(
+    rows = SearchResult(
         **arrays,
         count_B=result.count_B[begin:end],
         complete_B=result.complete_B[begin:end],
@@ -74,34 +74,34 @@ def between(result: SearchResult, begin: int, end: int, m: int) -> SearchResult:
         coverage=result.coverage and replace(result.coverage, answered_BS=result.coverage.answered_BS[begin:end]),
     )
     if not isinstance(result, ShardResult):
-        return part
+        return rows
     beams = (Frontier(frontier.nodes_BK[begin:end], frontier.ranks_BK[begin:end]) for frontier in result.frontiers)
-    return ShardResult.of(part, tuple(map(_narrowed, beams)))
+    return ShardResult.of(rows, tuple(map(_narrowed, beams)))
 
 
-def joined_frontiers(parts: Sequence[tuple[Frontier, ...]]) -> tuple[Frontier, ...]:
-    """The beams of some queries, then of others, in each tree."""
+def joined_frontiers(beams: Sequence[tuple[Frontier, ...]]) -> tuple[Frontier, ...]:
+    """Several batches' beams in each tree as one batch's."""
     return tuple(
-        Frontier(stacked([frontier.nodes_BK for frontier in own], NO_ROW), stacked([frontier.ranks_BK for frontier in own], NO_RANK))
-        for own in zip(*parts, strict=True)
+        Frontier(stacked([beam.nodes_BK for beam in of_tree], NO_ROW), stacked([beam.ranks_BK for beam in of_tree], NO_RANK))
+        for of_tree in zip(*beams, strict=True)
     )
 
 
 def _joined_levels(traces: Sequence[tuple[LevelTrace, ...]]) -> tuple[LevelTrace, ...]:
-    """The trace of one tree, of those of single queries, which begin on levels of their own."""
+    """The traces of single queries in one tree as one; each may start on another level."""
     numbers = sorted({level.level for trace in traces for level in trace})
     by_number = [{level.level: level for level in trace} for trace in traces]
     return tuple(stacked_levels(number, [levels.get(number, NO_LEVEL) for levels in by_number]) for number in numbers)
 
 
 def stacked_levels(number: int, levels: Sequence[LevelTrace]) -> LevelTrace:
-    """What a level has for some queries, then for others."""
+    """Several queries' traces of a level as one."""
     arrays = {name: stacked([getattr(level, name) for level in levels], padding) for name, padding in OF_LEVELS.items()}
     return LevelTrace(number, **arrays)
 
 
 def _narrowed(frontier: Frontier) -> Frontier:
-    """Without the padding that none of its queries needs."""
+    """A frontier without columns that are padding for every query."""
     width = max(1, int(np.count_nonzero(frontier.nodes_BK >= 0, axis=1).max(initial=0)))
     return Frontier(frontier.nodes_BK[:, :width], frontier.ranks_BK[:, :width])
 

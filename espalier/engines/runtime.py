@@ -1,10 +1,9 @@
-"""ONNX Runtime, as it is loaded here: without its telemetry.
+"""Imports ONNX Runtime without its telemetry. No other module imports it.
 
-Its official builds send what machine, graphs and sessions they run on to Microsoft, and write a device id into the home folder, unless an
-environment variable says otherwise before the first import. A deployment that wants it sets ORT_DISABLE_TELEMETRY=0. This is the only
-importer of onnxruntime.
+Its official builds send facts about the machine, graphs and sessions to Microsoft and write a device id into the home folder, unless an
+environment variable, set before the first import, forbids it. A deployment that wants telemetry sets ORT_DISABLE_TELEMETRY=0.
 
-Graphs are given to it as bytes, and it is told of no folder in which a graph's data could be: none may bring data from another file.
+Sessions get graphs as bytes and no folder for external data, so no graph can read another file.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def opened_session(model: onnx.ModelProto, threads: int = 1, device: Literal["cp
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # graph clean-up notes are no news
+    options.log_severity_level = 3  # no notes about unused initializers
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     providers: list[Any] = ["CPUExecutionProvider"]
     if device == "cuda":

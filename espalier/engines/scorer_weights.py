@@ -26,9 +26,9 @@ from espalier.manifest import DenseLayer, InnerProductForm, ScorerForm
 
 Floats = NDArray[np.float32]
 MAX_HIDDEN = 4
-"""Hidden layers of an MLP that the kernels take."""
+"""Most hidden layers of an MLP in the kernels."""
 MAX_MATRIX = 256 * 128
-"""Weights of one layer, padded, that a program can hold: more of them do not fit the shared memory of a processor."""
+"""Most weights of one layer, padded: more do not fit the shared memory of a GPU's multiprocessor."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class ScorerWeights:
     offset: float = 0.0
 
     def logits(self, state_BS: Floats, rows_BCD: Floats) -> Floats:
-        """float32[B, C], in NumPy: what the kernels are to compute."""
+        """float32[B, C]: the logits that the kernels must compute, in NumPy."""
         if not self.layers:
             return np.asarray(np.einsum("bcd,bd->bc", rows_BCD, state_BS), np.float32)
         x: Any = rows_BCD
-        for place, layer in enumerate(self.layers):
-            x = x @ layer.weight + layer.bias + (state_BS[:, None] if place == 0 else 0)
+        for i, layer in enumerate(self.layers):
+            x = x @ layer.weight + layer.bias + (state_BS[:, None] if i == 0 else 0)
             x = np.where(x >= 0, x, layer.slope * x)
         return np.asarray(x @ self.out + self.offset, np.float32)
 
 
 def scorer_weights(bundle: Bundle) -> ScorerWeights:
-    """The weights of a bundle's scorer. Raises UnsupportedGraph, with the reason, where no form is declared or it is not the graph's."""
+    """The weights of a bundle's scorer. Raises UnsupportedGraph, with the reason, if no form is declared or the graph has another form."""
     scorer = bundle.graph_scorer
     if scorer.form is None:
         raise UnsupportedGraph("the manifest declares no form of scorer.onnx (scorer.form)")
@@ -73,14 +73,14 @@ def scorer_weights(bundle: Bundle) -> ScorerWeights:
 
 
 def verified_weights(model: onnx.ModelProto, form: ScorerForm, state_dim: int, node_dim: int) -> ScorerWeights:
-    """The arrays that a form names in a checked scorer graph. Raises UnsupportedGraph where they do not compute what the graph does."""
+    """The arrays that a form names in a checked scorer graph. Raises UnsupportedGraph if they give other logits than the graph."""
     weights = _named(model, form)
     if len(weights.layers) > MAX_HIDDEN:
         raise UnsupportedGraph(f"scorer.onnx has {len(weights.layers)} hidden layers, at most {MAX_HIDDEN} are known")
     widths = [node_dim, *(len(layer.bias) for layer in weights.layers)]
-    wanted = widths[min(1, len(weights.layers))]
-    if state_dim != wanted:  # NumPy would repeat a state of one number below; compiled code would read past its end
-        raise UnsupportedGraph(f"the {form.kind} that the manifest declares takes states of {wanted} numbers, not of {state_dim}")
+    first_width = widths[min(1, len(weights.layers))]
+    if state_dim != first_width:  # NumPy would repeat a state of one number below; compiled code would read past its end
+        raise UnsupportedGraph(f"the {form.kind} that the manifest declares takes states of {first_width} numbers, not of {state_dim}")
     for before, after in pairwise(max(16, 1 << (width - 1).bit_length()) for width in widths):
         if before * after > MAX_MATRIX:
             raise UnsupportedGraph(f"scorer.onnx has a layer of {before} × {after} weights, at most {MAX_MATRIX} are known")
@@ -101,7 +101,7 @@ def verified_weights(model: onnx.ModelProto, form: ScorerForm, state_dim: int, n
 
 
 def _named(model: onnx.ModelProto, form: ScorerForm) -> ScorerWeights:
-    """The arrays that a form names, as the kernels take them."""
+    """The arrays that a form names, as kernels read them."""
     if isinstance(form, InnerProductForm):
         return ScorerWeights()
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -122,11 +122,11 @@ def _layer(arrays: Mapping[str, NDArray[Any]], layer: DenseLayer) -> Layer:
     return Layer(weight, _vector(arrays, layer.bias, 0.0, weight.shape[1]), _vector(arrays, layer.slope, 1.0, weight.shape[1]))
 
 
-def _vector(arrays: Mapping[str, NDArray[Any]], given: str | float | None, otherwise: float, width: int) -> Floats:
+def _vector(arrays: Mapping[str, NDArray[Any]], entry: str | float | None, default: float, width: int) -> Floats:
     """float32[width]: a named array or a number, one for each output of a layer."""
-    values = _array(arrays, given).reshape(-1) if isinstance(given, str) else np.array([otherwise if given is None else given], np.float32)
+    values = _array(arrays, entry).reshape(-1) if isinstance(entry, str) else np.array([default if entry is None else entry], np.float32)
     if values.size not in (1, width):
-        raise UnsupportedGraph(f"scorer.form: {given} has {values.size} numbers, expected 1 or {width}")
+        raise UnsupportedGraph(f"scorer.form: {entry} has {values.size} numbers, expected 1 or {width}")
     return np.ascontiguousarray(np.broadcast_to(values, width))
 
 

@@ -1,4 +1,4 @@
-"""Compiled: the keys that stacking gives to a query's candidates. See espalier.stacking for the formulas.
+"""Compiled: the keys of stacking for a query's candidates. See espalier.stacking for the formulas.
 
 Legend: I items, F features of queries, P points, C candidates, X features of candidates, H units.
 """
@@ -25,9 +25,9 @@ SCORE, COUNT, VOTE, NEAR, BESIDE, LENGTH = map(FEATURES.index, ("score.log", "it
 
 
 class Scratch(NamedTuple):
-    """What a search writes into: place_I int32 of −1, before and after, for all items, live ones included; the others hold anything."""
+    """Buffers of a search. position_I: int32, for all items, also live ones, −1 before and after a call. The others hold any values."""
 
-    place_I: Array
+    position_I: Array
     cosine_P: Array
     rounded_P: Array
     ordered_P: Array
@@ -60,22 +60,23 @@ def candidate_features(
 ) -> None:
     """Write the features of the first `count` candidates of a query, best first.
 
-    items, ranks      int64[C], float32[C]: logs of the trees' scores; live items are in no table: no count, no votes, none beside them
+    items, ranks      int64[C], float32[C]: logs of the trees' scores. Live items are in no table: their count and votes are 0, and no item
+                      is beside them
     features, values  int32, float32: the query's
     out_CX            float64[C, X]
     """
-    place_I = scratch.place_I
+    position_I = scratch.position_I
     for c in range(count):
-        place_I[items[c]] = c
+        position_I[items[c]] = c
         for x in range(KNOWN):
             out_CX[c, x] = 0.0
         out_CX[c, LENGTH] = np.log1p(np.float64(len(features)))
     _score_columns(items, ranks, count, tables, out_CX)
     nearest, cosines = _nearest_points(features, values, tables, scratch)
-    _vote_columns(nearest, cosines, count, tables, place_I, out_CX)
-    _beside_columns(items, count, tables, place_I, out_CX)
+    _vote_columns(nearest, cosines, count, tables, position_I, out_CX)
+    _beside_columns(items, count, tables, position_I, out_CX)
     for c in range(count):
-        place_I[items[c]] = -1
+        position_I[items[c]] = -1
 
 
 @compiled()
@@ -94,7 +95,7 @@ def _score_columns(items: Array, ranks: Array, count: int, tables: Any, out_CX: 
 
 @compiled()
 def _nearest_points(features: Array, values: Array, tables: Any, scratch: Any) -> tuple[Array, Array]:
-    """The points nearest to a query, best first, ties by number, and their cosines: int64, float32; none where it has no features."""
+    """The points nearest to a query, best first, ties by number, and their cosines: int64, float32; none if it has no features."""
     posting_begin, posting_point, posting_value = tables.posting_begin, tables.posting_point, tables.posting_value
     cosine_P, rounded_P = scratch.cosine_P, scratch.rounded_P
     points, length = len(cosine_P), 0.0
@@ -106,25 +107,25 @@ def _nearest_points(features: Array, values: Array, tables: Any, scratch: Any) -
         length += weighed * weighed
         for e in range(posting_begin[f], posting_begin[f + 1]):
             cosine_P[posting_point[e]] += weighed * number(posting_value[e])
-    found = np.empty(NEAREST, np.int64)
+    nearest_in_order = np.empty(NEAREST, np.int64)
     reached = 0
     if length > 0 and points > 0:
         length = np.sqrt(length)
         for p in range(points):
             rounded_P[p] = cosine_P[p] / length
-        reached = best_positions(rounded_P, points, NEAREST, scratch.ordered_P, found)
+        reached = best_positions(rounded_P, points, NEAREST, scratch.ordered_P, nearest_in_order)
     unordered = np.empty(reached, np.float32)
     for n in range(reached):
-        unordered[n] = rounded_P[found[n]]
+        unordered[n] = rounded_P[nearest_in_order[n]]
     order = best_first(unordered, reached)
     nearest, cosines = np.empty(reached, np.int64), np.empty(reached, np.float32)
     for n in range(reached):
-        nearest[n], cosines[n] = found[order[n]], unordered[order[n]]
+        nearest[n], cosines[n] = nearest_in_order[order[n]], unordered[order[n]]
     return nearest, cosines
 
 
 @compiled()
-def _vote_columns(nearest: Array, cosines: Array, count: int, tables: Any, place_I: Array, out_CX: Array) -> None:
+def _vote_columns(nearest: Array, cosines: Array, count: int, tables: Any, position_I: Array, out_CX: Array) -> None:
     """The columns from VOTE on, and those from NEAR on."""
     label_begin, label, label_value = tables.label_begin, tables.label, tables.label_value
     reached, totals = len(nearest), np.zeros(3)
@@ -141,7 +142,7 @@ def _vote_columns(nearest: Array, cosines: Array, count: int, tables: Any, place
         totals[1] += bent
         totals[2] += share
         for e in range(label_begin[nearest[n]], label_begin[nearest[n] + 1]):
-            c = place_I[label[e]]
+            c = position_I[label[e]]
             if c >= 0:
                 out_CX[c, VOTE] += steep * label_value[e]
                 out_CX[c, VOTE + 1] += bent * label_value[e]
@@ -155,23 +156,23 @@ def _vote_columns(nearest: Array, cosines: Array, count: int, tables: Any, place
 
 
 @compiled()
-def _beside_columns(items: Array, count: int, tables: Any, place_I: Array, out_CX: Array) -> None:
-    """The columns from BESIDE on; the logs of scores are there already."""
+def _beside_columns(items: Array, count: int, tables: Any, position_I: Array, out_CX: Array) -> None:
+    """The columns from BESIDE on; the logs of scores are already written."""
     beside_begin, beside, beside_share = tables.beside_begin, tables.beside, tables.beside_share
     for j in range(min(count, BESIDE_OF)):
         if items[j] >= len(beside_begin) - 1:
             continue
         score = np.exp(out_CX[j, SCORE])
         for e in range(beside_begin[items[j]], beside_begin[items[j] + 1]):
-            c = place_I[beside[e]]
+            c = position_I[beside[e]]
             if c >= 0 and c != j:
                 out_CX[c, BESIDE] += score * beside_share[e]
-    most = 0.0
+    largest = 0.0
     for c in range(count):
-        most = max(most, out_CX[c, BESIDE])
-    if most > 0:
+        largest = max(largest, out_CX[c, BESIDE])
+    if largest > 0:
         for c in range(count):
-            out_CX[c, BESIDE + 1] = out_CX[c, BESIDE] / most
+            out_CX[c, BESIDE + 1] = out_CX[c, BESIDE] / largest
 
 
 @compiled()
@@ -211,7 +212,7 @@ def stack(
     scratch: Any,
     out: Any,
 ) -> None:
-    """Order the first `depth` items of each query anew; write rows int64[B, M] and keys float32[B, M], best first, ties as they were.
+    """Reorder the first `depth` items of each query; write rows int64[B, M] and keys float32[B, M], best first, ties in the old order.
 
     queries  indptr, indices and values of their features
     out      rows and keys
@@ -223,8 +224,8 @@ def stack(
         count = min(count_B[b], depth)
         if count == 0:
             continue
-        own = slice(indptr[b], indptr[b + 1])
-        candidate_features(rows_BM[b], ranks_BM[b], count, indices[own], values[own], tables, scratch, features_CX)
+        span = slice(indptr[b], indptr[b + 1])
+        candidate_features(rows_BM[b], ranks_BM[b], count, indices[span], values[span], tables, scratch, features_CX)
         log_estimates(features_CX, count, network, estimates_C)
         for c in range(count):
             keys_C[c] = max(estimates_C[c] + power * np.float64(_of_item(tables.log_weight, rows_BM[b, c])), LOWEST)

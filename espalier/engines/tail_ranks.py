@@ -1,4 +1,4 @@
-"""Compiled: the tail's part of the ranks of one query's items. See espalier.tail for the formulas.
+"""Compiled: adds the tail to the ranks of one query's items. See espalier.tail for the formulas.
 
 Legend: I items, R handles of live ones, F features.
 """
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 class TailArrays(NamedTuple):
-    """A tail as compiled code reads it; `alpha` 1: there is none. `gamma` −1: the form is the product."""
+    """A tail as compiled code reads it. `alpha` 1: there is no tail. `gamma` −1: the form is the product."""
 
     alpha: float
     gamma: float
@@ -30,7 +30,7 @@ class TailArrays(NamedTuple):
 
     @staticmethod
     def of(tail: Tail | None) -> TailArrays:
-        """Those of a bundle."""
+        """The arrays of a bundle's tail."""
         if tail is None:
             arrays = (np.empty(0, dtype) for dtype in (np.int64, np.int32, np.float32, np.float64))
             return TailArrays(1.0, -1.0, *read_only(*arrays))
@@ -42,10 +42,10 @@ class TailArrays(NamedTuple):
 def add_tail(
     ranks: Array, items: Array, count: int, features: Array, values: Array, tail: Any, query_F: Array, live: tuple[Any, ...]
 ) -> None:
-    """Replace the first `count` ranks, of some items, by those with the tail's part.
+    """Replace the first `count` ranks of some items by alpha · rank + (1 − alpha) · the tail's part.
 
-    features, values  the query's · query_F: float64[F] of zeros, before and after
-    live  the fields of LiveRows: the items from I on are live ones
+    features, values  the query's · query_F: float64[F], zeros before and after the call
+    live  the fields of LiveRows: items from I on are live
     """
     alpha, gamma, row_begin, feature, value, square_I = tail
     square = 0.0

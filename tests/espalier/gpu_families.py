@@ -70,9 +70,9 @@ GRAPHS = Family(
     "triton", graph_engine, TritonSearch, "compiled-cpu", make_bundle, shapes, draw,
     FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16),
     st.builds(
-        Tuning, tile=st.just(16), whole=st.sampled_from([128, 4096]),
-        busy_tiles=st.sampled_from([1, 2048]), counted=st.sampled_from([0, 300, 1 << 24]), chosen=st.sampled_from([0, 8, 128]),
-        alone=st.sampled_from([0, 64]),
+        Tuning, tile=st.just(16), register_candidates=st.sampled_from([128, 4096]), busy_tiles=st.sampled_from([1, 2048]),
+        counted_pairs=st.sampled_from([0, 300, 1 << 24]), chosen_candidates=st.sampled_from([0, 8, 128]),
+        level_kernel_queries=st.sampled_from([0, 64]),
     ),
 )  # fmt: skip
 LINEAR = Family(
@@ -84,6 +84,6 @@ LINEAR = Family(
         batch=st.integers(1, 3),
     ),
     draw_small, FixedShapes(batches=(1, 3), m_sizes=(8, 64), excluded=16),
-    st.builds(Tuning, whole=st.sampled_from([64, 4096]), counted=st.sampled_from([0, 1 << 24])),
+    st.builds(Tuning, register_candidates=st.sampled_from([64, 4096]), counted_pairs=st.sampled_from([0, 1 << 24])),
 )  # fmt: skip
 each_family = pytest.mark.parametrize("family", [GRAPHS, LINEAR], ids=lambda family: family.engine)

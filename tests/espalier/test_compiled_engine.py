@@ -40,7 +40,7 @@ from espalier.bundle_writer import write_bundle
 from espalier.engines import open_engine
 from espalier.engines.compiled.engine import DenseSearch
 from espalier.engines.compiled.mlp import packed
-from espalier.engines.encoder import own_length, places
+from espalier.engines.encoder import read_length, takes_any_length
 from espalier.engines.overflow_graph import leaf_logits
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import Layer, ScorerWeights, verified_weights
@@ -363,9 +363,9 @@ def test_a_wrong_declaration_of_a_scorer_is_refused(nodes: list[onnx.NodeProto],
 def test_a_history_is_read_at_the_power_of_two_that_holds_it_and_at_most_at_its_length(items: int, length: int, read: int) -> None:
     history_T = np.full(length, -1)
     history_T[length - items :] = np.arange(items)
-    assert places(history_T) == read
+    assert read_length(history_T) == read
     history_T[length - items + 1 :] = -1  # padding behind and between items is read
-    assert places(history_T) == read
+    assert read_length(history_T) == read
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_only_histories_whose_length_is_no_number_are_cut(name: str, shape: list
     rows = helper.make_tensor_value_info("node_rows", onnx.TensorProto.FLOAT, ["N", 4])
     query = helper.make_tensor_value_info(name, onnx.TensorProto.INT64, shape)
     graph = helper.make_graph([], "query", [rows, query], [])
-    assert own_length(helper.make_model(graph)) is is_own
+    assert takes_any_length(helper.make_model(graph)) is is_own
 
 
 # -- ONNX Runtime as engines start it -----------------------------------------------------------------------------------

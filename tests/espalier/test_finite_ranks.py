@@ -51,7 +51,7 @@ def opened(bundle: Bundle, name: str) -> Engine:
 
         return (GRAPHS if name == "triton" else LINEAR).opened(bundle)
     if name == "onnx-batched":  # as CUDA runs it: several queries a call
-        return Pipeline(bundle, OnnxSearch(bundle, "cpu", together=3))
+        return Pipeline(bundle, OnnxSearch(bundle, "cpu", group_size=3))
     return ReferenceEngine(bundle) if name == "reference" else open_engine(bundle, engine=name)
 
 

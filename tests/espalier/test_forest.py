@@ -171,7 +171,7 @@ def test_the_margin_of_a_golden_query_is_the_smallest_of_all_trees_and_of_the_la
     for b, margin in enumerate(table.column("margin").to_pylist()):
         gaps = []
         for place in range(3):
-            for step in reference.steps(queries, params, b, place=place)[:-1]:
+            for step in reference.steps(queries, params, b, t=place)[:-1]:
                 kept = np.isin(step.candidates_C, step.kept_K)
                 if not kept.all():
                     gaps.append((float(step.keys_C[kept].min() - step.keys_C[~kept].max()), place))
@@ -395,7 +395,7 @@ def test_a_margin_knows_the_cut_at_the_candidates(tmp_path: Path) -> None:
     queries, params = random_queries(np.random.default_rng(1), bundle, 8, integer=False), SearchParams.uniform(8, 100, 5)
     ranks_BM = ReferenceEngine(plain).search(queries, params).ranks_BM
     margins = golden_answers(bundle, queries, pa.nulls(8), params).column("margin").to_numpy()
-    keys = [ReferenceEngine(bundle).found(queries, params, b).keys for b in range(8)]
+    keys = [ReferenceEngine(bundle).scored_items(queries, params, b).keys for b in range(8)]
     assert_array_equal(margins, np.minimum(ranks_BM[:, 2] - ranks_BM[:, 3], [own[4] - own[5] for own in keys]))
 
 

@@ -137,8 +137,8 @@ def test_more_queries_and_exclusions_than_a_cell_has_room_for(tmp_path: Path, fa
 
 @pytest.mark.parametrize(
     "tuning",
-    [Tuning(tile=16), Tuning(tile=16, chosen=0), Tuning(tile=16, counted=0), Tuning(tile=16, alone=0)],
-    ids=["chosen", "counted", "selected", "alone"],
+    [Tuning(tile=16), Tuning(tile=16, chosen_candidates=0), Tuning(tile=16, counted_pairs=0), Tuning(tile=16, level_kernel_queries=0)],
+    ids=["chosen", "counted", "selected", "programs"],
 )
 def test_every_way_of_selecting_keeps_as_many_as_each_query_wants_and_the_lower_nodes_of_equals(tmp_path: Path, tuning: Tuning) -> None:
     """Beams of one cell, on levels that its kernels choose, count or select; scores of few values, so that there are ties."""
@@ -345,8 +345,8 @@ def test_a_bundle_that_does_not_fit_is_refused_with_figures(tmp_path: Path) -> N
 
 
 def test_a_size_that_would_change_answers_is_refused() -> None:
-    with pytest.raises(ValueError, match="whole 65536: expected 1 to 32768"):
-        Tuning(whole=1 << 16)
+    with pytest.raises(ValueError, match="register_candidates 65536: expected 1 to 32768"):
+        Tuning(register_candidates=1 << 16)
 
 
 # -- numbers at their ends --------------------------------------------------------------------------------------------------
@@ -447,14 +447,14 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
         memory = random_memory(rng, bundle.tree.item_count, 3, False)
         remembering = write_bundle(bundle.path.with_name("2"), draft_of(bundle), content_of(bundle, memory=memory))
         for each, precision, counted in itertools.product((bundle, remembering), precisions, (0, 1 << 24)):
-            searched(each, TritonSearch, precision, tuning=Tuning(counted=counted))
+            searched(each, TritonSearch, precision, tuning=Tuning(counted_pairs=counted))
         for each, precision in itertools.product((bundle, remembering), precisions):
-            searched(each, TritonSearch, precision, tuning=Tuning(alone=0))
+            searched(each, TritonSearch, precision, tuning=Tuning(level_kernel_queries=0))
     for place, hidden in enumerate([(128, 64, 24), (200,), (128, 128)]):
         searched(trained_kind(tmp_path, "mlp", hidden, rng, name=f"busy-{place}"), TritonSearch, "float16", shapes=BUSY)
     searched(make_bundle(tmp_path, rng, random_tree(rng, 4, 3, empty_share=0.2), own="log_activation", gamma=1.0), TritonSearch)
     wide = make_bundle(tmp_path, rng, complete_tree(rng.permutation(32), 32), name="wide")
-    searched(wide, TritonSearch, tuning=Tuning(whole=16, busy_tiles=1, counted=0))
+    searched(wide, TritonSearch, tuning=Tuning(register_candidates=16, busy_tiles=1, counted_pairs=0))
     launches += [json.loads(json.dumps(launch).replace('"*fp16"', '"*bf16"')) for launch in launches]
     launches[:] = [json.loads(json.dumps(launch).replace('"DEPENDENT": false', '"DEPENDENT": true')) for launch in launches]
     # One launch of each kernel with each type of arguments and scorer: the others differ in sizes.

@@ -98,7 +98,7 @@ def test_lists_hold_the_sums_at_eligible_leaves_and_their_maxima_above(
             assert nodes.tolist() == sorted(expected)
             parts_N = np.zeros(tree.node_count, np.float32)
             parts_N[nodes] = np.float32(memory.key_weight) * values
-            assert_array_equal(reference.memory_parts(history_T, eligible_N)[1:], parts_N[1:])
+            assert_array_equal(reference.memory_lift(history_T, eligible_N)[1:], parts_N[1:])
 
 
 @pytest.mark.parametrize("limit", ["MAX_ROW", "MAX_VISITS"])
@@ -125,7 +125,7 @@ def test_beams_are_cut_by_key_and_rank_alone_goes_down(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path, np.random.default_rng(1), tree, gamma=0.5, memory=memory)
     reference = ReferenceEngine(bundle)
     ranks = np.array([0, 2, 1, 0, 0, 0, 0], np.float32)
-    reference.logits = lambda state_LS, level, nodes_C, place=0: ranks[nodes_C]  # type: ignore[method-assign]  # logits that are easy to foresee
+    reference.logits = lambda state_LS, level, nodes_C, t=0: ranks[nodes_C]  # type: ignore[method-assign]  # logits that are easy to foresee
     kind = bundle.manifest.query
     queries = QueryBatch(kind, np.array([[PADDING] * 4 + [0], [PADDING] * 4 + [1]]))
     result = reference.search(queries, SearchParams.uniform(2, 1, 2))

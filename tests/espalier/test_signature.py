@@ -174,7 +174,7 @@ def test_engines_equal_the_reference_exactly_with_integer_weights(
     bundle, queries, params = family.draw(tmp_path_factory.mktemp("models"), shape, True)
     expected, engines = ReferenceEngine(bundle).search(queries, params), family.engines(bundle, shape.get("threads", 1))
     if family is GRAPHS:  # as on a GPU, where ONNX Runtime scores several queries together
-        engines.append(Pipeline(bundle, OnnxSearch(bundle, "cpu", together=3)))
+        engines.append(Pipeline(bundle, OnnxSearch(bundle, "cpu", group_size=3)))
     for engine in engines:
         assert_same(engine.search(queries, params), expected)
         assert_wide_beams_bring_enough(engine, bundle, queries, params)
@@ -324,7 +324,7 @@ def test_the_eligible_children_of_a_frontier_are_the_leaves_that_were_scored(
         assert_same(found.result, engine.search(queries, params))
         for place, (alone, frontier) in enumerate(zip(bundle.alone, found.frontiers, strict=True)):
             for b in range(len(queries)):
-                *above, last = reference.steps(queries, params, b, place=place)
+                *above, last = reference.steps(queries, params, b, t=place)
                 nodes_K = frontier.nodes_BK[b][frontier.nodes_BK[b] >= 0]
                 eligible_N = reference.eligible_nodes(queries, params, b, place).eligible_N
                 children_C, parent_C = alone.tree.children(nodes_K)

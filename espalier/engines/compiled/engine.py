@@ -1,7 +1,7 @@
 """`compiled-cpu`: bundles whose scorer is an inner product or an MLP, searched by compiled loops over the node rows (`beam.py`).
 
-Rows are read where the bundle maps them, as float32, float16 or int8, which are widened as they are read: exact, fewer bytes, and shared by
-all processes that serve the bundle.
+Rows are float32, float16 or int8 in the bundle's mapped file. They are widened as they are read, which is exact, reads fewer bytes and
+shares the memory among all processes that serve the bundle.
 
 Legend: B queries, N nodes, D node row, X excluded nodes, M results, K beam, H levels below the root.
 """
@@ -27,7 +27,7 @@ from espalier.tree import Tree
 
 Array = NDArray[Any]
 PER_THREAD = 8
-"""Queries that are worth a thread of their own."""
+"""Fewest queries for which another thread pays."""
 CHECKED_ROWS = 1 << 16
 """Node rows that are checked at a time."""
 ALL_NODES, NO_NODES = np.empty(0, np.bool_), np.empty((0, 0), np.int64)
@@ -43,9 +43,9 @@ class DenseSearch(TreeSearch):
 
     rows_ND      as a bundle stores them; they may be mapped
     gamma        γ of the ranks
-    log_sigmoid  whether a node's own rank is the log of its logit's sigmoid, not the logit
+    log_sigmoid  whether own is the log of a logit's sigmoid, not the logit
     key_weight   λ of a memory; 0: there is none
-    threads      that the queries of one call are shared among
+    threads      the queries of one call are split among them
     """
 
     name = "compiled-cpu"
@@ -69,7 +69,7 @@ class DenseSearch(TreeSearch):
 
     @classmethod
     def of(cls, bundle: Bundle, threads: int = 1) -> DenseSearch:
-        """The search of a bundle. Raises UnsupportedGraph where its scorer is of no known form."""
+        """The search of a bundle. Raises UnsupportedGraph where its scorer has another form than these two."""
         ranking, key_weight = bundle.manifest.ranking, 0.0 if bundle.memory is None else bundle.memory.key_weight
         scorer, log_sigmoid = scorer_weights(bundle), ranking.own == "log_activation"
         return cls(bundle.tree, bundle.stored_rows, scorer, ranking.gamma, log_sigmoid, key_weight, threads)
@@ -88,10 +88,10 @@ class DenseSearch(TreeSearch):
         if eligible.excluded is not None:
             excluded_BX = np.concatenate([eligible.excluded.inner_BX, eligible.excluded.leaves_BX], axis=1)
         m, beam_size = (int(query.m_B[0]), int(query.beam_size_B[0])) if batch == 1 else _largest(query)
-        most, widest = self._room(beam_size, m)
+        max_candidates, max_kept = self._room(beam_size, m)
         traced: tuple[Array, ...] = NO_TRACE
         if query.trace:
-            shapes = (batch, tree.height, most), (batch, tree.height, widest)
+            shapes = (batch, tree.height, max_candidates), (batch, tree.height, max_kept)
             traced = tuple(np.full(shape, fill, dtype) for shape in shapes for fill, dtype in TRACED)
         beams: tuple[Array, ...] = NO_FRONTIER
         if query.frontier:
@@ -100,7 +100,7 @@ class DenseSearch(TreeSearch):
         rows_BM, count_B, finite_B = np.empty((batch, m), np.int64), np.empty(batch, np.int64), np.empty(batch, np.bool_)
         ranks_BM, keys_BM = np.empty((batch, m), np.float32), np.empty((batch, m), np.float32)
         out: tuple[Array, ...] = rows_BM, ranks_BM, keys_BM, count_B, finite_B, *traced, *beams
-        knobs = *read_only(query.beam_size_B, query.m_B), self._gamma, self._log_sigmoid, most, widest, query.trace
+        knobs = *read_only(query.beam_size_B, query.m_B), self._gamma, self._log_sigmoid, max_candidates, max_kept, query.trace
         memory = NO_MEMORY
         if query.memory is not None:
             memory = self._key_weight, *read_only(query.memory.offset_B, query.memory.nodes, query.memory.values)
@@ -119,15 +119,8 @@ class DenseSearch(TreeSearch):
         ends = [min(begin + step, batch) for begin in begins]
         for _ in map(run, begins, ends) if self._pool is None else self._pool.map(run, begins, ends):
             pass
-        return Leaves(
-            rows_BM[:, None],
-            ranks_BM[:, None],
-            keys_BM[:, None],
-            count_B[:, None],
-            finite_B,
-            (_levels(traced),) if query.trace else (),
-            (Frontier(*beams),) if query.frontier else (),
-        )
+        traces, frontiers = (_levels(traced),) if query.trace else (), (Frontier(*beams),) if query.frontier else ()
+        return Leaves(rows_BM[:, None], ranks_BM[:, None], keys_BM[:, None], count_B[:, None], finite_B, traces, frontiers)
 
 
 def _largest(query: TreeQuery) -> tuple[int, int]:
@@ -137,16 +130,16 @@ def _largest(query: TreeQuery) -> tuple[int, int]:
 
 def room(tree: Tree, beam_size: int, m: int) -> tuple[int, int]:
     """The most candidates and the most kept nodes of a level, in a search with at most such a beam and m."""
-    kept, most, widest = 1, 1, 1
+    beam, max_candidates, max_kept = 1, 1, 1
     for level in range(tree.height):
-        candidates = min(kept * tree.max_children[level], tree.level_size(level + 1))
-        kept = min(candidates, beam_size if level + 1 < tree.height else m)
-        most, widest = max(most, candidates), max(widest, kept)
-    return most, widest
+        candidates = min(beam * tree.max_children[level], tree.level_size(level + 1))
+        beam = min(candidates, beam_size if level + 1 < tree.height else m)
+        max_candidates, max_kept = max(max_candidates, candidates), max(max_kept, beam)
+    return max_candidates, max_kept
 
 
 def _levels(traced: tuple[Array, ...]) -> tuple[LevelTrace, ...]:
-    """Every level: for a trace all are scored."""
+    """Every level: with a trace all levels are scored."""
     candidates_BHC, ranks_BHC, keys_BHC, kept_BHK, kept_ranks_BHK, kept_keys_BHK = traced
     return tuple(
         LevelTrace(h + 1, kept_BHK[:, h], kept_ranks_BHK[:, h], candidates_BHC[:, h], ranks_BHC[:, h], kept_keys_BHK[:, h], keys_BHC[:, h])

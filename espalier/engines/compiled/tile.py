@@ -1,7 +1,7 @@
 """One tile of a layer: ROWS inputs times LANES columns of its weights, summed in registers.
 
-Loops that numba compiles load and store a sum at each step. Here the sums stay in vector registers until all inputs are added, so that a
-layer takes half the time. Six rows of sixteen sums fill the registers of a processor with 256 bits, and keep one with 512 bits busy.
+Loops that numba compiles load and store a sum at each step. Here the sums stay in vector registers until all inputs are added, so a layer
+takes half the time. Six rows of sixteen sums fill the 256-bit registers of a processor, and keep a processor with 512 bits busy.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ VECTOR, LANE = ir.VectorType(ir.FloatType(), LANES), ir.IntType(32)
 
 def _spread(builder: Any, value: Any) -> Any:
     """A vector with a number in every lane."""
-    nothing, first = ir.Constant(VECTOR, ir.Undefined), ir.Constant(ir.VectorType(LANE, LANES), [0] * LANES)
-    return builder.shuffle_vector(builder.insert_element(nothing, value, LANE(0)), nothing, first)
+    undefined, first = ir.Constant(VECTOR, ir.Undefined), ir.Constant(ir.VectorType(LANE, LANES), [0] * LANES)
+    return builder.shuffle_vector(builder.insert_element(undefined, value, LANE(0)), undefined, first)
 
 
 def _add_tile(typing: Any, x: Any, inputs: Any, weight: Any, at: Any, start: Any, slope: Any, first: Any, y: Any, o: Any) -> Any:

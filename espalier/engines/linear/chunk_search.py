@@ -1,7 +1,7 @@
 """The beam search over linear node scorers on a CPU: a tree or all trees of a forest, any number of queries and threads.
 
-Checks what compiled code trusts, and shares queries among threads. The tables are in `feature_tables.py`, the compiled loops in `beam.py`.
-The nodes of several trees are numbered tree after tree. Their results are those of B · T queries: for each query those of its trees.
+Checks what compiled code trusts, and splits queries among threads. The tables are in `feature_tables.py`, the compiled loops in `beam.py`.
+The nodes of several trees are numbered tree after tree. Results have B · T rows: for each query, one row for each tree.
 
 Legend: B queries, T trees, N nodes, X excluded nodes, M results, H levels, C candidates, K beam.
 """
@@ -30,13 +30,13 @@ Array = NDArray[Any]
 L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 """How XR-Linear ranks: by the product of exp(−max(0, 1 − v)³) along the path (PECOS §3.4)."""
 PER_THREAD = 8
-"""Queries that are worth a thread of their own."""
+"""Fewest queries for which another thread pays."""
 ALL_NODES, NO_NODES = read_only(np.empty(0, np.bool_), np.empty((0, 0), np.int64))
 NO_TRACE = tuple(np.empty((0, 0, 0), dtype) for dtype in (np.int64, np.float32, np.int64, np.float32))
 
 
 def power_of(ranking: Ranking) -> int:
-    """How compiled code and kernels know what a node adds to its rank: the power of its hinge, 0 for the sigmoid, −1 for its logit."""
+    """What a node adds to its rank, as compiled code and kernels read it: the power of a hinge, 0 for the sigmoid, −1 for the logit."""
     if ranking.own == "logit":
         return -1
     return 0 if ranking.activation == "sigmoid" else int(ranking.activation[1])
@@ -45,10 +45,10 @@ def power_of(ranking: Ranking) -> int:
 class BeamParams(NamedTuple):
     """How each query of a call is searched.
 
-    beam_size_B, m_B  int64[B], at least 1; an m of 0 for all queries: every node of the last level that was scored
+    beam_size_B, m_B  int64[B], at least 1. If m is 0 for all queries, every scored node of the last level is a result
     groups            (query positions int64, eligible-node mask bool[N]) pairs. A mask of None makes every node eligible. None leaves all
                       queries unrestricted
-    excluded_BX       int64[B, X]: nodes that each query must not visit besides, −1 as padding; None: no such nodes
+    excluded_BX       int64[B, X]: nodes that each query excludes in addition, −1 as padding; None: no such nodes
     """
 
     beam_size_B: NDArray[np.int64]
@@ -62,18 +62,18 @@ class BeamParams(NamedTuple):
         return BeamParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64))
 
     def limits(self, of: Callable[[Array], Any]) -> tuple[int, int]:
-        """The largest or smallest beam size and m. For one query, the usual case, a reduction would cost more than the rest."""
+        """The largest or smallest beam size and m. A single query, the usual case, is read directly: it is faster than a reduction."""
         if len(self.m_B) == 1:
             return int(self.beam_size_B[0]), int(self.m_B[0])
         return int(of(self.beam_size_B)), int(of(self.m_B))
 
 
-class Found(NamedTuple):
-    """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf there; count_B int64[B]: how many there are. Of
-    several trees B · T rows.
+class ChunkResults(NamedTuple):
+    """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf for padding; count_B int64[B]: how many leaves a
+    query has. Several trees have B · T rows.
 
-    With an m of 0 they are in ascending order, and places past a query's count hold nothing that is meant.
-    trace     of one query: what `search_queries` writes of each level, from the root's children on
+    With an m of 0 leaves are in ascending order, and entries past a query's count are undefined.
+    trace     of one query: the trace arrays of `search_queries`, from the root's children on
     frontier  the nodes whose children were scored
     """
 
@@ -87,8 +87,8 @@ class Found(NamedTuple):
 class ChunkSearch:
     """Searches trees of linear scorers. One search at a time, which may use several threads.
 
-    last     the level whose nodes are found; the leaves' by default, an inner one while the levels below are still being trained
-    threads  that queries of one search are shared among
+    last     the level whose nodes are the results: the leaves by default, an inner level while those below are still being trained
+    threads  the queries of one search are split among them
     """
 
     def __init__(self, tree: Tree, chunks: Chunks, ranking: Ranking = L3_HINGE, last: int | None = None, threads: int = 1) -> None:
@@ -99,13 +99,13 @@ class ChunkSearch:
 
     @staticmethod
     def of_forest(trees: Sequence[TreeChunks], ranking: Ranking, threads: int) -> list[ChunkSearch]:
-        """Searches of all trees: one for all where their tables are by feature, which saves calls and checks; else one for each."""
+        """The searches of a forest: a joint one if all tables are by feature, which saves calls and checks; otherwise one for each tree."""
         searches = [ChunkSearch(tree, chunks, ranking, threads=threads) for tree, chunks in trees]
         if len(searches) == 1 or not all(search.tables.by_feature for search in searches):
             return searches
-        first, *others = searches
-        for other in others:
-            other.close()
+        first, *unused = searches
+        for search in unused:
+            search.close()
         tables = FeatureTables.joined([search.tables for search in searches], first.width)
         first._last = max(tree.height for tree, _ in trees)
         first._open([tree for tree, _ in trees], tables, first.width, threads)
@@ -117,22 +117,22 @@ class ChunkSearch:
         nodes = sum(tree.node_count for tree in trees)
         self._marks = [(np.zeros(width, np.float32), np.zeros(nodes, np.bool_)) for _ in range(threads)]
         self._workspaces: list[tuple[Array, ...]] = []
-        self._room, self._sizes, self._most_results, self._frontier_width = (0, 0), (0, 0), 0, 0
+        self._room, self._sizes, self._max_results, self._frontier_width = (0, 0), (0, 0), 0, 0
 
     def close(self) -> None:
         """End the threads. No search after it."""
         if self._pool is not None:
             self._pool.shutdown()
 
-    def search(self, queries: SparseRows, params: BeamParams, trace: bool = False, frontier: bool = False) -> Found:
-        """The best m nodes of the last level for each query, with a beam of nodes kept on the levels above.
+    def search(self, queries: SparseRows, params: BeamParams, trace: bool = False, frontier: bool = False) -> ChunkResults:
+        """The best m nodes of the last level for each query.
 
-        A trace is of a single query; the frontier is then a level of it.
+        A trace is of a single query, and holds the frontier as one of its levels.
 
-        Raises InvalidQuery where a number is below 1, features are not those of the scorers, or a value is not finite.
+        Raises InvalidQuery where a beam size or m is below 1, a feature number is out of range, or a value is not finite.
         """
         if len(queries) == 0:
-            return Found(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), np.empty(0, np.int64))
+            return ChunkResults(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32), np.empty(0, np.int64))
         largest = params.limits(np.max)
         smallest = largest if len(queries) == 1 else params.limits(np.min)
         if smallest[0] < 1 or (smallest[1] < 1 and largest[1] != 0):
@@ -142,84 +142,83 @@ class ChunkSearch:
             refuse(queries, -1, self.width)
         if self._room != largest:
             self._make_room(*largest)
-        out = self._results(len(queries) * len(self.trees), largest[1] or self._most_results, trace, frontier)
+        out = self._results(len(queries) * len(self.trees), largest[1] or self._max_results, trace, frontier)
         excluded_BX = NO_NODES if params.excluded_BX is None else params.excluded_BX
         arrays = *queries.arrays, *read_only(params.beam_size_B, params.m_B, excluded_BX)
         if len(queries) == 1:
             eligible_N = ALL_NODES if params.groups is None else params.groups[0][1]
             masks = ALL_NODES if eligible_N is None else read_only(eligible_N)[0]
-            wrong = search_queries(self._one_query, arrays, self._tables, masks, self.ranker, self._workspaces[0], out)
+            wrong_entry = search_queries(self._one_query, arrays, self._tables, masks, self.ranker, self._workspaces[0], out)
         else:
-            wrong = self._search_groups(params.groups or [(np.arange(len(queries)), None)], arrays, out)
-        if wrong >= 0:
-            refuse(queries, wrong, self.width)
+            wrong_entry = self._search_groups(params.groups or [(np.arange(len(queries)), None)], arrays, out)
+        if wrong_entry >= 0:
+            refuse(queries, wrong_entry, self.width)
+        leaves_BM, ranks_BM, count_B, *traced = out
         if frontier and not trace:
-            return Found(out[0], out[1], out[2], frontier=Frontier(out[5][:, 0], out[6][:, 0]))
-        return Found(out[0], out[1], out[2], out[3:] if trace else ())
+            return ChunkResults(leaves_BM, ranks_BM, count_B, frontier=Frontier(traced[2][:, 0], traced[3][:, 0]))
+        return ChunkResults(leaves_BM, ranks_BM, count_B, traced if trace else ())
 
     def _search_groups(
         self, groups: Sequence[tuple[NDArray[np.int64], NDArray[np.bool_] | None]], arrays: tuple[Array, ...], out: tuple[Array, ...]
     ) -> int:
-        """What `search_queries` returns, of queries that may be shared among threads."""
+        """Call `search_queries` for each mask, in several threads if that pays; returns as it does."""
 
         def run(work: tuple[Array, ...], positions: Array, eligible_N: Array) -> int:
-            place: int = search_queries(positions, arrays, self._tables, eligible_N, self.ranker, work, out)
-            return place
+            entry: int = search_queries(positions, arrays, self._tables, eligible_N, self.ranker, work, out)
+            return entry
 
-        wrong = -1
+        wrong_entry = -1
         trees = len(self.trees)
         for group, mask in groups:
             rows = group if trees == 1 else (group[:, None] * trees + np.arange(trees)).ravel()
             positions, eligible_N = read_only(rows, ALL_NODES if mask is None else mask)
             if self._pool is None or len(positions) < 2 * PER_THREAD:
-                wrong = max(wrong, run(self._workspaces[0], positions, eligible_N))
+                wrong_entry = max(wrong_entry, run(self._workspaces[0], positions, eligible_N))
             else:
                 shares = np.array_split(positions, min(len(self._workspaces), len(positions) // PER_THREAD))
-                wrong = max(wrong, *self._pool.map(run, self._workspaces, read_only(*shares), repeat(eligible_N)))
-        return wrong
+                wrong_entry = max(wrong_entry, *self._pool.map(run, self._workspaces, read_only(*shares), repeat(eligible_N)))
+        return wrong_entry
 
-    def _most_candidates(self, beam_size: int) -> list[int]:
-        """The most candidates of each level, in any tree; of one that is lower, its last level's count further down."""
-        most = [0] * (self._last + 1)
+    def _max_candidates(self, beam_size: int) -> list[int]:
+        """The most candidates of each level in any tree. A lower tree counts on the levels below it as on its last one."""
+        max_candidates = [0] * (self._last + 1)
         for tree in self.trees:
             candidates = [1]
             for level in range(min(self._last, tree.height)):
-                kept = min(candidates[-1], beam_size)
-                candidates.append(min(kept * tree.max_children[level], tree.level_size(level + 1)))
+                beam = min(candidates[-1], beam_size)
+                candidates.append(min(beam * tree.max_children[level], tree.level_size(level + 1)))
             candidates += candidates[-1:] * (self._last + 1 - len(candidates))
-            most = [max(pair) for pair in zip(most, candidates, strict=True)]
-        return most
+            max_candidates = [max(pair) for pair in zip(max_candidates, candidates, strict=True)]
+        return max_candidates
 
     def _make_room(self, beam_size: int, m: int) -> None:
-        """Workspaces for the largest beam and the most candidates that such a search can have."""
-        candidates = self._most_candidates(beam_size)
+        """Allocate workspaces for the largest beam and the most candidates of a search with this beam size and m."""
+        candidates = self._max_candidates(beam_size)
         most, widest = max(candidates), min(max(candidates), max(beam_size, m or candidates[-1]))
         sizes = (widest, np.int64), (widest, np.float32), (most, np.int64), (most, np.float32), (most, np.int32), (widest, np.int64)
         self._workspaces = [(*marks, *(np.empty(size, dtype) for size, dtype in sizes)) for marks in self._marks]
-        self._room, self._sizes, self._most_results = (beam_size, m), (most, widest), candidates[-1]
+        self._room, self._sizes, self._max_results = (beam_size, m), (most, widest), candidates[-1]
         self._frontier_width = min(beam_size, max(candidates[:-1]))
 
     def _results(self, batch: int, m: int, trace: bool, frontier: bool) -> tuple[Array, ...]:
-        """Arrays for a search to write to, `out` of search_queries. Those of a trace have room on every level for the most candidates
-        of any level.
-        """
+        """The arrays that a search writes, `out` of `search_queries`. Those of a trace have room for the most candidates on every level."""
         traced = NO_TRACE
         if frontier and not trace:
             shape = batch, 1, self._frontier_width
             traced = *NO_TRACE[:2], np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
         elif trace:
             traced = tuple(
-                np.full((batch, self._last, size), missing, dtype)
+                np.full((batch, self._last, size), padding, dtype)
                 for size in self._sizes
-                for missing, dtype in ((-1, np.int64), (-np.inf, np.float32))
+                for padding, dtype in ((-1, np.int64), (-np.inf, np.float32))
             )
         return np.empty((batch, m), np.int64), np.empty((batch, m), np.float32), np.empty(batch, np.int64), *traced
 
 
-def refuse(queries: SparseRows, wrong: int, width: int) -> NoReturn:
-    """Raise InvalidQuery for queries of another width than the scorers' (wrong: −1), or for the entry that `search_queries` returned."""
-    if wrong < 0:
+def refuse(queries: SparseRows, entry: int, width: int) -> NoReturn:
+    """Raise InvalidQuery for queries of another width than the scorers' (entry −1), or for the entry that `search_queries` returned."""
+    if entry < 0:
         raise InvalidQuery("features", f"rows of {queries.width} features", f"rows of {width}")
-    if not np.isfinite(queries.values[wrong]):
-        raise InvalidQuery("features.values", float(queries.values[wrong]), "finite numbers")
-    raise InvalidQuery("features.indices", int(queries.indices[wrong]), f"feature numbers from 0 to {width - 1}")
+    if not np.isfinite(queries.values[entry]):
+        raise InvalidQuery("features.values", float(queries.values[entry]), "finite numbers")
+    raise InvalidQuery("features.indices", int(queries.indices[entry]), f"feature numbers from 0 to {width - 1}")

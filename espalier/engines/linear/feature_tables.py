@@ -1,15 +1,14 @@
 """Linear node scorers with tables that find the weights of a feature for the children of a node.
 
-Two layouts. *By feature*, if a slot for every inner node and feature takes at most 64 MiB: each level has a slot for each feature and node,
-the nodes of a feature beside each other, and so are their weights. A query's features are read one after the other, each for all nodes of
-the beam. The memory that a wide beam reads is then contiguous; by node, every look-up waited for memory once several trees did not fit the
-cache.
+There are two layouts. *By feature*, if a slot for every inner node and feature takes at most 64 MiB: each level has a slot for each feature
+and node, with the nodes of a feature side by side, and their weights too. A query's features are read one after the other, each for all
+nodes of the beam, so a wide beam reads contiguous memory. By node, every look-up waited for memory once the trees did not fit the cache.
 
 *By node* otherwise: a table per node, direct-addressed if it needs at most 8 slots a row, else a hash table with open addressing. Weights
-stay where the bundle has them.
+stay in the order of the bundle.
 
-In both, a row with weights for at least a quarter of the children is also stored densely, with a weight (maybe 0) for every child: adding
-it to the logits is then one vector operation.
+In both layouts, a row with weights for at least a quarter of the children is also stored densely, with a weight (maybe 0) for every child.
+Adding it to the logits is then one vector operation.
 
 Legend: P inner nodes, N nodes, R rows, F features.
 """
@@ -30,11 +29,11 @@ from espalier.tree import Tree
 
 Array = NDArray[Any]
 DIRECT_SLOTS = 8
-"""Slots per row up to which a node's table is direct-addressed."""
+"""Most slots per row of a direct-addressed table."""
 DIRECT_BYTES = 64 << 20
-"""Memory up to which there is a slot for every inner node and feature."""
+"""Most memory of tables with a slot for every inner node and feature."""
 DENSE_SHARE = 0.25
-"""Share of a node's children from which on a row is stored densely."""
+"""A row with weights for at least this share of a node's children is stored densely."""
 ENTRY_COUNTS = 1 << 16
 """More than the entries of any row: a location is first entry · ENTRY_COUNTS + number of entries."""
 NO_ROW = np.iinfo(np.int64).min
@@ -43,16 +42,16 @@ NO_ROW = np.iinfo(np.int64).min
 class FeatureTables(NamedTuple):
     """The scorers of a tree, as compiled code reads them. All arrays are read-only.
 
-    first_child, chunk_row, row_feature, row_entry, bias   as Tree and Chunks have them
-    entry_child, entry_weight  as Chunks has them; by feature: in that order. A weight is stored as `stored_numbers` says
+    first_child, chunk_row, row_feature, row_entry, bias   as in Tree and Chunks
+    entry_child, entry_weight  as in Chunks; by feature: in that layout's order. A weight is stored as `stored_numbers` says
     table_from      int64[P + 1]  by node: where each node's slots begin; empty by feature, where the slots of a level begin at F times its
                                   first node
     is_direct       bool[P]       by node: whether the slots are addressed by the feature number, or by its hash
     slot_feature    int32[slots]  the feature in each slot of a hash table; empty if there is none
     slot_location   int64[slots]  of the feature's row: its entries (see ENTRY_COUNTS), −1 − its begin in dense_weight, or NO_ROW
     dense_weight    the dense rows
-    root_T, last_T  int64[T]: the root of each tree and the level whose nodes are results; one tree has 0 and its own
-    slots_T         int64[T]: by feature, what is added to where a tree's slots begin (`joined`)
+    root_T, last_T  int64[T]: the root of each tree, 0 for a single tree, and the level whose nodes are results
+    slots_T         int64[T]: by feature, added to the position at which a tree's slots begin (`joined`)
     """
 
     first_child: Array
@@ -83,14 +82,14 @@ class FeatureTables(NamedTuple):
         dense_weight = np.zeros(int(dense_rows_P @ children_P), weights.dtype)
         children, bias = chunks.entry_child, chunks.bias
         if inner * chunks.width * 8 <= DIRECT_BYTES:
-            sparse = int(np.diff(chunks.row_entry[: len(is_dense_R) + 1])[~is_dense_R].sum())
-            own_children, own_weights = np.empty(sparse, np.uint16), np.empty(sparse, weights.dtype)
+            entries = int(np.diff(chunks.row_entry[: len(is_dense_R) + 1])[~is_dense_R].sum())
+            sparse_children, sparse_weights = np.empty(entries, np.uint16), np.empty(entries, weights.dtype)
             slot_location = np.full(inner * chunks.width, NO_ROW, np.int64)
-            given = (*shared, *read_only(children, weights))
-            out = own_children, own_weights, slot_location, dense_weight
-            _fill_by_feature(given, read_only(tree.level_offset[: last + 1])[0], chunks.width, is_dense_R, out)
+            scorers = (*shared, *read_only(children, weights))
+            out = sparse_children, sparse_weights, slot_location, dense_weight
+            _fill_by_feature(scorers, read_only(tree.level_offset[: last + 1])[0], chunks.width, is_dense_R, out)
             table_from, is_direct, slot_feature = (np.empty(0, dtype) for dtype in (np.int64, np.bool_, np.int32))
-            children, weights = own_children, own_weights
+            children, weights = sparse_children, sparse_weights
         else:
             is_direct = rows_P * DIRECT_SLOTS >= chunks.width
             hash_slots_P = 1 << np.ceil(np.log2(np.maximum(rows_P * 2, 2))).astype(np.int64)
@@ -98,11 +97,11 @@ class FeatureTables(NamedTuple):
             dense_from = np.concatenate([[0], np.cumsum(dense_rows_P * children_P)]).astype(np.int64)
             slot_feature = np.full(1 if is_direct.all() else table_from[-1], -1, np.int32)
             slot_location = np.full(table_from[-1], NO_ROW, np.int64)
-            given = (*shared, *read_only(children, weights, table_from, is_direct))
-            _fill_by_node(given, is_dense_R, dense_from, (slot_feature, slot_location, dense_weight))
-        own = read_only(children, weights, bias, table_from, is_direct, slot_feature, slot_location, dense_weight)
-        none = np.zeros(1, np.int64)
-        return FeatureTables(*shared, *own, *read_only(none, np.full(1, last, np.int64), none))
+            scorers = (*shared, *read_only(children, weights, table_from, is_direct))
+            _fill_by_node(scorers, is_dense_R, dense_from, (slot_feature, slot_location, dense_weight))
+        tables = read_only(children, weights, bias, table_from, is_direct, slot_feature, slot_location, dense_weight)
+        zero = np.zeros(1, np.int64)
+        return FeatureTables(*shared, *tables, *read_only(zero, np.full(1, last, np.int64), zero))
 
     @property
     def by_feature(self) -> bool:
@@ -110,7 +109,7 @@ class FeatureTables(NamedTuple):
 
     @staticmethod
     def joined(trees: Sequence[FeatureTables], width: int) -> FeatureTables:
-        """The tables by feature of several trees of `width` features in one, whose nodes are numbered tree after tree."""
+        """Several trees' tables by feature as one, with nodes numbered tree after tree. width: F."""
         nodes, slots, entries, dense = (
             np.concatenate([[0], np.cumsum([len(getattr(tree, name)) for tree in trees])])
             for name in ("bias", "slot_location", "entry_child", "dense_weight")
@@ -118,8 +117,8 @@ class FeatureTables(NamedTuple):
         first_child = [tree.first_child[:-1] + base for tree, base in zip(trees, nodes, strict=False)]
         locations = []
         for tree, entry, number in zip(trees, entries, dense, strict=False):
-            moved = np.where(tree.slot_location >= 0, tree.slot_location + entry * ENTRY_COUNTS, tree.slot_location - number)
-            locations.append(np.where(tree.slot_location == NO_ROW, NO_ROW, moved))
+            shifted = np.where(tree.slot_location >= 0, tree.slot_location + entry * ENTRY_COUNTS, tree.slot_location - number)
+            locations.append(np.where(tree.slot_location == NO_ROW, NO_ROW, shifted))
         arrays = {
             "first_child": np.concatenate([*first_child, nodes[-1:]]),
             "slot_location": np.concatenate(locations),
@@ -136,13 +135,13 @@ class FeatureTables(NamedTuple):
 
 @compiled()
 def slot_of(feature: int, size: int) -> Any:
-    """Where the search for a feature begins in a hash table of 2^n slots (Fibonacci hashing)."""
+    """The first slot to probe for a feature in a hash table of 2^n slots (Fibonacci hashing)."""
     return np.int64((np.uint64(feature) * np.uint64(11400714819323198485)) >> np.uint64(32)) & (size - 1)
 
 
 @compiled()
 def _find_dense(shared: tuple[Array, ...], is_dense_R: Array, dense_rows_P: Array) -> None:
-    """Which rows are stored densely, and how many of each node."""
+    """Write which rows are stored densely, and how many of them each node has."""
     first_child, chunk_row, _, row_entry = shared
     for p in range(len(dense_rows_P)):
         least = DENSE_SHARE * (first_child[p + 1] - first_child[p])
@@ -152,52 +151,52 @@ def _find_dense(shared: tuple[Array, ...], is_dense_R: Array, dense_rows_P: Arra
 
 
 @compiled()
-def _fill_by_feature(given: tuple[Array, ...], level_offset: Array, width: int, is_dense_R: Array, out: tuple[Array, ...]) -> None:
+def _fill_by_feature(scorers: tuple[Array, ...], level_offset: Array, width: int, is_dense_R: Array, out: tuple[Array, ...]) -> None:
     """Write slots, entries and dense rows, level by level and feature by feature.
 
     out  entry_child, entry_weight, slot_location, dense_weight
     """
-    first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight = given
-    own_child, own_weight, slot_location, dense_weight = out
+    first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight = scorers
+    sparse_child, sparse_weight, slot_location, dense_weight = out
     entry_F, dense_F = np.empty(width, np.int64), np.empty(width, np.int64)
     entries, numbers = 0, 0
     for level in range(len(level_offset) - 1):
         begin, end = level_offset[level], level_offset[level + 1]
         entry_F[:], dense_F[:] = 0, 0
-        for p in range(begin, end):  # how much each feature has
+        for p in range(begin, end):  # count each feature's entries and dense numbers
             for row in range(chunk_row[p], chunk_row[p + 1]):
                 if is_dense_R[row]:
                     dense_F[row_feature[row]] += first_child[p + 1] - first_child[p]
                 else:
                     entry_F[row_feature[row]] += row_entry[row + 1] - row_entry[row]
-        for feature in range(width):  # where each feature's begin
+        for feature in range(width):  # turn the counts into offsets
             entries, entry_F[feature] = entries + entry_F[feature], entries
             numbers, dense_F[feature] = numbers + dense_F[feature], numbers
         for p in range(begin, end):
             for row in range(chunk_row[p], chunk_row[p + 1]):
                 feature, first, count = row_feature[row], row_entry[row], row_entry[row + 1] - row_entry[row]
                 if is_dense_R[row]:
-                    to = dense_F[feature]
+                    target = dense_F[feature]
                     for e in range(first, first + count):
-                        dense_weight[to + entry_child[e]] = entry_weight[e]
-                    location = -1 - to
+                        dense_weight[target + entry_child[e]] = entry_weight[e]
+                    location = -1 - target
                     dense_F[feature] += first_child[p + 1] - first_child[p]
                 else:
-                    to = entry_F[feature]
+                    target = entry_F[feature]
                     for e in range(count):
-                        own_child[to + e], own_weight[to + e] = entry_child[first + e], entry_weight[first + e]
-                    location = to * ENTRY_COUNTS + count
+                        sparse_child[target + e], sparse_weight[target + e] = entry_child[first + e], entry_weight[first + e]
+                    location = target * ENTRY_COUNTS + count
                     entry_F[feature] += count
                 slot_location[begin * width + feature * (end - begin) + p - begin] = location
 
 
 @compiled()
-def _fill_by_node(given: tuple[Array, ...], is_dense_R: Array, dense_from: Array, out: tuple[Array, ...]) -> None:
+def _fill_by_node(scorers: tuple[Array, ...], is_dense_R: Array, dense_from: Array, out: tuple[Array, ...]) -> None:
     """Write the slots and the dense rows, node by node.
 
     out  slot_feature, slot_location, dense_weight
     """
-    first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, table_from, is_direct = given
+    first_child, chunk_row, row_feature, row_entry, entry_child, entry_weight, table_from, is_direct = scorers
     slot_feature, slot_location, dense_weight = out
     for p in range(len(is_direct)):
         start, size = table_from[p], table_from[p + 1] - table_from[p]

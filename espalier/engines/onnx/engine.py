@@ -1,7 +1,7 @@
 """`onnx-cpu` and `onnx-cuda`: scorers of any form, run by ONNX Runtime level by level; the beam search around them is in NumPy.
 
-Inner products and MLPs have faster engines. On a GPU the queries of a call are scored together, level by level, on a CPU one by one, which
-costs a CPU the same and gives a query the same answer in any batch.
+Inner products and MLPs have faster engines. A GPU scores the queries of a call together, level by level. A CPU scores them one by one: it
+takes as long, and a query's answer does not depend on the batch.
 
 Legend: B queries, C candidates, K beam, M results, N nodes, D node row, S state.
 """
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float32]
-TOGETHER = 64
+GPU_GROUP = 64
 """Queries that a GPU scores together."""
 
 
@@ -46,7 +46,7 @@ def cuda_available() -> bool:
 
 
 class _Level(NamedTuple):
-    """One level of one query's search: what was scored, ascending by node, and which of it was kept (positions, ascending)."""
+    """One level of one query's search: the candidates, ascending by node, and the positions of the kept ones, ascending."""
 
     nodes_C: Int64
     ranks_C: Floats
@@ -57,16 +57,16 @@ class _Level(NamedTuple):
 class OnnxSearch(TreeSearch):
     """See the module. Any number of threads may search.
 
-    device    "cpu" or "cuda"
-    threads   intra-op threads of one search on the CPU
-    together  queries whose nodes are scored together; None: one on a CPU, TOGETHER on a GPU
+    device      "cpu" or "cuda"
+    threads     intra-op threads of one search on the CPU
+    group_size  queries that are scored together; None: one on a CPU, GPU_GROUP on a GPU
     Raises DeviceUnavailable where there is no GPU.
     """
 
     name = "onnx-cpu"
     rounding = 1e-3
 
-    def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"], threads: int = 1, together: int | None = None) -> None:
+    def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"], threads: int = 1, group_size: int | None = None) -> None:
         if device == "cuda" and not cuda_available():
             raise DeviceUnavailable(
                 "onnx-cuda needs a CUDA device, and ONNX Runtime finds none; install the `gpu` extra on a machine with one"
@@ -74,7 +74,7 @@ class OnnxSearch(TreeSearch):
         self.name = f"onnx-{device}"
         self._tree, self._rows_ND, self._ranking = bundle.tree, bundle.node_rows_ND, bundle.manifest.ranking
         self._key_weight = np.float32(0 if bundle.memory is None else bundle.memory.key_weight)
-        self.together = together or (1 if device == "cpu" else TOGETHER)
+        self.group_size = group_size or (1 if device == "cpu" else GPU_GROUP)
         model = load_graph("scorer.onnx", bundle.graph("scorer.onnx"))
         free_inputs(model)
         self._session = opened_session(model, threads, device)
@@ -85,8 +85,8 @@ class OnnxSearch(TreeSearch):
             raise ValueError("queries without states")
         paths: list[list[_Level]] = []
         finite_B = np.ones(len(query), np.bool_)
-        for begin in range(0, len(query), self.together):
-            paths += self._searched(query, range(begin, min(begin + self.together, len(query))), finite_B)
+        for begin in range(0, len(query), self.group_size):
+            paths += self._searched(query, range(begin, min(begin + self.group_size, len(query))), finite_B)
         shape = len(query), 1, int(query.m_B.max(initial=0))
         rows_BTM, count_BT = np.full(shape, -1, np.int64), np.zeros(shape[:2], np.int64)
         ranks_BTM, keys_BTM = np.full(shape, -np.inf, np.float32), np.full(shape, -np.inf, np.float32)
@@ -95,23 +95,17 @@ class OnnxSearch(TreeSearch):
             rows_BTM[b, 0, : len(order)] = self._tree.leaf_item[last.nodes_C[order] - self._tree.leaf_offset]
             ranks_BTM[b, 0, : len(order)], keys_BTM[b, 0, : len(order)] = last.ranks_C[order], last.keys_C[order]
             count_BT[b] = len(order)
-        return Leaves(
-            rows_BTM,
-            ranks_BTM,
-            keys_BTM,
-            count_BT,
-            finite_B,
-            (_trace(paths[0]),) if query.trace else (),
-            (self._frontier(paths),) if query.frontier else (),
-        )
+        traces = (_trace(paths[0]),) if query.trace else ()
+        frontiers = (self._frontier(paths),) if query.frontier else ()
+        return Leaves(rows_BTM, ranks_BTM, keys_BTM, count_BT, finite_B, traces, frontiers)
 
     def _searched(self, query: TreeQuery, members: range, finite_B: NDArray[np.bool_]) -> list[list[_Level]]:
         """The levels of some queries that are scored together."""
         tree, gamma, (eligible,) = self._tree, self._ranking.gamma, query.eligible_T
         starts = tree.start_levels(query.beam_size_B[members]).tolist()
         first = 1 if gamma > 0 or query.trace else min(starts)
-        whole = np.arange(tree.level(first - 1).start, tree.level(first - 1).stop)
-        paths = [[_Level(whole, zeros := np.zeros(len(whole), np.float32), zeros, np.arange(len(whole)))] for _ in members]
+        top = np.arange(tree.level(first - 1).start, tree.level(first - 1).stop)
+        paths = [[_Level(top, zeros := np.zeros(len(top), np.float32), zeros, np.arange(len(top)))] for _ in members]
         for level in range(first, tree.height + 1):
             nodes, parents = [], []
             for b, path in zip(members, paths, strict=True):
@@ -125,10 +119,10 @@ class OnnxSearch(TreeSearch):
             logits = self._logits(query, members, level, nodes)
             for i, b in enumerate(members):
                 matters = gamma > 0 or level >= starts[i]
-                found = self._level(query, b, level, nodes[i], logits[i], paths[i][-1], parents[i], matters)
+                scored_level = self._level(query, b, level, nodes[i], logits[i], paths[i][-1], parents[i], matters)
                 if matters:
                     finite_B[b] &= bool(np.isfinite(logits[i]).all())
-                paths[i].append(found)
+                paths[i].append(scored_level)
         return paths
 
     def _logits(self, query: TreeQuery, members: range, level: int, nodes: Sequence[Int64]) -> list[Floats]:
@@ -137,21 +131,21 @@ class OnnxSearch(TreeSearch):
         if states_BLS is None or not any(map(len, nodes)):
             return [np.empty(0, np.float32) for _ in nodes]
         state_BS = states_BLS[members.start : members.stop, level if states_BLS.shape[1] > 1 else 0]
-        nodes_BC = stacked([own[None] for own in nodes], np.int64(0))
+        nodes_BC = stacked([nodes_C[None] for nodes_C in nodes], np.int64(0))
         rows_BCD = np.asarray(self._rows_ND[nodes_BC], np.float32)
         logits_BC = self._session.run(None, {"query_state": state_BS, "node_rows": rows_BCD})[0]
-        return [logits_BC[i, : len(own)] for i, own in enumerate(nodes)]
+        return [logits_BC[i, : len(nodes_C)] for i, nodes_C in enumerate(nodes)]
 
     def _level(
-        self, query: TreeQuery, b: int, level: int, nodes_C: Int64, logits_C: Floats, above: _Level, slot_C: Int64, matters: bool
+        self, query: TreeQuery, b: int, level: int, nodes_C: Int64, logits_C: Floats, parents: _Level, slot_C: Int64, matters: bool
     ) -> _Level:
-        """Ranks, keys and what is kept. matters: whether the ranks of the level change anything."""
+        """The ranks, the keys and the kept nodes of a level. matters: whether its ranks can change the answer."""
         with np.errstate(over="ignore", invalid="ignore"):
             ranks_C = logits_C
             if self._ranking.own == "log_activation":
                 ranks_C = np.minimum(logits_C, 0) - np.log1p(np.exp(-np.abs(logits_C)))
             if self._ranking.gamma > 0:
-                ranks_C = ranks_C + np.float32(self._ranking.gamma) * above.ranks_C[above.kept_K][slot_C]
+                ranks_C = ranks_C + np.float32(self._ranking.gamma) * parents.ranks_C[parents.kept_K][slot_C]
             keys_C = ranks_C = np.asarray(ranks_C, np.float32)
             if query.memory is not None:
                 keys_C = ranks_C + self._key_weight * _values_at(*query.memory.of(b), nodes_C)
@@ -159,22 +153,22 @@ class OnnxSearch(TreeSearch):
         if matters:
             nodes_C, ranks_C, keys_C = nodes_C[is_number_C], ranks_C[is_number_C], keys_C[is_number_C]
         elif not is_number_C.all():
-            lifted_C = np.where(is_number_C, keys_C - ranks_C, 0)
+            lift_C = np.where(is_number_C, keys_C - ranks_C, 0)
             ranks_C = np.where(is_number_C, ranks_C, np.float32(0))
-            keys_C = np.asarray(ranks_C + lifted_C, np.float32)
+            keys_C = np.asarray(ranks_C + lift_C, np.float32)
         size = int(query.m_B[b] if level == self._tree.height else query.beam_size_B[b])
         return _Level(nodes_C, ranks_C, keys_C, np.sort(np.argsort(-keys_C, kind="stable")[:size]))
 
     def _frontier(self, paths: Sequence[Sequence[_Level]]) -> Frontier:
-        above = [path[-2] for path in paths]
+        levels = [path[-2] for path in paths]
         return Frontier(
-            stacked([level.nodes_C[None, level.kept_K] for level in above], NO_ROW),
-            stacked([level.ranks_C[None, level.kept_K] for level in above], NO_RANK),
+            stacked([level.nodes_C[None, level.kept_K] for level in levels], NO_ROW),
+            stacked([level.ranks_C[None, level.kept_K] for level in levels], NO_RANK),
         )
 
 
 def _trace(path: Sequence[_Level]) -> tuple[LevelTrace, ...]:
-    """Every level of one query's search: for a trace all are scored."""
+    """Every level of one query's search: with a trace all levels are scored."""
     levels = []
     for h, level in enumerate(path[1:], start=1):
         nodes_1C, ranks_1C, keys_1C = level.nodes_C[None], level.ranks_C[None], level.keys_C[None]

@@ -1,7 +1,7 @@
-"""A cell: one shape of call on a GPU, with buffers that stay where they are and one CUDA graph of the launches over them.
+"""A cell: the fixed buffers for one shape of call on a GPU, and one CUDA graph of the kernel launches over them.
 
-Knows masks, excluded nodes, beams, the selection on each level, the frontier and the order of what was found. What a query is and how a
-level's candidates are scored, its two kinds know: those of `graph_engine.py` and `linear_engine.py`.
+Knows masks, excluded nodes, beams, the selection on each level, the frontier and the order of the results. Does not know what a query is or
+how candidates are scored: the subclasses in `graph_engine.py` and `linear_engine.py` do.
 
 Legend: B queries, K beam, C candidates, M results, X excluded nodes, N nodes, L levels, S state.
 """
@@ -28,61 +28,63 @@ from espalier.search import NO_ITEM, LevelTrace
 from espalier.tree import Tree
 
 MOST_CHOSEN = 128
-"""Candidates of which a kernel that scores can choose a beam without wanting for registers."""
+"""Most candidates from which a scoring kernel chooses the beam itself: with more it runs out of registers."""
 FEW = 1023
-"""Candidates of which a selection finds two bits of its threshold at once."""
+"""Most candidates for which a selection finds two bits of its threshold in each step."""
 _CAPTURE = threading.Lock()
 """One capture at a time in a process: two would invalidate each other."""
 Entries = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Arrays of a buffer by name: their shapes and types."""
 State = TypeVar("State")
-"""What a kind of cell makes of its queries before the first level."""
+"""The encoded queries: query states, or None where a cell reads features."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Sizes that change how fast a search is, and nothing else but, with `tile`, the last digits.
+    """Sizes that change the speed of a search. Answers stay the same; `tile` may change their last digits.
 
-    chosen        of `triton`: most queries · candidates of which the next level's kernel chooses the beam itself, each program for itself;
-                  never more than 128 candidates
-    alone         of `triton`: most queries of a call whose levels are kernels; of more, which fill a GPU, each is searched by one program
-    counted       most queries · candidates² that are selected by counting, in parallel; above, one program a query
-    count_tile    candidates of a program that counts; busy_count_tile: where there are more than `alone` queries
-    dependent     most queries of which kernels start while the one before them ends: more fill the GPU, and early ones are in the way
-    whole         candidates that a selection keeps in registers; more are read again in each pass
-    warps         of a program that scores; of `sparse-cuda` one where there are more than `alone` queries
-    tile          of `triton`: candidates that one program scores at a time; None: as `TritonSearch.tile` has it
-    registers     of `triton`: most of a thread that scores, so that more programs have room; None: as many as the compiler likes
-    selecting     candidates that a warp selects from
-    busy_tiles    of `triton`: tiles of a level of a call from which on one program scores several, up to tiles_per_program
+    chosen_candidates     `triton`: up to so many queries · candidates, each program of the next level's kernel chooses the beam itself;
+                          never from more than MOST_CHOSEN candidates
+    level_kernel_queries  `triton`: up to so many queries in a call, every level is a kernel. More queries fill a GPU: then one program
+                          searches each query
+    counted_pairs         up to so many queries · candidates², selections count in parallel; above, one program selects for each query
+    count_tile            candidates of a counting program; busy_count_tile: the same for calls of more than level_kernel_queries
+    dependent_queries     up to so many queries, a kernel starts while the one before it ends. More queries fill the GPU, and early programs
+                          are in the way
+    register_candidates   candidates that a selection keeps in registers; more are read again in each pass
+    warps                 of a scoring program. `sparse-cuda` uses one for calls of more than level_kernel_queries
+    tile                  `triton`: candidates that one program scores at a time; None: `TritonSearch.tile` chooses
+    registers             `triton`: most registers of a scoring thread, so that more programs have room; None: the compiler chooses
+    candidates_per_warp   of a selection
+    busy_tiles            `triton`: from so many tiles of a level on, one program scores several, up to tiles_per_program
 
     Raises ValueError for sizes that would change more than the speed.
     """
 
     tile: int | None = None
     registers: int | None = None
-    selecting: int = 512
+    candidates_per_warp: int = 512
     busy_tiles: int = 2048
     tiles_per_program: int = 8
-    chosen: int = 1024
-    counted: int = 1 << 24
-    alone: int = 64
+    chosen_candidates: int = 1024
+    counted_pairs: int = 1 << 24
+    level_kernel_queries: int = 64
     count_tile: int = 16
     busy_count_tile: int = 64
-    dependent: int = 64
-    whole: int = 1 << 14
+    dependent_queries: int = 64
+    register_candidates: int = 1 << 14
     warps: int = 4
 
     def __post_init__(self) -> None:
-        if not 1 <= self.whole <= 1 << 15:
-            raise ValueError(f"whole {self.whole}: expected 1 to {1 << 15}")
+        if not 1 <= self.register_candidates <= 1 << 15:
+            raise ValueError(f"register_candidates {self.register_candidates}: expected 1 to {1 << 15}")
 
 
 @dataclass(frozen=True)
 class FixedShapes:
-    """The sizes of cells: a call is padded up to the next batch and m, and a longer one is cut.
+    """The sizes of cells. A call is padded up to the next batch size and m; a call of more queries than the largest batch is split.
 
-    excluded  most excluded nodes of one query that are passed as a list; with more it gets a mask instead
+    excluded  most excluded nodes of a query that are passed as a list. A query with more gets a mask instead
     """
 
     batches: tuple[int, ...] = (1, 8, 64, 512)
@@ -90,23 +92,23 @@ class FixedShapes:
     excluded: int = 1024
 
 
-class CellParts(NamedTuple):
-    """What a cell's launches have more or less than those of a plain search, which pays for neither.
+class CellVariant(NamedTuple):
+    """How a cell's launches differ from those of a plain search.
 
-    frontier  they bring the beam above the leaves
-    states    they take query states in place of queries, and encode nothing
+    frontier  they also return the beam above the leaves
+    states    their inputs are query states, so nothing is encoded
     """
 
     frontier: bool
     states: bool
 
 
-PLAIN = CellParts(frontier=False, states=False)
+PLAIN = CellVariant(frontier=False, states=False)
 
 
-class CellFound(NamedTuple):
-    """What a run of a cell brings for each of its queries: item rows, ranks and keys; whether the logits that were looked at are finite;
-    the trace, and the frontier with the states of the leaf level, where they were asked for.
+class CellResults(NamedTuple):
+    """The results of a cell's queries: item rows, ranks and keys; whether all logits that were checked are finite; and on request the
+    trace, and the frontier with the states of the leaf level.
     """
 
     rows_BM: NDArray[np.int64]
@@ -119,16 +121,16 @@ class CellFound(NamedTuple):
 
 
 class Tables:
-    """The tree's arrays on the device, in 32 bits; what arithmetic replaces is left out."""
+    """The tree's arrays on the device, in 32 bits. Arrays that arithmetic can replace are left out."""
 
     def __init__(self, tree: Tree, device: torch.device, histories: bool) -> None:
         def on_device(array: NDArray[Any]) -> Tensor:
             return torch.from_numpy(array.astype(np.int32)).to(device)
 
-        nothing = np.zeros(1, np.int32)
-        self.first_child = on_device(tree.first_child if is_ragged(tree) else nothing)
-        self.parent = on_device(tree.parent if is_ragged(tree) and histories else nothing)
-        self.leaf_of_item = on_device(tree.leaf_of_item if histories else nothing)
+        empty = np.zeros(1, np.int32)
+        self.first_child = on_device(tree.first_child if is_ragged(tree) else empty)
+        self.parent = on_device(tree.parent if is_ragged(tree) and histories else empty)
+        self.leaf_of_item = on_device(tree.leaf_of_item if histories else empty)
         self.leaf_item = on_device(tree.leaf_item)
         uniform = [tree.max_children[h] if tree.is_uniform(h) else 0 for h in range(tree.height)] + [0]
         self.levels = on_device(np.stack([tree.level_offset[:-1], np.array(uniform)], 1))
@@ -144,7 +146,7 @@ class CellContext:
     """What all cells of a tree share.
 
     memory_weight  λ; None: the bundle has no memory, and kernels are compiled without one
-    pool           of the memory between launches; None: no CUDA graphs
+    pool           CUDA graphs take the memory between their launches from it; None: no CUDA graphs
     """
 
     tree: Tree
@@ -156,10 +158,10 @@ class CellContext:
     tables: Tables
     pool: Any
 
-    def launched(self, batch: int) -> dict[str, bool]:
-        """What every launch of a search is given beside the kernel's own arguments: see `kernels.dependency`."""
-        known = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
-        return {"DEPENDENT": True, "launch_pdl": True} if known and batch <= self.tuning.dependent else {"DEPENDENT": False}
+    def launch_options(self, batch: int) -> dict[str, bool]:
+        """Keyword arguments of every launch, besides those of the kernel itself: see `kernels.dependency`."""
+        is_hopper = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
+        return {"DEPENDENT": True, "launch_pdl": True} if is_hopper and batch <= self.tuning.dependent_queries else {"DEPENDENT": False}
 
 
 @dataclass
@@ -185,9 +187,9 @@ class ExcludedLists:
 
 
 class Beam:
-    """Nodes int32[B, width], their ranks and what they are ordered by, keys, float32[B, width], not yet initialised.
+    """Nodes int32[B, width], their ranks float32[B, width], and the keys float32[B, width] that order them. Not yet initialised.
 
-    memory  whether keys are other than ranks; without one they are the same array
+    memory  whether keys differ from ranks; without a memory they are one array
     """
 
     def __init__(self, batch: int, width: int, device: torch.device, memory: bool) -> None:
@@ -202,7 +204,7 @@ class Beam:
 
 
 def inner_slots(tree: Tree, bucket: int) -> tuple[int, list[int]]:
-    """The level that a cell's search begins with, and the nodes that are kept from the one above it (all of its nodes) to H − 1."""
+    """The level that a cell's search starts with, and the number of nodes kept on each level from the one above it (all nodes) to H − 1."""
     start = tree.start_level(1 << bucket)
     slots = [tree.level_size(start - 1)]
     for level in range(start, tree.height):
@@ -215,29 +217,31 @@ class Cell(ABC, Generic[State]):
 
     Memory between the launches comes from a pool that all cells of an engine share, since they run one after another.
 
-    batch, wanted  most queries of a call, most results of a query, best first; 0: every leaf that is scored, in no order, with no result
-                   in places of leaves that are not eligible
-    start          the level that the search begins with
+    batch          most queries of a call
+    m              most results of a query, best first. 0: every leaf that is scored, in no order, with NO_ITEM for leaves that are not
+                   eligible
+    start          the level that the search starts with
     slots          nodes kept on each level, from the one above the start (all of its nodes) to the leaves
-    inputs         on the device: the queries' numbers, and what `entries` names
-    finite         float32[batch] on the device: 1, or 0 where some node that was scored has a logit that is not finite; written by kernels
-                   that check logits
+    inputs         on the device: the queries' numbers, and the arrays that `entries` names
+    finite         float32[batch] on the device: 0 where some scored node has a logit that is not finite, else 1; written by kernels that
+                   check logits
     state_width    S, of a frontier's states; 0: there are none
     """
 
     def __init__(
-        self, context: CellContext, batch: int, bucket: int, wanted: int, parts: CellParts, entries: Entries, state_width: int = 0
+        self, context: CellContext, batch: int, bucket: int, m: int, variant: CellVariant, entries: Entries, state_width: int = 0
     ) -> None:
-        self.context, self.batch, self._parts, self.launched = context, batch, parts, context.launched(batch)
+        self.context, self.batch, self._variant, self.launch_options = context, batch, variant, context.launch_options(batch)
         tree, device = context.tree, context.device
         self.memory = context.memory_weight is not None
         self.start, inner = inner_slots(tree, bucket)
-        most = inner[-1] * tree.max_children[-1]
-        self._every_leaf = wanted == 0
-        self.slots = [*inner, min(wanted or most, most)]
-        self._wanted = wanted = wanted or most
+        max_leaves = inner[-1] * tree.max_children[-1]
+        self._every_leaf = m == 0
+        self.slots = [*inner, min(m or max_leaves, max_leaves)]
+        self._result_width = result_width = m or max_leaves
         self.stride = max(self.slots)
-        self.candidates = max(slots * children for slots, children in zip(self.slots, tree.max_children[self.start - 1 :], strict=False))
+        max_children = tree.max_children[self.start - 1 :]
+        self.max_candidates = max(slots * children for slots, children in zip(self.slots, max_children, strict=False))
 
         pinned = device.type == "cuda"
         entries = {
@@ -255,21 +259,21 @@ class Cell(ABC, Generic[State]):
         self.host, self.inputs = _views(self._host_bytes, entries), _views(self._input_bytes, entries)
         self._host_excluded = torch.zeros(batch * context.shapes.excluded, dtype=torch.int32, pin_memory=pinned)
         self.excluded = torch.zeros(batch * context.shapes.excluded, dtype=torch.int32, device=device)
-        above = tree.level(self.start - 1)
-        self._above = Beam(batch, self.stride, device, self.memory)
-        self._above.nodes[:, : self.slots[0]] = torch.arange(above.start, above.stop, dtype=torch.int32, device=device)
-        self._above.ranks.zero_()
-        self._found = torch.full((batch, wanted), NO_ITEM, dtype=torch.int32, device=device)
-        self._found_ranks = torch.full((batch, wanted), -torch.inf, dtype=torch.float32, device=device)
-        self._found_keys = self._found_ranks.clone() if self.memory else self._found_ranks
+        top_level = tree.level(self.start - 1)
+        self._start_beam = Beam(batch, self.stride, device, self.memory)
+        self._start_beam.nodes[:, : self.slots[0]] = torch.arange(top_level.start, top_level.stop, dtype=torch.int32, device=device)
+        self._start_beam.ranks.zero_()
+        self._result_rows = torch.full((batch, result_width), NO_ITEM, dtype=torch.int32, device=device)
+        self._result_ranks = torch.full((batch, result_width), -torch.inf, dtype=torch.float32, device=device)
+        self._result_keys = self._result_ranks.clone() if self.memory else self._result_ranks
         self.finite = torch.ones(batch, dtype=torch.float32, device=device)
-        self._rows_back = torch.empty((batch, wanted), dtype=torch.int32, pin_memory=pinned)
-        self._ranks_back = torch.empty((batch, wanted), dtype=torch.float32, pin_memory=pinned)
-        self._keys_back = torch.empty_like(self._ranks_back, pin_memory=pinned) if self.memory else self._ranks_back
-        self._finite_back = torch.ones(batch, dtype=torch.float32, pin_memory=pinned)
+        self._host_rows = torch.empty((batch, result_width), dtype=torch.int32, pin_memory=pinned)
+        self._host_ranks = torch.empty((batch, result_width), dtype=torch.float32, pin_memory=pinned)
+        self._host_keys = torch.empty_like(self._host_ranks, pin_memory=pinned) if self.memory else self._host_ranks
+        self._host_finite = torch.ones(batch, dtype=torch.float32, pin_memory=pinned)
         widths = (inner[-1], torch.int32), (inner[-1], torch.float32), (state_width, torch.float32)
-        self._frontier = [torch.empty((batch, width if parts.frontier else 0), dtype=dtype, device=device) for width, dtype in widths]
-        self._frontier_back = [torch.empty(part.shape, dtype=part.dtype, pin_memory=pinned) for part in self._frontier]
+        self._frontier = [torch.empty((batch, width if variant.frontier else 0), dtype=dtype, device=device) for width, dtype in widths]
+        self._host_frontier = [torch.empty(array.shape, dtype=array.dtype, pin_memory=pinned) for array in self._frontier]
         self.graph: torch.cuda.CUDAGraph | None = None
 
     chooses = False
@@ -277,11 +281,11 @@ class Cell(ABC, Generic[State]):
 
     @abstractmethod
     def fill_queries(self, query: TreeQuery) -> None:
-        """Put a call's queries, or their states, into the buffers, no more of them than the cell has room for."""
+        """Copy a call's queries, or their states, into the buffers: at most `batch` of them."""
 
     @abstractmethod
     def launch_encoder(self) -> State:
-        """What the levels are scored from."""
+        """Encode the queries."""
 
     @abstractmethod
     def leaf_states(self, state: State) -> Tensor:
@@ -289,27 +293,27 @@ class Cell(ABC, Generic[State]):
 
     @abstractmethod
     def begin(self, state: State, beam: Beam) -> None:
-        """The ranks of all nodes of the level above the start, which is the beam, where children inherit them."""
+        """Write the ranks of the beam above the start, all nodes of their level, if children inherit them."""
 
     @abstractmethod
-    def score(self, level: int, slots: int, beam: Beam, found: Beam, state: State, before: int) -> None:
-        """The children on `level` of the nodes in the first `slots` of a beam, with their ranks.
+    def score(self, level: int, slots: int, beam: Beam, candidates: Beam, state: State, before: int) -> None:
+        """Write the children on `level` of the nodes in a beam's first `slots`, with their ranks.
 
-        before  0, or where `chooses`: the first `before` of the beam are candidates, of which the best are chosen first
+        before  0: the beam is selected. Otherwise, if `chooses`: select it first, from the first `before` nodes in it
         """
 
-    def search_alone(self, beam: Beam, found: Beam, kept: Beam, state: State) -> bool:
-        """Search the levels from a beam above the start to the leaves in `kept`, in no order, each query by one program.
+    def search_by_program(self, beam: Beam, candidates: Beam, leaves: Beam, state: State) -> bool:
+        """Search from the beam above the start to the leaves, one program a query; write the leaves in no order.
 
-        found  the program's candidates, overwritten
-        False, and nothing is done, where levels are kernels.
+        candidates  overwritten
+        Returns False, having done nothing, if each level is a kernel.
         """
         return False
 
     def fill(self, query: TreeQuery, addresses_B: NDArray[np.int64], excluded: ExcludedLists) -> None:
-        """Put a call into the buffers. Rows past its queries get a beam of 0, which ends their search where it begins.
+        """Copy a call into the buffers. Rows past its queries get a beam size of 0, so they are not searched.
 
-        addresses_B  of the queries' masks on the device, 0 for those without one
+        addresses_B  of the queries' masks on the device, 0 without a mask
         """
         count, room = len(query), self.context.shapes.excluded
         count_B = np.where(excluded.count_B <= room, excluded.count_B, 0)  # longer lists are part of a mask
@@ -331,15 +335,15 @@ class Cell(ABC, Generic[State]):
             self.excluded[:total].copy_(self._host_excluded[:total], non_blocking=True)
 
     def fill_memory(self, lists_B3: NDArray[np.int64]) -> None:
-        """Put where the lists of a call's queries are into the buffers. Rows past its queries get empty lists.
+        """Copy the addresses of a call's memory lists into the buffers. Rows past its queries get empty lists.
 
-        lists_B3  the addresses of each query's nodes, ascending, and of their mem; and how many there are
+        lists_B3  for each query the address of its nodes (ascending), the address of their mem, and their number
         """
         self.host["memory"].numpy()[: len(lists_B3)] = lists_B3
         self.host["memory"].numpy()[len(lists_B3) :] = 0
 
-    def run(self, count: int, trace: bool) -> CellFound:
-        """What the launches find for the first `count` queries. With a trace, of a single query, they go out one by one."""
+    def run(self, count: int, trace: bool) -> CellResults:
+        """Run the launches; the results of the first `count` queries. A trace is of a single query, without the CUDA graph."""
         levels: list[LevelTrace] = []
         if self.graph is not None and not trace:
             self.graph.replay()
@@ -347,17 +351,17 @@ class Cell(ABC, Generic[State]):
             self._launch(levels if trace else None)
         if self.context.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        width = self._wanted if self._every_leaf else int(self.host["m"].numpy()[:count].max())
-        rows, ranks, keys = (back.numpy()[:count, :width] for back in (self._rows_back, self._ranks_back, self._keys_back))
+        width = self._result_width if self._every_leaf else int(self.host["m"].numpy()[:count].max())
+        rows, ranks, keys = (array.numpy()[:count, :width] for array in (self._host_rows, self._host_ranks, self._host_keys))
         ranks = ranks.copy()
-        finite, nodes, node_ranks, states = (back.numpy()[:count] for back in (self._finite_back, *self._frontier_back))
-        frontier = Frontier(nodes.astype(np.int64), node_ranks.copy()) if self._parts.frontier else None
-        return CellFound(
+        finite, nodes, node_ranks, states = (array.numpy()[:count] for array in (self._host_finite, *self._host_frontier))
+        frontier = Frontier(nodes.astype(np.int64), node_ranks.copy()) if self._variant.frontier else None
+        return CellResults(
             rows.astype(np.int64), ranks, keys.copy() if self.memory else ranks, finite > 0, tuple(levels), frontier, states.copy()
         )
 
     def capture(self) -> None:
-        """Record the launches, in the engine's stream. Other threads may go on using the GPU, but for capturing themselves."""
+        """Record the launches, in the engine's stream. Meanwhile other threads may use the GPU, but not capture."""
         self._launch()  # compiles the kernels, which a capture cannot
         self.graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
@@ -378,62 +382,62 @@ class Cell(ABC, Generic[State]):
         self._input_bytes.copy_(self._host_bytes, non_blocking=True)
         self.finite.fill_(1)
         self.launch_search(self.launch_encoder(), trace)
-        self._rows_back.copy_(self._found, non_blocking=True)
-        self._ranks_back.copy_(self._found_ranks, non_blocking=True)
+        self._host_rows.copy_(self._result_rows, non_blocking=True)
+        self._host_ranks.copy_(self._result_ranks, non_blocking=True)
         if self.memory:
-            self._keys_back.copy_(self._found_keys, non_blocking=True)
-        self._finite_back.copy_(self.finite, non_blocking=True)
-        for back, part in zip(self._frontier_back, self._frontier, strict=True):
-            if self._parts.frontier:
-                back.copy_(part, non_blocking=True)
+            self._host_keys.copy_(self._result_keys, non_blocking=True)
+        self._host_finite.copy_(self.finite, non_blocking=True)
+        for host, array in zip(self._host_frontier, self._frontier, strict=True):
+            if self._variant.frontier:
+                host.copy_(array, non_blocking=True)
 
     def launch_search(self, state: State, trace: list[LevelTrace] | None = None) -> None:
-        """The levels from the start to the leaves, and the order of what was found. trace: takes the levels of the first query."""
-        tree, device = self.context.tree, self.context.device
-        beam, free = self._above, [Beam(self.batch, self.stride, device, self.memory) for _ in range(2)]
-        found, other = (Beam(self.batch, self.candidates, device, self.memory) for _ in range(2))
-        # Of candidates in another order than that of the nodes, none can be selected later: it leaves ties to their order.
-        in_order = trace is not None or self._parts.frontier or self.batch * self.candidates**2 > self.context.tuning.counted
+        """Search from the start level to the leaves and order the results. trace: the levels of the first query are appended to it."""
+        tree, device, tuning = self.context.tree, self.context.device, self.context.tuning
+        beam, free_beams = self._start_beam, [Beam(self.batch, self.stride, device, self.memory) for _ in range(2)]
+        candidates, spare = (Beam(self.batch, self.max_candidates, device, self.memory) for _ in range(2))
+        # A selection leaves ties in the order of its candidates, so once one has changed that order, no later one may select.
+        in_order = trace is not None or self._variant.frontier or self.batch * self.max_candidates**2 > tuning.counted_pairs
         before = 0
         self.begin(state, beam)
-        if trace is None and self.search_alone(beam, found, free[0], state):
-            self._count(free[0], self.slots[-1], free[0], self.slots[-1], True)
+        if trace is None and self.search_by_program(beam, candidates, free_beams[0], state):
+            self._count(free_beams[0], self.slots[-1], free_beams[0], self.slots[-1], True)
             return
-        for place, level in enumerate(range(self.start, tree.height + 1)):
-            candidates = self.slots[place] * tree.max_children[level - 1]
-            if level == tree.height and self._parts.frontier:
+        for i, level in enumerate(range(self.start, tree.height + 1)):
+            count = self.slots[i] * tree.max_children[level - 1]
+            if level == tree.height and self._variant.frontier:
                 self._keep_frontier(beam, state)
-            self.score(level, self.slots[place], beam, found, state, before)
+            self.score(level, self.slots[i], beam, candidates, state, before)
             before = 0
             if level == tree.height and self._every_leaf:
-                self._found.copy_(self._items(found.nodes[:, : self._wanted]))
-                self._found_ranks.copy_(found.ranks[:, : self._wanted])
+                self._result_rows.copy_(self._items(candidates.nodes[:, : self._result_width]))
+                self._result_ranks.copy_(candidates.ranks[:, : self._result_width])
                 if trace is not None:
-                    nodes, ranks, keys = found.of_first(candidates)
+                    nodes, ranks, keys = candidates.of_first(count)
                     trace.append(LevelTrace(level, nodes, ranks, nodes, ranks, keys, keys))
                 return
-            slots, last = self.slots[place + 1], level == tree.height
-            if self.chooses and not in_order and not last and candidates <= min(MOST_CHOSEN, self.context.tuning.chosen // self.batch):
-                beam, found, other, before = found, other, found, candidates
+            slots, last = self.slots[i + 1], level == tree.height
+            if self.chooses and not in_order and not last and count <= min(MOST_CHOSEN, tuning.chosen_candidates // self.batch):
+                beam, candidates, spare, before = candidates, spare, candidates, count
                 continue
             if in_order:
-                self._select(found, candidates, free[0], slots, last)
+                self._select(candidates, count, free_beams[0], slots, last)
             else:
-                self._count(found, candidates, free[0], slots, last)
+                self._count(candidates, count, free_beams[0], slots, last)
                 if last:
                     return
-            beam = free[0]
-            free.reverse()
+            beam = free_beams[0]
+            free_beams.reverse()
             if trace is not None:
-                kept, kept_ranks, kept_keys = beam.of_first(slots)
-                nodes, ranks, keys = found.of_first(candidates)
-                trace.append(LevelTrace(level, kept, kept_ranks, nodes, ranks, kept_keys, keys))
+                kept_nodes, kept_ranks, kept_keys = beam.of_first(slots)
+                nodes, ranks, keys = candidates.of_first(count)
+                trace.append(LevelTrace(level, kept_nodes, kept_ranks, nodes, ranks, kept_keys, keys))
         self._count(beam, self.slots[-1], beam, self.slots[-1], True)
 
     def _items(self, leaves: Tensor) -> Tensor:
         """Int32, same shape: the item rows of leaves, NO_ITEM where there is none."""
-        place = (leaves - self.context.tree.leaf_offset).clamp(min=0)
-        return self.context.tables.leaf_item[place.long()].masked_fill(leaves < 0, NO_ITEM)
+        leaf = (leaves - self.context.tree.leaf_offset).clamp(min=0)
+        return self.context.tables.leaf_item[leaf.long()].masked_fill(leaves < 0, NO_ITEM)
 
     def _keep_frontier(self, beam: Beam, state: State) -> None:
         nodes, ranks, states = self._frontier
@@ -442,27 +446,28 @@ class Cell(ABC, Generic[State]):
         if states.shape[1]:
             states.copy_(self.leaf_states(state))
 
-    def _count(self, found: Beam, candidates: int, beam: Beam, slots: int, last: bool) -> None:
-        """The best of the candidates, best first: into the beam, or the items of leaves into what was found."""
+    def _count(self, candidates: Beam, count: int, beam: Beam, slots: int, last: bool) -> None:
+        """Write the best candidates, best first: into the beam, or the items of leaves into the results."""
         tables, tree, tuning = self.context.tables, self.context.tree, self.context.tuning
-        nodes, ranks, keys = (self._found, self._found_ranks, self._found_keys) if last else (beam.nodes, beam.ranks, beam.keys)
-        width = min(triton.next_power_of_2(candidates), 1024)
-        tile = tuning.count_tile if self.batch <= tuning.alone else tuning.busy_count_tile
-        count_kernel[(triton.cdiv(candidates, tile), self.batch)](
-            found.nodes, found.ranks, found.keys, found.nodes.shape[1], candidates, self.inputs["m" if last else "beam_size"],
-            nodes, ranks, keys, self._wanted if last else self.stride, slots, tables.leaf_item, tree.leaf_offset,
-            tile, width, last, self.memory, num_warps=8 if width > 256 else 4, **self.launched,
+        nodes, ranks, keys = (self._result_rows, self._result_ranks, self._result_keys) if last else (beam.nodes, beam.ranks, beam.keys)
+        width = min(triton.next_power_of_2(count), 1024)
+        tile = tuning.count_tile if self.batch <= tuning.level_kernel_queries else tuning.busy_count_tile
+        count_kernel[(triton.cdiv(count, tile), self.batch)](
+            candidates.nodes, candidates.ranks, candidates.keys, candidates.nodes.shape[1], count,
+            self.inputs["m" if last else "beam_size"], nodes, ranks, keys, self._result_width if last else self.stride, slots,
+            tables.leaf_item, tree.leaf_offset,
+            tile, width, last, self.memory, num_warps=8 if width > 256 else 4, **self.launch_options,
         )  # fmt: skip
 
-    def _select(self, found: Beam, candidates: int, beam: Beam, slots: int, last: bool) -> None:
-        """The best of the candidates, in their order."""
+    def _select(self, candidates: Beam, count: int, beam: Beam, slots: int, last: bool) -> None:
+        """Write the best candidates into a beam, in the order of the candidates."""
         tuning = self.context.tuning
-        width = min(triton.next_power_of_2(candidates), tuning.whole)
+        width = min(triton.next_power_of_2(count), tuning.register_candidates)
         select_kernel[(self.batch,)](
-            found.nodes, found.ranks, found.keys, self.candidates, candidates, self.inputs["m" if last else "beam_size"],
+            candidates.nodes, candidates.ranks, candidates.keys, self.max_candidates, count, self.inputs["m" if last else "beam_size"],
             beam.nodes, beam.ranks, beam.keys, self.stride, slots,
-            width, candidates <= width, candidates <= min(width, FEW), min(triton.next_power_of_2(slots), 1024), self.memory,
-            num_warps=min(16, max(1, width // tuning.selecting)), **self.launched,
+            width, count <= width, count <= min(width, FEW), min(triton.next_power_of_2(slots), 1024), self.memory,
+            num_warps=min(16, max(1, width // tuning.candidates_per_warp)), **self.launch_options,
         )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""Linear node scorers as a GPU searches them: for each inner node and each 32 of its children, a hash table from feature to weights.
+"""Linear node scorers as a GPU searches them: a tile is a hash table from feature to weights for up to 32 children of an inner node.
 
-The rows of such a tile are sorted by the hash bucket of their features, two to a bucket on average. A look-up reads where a bucket begins
-and then its few keys; there are no empty slots. A row is a bit mask of the children that have a weight, and where their weights begin. A
-tile takes 40 bytes, a row 14 and a weight 4 (2 in 16 bits); a bundle's file takes 12 for a row and 6 for a weight. So tiles are smaller
-than the file, unless they have few rows, and at most three times as large for nodes of more than 32 children, whose tiles each have rows.
+The rows of a tile are sorted by the hash bucket of their features, on average two to a bucket. A look-up reads the begin of a bucket and
+then its few keys; there are no empty slots. A row is a bit mask of the children that have a weight, and the begin of their weights. A tile
+takes 40 bytes, a row 14 and a weight 4 (2 in 16 bits); a bundle's file takes 12 for a row and 6 for a weight. So tiles are smaller than the
+file, unless they have few rows. For nodes of more than 32 children, whose tiles each have rows, they are at most three times as large.
 
 Legend: P inner nodes, N nodes, T tiles, U units (a tile's buckets and one end), R rows of tiles, W weights.
 """
@@ -24,16 +24,16 @@ from espalier.tree import Tree
 
 Array = NDArray[Any]
 TILE = 32
-"""Children of a tile: the bits of a row's mask."""
+"""Children of a tile, which are the bits of a row's mask."""
 PER_BUCKET = 2
 """Rows of a bucket, on average."""
 BLOCK = 1 << 24
-"""Weights that are laid out at once."""
+"""Weights of one block, about: so many are laid out at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class TileSizes:
-    """Where each tile's parts begin; counted first, so that memory can be allocated before anything is laid out.
+    """The offsets of each tile's units, rows and weights. They are counted first, to allocate memory before anything is laid out.
 
     first_tile   of each level 0 … H − 1; its nodes have per_node[h] tiles each
     unit_from    int64[T + 1]: among first_key_U · row_from int64[T + 1] · weight_from int64[T + 1]
@@ -51,8 +51,8 @@ class TileSizes:
         first_tile = np.concatenate([[0], np.cumsum([tree.level_size(h) * per_node[h] for h in range(tree.height)])])
         rows, weights = np.zeros((2, first_tile[-1]), np.int64)
         _count(_scorers(chunks, _tile_of_node(tree, per_node, first_tile)), rows, weights)
-        parts = [np.concatenate([[0], np.cumsum(part)]) for part in (np.maximum(1, -(-rows // PER_BUCKET)) + 1, rows, weights)]
-        return TileSizes(tuple(first_tile[:-1].tolist()), per_node, *parts)
+        offsets = [np.concatenate([[0], np.cumsum(sizes)]) for sizes in (np.maximum(1, -(-rows // PER_BUCKET)) + 1, rows, weights)]
+        return TileSizes(tuple(first_tile[:-1].tolist()), per_node, *offsets)
 
     def nbytes(self, weight_bytes: int) -> int:
         """Bytes of all arrays of ChunkTiles."""
@@ -60,12 +60,12 @@ class TileSizes:
 
 
 class ChunkTiles(NamedTuple):
-    """Some consecutive tiles, as they lie on a device.
+    """Some consecutive tiles, as they are stored on a device.
 
-    tiles_T4     int64[T, 4]: where a tile's parts begin in all of first_key_U, rows and weights; buckets + 2^32 · keys of the longest one
-    first_key_U  int32[U]: for each bucket of a tile, and for its end, where the bucket's keys begin among the tile's rows
+    tiles_T4     int64[T, 4]: a tile's offsets in first_key_U, in the rows and in the weights; buckets + 2^32 · keys of the longest bucket
+    first_key_U  int32[U]: for each bucket of a tile, and for the tile's end, the position of its first key among the tile's rows
     keys_R       int32[R]: the rows' features
-    places_R2    int32[R, 2]: the mask of the children that have a weight, and where the weights begin among the tile's
+    places_R2    int32[R, 2]: the mask of the children that have a weight, and the position of the first weight among the tile's weights
     weights_W    float32[W]
     """
 
@@ -88,7 +88,7 @@ class Scorers(NamedTuple):
 
 
 class Begins(NamedTuple):
-    """Where the parts of each of some tiles begin, and where the last one's end, see TileSizes."""
+    """The offsets of some consecutive tiles, with the end of the last one; see TileSizes."""
 
     unit: Array
     row: Array
@@ -100,11 +100,11 @@ def laid_out(tree: Tree, chunks: Chunks, sizes: TileSizes) -> Iterator[tuple[ran
     tile_of_node = _tile_of_node(tree, sizes.per_node, np.array([*sizes.first_tile, len(sizes.row_from) - 1]))
     begin = 0
     while begin < len(tile_of_node) - 1:
-        most = sizes.weight_from[tile_of_node[begin]] + BLOCK
-        end = max(begin + 1, int(np.searchsorted(sizes.weight_from[tile_of_node], most, "right")) - 1)
+        last_weight = sizes.weight_from[tile_of_node[begin]] + BLOCK
+        end = max(begin + 1, int(np.searchsorted(sizes.weight_from[tile_of_node], last_weight, "right")) - 1)
         tiles = range(int(tile_of_node[begin]), int(tile_of_node[end]))
-        begins = Begins(*(part[tiles.start : tiles.stop + 1] for part in (sizes.unit_from, sizes.row_from, sizes.weight_from)))
-        units, rows, weights = (int(part[-1] - part[0]) for part in begins)
+        begins = Begins(*(offsets[tiles.start : tiles.stop + 1] for offsets in (sizes.unit_from, sizes.row_from, sizes.weight_from)))
+        units, rows, weights = (int(offsets[-1] - offsets[0]) for offsets in begins)
         block = ChunkTiles(
             np.empty((len(tiles), 4), np.int64), np.zeros(units, np.int32), np.empty(rows, np.int32), np.zeros((rows, 2), np.int32),
             np.empty(weights, np.float32),
@@ -116,8 +116,8 @@ def laid_out(tree: Tree, chunks: Chunks, sizes: TileSizes) -> Iterator[tuple[ran
 
 def _tile_of_node(tree: Tree, per_node: tuple[int, ...], first_tile: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64[P + 1]: each inner node's first tile."""
-    parts = [first_tile[h] + np.arange(tree.level_size(h)) * per_node[h] for h in range(tree.height)]
-    return np.concatenate([*parts, first_tile[-1:]])
+    tiles = [first_tile[h] + np.arange(tree.level_size(h)) * per_node[h] for h in range(tree.height)]
+    return np.concatenate([*tiles, first_tile[-1:]])
 
 
 def _scorers(chunks: Chunks, tile_of_node: NDArray[np.int64]) -> Scorers:
@@ -128,7 +128,7 @@ def _scorers(chunks: Chunks, tile_of_node: NDArray[np.int64]) -> Scorers:
 
 @compiled()
 def bucket_of(feature: int, buckets: int) -> Any:
-    """Fibonacci hashing to 32 bits, and these in proportion to the number of buckets."""
+    """Fibonacci hashing to 32 bits, scaled to the number of buckets."""
     hashed = (np.uint64(feature) * np.uint64(2654435769)) & np.uint64(0xFFFFFFFF)
     return np.int64((hashed * np.uint64(buckets)) >> np.uint64(32))
 
@@ -149,7 +149,7 @@ def _count(scorers: Scorers, rows: Array, weights: Array) -> None:
 
 @compiled()
 def _lay_out(begin: int, end: int, scorers: Scorers, begins: Begins, out: ChunkTiles) -> None:
-    """The tiles of the nodes begin … end − 1. Rows are counted by bucket and sorted by it; weights follow in that order."""
+    """Write the tiles of the nodes begin … end − 1. Rows are sorted by bucket with a counting sort; weights are in the order of rows."""
     first_tile = scorers.tile_of_node[begin]
     source = np.empty(len(out.keys_R), np.int64)  # each row's first entry in the chunks
     next_key = np.empty(len(out.first_key_U), np.int32)
@@ -192,7 +192,7 @@ def _unit_of(tile: int, feature: int, begins: Begins) -> Any:
 
 @compiled(forceinline=True)
 def _end_counts(tile: int, begins: Begins, out: ChunkTiles, next_key: Array) -> None:
-    """Turn a tile's counts of keys into where each bucket's keys begin, and write its entry of tiles_T4."""
+    """Turn a tile's counts of keys into the begin of each bucket, and write its entry of tiles_T4."""
     longest = 0
     for unit in range(begins.unit[tile] - begins.unit[0], begins.unit[tile + 1] - begins.unit[0] - 1):
         longest = max(longest, out.first_key_U[unit + 1])
@@ -206,12 +206,12 @@ def _end_counts(tile: int, begins: Begins, out: ChunkTiles, next_key: Array) -> 
 @compiled(forceinline=True)
 def _copy_weights(tile: int, scorers: Scorers, begins: Begins, out: ChunkTiles, source: Array) -> None:
     """Write a tile's weights in the order of its rows."""
-    used, begin = 0, begins.weight[tile] - begins.weight[0]
+    weights_before, begin = 0, begins.weight[tile] - begins.weight[0]
     for at in range(begins.row[tile] - begins.row[0], begins.row[tile + 1] - begins.row[0]):
-        out.places_R2[at, 1] = used
+        out.places_R2[at, 1] = weights_before
         bits, e = np.uint32(out.places_R2[at, 0]), source[at]
         while bits != 0:
             bits &= bits - np.uint32(1)
-            out.weights_W[begin + used] = number(scorers.entry_weight[e])
-            used += 1
+            out.weights_W[begin + weights_before] = number(scorers.entry_weight[e])
+            weights_before += 1
             e += 1

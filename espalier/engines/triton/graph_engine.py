@@ -1,7 +1,7 @@
 """`triton`: bundles with graphs, the whole beam search in Triton kernels.
 
-The query encoder in torch, then on each level one kernel that scores the children of the beam and one that selects the best of them, at
-last one that orders the leaves. Calls, masks and cells are those of `gpu_engine.py` and `cells.py`.
+torch runs the query encoder. Then on each level one kernel scores the children of the beam and another selects the best of them; a last
+kernel orders the leaves. `gpu_engine.py` and `cells.py` have the calls, masks and cells.
 
 Legend: B queries, T history, L levels, K beam, C candidates, N nodes, D node row, S state.
 """
@@ -22,7 +22,7 @@ from espalier.bundle import Bundle
 from espalier.engines.graphs import read_graph
 from espalier.engines.scorer_weights import ScorerWeights, scorer_weights
 from espalier.engines.stages import TreeQuery
-from espalier.engines.triton.cells import FEW, Beam, Cell, CellParts, Entries, inner_slots, is_ragged
+from espalier.engines.triton.cells import FEW, Beam, Cell, CellVariant, Entries, inner_slots, is_ragged
 from espalier.engines.triton.gpu_engine import DTYPES, GpuSearch
 from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
 from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
@@ -33,16 +33,16 @@ from espalier.search import Precision
 from espalier.tree import Tree
 
 FEW_QUERIES = 8
-"""Queries of a call up to which small tiles of inner products are the faster ones: more programs read rows at a time."""
-MOST_ALONE = 2048
-"""Candidates of a level that one program has registers to select from."""
+"""Up to so many queries in a call, small tiles of inner products are faster: more programs read rows at a time."""
+MOST_PROGRAM_CANDIDATES = 2048
+"""Most candidates of a level that fit the registers of one program, which selects from them."""
 COPY_BYTES = 256 << 20
 """Bytes of node rows that are copied to the device at a time."""
 
 
 class Tile(NamedTuple):
-    """nodes      that one program scores at a time; of a Hopper GPU's matrix units 64 a group of 4 warps
-    registers  most of a thread, so that several programs have room on a multiprocessor; None: as many as the compiler likes
+    """nodes      that one program scores at a time; the matrix units of a Hopper GPU take 64 for each group of 4 warps
+    registers  most registers of a thread, so that several programs fit a multiprocessor; None: the compiler chooses
     """
 
     nodes: int
@@ -69,27 +69,28 @@ class TritonSearch(GpuSearch["GraphCell"]):
         self.node_rows_ND = self._node_rows(dtype)
 
     def tile(self, batch: int, candidates: int) -> Tile:
-        """How nodes of calls of so many queries are scored, whose levels have so many candidates. Activations take registers: only of
-        scorers up to 128–64–24 can four programs that search alone share a multiprocessor.
+        """The tile for calls of `batch` queries whose levels have at most `candidates` candidates.
+
+        Activations take registers. If one program searches each query, four programs fit a multiprocessor only for scorers up to 128–64–24.
         """
-        tuning, alone = self.tuning, batch > self.tuning.alone
+        tuning, by_program = self.tuning, batch > self.tuning.level_kernel_queries
         if tuning.tile is not None:
             return Tile(tuning.tile, tuning.warps, tuning.registers)
         if not self.scorer.state_width:
-            # Either way a thread sums up eight numbers of a row; of shorter rows it would be four in the smaller tile, in another order.
+            # In both tiles a thread sums eight numbers of a row. Of shorter rows it would sum four in the smaller tile: another order.
             return Tile(32, 4, None) if batch <= FEW_QUERIES and self.scorer.row_width >= 32 else Tile(64, 2, None)
         if self.precision == "float32":
             return Tile(16, tuning.warps, tuning.registers)
         small = self.scorer.row_width <= 32 and max(self.scorer.widths) <= 128 and sum(self.scorer.widths) <= 224
-        if alone and small:
+        if by_program and small:
             return Tile(64, 4, 128) if candidates <= 1024 else Tile(128, 4, None)
         return Tile(64, tuning.warps, tuning.registers)
 
-    def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> GraphCell:
-        return GraphCell(self, batch, bucket, wanted, parts)
+    def new_cell(self, batch: int, bucket: int, m: int, variant: CellVariant, t: int) -> GraphCell:
+        return GraphCell(self, batch, bucket, m, variant)
 
     def _node_rows(self, dtype: torch.dtype) -> Tensor:
-        """The rows, read from the bundle's mapped file piece by piece."""
+        """The node rows, copied from the bundle's mapped file piece by piece."""
         source = self.bundle.node_rows_ND
         rows_ND = torch.empty(source.shape, dtype=dtype, device=self.device)
         step = max(1, COPY_BYTES // max(1, source.shape[1] * source.dtype.itemsize))
@@ -99,14 +100,14 @@ class TritonSearch(GpuSearch["GraphCell"]):
 
 
 def device_bytes(bundle: Bundle, precision: Precision) -> int:
-    """What a bundle's rows and tree take on a GPU."""
+    """Bytes of a bundle's rows and tree on a GPU."""
     tree = bundle.tree
     needed = tree.node_count * bundle.graph_scorer.node_dim * DTYPES[precision].itemsize
     return needed + 4 * (tree.leaf_count + tree.item_count + (2 * tree.node_count if is_ragged(tree) else 0))
 
 
 class _Scorer:
-    """A scorer's weights as the kernels want them: layers padded to powers of two of at least 16, end to end.
+    """A scorer's weights as the kernels read them: layers padded to powers of two of at least 16, end to end.
 
     convex, shared  whether no slope is above 1, and whether each layer has one slope
     """
@@ -139,47 +140,43 @@ def _encoder(query: onnx.ModelProto, bundle: Bundle, device: torch.device) -> To
 
 
 class GraphCell(Cell[Tensor]):
-    """A cell of queries that an encoder makes states of, unless they bring them: float32[B, levels from `first` on or 1, S]."""
+    """A cell whose queries have states, encoded here or brought along: float32[B, levels from `first` on or 1, S]."""
 
     chooses = True
 
-    def __init__(self, engine: TritonSearch, batch: int, bucket: int, wanted: int, parts: CellParts) -> None:
+    def __init__(self, engine: TritonSearch, batch: int, bucket: int, m: int, variant: CellVariant) -> None:
         bundle, kind, scorer, tree = engine.bundle, engine.bundle.graph_kind, engine.bundle.graph_scorer, engine.bundle.tree
         gamma = bundle.manifest.ranking.gamma
         self._history = isinstance(kind, HistoryKind)
         self._first = 1 if gamma > 0 else inner_slots(tree, bucket)[0]
         width, dtype = (kind.length, torch.int32) if isinstance(kind, HistoryKind) else (kind.width, torch.float32)
         entries: Entries = {"query": ((batch, width), dtype)}
-        if parts.states:
+        if variant.states:
             entries = {
                 "states": ((batch, tree.height + 1 - self._first if scorer.state_levels > 1 else 1, scorer.state_dim), torch.float32)
             }
-        super().__init__(engine.contexts[0], batch, bucket, wanted, parts, entries, scorer.state_dim)
-        self._engine, self._tile, self._top_tile = engine, engine.tile(batch, self.candidates), engine.tile(1, 1)
+        super().__init__(engine.contexts[0], batch, bucket, m, variant, entries, scorer.state_dim)
+        self._engine, self._tile, self._top_tile = engine, engine.tile(batch, self.max_candidates), engine.tile(1, 1)
         self._sequence = scorer.encoder == "sequence"
         self._log_activation = bundle.manifest.ranking.own == "log_activation"
-        self._levels, self._children = self._alone_levels(engine, scorer.state_levels > 1, max(scorer.state_dim, engine.scorer.state_width))
-        whole = gamma > 0 and self.start > 1
-        self._top = _WholeLevels(tree, self.start - 1, self._top_tile.nodes, engine.device) if whole else None
+        state_width = max(scorer.state_dim, engine.scorer.state_width)
+        self._levels, self._children = self._program_levels(engine, scorer.state_levels > 1, state_width)
+        has_top = gamma > 0 and self.start > 1
+        self._top = _WholeLevels(tree, self.start - 1, self._top_tile.nodes, engine.device) if has_top else None
 
-    def _alone_levels(self, engine: TritonSearch, of_levels: bool, width: int) -> tuple[Tensor, int]:
-        """What `search_kernel` wants to know of each level, and the most children of a node; 0: levels are kernels.
+    def _program_levels(self, engine: TritonSearch, of_levels: bool, width: int) -> tuple[Tensor, int]:
+        """`search_kernel`'s levels_L5, and the most children of a node; 0 children: each level is a kernel.
 
-        of_levels  whether each level has a state of its own, of `width` padded numbers
+        of_levels  whether each level has its own state of `width` padded numbers, or all levels share one
         """
         tree, children = self.context.tree, self.context.tree.max_children[self.start - 1]
         same = all(other == children for other in tree.max_children[self.start - 1 : tree.height])
-        if self.batch <= engine.tuning.alone or self._parts.frontier or self._every_leaf or not same or self.candidates > MOST_ALONE:
+        by_level = self.batch <= engine.tuning.level_kernel_queries or self._variant.frontier or self._every_leaf
+        if by_level or not same or self.max_candidates > MOST_PROGRAM_CANDIDATES:
             return torch.empty(0, device=engine.device), 0
         levels_L5 = [
-            (
-                self.slots[place],
-                self.slots[place + 1],
-                tree.level(level - 1).start,
-                tree.level(level).start,
-                of_levels * (level - self._first) * width,
-            )
-            for place, level in enumerate(range(self.start, tree.height + 1))
+            (*self.slots[i : i + 2], tree.level(level - 1).start, tree.level(level).start, of_levels * (level - self._first) * width)
+            for i, level in enumerate(range(self.start, tree.height + 1))
         ]
         return torch.tensor(levels_L5, dtype=torch.int32, device=engine.device), children
 
@@ -199,12 +196,12 @@ class GraphCell(Cell[Tensor]):
         return (torch.nn.functional.pad(state_BLS, (0, padding)) if padding > 0 else state_BLS).contiguous()
 
     def _encoded(self) -> Tensor:
-        """float32[B, levels from `first` on or 1, S]: what the encoder makes of the queries."""
+        """float32[B, levels from `first` on or 1, S]: the states of the cell's queries, encoded here."""
         engine, batch, tree, tables = self._engine, self.batch, self.context.tree, self.context.tables
         feeds = {"node_rows": engine.node_rows_ND, "vector": self.inputs["query"]}
         if self._history:
             length = self.inputs["query"].shape[1]
-            first = tree.height if self._sequence else self._first  # a sequence is one of leaves
+            first = tree.height if self._sequence else self._first  # a sequence encoder reads leaves only
             shape = (batch, tree.height + 1 - first, length)
             nodes = torch.empty(shape, dtype=torch.int64, device=engine.device)
             history_nodes_kernel[(batch,)](
@@ -224,55 +221,55 @@ class GraphCell(Cell[Tensor]):
         if self._top is None:
             return
         top, scorer, tile = self._top, engine.scorer, self._top_tile
-        own = torch.empty((self.batch, top.nodes), dtype=torch.float32, device=engine.device)
+        own_BN = torch.empty((self.batch, top.nodes), dtype=torch.float32, device=engine.device)
         score_levels_kernel[(len(top.tiles), self.batch)](
             top.tiles, engine.node_rows_ND, state, state.stride(0), state.shape[2], state.shape[1],
-            scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.finite, own, top.nodes,
+            scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.finite, own_BN, top.nodes,
             tile.nodes, scorer.row_width, *scorer.widths, scorer.convex, scorer.shared, self._log_activation,
-            num_warps=tile.warps, maxnreg=tile.registers, **self.launched,
+            num_warps=tile.warps, maxnreg=tile.registers, **self.launch_options,
         )  # fmt: skip
         levels, width = top.ancestors.shape
         rank_level_kernel[(triton.cdiv(width, 128), self.batch)](
-            own, top.nodes, top.ancestors, levels, width, beam.ranks, self.stride, self.context.gamma, 128, **self.launched
+            own_BN, top.nodes, top.ancestors, levels, width, beam.ranks, self.stride, self.context.gamma, 128, **self.launch_options
         )
 
-    def score(self, level: int, slots: int, beam: Beam, found: Beam, state: Tensor, before: int) -> None:
+    def score(self, level: int, slots: int, beam: Beam, candidates: Beam, state: Tensor, before: int) -> None:
         engine, tree = self._engine, self.context.tree
         scorer, tuning, tile = engine.scorer, engine.tuning, self._tile
         children = tree.max_children[level - 1]
         tiles = triton.cdiv(slots * children, tile.nodes)
         several = tuning.tiles_per_program if tiles * self.batch >= tuning.busy_tiles and not before else 1
-        place = 0 if state.shape[1] == 1 else level - self._first
+        state_level = 0 if state.shape[1] == 1 else level - self._first
         score_children_kernel[(triton.cdiv(tiles, several), self.batch)](
             beam.nodes, beam.ranks, beam.keys, slots, beam.nodes.shape[1], before, self.inputs["beam_size"],
             self.context.tables.first_child, tree.level(level - 1).start, tree.level(level).start,
             self.inputs["masks"], self.excluded, self.inputs["excluded_from"], self.inputs["excluded_count"],
             engine.shapes.excluded.bit_length(),
-            engine.node_rows_ND, state, state.stride(0), place * state.shape[2],
+            engine.node_rows_ND, state, state.stride(0), state_level * state.shape[2],
             scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.context.gamma, self.finite,
             self.inputs["memory" if self.memory else "masks"], self.context.memory_weight or 0.0,
-            found.nodes, found.ranks, found.keys, self.candidates, slots * children, several,
+            candidates.nodes, candidates.ranks, candidates.keys, self.max_candidates, slots * children, several,
             children, tree.is_uniform(level - 1), tile.nodes,
             scorer.row_width, *scorer.widths, scorer.convex, scorer.shared, self._log_activation, self.memory,
-            BEFORE=triton.next_power_of_2(before) if before else 0, num_warps=tile.warps, maxnreg=tile.registers, **self.launched,
+            BEFORE=triton.next_power_of_2(before) if before else 0, num_warps=tile.warps, maxnreg=tile.registers, **self.launch_options,
         )  # fmt: skip
 
-    def search_alone(self, beam: Beam, found: Beam, kept: Beam, state: Tensor) -> bool:
-        """See `Cell.search_alone`."""
+    def search_by_program(self, beam: Beam, candidates: Beam, leaves: Beam, state: Tensor) -> bool:
+        """See `Cell.search_by_program`."""
         if not self._children:
             return False
         engine, tree, tile = self._engine, self.context.tree, self._tile
         scorer = engine.scorer
         search_kernel[(self.batch,)](
-            self._levels, len(self._levels), beam.nodes, beam.ranks, kept.nodes, kept.ranks, kept.keys, self.stride,
+            self._levels, len(self._levels), beam.nodes, beam.ranks, leaves.nodes, leaves.ranks, leaves.keys, self.stride,
             self.inputs["beam_size"], self.inputs["m"], self.context.tables.first_child,
             self.inputs["masks"], self.excluded, self.inputs["excluded_from"], self.inputs["excluded_count"],
             engine.shapes.excluded.bit_length(),
             engine.node_rows_ND, state, state.stride(0), scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.context.gamma,
             self.finite, self.inputs["memory" if self.memory else "masks"], self.context.memory_weight or 0.0,
-            found.nodes, found.ranks, found.keys, self.candidates,
+            candidates.nodes, candidates.ranks, candidates.keys, self.max_candidates,
             self._children, not is_ragged(tree), tile.nodes,
-            triton.next_power_of_2(self.candidates), self.candidates <= FEW, min(triton.next_power_of_2(max(self.slots[1:])), 1024),
+            triton.next_power_of_2(self.max_candidates), self.max_candidates <= FEW, min(triton.next_power_of_2(max(self.slots[1:])), 1024),
             scorer.row_width, *scorer.widths, scorer.convex, scorer.shared, self._log_activation, self.memory,
             num_warps=tile.warps, maxnreg=tile.registers, num_stages=1,
         )  # fmt: skip
@@ -280,9 +277,9 @@ class GraphCell(Cell[Tensor]):
 
 
 class _WholeLevels:
-    """The levels 1 … `last`, all of whose nodes are scored for their ranks.
+    """The levels 1 … `last`, all of whose nodes are scored because later levels inherit their ranks.
 
-    nodes      of those levels and the root
+    nodes      the number of nodes of these levels and the root
     tiles      int32[tiles, 3]: level − 1, first node and number of nodes of a tile of one level
     ancestors  int32[last, nodes of the last]: each node's ancestors from level 1 down to itself
     """

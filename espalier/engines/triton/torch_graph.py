@@ -1,7 +1,7 @@
-"""A query encoder's ONNX graph, run as torch operations on any device, in a CUDA graph too.
+"""A query encoder's ONNX graph, run as torch operations on any device, also inside a CUDA graph.
 
 Knows graphs; single operators are in `torch_operators.py`. Does not know trees or searches. Shapes and axes stay on the host, so a run
-waits for no device; products of matrices go through `kernels.matmul`, whose rows do not depend on the batch.
+never waits for the device; products of matrices go through `kernels.matmul`, whose rows do not depend on the batch.
 
 Legend: B queries, L levels, T history, N nodes, D node row, S state.
 """
@@ -25,7 +25,7 @@ from espalier.errors import BundleCorrupt, UnsupportedGraph
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of the node table that nothing but a product may need: index int64[...] → [..., D]."""
+    """Rows of the node table, not looked up yet, because a product can gather them itself: index int64[...] → [..., D]."""
 
     table_ND: Tensor
     index: Tensor
@@ -39,8 +39,8 @@ def encoder_of(
 ) -> TorchGraph:
     """A query encoder, compared with its graph on an empty and a random query. Raises UnsupportedGraph where it differs or cannot run.
 
-    levels, query_width  of histories: how many levels they are given on, and T; of vectors query_width is F
-    states               L and S of the states that it must give: kernels read so much. Raises BundleCorrupt for others
+    levels, query_width  of histories: the number of levels, and T; of vectors query_width is F
+    states               the declared L and S of the states: kernels read so many numbers. Raises BundleCorrupt for other states
     """
     encoder = TorchGraph(model, device)
     rng = np.random.default_rng(0)
@@ -70,12 +70,12 @@ SPECIAL = frozenset({"Constant", "Shape", "MatMul"})
 
 
 class TorchGraph:
-    """Calls like the graph: named tensors in, its one output out.
+    """Runs the graph: named tensors in, its one output out.
 
     model   a checked graph without local functions; node_rows may be float16, all else is float32 and int64
     device  where constants are kept, and inputs are expected
 
-    Raises UnsupportedGraph when an operator is not known.
+    Raises UnsupportedGraph when an operator is not supported.
     """
 
     def __init__(self, model: onnx.ModelProto, device: torch.device) -> None:
@@ -95,8 +95,8 @@ class TorchGraph:
         values: dict[str, Value] = {name: inputs[name] for name in self.inputs}
         for node, attributes in self._nodes:
             if node.op_type != "Constant":
-                found = self._run(node, attributes, values)
-                values.update(zip(node.output, found if isinstance(found, list) else [found], strict=False))
+                outputs = self._run(node, attributes, values)
+                values.update(zip(node.output, outputs if isinstance(outputs, list) else [outputs], strict=False))
         return self._tensor(values[self._output])
 
     def _run(self, node: onnx.NodeProto, attributes: dict[str, Any], values: dict[str, Value]) -> Value | list[Tensor]:
@@ -116,15 +116,15 @@ class TorchGraph:
             return matmul(self._tensor(left), self._tensor(right))
         host = HOST_INPUTS.get(operator, ())
         arguments = [
-            None if not name else self._host_value(name, values) if place in host else self._tensor(self._value(name, values))
-            for place, name in enumerate(node.input)
+            None if not name else self._host_value(name, values) if i in host else self._tensor(self._value(name, values))
+            for i, name in enumerate(node.input)
         ]
-        # What is worked out from shapes stays on the host; constants join those that they meet.
-        there = [values[name] for place, name in enumerate(node.input) if name in values and place not in host]
-        if there and all(isinstance(value, Tensor) and value.device.type == "cpu" for value in there):
+        # Values computed from shapes stay on the host. Constants are on both sides, and are taken from where the other inputs are.
+        computed = [values[name] for i, name in enumerate(node.input) if name in values and i not in host]
+        if computed and all(isinstance(value, Tensor) and value.device.type == "cpu" for value in computed):
             arguments = [
-                argument if place in host else self._on_host.get(name, argument)
-                for place, (name, argument) in enumerate(zip(node.input, arguments, strict=True))
+                argument if i in host else self._on_host.get(name, argument)
+                for i, (name, argument) in enumerate(zip(node.input, arguments, strict=True))
             ]
         return OPERATORS[operator](attributes, *arguments)
 

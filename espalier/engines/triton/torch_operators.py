@@ -1,7 +1,7 @@
 """ONNX operators as torch operations: (attributes, inputs) → the first output, or a list of all.
 
-Each one's answer for a query does not depend on the batch: sums go through `kernels.matmul`, since torch's own choose how to add up by how
-many rows there are. Shapes and axes come as integers.
+A query's result does not depend on the batch: sums go through `kernels.matmul`, because torch's own order of a sum depends on the number of
+rows. Shapes and axes come as integers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _gather_nd(attributes: dict[str, Any], data: Tensor, index: Tensor) -> Tenso
 
 
 def _from_start(index: Tensor, size: int) -> Tensor:
-    """Indices of which ONNX counts the negative ones from the end."""
+    """Indices counted from the start: ONNX counts negative ones from the end."""
     return torch.where(index < 0, index + size, index)
 
 
@@ -53,9 +53,9 @@ def _slice(
     attributes: dict[str, Any], data: Tensor, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        axis = axes[place] if axes is not None else place
-        step = 1 if steps is None else steps[place]
+    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        axis = axes[i] if axes is not None else i
+        step = 1 if steps is None else steps[i]
         if step < 1:
             raise UnsupportedGraph("query.onnx has a Slice with a negative step")
         length = data.shape[axis]
@@ -68,7 +68,7 @@ def _slice(
 
 def _reshape(attributes: dict[str, Any], data: Tensor, shape: Sequence[int]) -> Tensor:
     if not attributes.get("allowzero", 0):
-        shape = [data.shape[place] if size == 0 else size for place, size in enumerate(shape)]
+        shape = [data.shape[i] if size == 0 else size for i, size in enumerate(shape)]
     return data.reshape(list(shape))
 
 
@@ -146,10 +146,10 @@ def _expand(attributes: dict[str, Any], data: Tensor, shape: Sequence[int]) -> T
     return data.expand(np.broadcast_shapes(tuple(data.shape), tuple(shape)))
 
 
-def _concat(attributes: dict[str, Any], *parts: Tensor) -> Tensor:
-    if len({part.device for part in parts}) > 1:  # a copy between them would wait, which a CUDA graph cannot
+def _concat(attributes: dict[str, Any], *tensors: Tensor) -> Tensor:
+    if len({tensor.device for tensor in tensors}) > 1:  # a copy between them would wait, which a CUDA graph cannot
         raise UnsupportedGraph("query.onnx joins what it works out from shapes with what a query holds")
-    return torch.cat(parts, attributes["axis"])
+    return torch.cat(tensors, attributes["axis"])
 
 
 def _divide(attributes: dict[str, Any], a: Tensor, b: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def _prelu(attributes: dict[str, Any], x: Tensor, slope: Tensor) -> Tensor:
 
 
 def constant_of(attributes: dict[str, Any]) -> NDArray[Any]:
-    """The array of a Constant node, in whichever way it is given."""
+    """The array of a Constant node, whichever attribute holds it."""
     for name, dtype in (("value_int", np.int64), ("value_ints", np.int64), ("value_float", np.float32), ("value_floats", np.float32)):
         if name in attributes:
             return np.array(attributes[name], dtype)

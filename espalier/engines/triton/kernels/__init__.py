@@ -1,4 +1,4 @@
-"""The Triton kernels of the `triton` engine, one file a step of the search. They know arrays on a device, neither bundles nor requests.
+"""The Triton kernels of the GPU engines, one file for each step of a search. They know arrays on a device, neither bundles nor requests.
 
-Tiles have one size, and what is in a row of one does not depend on the other rows, so a query's answer does not depend on the batch.
+Tiles have a fixed size, and a row of a tile does not depend on the other rows, so a query's answer does not depend on the batch.
 """

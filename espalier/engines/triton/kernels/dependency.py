@@ -1,4 +1,4 @@
-"""Programmatic dependent launch (Hopper and later): a kernel starts while the one before it ends, and waits for what that writes."""
+"""Programmatic dependent launch (Hopper and later): a kernel starts while the one before it ends, and waits for its results."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def begin_after(DEPENDENT: tl.constexpr):
-    """Wait for all that was launched before, and let the next kernel start: it waits here too.
+    """Let the next kernel start, which waits at this point too; then wait for all earlier kernels.
 
-    DEPENDENT  the launch has the attribute that lets it start early; without it nothing is done
+    DEPENDENT  the launch has the attribute that lets it start early; without it this function does nothing
     """
     if DEPENDENT:
         gdc_launch_dependents()

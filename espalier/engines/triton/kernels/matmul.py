@@ -1,4 +1,4 @@
-"""Matrix products for query encoders whose rows do not depend on the batch, as cuBLAS's do.
+"""Matrix products for query encoders. A row of the product does not depend on the batch; with cuBLAS it does.
 
 Legend: M rows, N columns, K summed.
 """
@@ -11,17 +11,17 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, COLUMNS, DEPTH = 16, 32, 32
-"""The tile of one program; always the same, so that a row's sums are always made in the same order."""
+"""The tile of one program. It is fixed, so the sums of a row are always added in the same order."""
 
 
-@triton.jit(do_not_specialize=["M", "rows_there", "left_batch", "right_batch", "index_batch"])
+@triton.jit(do_not_specialize=["M", "table_rows", "left_batch", "right_batch", "index_batch"])
 def matmul_kernel(
-    left, right, index, out, M, N, K, rows_there, left_batch, right_batch, index_batch,
+    left, right, index, out, M, N, K, table_rows, left_batch, right_batch, index_batch,
     GATHERED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """out[b, m, n] = Σ_k left[b, m, k] · right[b, k, n], float32; one tile a program.
 
-    GATHERED  right's row k is row index[b, k] of a table that all share, of `rows_there` rows; one that it lacks counts as zeros
+    GATHERED  right's row k is row index[b, k] of one table of `table_rows` rows for all b; a row number out of range gives zeros
     """
     b = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -34,10 +34,10 @@ def matmul_kernel(
         )
         if GATHERED:
             row = tl.load(index + b * index_batch + k, mask=k < K, other=0)
-            row = tl.where(row < 0, row + rows_there, row)  # ONNX counts from the end
+            row = tl.where(row < 0, row + table_rows, row)  # ONNX counts from the end
         else:
             row = k.to(tl.int64)
-        inside = ((k < K) & (row >= 0) & (row < rows_there))[:, None] & (n < N)[None, :]
+        inside = ((k < K) & (row >= 0) & (row < table_rows))[:, None] & (n < N)[None, :]
         columns = tl.load(right + b * right_batch + row[:, None] * N + n[None, :], mask=inside, other=0.0).to(tl.float32)
         sums = tl.dot(rows, columns, sums, input_precision="tf32x3")
     tl.store(out + b * M * N + m[:, None].to(tl.int64) * N + n[None, :], sums, mask=(m < M)[:, None] & (n < N)[None, :])
@@ -48,7 +48,7 @@ def matmul(left: Tensor, right: Tensor, index: Tensor | None = None) -> Tensor:
 
     left   float32; leading axes broadcast against those of right or index
     right  float32 [..., K, N]; with an index a table float32 or float16 [rows, N]
-    index  int64 [..., K]: which of the table's rows are multiplied
+    index  int64 [..., K]: the table's rows that are multiplied
     """
     columns = right.shape[-1]
     if index is None and right.ndim == 2:

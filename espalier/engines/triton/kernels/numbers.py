@@ -1,4 +1,4 @@
-"""Which numbers are finite, and the log of the sigmoid. For use in the kernels that score."""
+"""Which numbers are finite, and the log of the sigmoid. For use in scoring kernels."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def is_finite(x):
 def log_sigmoid(x):
     """log σ(x) = min(x, 0) − log1p(e^−|x|), to float32's precision at any x.
 
-    log1p(e) = 2 · artanh(e / (2 + e)) by its series, because Triton has no log1p: log(1 + e) rounds e away, all of it from |x| = 16.7 on.
-    Its argument is 1/3 at most, so that the first term that is left out is 1.4e-8 of the first one.
+    log1p(e) = 2 · artanh(e / (2 + e)) by its series, because Triton has no log1p, and log(1 + e) rounds e away: from |x| = 16.7 on, all of
+    it. The series' argument is at most 1/3, so the first term that is left out is 1.4e-8 of the first term.
     """
     e = tl.exp(-tl.abs(x))
     s = e / (2.0 + e)

@@ -15,25 +15,25 @@ from espalier.engines.triton.kernels.select import standing_of
 
 
 @triton.jit
-def memory_of(node, there, memory_3):
-    """float32[tile]: mem of the nodes (int32[tile]) that are `there`, 0 for those that the query's list lacks.
+def memory_of(node, exists, memory_3):
+    """float32[tile]: mem of the nodes (int32[tile]) that exist; 0 for nodes that are not in the query's list.
 
     memory_3  int64[3]: the addresses of the list's nodes (int32[X], ascending) and of their mem (float32[X]), and X
     """
     nodes_X = tl.load(memory_3).to(tl.pointer_type(tl.int32))
     values_X = tl.load(memory_3 + 1).to(tl.pointer_type(tl.float32))
     count = tl.load(memory_3 + 2).to(tl.int32)
-    # The last entry that is no larger than the node is one of the `size` from `low` on, if there is one.
+    # Binary search: the last entry that is at most the node, if any, is among the `size` entries from `low` on.
     low = tl.zeros_like(node)
     size = count
     while size > 1:
         half = size // 2
-        middle = tl.load(nodes_X + low + half, mask=there, other=0)
-        low = tl.where(there & (middle <= node), low + half, low)
+        middle = tl.load(nodes_X + low + half, mask=exists, other=0)
+        low = tl.where(exists & (middle <= node), low + half, low)
         size -= half
-    there = there & (count > 0)
-    there = there & (tl.load(nodes_X + low, mask=there, other=-1) == node)
-    return tl.load(values_X + low, mask=there, other=0.0)
+    exists = exists & (count > 0)
+    exists = exists & (tl.load(nodes_X + low, mask=exists, other=-1) == node)
+    return tl.load(values_X + low, mask=exists, other=0.0)
 
 
 MINUS_INF = tl.constexpr(float("-inf"))
@@ -46,7 +46,7 @@ def matrix_of(weights, before: tl.constexpr, width: tl.constexpr):
 
 @triton.jit
 def matrices_of(weights, D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr):
-    """The layers' matrices, end to end at `weights`; 0 in place of those that are not there. A program reads them once."""
+    """The layers' matrices, end to end at `weights`; 0 for a layer that does not exist. A program reads them once."""
     w0 = 0
     w1 = 0
     w2 = 0
@@ -69,9 +69,10 @@ def _vector(vectors, width: tl.constexpr):
 
 @triton.jit
 def with_state(matrices, state_S, vectors, D: tl.constexpr, D_PAD: tl.constexpr, S0: tl.constexpr):
-    """The matrices, the first of which adds a query's part of the first layer's sums, the state and the biases, to those of each node row.
+    """The matrices, with the query's state and the first layer's biases written into the first matrix, so that its product adds them.
 
-    `rows_of` ends with ones. They are multiplied with two numbers in the matrix's precision, which keep twice its digits together.
+    `rows_of` pads node rows with ones. Two of these multiply a sum that is split into two numbers of the matrix's precision, which together
+    have twice its digits.
     """
     w0, w1, w2, w3 = matrices
     if S0 > 0:
@@ -85,7 +86,7 @@ def with_state(matrices, state_S, vectors, D: tl.constexpr, D_PAD: tl.constexpr,
 
 @triton.jit
 def _active(sums, dtype: tl.constexpr, slopes, width: tl.constexpr, last: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr):
-    """What a layer makes of its float32 sums: below 0 times a slope, in the weights' precision. The last layer stays in float32."""
+    """A layer's activation of its float32 sums: negative sums times a slope. In the weights' precision; the last layer's in float32."""
     if SHARED:
         slope = tl.load(slopes)
     else:
@@ -104,7 +105,7 @@ def _active(sums, dtype: tl.constexpr, slopes, width: tl.constexpr, last: tl.con
 def _layer(x, weight, vectors, width: tl.constexpr, last: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr):
     """One hidden layer: float32 sums of products in the weights' precision, see `_active`."""
     sums = tl.dot(x, weight, input_precision="tf32x3")
-    # A plain sum would become the product's first summand, and wait for it in as many registers as there are sums.
+    # A plain addition would make the biases the product's initial value, which takes a register for each sum during the product.
     sums = tl.fma(sums, 1.0, _vector(vectors, width)[None, :])
     return _active(sums, weight.dtype, vectors + width, width, last, CONVEX, SHARED)
 
@@ -115,10 +116,10 @@ def _out(x, vectors, width: tl.constexpr):
 
 
 @triton.jit
-def rows_of(node, there, rows_ND, D: tl.constexpr, D_PAD: tl.constexpr):
-    """[tile, D_PAD]: the rows of nodes (int32[tile]), padded with ones. That of a node that is not `there` is another's."""
+def rows_of(node, exists, rows_ND, D: tl.constexpr, D_PAD: tl.constexpr):
+    """[tile, D_PAD]: the rows of nodes (int32[tile]), padded with ones; node 0's row for a node that does not exist."""
     d = tl.arange(0, D_PAD)
-    row = tl.where(there, node, 0)[:, None].to(tl.int64)
+    row = tl.where(exists, node, 0)[:, None].to(tl.int64)
     return tl.load(rows_ND + row * D + d[None, :], mask=(d < D)[None, :], other=1.0)
 
 
@@ -130,8 +131,8 @@ def logits_of(
     """float32[tile]: the logits of node rows.
 
     S0 = 0     an inner product of the node row with the state, float32[D]
-    S0 … S3    padded widths of the hidden layers (0 = there is none) of an MLP
-    CONVEX     no slope is above 1, so that max(x, slope · x) is what a layer makes of x
+    S0 … S3    padded widths of the hidden layers (0 = no such layer) of an MLP
+    CONVEX     no slope is above 1, so a layer's activation is max(x, slope · x)
     SHARED     each layer has one slope
     matrices   see `with_state` · vectors: each layer's biases and slopes, then the output's weights and bias
     """
@@ -162,7 +163,7 @@ def logits_of(
 
 @triton.jit
 def own_of(logit, LOG_ACTIVATION: tl.constexpr):
-    """float32[tile]: what nodes add to their ranks, NaN where their logit is not finite."""
+    """float32[tile]: the nodes' own part of their ranks, NaN where the logit is not finite."""
     finite = is_finite(logit)
     if LOG_ACTIVATION:
         logit = log_sigmoid(logit)
@@ -170,14 +171,14 @@ def own_of(logit, LOG_ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def say_wrong(wrong, finite_1):
-    """Write 0 where the logit of some node is wrong (int32[tile]); else float32[1] is left as it is."""
+def clear_finite(wrong, finite_1):
+    """Write 0 to finite_1 (float32[1]) if the logit of some node is wrong (int32[tile]: 1); otherwise leave it as it is."""
     tl.store(finite_1, 0.0, mask=tl.max(wrong, 0) == 1)
 
 
 @triton.jit
 def slots_of(first, TILE: tl.constexpr, CHILDREN: tl.constexpr):
-    """int32[TILE]: the places in a beam of the parents of the candidates from `first` on, which is a multiple of TILE."""
+    """int32[TILE]: the slots in a beam that hold the parents of the candidates from `first` on, which is a multiple of TILE."""
     if TILE % CHILDREN == 0:
         slot = first // CHILDREN + tl.arange(0, TILE) // CHILDREN
     else:
@@ -187,7 +188,7 @@ def slots_of(first, TILE: tl.constexpr, CHILDREN: tl.constexpr):
 
 @triton.jit
 def parents_of(kept_K, first, slots, TILE: tl.constexpr, CHILDREN: tl.constexpr):
-    """The parents of candidates, see `slots_of`, −1 past the end of the beam."""
+    """The parents of the candidates of `slots_of`, −1 past the end of the beam."""
     slot = slots_of(first, TILE, CHILDREN)
     return tl.load(kept_K + slot, mask=slot < slots, other=-1)
 
@@ -196,8 +197,8 @@ def parents_of(kept_K, first, slots, TILE: tl.constexpr, CHILDREN: tl.constexpr)
 def children_of(
     parent, first, first_child_N, level_start, next_start, TILE: tl.constexpr, CHILDREN: tl.constexpr, UNIFORM: tl.constexpr
 ):  # fmt: skip
-    """The nodes that candidates, see `slots_of`, are, and whether they are there; of the parents int32[TILE]."""
-    there = parent >= 0
+    """The node numbers of the candidates of `slots_of`, whose parents are int32[TILE], and which of them exist."""
+    exists = parent >= 0
     if TILE % CHILDREN == 0:
         child = tl.arange(0, TILE) % CHILDREN
     else:
@@ -205,30 +206,30 @@ def children_of(
     if UNIFORM:
         number = next_start + (parent - level_start) * CHILDREN + child
     else:
-        number = tl.load(first_child_N + parent, mask=there, other=0) + child
-        there = there & (number < tl.load(first_child_N + parent + 1, mask=there, other=0))
-    return number, there
+        number = tl.load(first_child_N + parent, mask=exists, other=0) + child
+        exists = exists & (number < tl.load(first_child_N + parent + 1, mask=exists, other=0))
+    return number, exists
 
 
 @triton.jit
 def candidates_of(
-    x, number, there, inherited, mask_address, excluded_X, excluded_count, excluded_steps, state_S, matrices, vectors, gamma,
+    x, number, exists, inherited, mask_address, excluded_X, excluded_count, excluded_steps, state_S, matrices, vectors, gamma,
     memory_3, memory_weight, D: tl.constexpr,
     D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr,
     LOG_ACTIVATION: tl.constexpr, MEMORY: tl.constexpr,
 ):  # fmt: skip
-    """A tile's nodes, ranks, keys, −1 and −inf where there is none; and which logits are wrong, int32."""
-    there = is_eligible(number, there, mask_address, excluded_X, excluded_count, excluded_steps)
+    """A tile's candidates: nodes, ranks and keys, −1 and −inf where there is no candidate; and int32: 1 where a logit is not finite."""
+    exists = is_eligible(number, exists, mask_address, excluded_X, excluded_count, excluded_steps)
     logit = logits_of(x, state_S, matrices, vectors, D, D_PAD, S0, S1, S2, S3, CONVEX, SHARED)
-    wrong = (there & (is_finite(logit) == 0)).to(tl.int32)
+    wrong = (exists & (is_finite(logit) == 0)).to(tl.int32)
     rank = own_of(logit, LOG_ACTIVATION) + gamma * inherited
-    there = there & is_finite(rank)  # else it is no candidate: it would have no place in any order
+    exists = exists & is_finite(rank)  # a node without a finite rank cannot be ordered, so it is no candidate
     key = rank
     if MEMORY:
-        key = rank + memory_weight * memory_of(number, there, memory_3)
-        there = there & is_finite(key)
-        key = tl.where(there, key, MINUS_INF)
-    return tl.where(there, number, -1), tl.where(there, rank, MINUS_INF), key, wrong
+        key = rank + memory_weight * memory_of(number, exists, memory_3)
+        exists = exists & is_finite(key)
+        key = tl.where(exists, key, MINUS_INF)
+    return tl.where(exists, number, -1), tl.where(exists, rank, MINUS_INF), key, wrong
 
 
 @triton.jit(
@@ -246,22 +247,22 @@ def score_children_kernel(
     D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr,
     LOG_ACTIVATION: tl.constexpr, MEMORY: tl.constexpr, DEPENDENT: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
-    """The children of a beam, in its order, with their ranks own + γ · rank of the parent; `tiles` tiles of one query a program.
+    """The children of a beam, in the beam's order, with their ranks own + γ · rank of the parent; `tiles` tiles of one query a program.
 
     kept_BK, kept_ranks_BK   int32, float32: the first `slots` entries of each row are the beam, −1 after its end
-    size_B                   int32[B]: no more of the `slots` are taken
-    BEFORE                   0, or: the beam is not chosen yet. The first `before` entries, at most BEFORE, are the level's candidates, of
-                               which every program chooses the best by their keys, see `count_kernel`; then `tiles` is 1
-    masks_B                  int64[B]: the addresses of masks, 0 = none
+    size_B                   int32[B]: the beam size; entries past it are ignored
+    BEFORE                   0: the beam is selected. Otherwise its first `before` entries, at most BEFORE, are the candidates of its level.
+                               Every program chooses the best of them by their keys, as `count_kernel` does; then `tiles` is 1
+    masks_B                  int64[B]: the addresses of masks, 0 = no mask
     excluded                 int32: the ascending lists of excluded nodes end to end; a query's begins at excluded_from_B, int32[B]
-    excluded_steps             of a search in the longest list
-    CHILDREN                 the most children of a node; UNIFORM: of every node, which makes their numbers arithmetic
-    finite_B                 float32[B], out: see `own_of`
+    excluded_steps             of a binary search in the longest list
+    CHILDREN                 the most children of a node; UNIFORM: every node has so many, so child numbers are computed
+    finite_B                 float32[B], out: see `clear_finite`
     memory_B3, memory_weight   see `memory_of`; λ. Not read without MEMORY
     nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or not eligible, or its rank or key is not finite
     keys_BC                  out, with MEMORY: rank + λ · mem, −inf likewise
     """
-    matrices = matrices_of(weights, D_PAD, S0, S1, S2, S3)  # which no kernel writes
+    matrices = matrices_of(weights, D_PAD, S0, S1, S2, S3)  # before the wait: no kernel writes the weights
     begin_after(DEPENDENT)
     b = tl.program_id(1)
     kept_BK += b.to(tl.int64) * kept_stride
@@ -275,7 +276,7 @@ def score_children_kernel(
         state_S = tl.multiple_of(state_S, 16)  # states are padded to a layer's width
     matrices = with_state(matrices, state_S, vectors, D, D_PAD, S0)
     begin = tl.program_id(0) * tiles * TILE
-    live = tl.cdiv(slots * CHILDREN - begin, TILE)  # later tiles are of empty slots
+    used_tiles = tl.cdiv(slots * CHILDREN - begin, TILE)  # later tiles have empty slots only
     if BEFORE > 0:
         k = tl.arange(0, BEFORE)
         candidate = tl.load(kept_BK + k, mask=k < before, other=-1)
@@ -284,36 +285,36 @@ def score_children_kernel(
         if MEMORY:
             candidate_key = tl.load(kept_keys_BK + b.to(tl.int64) * kept_stride + k, mask=k < before, other=0.0)
         standing = standing_of(candidate_key, candidate, k)
-        place = tl.sum((standing[:, None] > standing[None, :]).to(tl.int32), 0)
-        place = tl.where(candidate >= 0, place, BEFORE)
+        position = tl.sum((standing[:, None] > standing[None, :]).to(tl.int32), 0)
+        position = tl.where(candidate >= 0, position, BEFORE)
         slot = slots_of(begin, TILE, CHILDREN)
-        chosen = (place[:, None] == slot[None, :]) & (slot < slots)[None, :]
+        chosen = (position[:, None] == slot[None, :]) & (slot < slots)[None, :]
         parent = tl.max(tl.where(chosen, candidate[:, None], -1), 0)
         inherited = tl.sum(tl.where(chosen, candidate_rank[:, None], 0.0), 0)
     else:
         parent = parents_of(kept_BK, begin, slots, TILE, CHILDREN)
         later = parents_of(kept_BK, begin + TILE, slots, TILE, CHILDREN)
-    number, there = children_of(parent, begin, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
-    x = rows_of(number, there, rows_ND, D, D_PAD)
+    number, exists = children_of(parent, begin, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
+    x = rows_of(number, exists, rows_ND, D, D_PAD)
     wrong = tl.zeros([TILE], tl.int32)
     out = b.to(tl.int64) * candidate_stride
     for tile in range(0, tiles):
         node = tl.full([TILE], -1, tl.int32)
         rank = tl.full([TILE], MINUS_INF, tl.float32)
         key = rank
-        if tile < live:
-            if BEFORE == 0:  # the next tile's rows and the parents of the one after are on their way while this one is scored
-                next_number, next_there = children_of(later, begin + TILE, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
-                next_x = rows_of(next_number, next_there, rows_ND, D, D_PAD)
+        if tile < used_tiles:
+            if BEFORE == 0:  # load the next tile's rows and the parents of the one after it while this tile is scored
+                next_number, next_exists = children_of(later, begin + TILE, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
+                next_x = rows_of(next_number, next_exists, rows_ND, D, D_PAD)
                 later = parents_of(kept_BK, begin + 2 * TILE, slots, TILE, CHILDREN)
                 parent = parents_of(kept_BK, begin, slots, TILE, CHILDREN)
                 inherited = tl.load(kept_ranks_BK + slots_of(begin, TILE, CHILDREN), mask=parent >= 0, other=0.0)
-                number, there = children_of(parent, begin, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
-            node, rank, key, unlike = candidates_of(
-                x, number, there, inherited, mask_address, excluded_X, excluded_count, excluded_steps, state_S, matrices, vectors, gamma,
+                number, exists = children_of(parent, begin, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
+            node, rank, key, tile_wrong = candidates_of(
+                x, number, exists, inherited, mask_address, excluded_X, excluded_count, excluded_steps, state_S, matrices, vectors, gamma,
                 memory_B3 + 3 * b, memory_weight, D, D_PAD, S0, S1, S2, S3, CONVEX, SHARED, LOG_ACTIVATION, MEMORY,
             )  # fmt: skip
-            wrong |= unlike
+            wrong |= tile_wrong
             if BEFORE == 0:
                 x = next_x
         c = begin + tl.arange(0, TILE)
@@ -322,7 +323,7 @@ def score_children_kernel(
         if MEMORY:
             tl.store(keys_BC + out + c, key, mask=c < candidates)
         begin += TILE
-    say_wrong(wrong, finite_B + b)
+    clear_finite(wrong, finite_B + b)
 
 
 @triton.jit(do_not_specialize=["state_stride", "state_width", "state_levels", "nodes"])
@@ -332,11 +333,11 @@ def score_levels_kernel(
     D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr,
     LOG_ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """What each node of whole levels adds to its rank; one tile of one level and one query a program.
+    """The own part of the rank of each node of whole levels; one tile of one level and one query a program.
 
-    tiles_3       int32[tiles, 3]: a tile's place among the states, its first node and its number of nodes
+    tiles_3       int32[tiles, 3]: the number of a tile's state, its first node and its number of nodes
     state_levels  1 where all levels share a state
-    finite_B, own_BN  float32[B] and float32[B, nodes], by node number, out: see `own_of`
+    finite_B, own_BN  float32[B] and float32[B, nodes], by node number, out: see `clear_finite` and `own_of`
     """
     matrices = matrices_of(weights, D_PAD, S0, S1, S2, S3)
     begin_after(DEPENDENT)
@@ -344,31 +345,31 @@ def score_levels_kernel(
     level = tl.load(tiles_3 + 3 * tl.program_id(0))
     first = tl.load(tiles_3 + 3 * tl.program_id(0) + 1)
     count = tl.load(tiles_3 + 3 * tl.program_id(0) + 2)
-    place = tl.arange(0, TILE)
+    n = tl.arange(0, TILE)
     state_S = state_BLS + b.to(tl.int64) * state_stride + tl.minimum(level, state_levels - 1) * state_width
     if S0 > 0:
         state_S = tl.multiple_of(state_S, 16)
     matrices = with_state(matrices, state_S, vectors, D, D_PAD, S0)
-    x = rows_of(first + place, place < count, rows_ND, D, D_PAD)
+    x = rows_of(first + n, n < count, rows_ND, D, D_PAD)
     logit = logits_of(x, state_S, matrices, vectors, D, D_PAD, S0, S1, S2, S3, CONVEX, SHARED)
-    say_wrong(((place < count) & (is_finite(logit) == 0)).to(tl.int32), finite_B + b)
-    tl.store(own_BN + b.to(tl.int64) * nodes + first + place, own_of(logit, LOG_ACTIVATION), mask=place < count)
+    clear_finite(((n < count) & (is_finite(logit) == 0)).to(tl.int32), finite_B + b)
+    tl.store(own_BN + b.to(tl.int64) * nodes + first + n, own_of(logit, LOG_ACTIVATION), mask=n < count)
 
 
 @triton.jit(do_not_specialize=["nodes", "levels", "width", "kept_stride"])
 def rank_level_kernel(
     own_BN, nodes, ancestors_LK, levels, width, ranks_BK, kept_stride, gamma, TILE: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    """The ranks of a level's nodes, from what their ancestors on all levels below the root and they themselves add.
+    """The ranks of a level's nodes, from their own parts and those of their ancestors below the root.
 
     ancestors_LK  int32[levels, width]: node numbers from level 1 down to the level's own
     """
     begin_after(DEPENDENT)
     b = tl.program_id(1)
     k = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    there = k < width
+    exists = k < width
     rank = tl.zeros([TILE], tl.float32)
     for level in range(0, levels):
-        node = tl.load(ancestors_LK + level * width + k, mask=there, other=0)
-        rank = tl.load(own_BN + b.to(tl.int64) * nodes + node, mask=there, other=0.0) + gamma * rank
-    tl.store(ranks_BK + b.to(tl.int64) * kept_stride + k, rank, mask=there)
+        node = tl.load(ancestors_LK + level * width + k, mask=exists, other=0)
+        rank = tl.load(own_BN + b.to(tl.int64) * nodes + node, mask=exists, other=0.0) + gamma * rank
+    tl.store(ranks_BK + b.to(tl.int64) * kept_stride + k, rank, mask=exists)

@@ -1,4 +1,4 @@
-"""Linear node scorers over tiles of a node's children: a block of a query's features is looked up in a tile's rows at once.
+"""Linear node scorers over tiles of a node's children. A block of a query's features is looked up in a tile's rows at once.
 
 Legend: B queries, K beam, C candidates, N nodes, F a query's features, T tiles, R rows, W weights.
 """
@@ -14,7 +14,7 @@ from espalier.engines.triton.kernels.numbers import is_finite, log_sigmoid
 
 MINUS_INF = tl.constexpr(float("-inf"))
 HASH = tl.constexpr(2654435769)
-"""2^32 over the golden ratio: as `chunk_tiles.bucket_of` hashes."""
+"""2^32 over the golden ratio, the multiplier of `chunk_tiles.bucket_of`."""
 KEYS = tl.constexpr(8)
 """Keys of a bucket that are compared at once: 32 bytes, a GPU's smallest memory access."""
 
@@ -29,11 +29,11 @@ def _bits_set(x):
 
 
 @triton.jit
-def _rows_of(feature, there, first_key_U, keys_R, buckets, longest):
+def _rows_of(feature, exists, first_key_U, keys_R, buckets, longest):
     """int32[block]: the positions of the features' rows in a tile, −1 for a feature without a row."""
     bucket = tl.umulhi(feature.to(tl.uint32) * HASH, buckets.to(tl.uint32)).to(tl.int32)
-    begin = tl.load(first_key_U + bucket, mask=there, other=0)
-    end = tl.load(first_key_U + bucket + 1, mask=there, other=0)
+    begin = tl.load(first_key_U + bucket, mask=exists, other=0)
+    end = tl.load(first_key_U + bucket + 1, mask=exists, other=0)
     row = tl.full(feature.shape, -1, tl.int32)
     for start in range(0, longest, KEYS):
         at = begin[:, None] + start + tl.arange(0, KEYS)[None, :]
@@ -62,9 +62,9 @@ def _logits_of(
         feature = tl.load(features_F + f, mask=f < count, other=0)
         value = tl.load(values_F + f, mask=f < count, other=0.0)
         row = _rows_of(feature, f < count, first_key_U + unit_from, keys_R + row_from, buckets, longest)
-        place = places_R2 + 2 * (row_from + row)
-        has = tl.load(place, mask=row >= 0, other=0).to(tl.uint32, bitcast=True)
-        begin = tl.load(place + 1, mask=row >= 0, other=0)
+        row_2 = places_R2 + 2 * (row_from + row)
+        has = tl.load(row_2, mask=row >= 0, other=0).to(tl.uint32, bitcast=True)
+        begin = tl.load(row_2 + 1, mask=row >= 0, other=0)
         before = _bits_set(has[:, None] & (bit - 1)[None, :])
         inside = (has[:, None] & bit[None, :]) != 0
         weight = tl.load(weights_W + weight_from + begin[:, None] + before, mask=inside, other=0.0).to(tl.float32)
@@ -74,20 +74,20 @@ def _logits_of(
 
 @triton.jit
 def _own_of(logit, POWER: tl.constexpr):
-    """A node's own part of its rank by POWER: its logit (−1), its log sigmoid (0), or −max(0, 1 − logit)^POWER; NaN where that is not
+    """A node's own part of its rank by POWER: its logit (−1), its log sigmoid (0), or −max(0, 1 − logit)^POWER; NaN if the logit is not
     finite.
     """
     if POWER < 0:
-        own = logit
+        own_rank = logit
     elif POWER == 0:
-        own = log_sigmoid(logit)
+        own_rank = log_sigmoid(logit)
     else:
         short = tl.maximum(1.0 - logit, 0.0)
         loss = short
         for _ in tl.static_range(1, POWER):
             loss *= short
-        own = -loss
-    return tl.where(is_finite(logit), own, float("nan"))
+        own_rank = -loss
+    return tl.where(is_finite(logit), own_rank, float("nan"))
 
 
 @triton.jit
@@ -95,11 +95,11 @@ def _numbers(parent, child, first_child_N, level_start, next_start, children, UN
     """The node numbers of a parent's children, by their positions `child` (int32[TILE]), and which of them exist."""
     if UNIFORM:
         number = next_start + (parent - level_start) * children + child
-        there = child < children
+        exists = child < children
     else:
         number = tl.load(first_child_N + parent) + child
-        there = number < tl.load(first_child_N + parent + 1)
-    return number, there
+        exists = number < tl.load(first_child_N + parent + 1)
+    return number, exists
 
 
 @triton.jit(
@@ -113,12 +113,12 @@ def score_chunks_kernel(
     nodes_BC, ranks_BC, candidate_stride,
     UNIFORM: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, POWER: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The children of a beam, in its order, with their ranks own + γ · rank of the parent; a tile of one parent's children a program.
+    """The children of a beam, in beam order, with their ranks own + γ · rank of the parent; a tile of one parent's children a program.
 
     kept_BK, kept_ranks_BK   int32, float32: the beam, −1 after its end
     masks_B, excluded …        as `score_children_kernel` has them
     features_B, values_B     int64[B]: the addresses of each query's features, int32, and of their values, float32; count_B int32[B]
-    children, tiles          the most of a node; UNIFORM: of every node, which makes the children's numbers arithmetic
+    children, tiles          the most of a node; UNIFORM: every node has so many children, so child numbers are computed
     tiles_T4 … weights_W     as `ChunkTiles` has them; first_tile: of the level's first parent; TILE: children of a tile
     FEATURES                 of a query that are looked up at a time; POWER: see `_own_of`
     nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or not eligible, or its rank is not finite
@@ -126,24 +126,24 @@ def score_chunks_kernel(
     begin_after(DEPENDENT)
     b = tl.program_id(1)
     slot, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    kept = b.to(tl.int64) * kept_stride + slot
-    parent = tl.load(kept_BK + kept)
+    beam_entry = b.to(tl.int64) * kept_stride + slot
+    parent = tl.load(kept_BK + beam_entry)
     child = tile * TILE + tl.arange(0, TILE)
     node = tl.full([TILE], -1, tl.int32)
     rank = tl.full([TILE], MINUS_INF, tl.float32)
     if parent >= 0:
-        number, there = _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM)
+        number, exists = _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM)
         excluded_X = excluded + tl.load(excluded_from_B + b)
-        there = is_eligible(number, there, tl.load(masks_B + b), excluded_X, tl.load(excluded_count_B + b), excluded_steps)
+        exists = is_eligible(number, exists, tl.load(masks_B + b), excluded_X, tl.load(excluded_count_B + b), excluded_steps)
         tile_4 = tiles_T4 + 4 * (first_tile + (parent - level_start) * tiles + tile).to(tl.int64)
         logit = _logits_of(
-            tl.load(bias_N + number, mask=there, other=0.0), features_B + b, values_B + b, tl.load(count_B + b),
+            tl.load(bias_N + number, mask=exists, other=0.0), features_B + b, values_B + b, tl.load(count_B + b),
             tile_4, first_key_U, keys_R, places_R2, weights_W, TILE, FEATURES,
         )  # fmt: skip
-        total = _own_of(logit, POWER) + gamma * tl.load(kept_ranks_BK + kept)
-        there = there & is_finite(total)  # else it is no candidate: it would have no place in any order
-        node = tl.where(there, number, -1)
-        rank = tl.where(there, total, MINUS_INF)
+        total = _own_of(logit, POWER) + gamma * tl.load(kept_ranks_BK + beam_entry)
+        exists = exists & is_finite(total)  # a node without a finite rank cannot be ordered, so it is no candidate
+        node = tl.where(exists, number, -1)
+        rank = tl.where(exists, total, MINUS_INF)
     out = b.to(tl.int64) * candidate_stride + slot * children + child
     tl.store(nodes_BC + out, node, mask=child < children)
     tl.store(ranks_BC + out, rank, mask=child < children)
@@ -160,14 +160,14 @@ def score_level_kernel(
     """The ranks of a whole level, in node order, from those of the level above; a tile of one parent's children a program."""
     begin_after(DEPENDENT)
     b = tl.program_id(1)
-    place, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    parent = level_start + place
+    k, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    parent = level_start + k
     child = tile * TILE + tl.arange(0, TILE)
-    number, there = _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM)
-    tile_4 = tiles_T4 + 4 * (first_tile + place * tiles + tile).to(tl.int64)
+    number, exists = _numbers(parent, child, first_child_N, level_start, next_start, children, UNIFORM)
+    tile_4 = tiles_T4 + 4 * (first_tile + k * tiles + tile).to(tl.int64)
     logit = _logits_of(
-        tl.load(bias_N + number, mask=there, other=0.0), features_B + b, values_B + b, tl.load(count_B + b),
+        tl.load(bias_N + number, mask=exists, other=0.0), features_B + b, values_B + b, tl.load(count_B + b),
         tile_4, first_key_U, keys_R, places_R2, weights_W, TILE, FEATURES,
     )  # fmt: skip
-    total = _own_of(logit, POWER) + gamma * tl.load(above_BK + b.to(tl.int64) * above_stride + place)
-    tl.store(ranks_BK + b.to(tl.int64) * out_stride + number - next_start, total, mask=there)
+    total = _own_of(logit, POWER) + gamma * tl.load(above_BK + b.to(tl.int64) * above_stride + k)
+    tl.store(ranks_BK + b.to(tl.int64) * out_stride + number - next_start, total, mask=exists)

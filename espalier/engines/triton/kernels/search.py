@@ -1,4 +1,4 @@
-"""The search of one query by one program, from the level that it starts with to the leaves: nothing waits for other queries between levels.
+"""The search of one query by one program, from the start level to the leaves. No query waits for others between levels.
 
 Legend: B queries, K beam, C candidates, N nodes, D node row, S state, L levels.
 """
@@ -11,11 +11,11 @@ import triton.language as tl
 from espalier.engines.triton.kernels.score import (
     candidates_of,
     children_of,
+    clear_finite,
     matrices_of,
     matrix_of,
     parents_of,
     rows_of,
-    say_wrong,
     slots_of,
     with_state,
 )
@@ -38,13 +38,13 @@ def search_kernel(
 ):  # fmt: skip
     """Scores and selects level by level, as `score_children_kernel` and `select_kernel` do.
 
-    levels_L5           int32[levels, 5]: slots of the beam above and of what is kept, the first node of the level above and of the level,
-                        and where its state begins
-    above_BK, kept_BK   int32: the beam that the search starts from, and a place for those of later levels; in the end the leaves, at most
-                        m_B of a query, in no order
-    nodes_BC, ranks_BC, keys_BC  a place for a level's candidates
+    levels_L5           int32[levels, 5]: the slots of the beam above and of the new beam, the first node of the level above and of the
+                        level, and the offset of the level's state
+    above_BK            int32: the beam above the start
+    kept_BK             int32, out: a buffer for later beams; at the end the leaves, at most m_B of a query, in no order
+    nodes_BC, ranks_BC, keys_BC  buffers for a level's candidates
     WIDTH, FEW, SLOTS_PAD  see `select_kernel`; no level has more candidates than WIDTH
-    All else            as `score_children_kernel` has it
+    The other arguments are those of `score_children_kernel`.
     """
     matrices = matrices_of(weights, D_PAD, S0, S1, S2, S3)
     b = tl.program_id(0).to(tl.int64)
@@ -56,8 +56,8 @@ def search_kernel(
     excluded_count = tl.load(excluded_count_B + b)
     excluded_X = excluded + tl.load(excluded_from_B + b)
     wrong = tl.zeros([TILE], tl.int32)
-    for place in range(0, levels):
-        level_5 = levels_L5 + 5 * place
+    for step in range(0, levels):
+        level_5 = levels_L5 + 5 * step
         slots = tl.minimum(tl.load(level_5), beam_size)
         keep = tl.load(level_5 + 1)
         level_start, next_start = tl.load(level_5 + 2), tl.load(level_5 + 3)
@@ -66,38 +66,38 @@ def search_kernel(
             state_S = tl.multiple_of(state_S, 16)  # states are padded to a layer's width
         w0 = 0
         if S0 > 0:
-            w0 = matrix_of(weights, D_PAD, S0)  # read anew: registers are dearer
+            w0 = matrix_of(weights, D_PAD, S0)  # read again on each level: keeping it would take registers
         scorer = with_state((w0, matrices[1], matrices[2], matrices[3]), state_S, vectors, D, D_PAD, S0)
         parent = parents_of(from_K, 0, slots, TILE, CHILDREN)
-        number, there = children_of(parent, 0, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
-        x = rows_of(number, there, rows_ND, D, D_PAD)
+        number, exists = children_of(parent, 0, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
+        x = rows_of(number, exists, rows_ND, D, D_PAD)
         later = parents_of(from_K, TILE, slots, TILE, CHILDREN)
         candidates = slots * CHILDREN
         for first in range(0, candidates, TILE):
-            number, there = children_of(later, first + TILE, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
-            next_x = rows_of(number, there, rows_ND, D, D_PAD)
+            number, exists = children_of(later, first + TILE, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
+            next_x = rows_of(number, exists, rows_ND, D, D_PAD)
             later = parents_of(from_K, first + 2 * TILE, slots, TILE, CHILDREN)
             parent = parents_of(from_K, first, slots, TILE, CHILDREN)
             inherited = tl.load(from_ranks_K + slots_of(first, TILE, CHILDREN), mask=parent >= 0, other=0.0)
-            number, there = children_of(parent, first, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
-            node, rank, key, unlike = candidates_of(
-                x, number, there, inherited, mask_address, excluded_X, excluded_count, excluded_steps, state_S, scorer, vectors, gamma,
+            number, exists = children_of(parent, first, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
+            node, rank, key, tile_wrong = candidates_of(
+                x, number, exists, inherited, mask_address, excluded_X, excluded_count, excluded_steps, state_S, scorer, vectors, gamma,
                 memory_B3 + 3 * b, memory_weight, D, D_PAD, S0, S1, S2, S3, CONVEX, SHARED, LOG_ACTIVATION, MEMORY,
             )  # fmt: skip
-            wrong |= unlike
+            wrong |= tile_wrong
             c = first + tl.arange(0, TILE)
             tl.store(nodes_C + c, node, mask=c < candidates)
             tl.store(ranks_C + c, rank, mask=c < candidates)
             if MEMORY:
                 tl.store(keys_C + c, key, mask=c < candidates)
             x = next_x
-        tl.debug_barrier()  # all of the program sees what each of its threads has written
+        tl.debug_barrier()  # afterwards all threads of the program see each other's writes
         size = beam_size
-        if place == levels - 1:
+        if step == levels - 1:
             size = tl.load(m_B + b)
         else:
-            keep = tl.minimum(keep, beam_size)  # no more are looked at
+            keep = tl.minimum(keep, beam_size)  # later levels read no more of the beam
         select(nodes_C, ranks_C, keys_C, candidates, size, kept_K, kept_ranks_K, kept_keys_K, keep, WIDTH, True, FEW, SLOTS_PAD, MEMORY)
         tl.debug_barrier()
         from_K, from_ranks_K = kept_K, kept_ranks_K
-    say_wrong(wrong, finite_B + b)
+    clear_finite(wrong, finite_B + b)

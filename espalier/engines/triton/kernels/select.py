@@ -1,9 +1,9 @@
 """The best k of a query's candidates; and the chosen leaves, best first.
 
-Of few queries each candidate counts how many are better, which is its place: the square of the work of a selection, and all of it in
-parallel. Of many, one program a query: the k-th best key is found bit by bit, and one scan closes the chosen ones up, in the order that
-they came in. Either way ties go to the lower node number. Where a bundle has a memory, candidates are chosen by their keys, and
-their ranks are carried along.
+For few queries, `count_kernel`: each candidate counts how many candidates are better, which is its position in the order. The work grows
+with the square of the candidates, but all of it is parallel. For many queries, `select_kernel`, one program a query: it finds the k-th best
+key bit by bit and then compacts the chosen candidates in one scan, in candidate order. Either way ties go to the lower node number. With a
+memory, candidates are chosen by their keys, and their ranks are copied as well.
 
 Legend: B queries, K beam, C candidates, M results.
 """
@@ -33,7 +33,7 @@ def _codes_at(nodes_C, keys_C, start, candidates, WIDTH: tl.constexpr):
 
 @triton.jit
 def standing_of(keys, nodes, position):
-    """uint64: higher is better, and no two are equal: by key, then the lower node number; those without a node come last."""
+    """uint64: higher is better, and no two are equal: by key, then the lower node number; candidates without a node come last."""
     low = tl.where(nodes >= 0, nodes, position).to(tl.uint32)
     return (codes_of(keys, nodes).to(tl.uint64) << 32) | (0xFFFFFFFF - low.to(tl.uint64))
 
@@ -46,12 +46,12 @@ def count_kernel(
 ):  # fmt: skip
     """A tile of one query's candidates a program.
 
-    nodes_BC, keys_BC     int32, float32: the candidates; −1 = none there
-    size_B                int32[B]: how many to keep; at most `slots`, of at least so many candidates, are
+    nodes_BC, keys_BC     int32, float32: the candidates; −1 = no candidate
+    size_B                int32[B]: how many to keep; at most `slots` are kept, and there are at least `slots` candidates
     kept_BK, kept_keys_BK  out: the chosen nodes and their keys, best first, then −1 and −inf up to `slots`
-    leaf_item             int32[leaves]: ITEMS: the nodes are leaves, and item rows are kept in their place
+    leaf_item             int32[leaves]. ITEMS: the nodes are leaves, and their item rows are written instead
     WIDTH                 candidates that each is compared with at a time
-    MEMORY                the ranks are other than the keys: those of the chosen go from ranks_BC to kept_ranks_BK
+    MEMORY                ranks differ from keys: the ranks of the chosen are copied from ranks_BC to kept_ranks_BK
     """
     begin_after(DEPENDENT)
     b = tl.program_id(1)
@@ -62,18 +62,18 @@ def count_kernel(
     key = tl.load(keys_C + i, mask=i < candidates, other=float("-inf"))
     size = tl.load(size_B + b)
     standing = standing_of(key, node, i)
-    place = tl.zeros([TILE], tl.int32)
+    position = tl.zeros([TILE], tl.int32)
     for start in range(0, candidates, WIDTH):
         j = start + tl.arange(0, WIDTH)
-        others = tl.load(nodes_C + j, mask=j < candidates, other=-1)
-        other = standing_of(tl.load(keys_C + j, mask=j < candidates, other=0.0), others, j)
-        place += tl.sum((other[:, None] > standing[None, :]).to(tl.int32), 0)
-    chosen = (node >= 0) & (place < size)
-    kept = node
+        other_nodes = tl.load(nodes_C + j, mask=j < candidates, other=-1)
+        other_standing = standing_of(tl.load(keys_C + j, mask=j < candidates, other=0.0), other_nodes, j)
+        position += tl.sum((other_standing[:, None] > standing[None, :]).to(tl.int32), 0)
+    chosen = (node >= 0) & (position < size)
+    row = node
     if ITEMS:
-        kept = tl.load(leaf_item + node - leaf_offset, mask=chosen, other=-1)
-    out, inside = b.to(tl.int64) * kept_stride + place, (i < candidates) & (place < slots)
-    tl.store(kept_BK + out, tl.where(chosen, kept, -1), mask=inside)
+        row = tl.load(leaf_item + node - leaf_offset, mask=chosen, other=-1)
+    out, inside = b.to(tl.int64) * kept_stride + position, (i < candidates) & (position < slots)
+    tl.store(kept_BK + out, tl.where(chosen, row, -1), mask=inside)
     tl.store(kept_keys_BK + out, tl.where(chosen, key, float("-inf")), mask=inside)
     if MEMORY:
         rank = tl.load(ranks_BC + b.to(tl.int64) * candidate_stride + i, mask=chosen, other=float("-inf"))
@@ -85,16 +85,16 @@ def select(
     nodes_C, ranks_C, keys_C, candidates, size, kept_K, kept_ranks_K, kept_keys_K, slots,
     WIDTH: tl.constexpr, WHOLE: tl.constexpr, FEW: tl.constexpr, SLOTS_PAD: tl.constexpr, MEMORY: tl.constexpr,
 ):  # fmt: skip
-    """The best `size` of a query's candidates, at most `slots` and all, by one program: see `select_kernel`."""
+    """The best `size` of a query's candidates, at most `slots` of them, by one program: see `select_kernel`."""
     size = tl.minimum(tl.minimum(size, slots), candidates)
     if WHOLE:
         all_codes = _codes_at(nodes_C, keys_C, 0, candidates, WIDTH)
-    # Bit by bit, in loops that are not unrolled: few programs run them, and code that no other program has read costs more than it does.
+    # Bit by bit, in loops that are not unrolled: few programs run them, and loading more code would cost more than it saves.
     threshold = tl.full([], 0, tl.uint32)
     if FEW:
         count = tl.full([], 0, tl.int32)
         unit = tl.full([], 1 << 30, tl.uint32)
-        while (unit > 0) & (count != size):  # once no more than are wanted are at or above it, it is one
+        while (unit > 0) & (count != size):  # stop once exactly `size` codes reach the threshold
             three = (all_codes >= threshold + unit).to(tl.int32)
             three += (all_codes >= threshold + 2 * unit).to(tl.int32) << 10
             three += (all_codes >= threshold + 3 * unit).to(tl.int32) << 20
@@ -130,15 +130,15 @@ def select(
         key = tl.load(keys_C + c, mask=c < candidates, other=0.0)
         code = codes_of(key, node)
         better, tie = (code > threshold).to(tl.int32), ((code == threshold) & (node >= 0)).to(tl.int32)
-        both = tl.cumsum((better << 16) + tie, 0)
-        better_to, ties_to = both >> 16, ties_before + (both & 0xFFFF)
+        running_counts = tl.cumsum((better << 16) + tie, 0)
+        better_to, ties_to = running_counts >> 16, ties_before + (running_counts & 0xFFFF)
         take = (better == 1) | ((tie == 1) & (ties_to <= wanted_ties))
-        # Those before and with this one: the better ones, and the ties that were still wanted.
-        place = taken + better_to + tl.minimum(ties_to, wanted_ties) - tl.minimum(ties_before, wanted_ties) - 1
-        tl.store(kept_K + place, node, mask=take)
-        tl.store(kept_keys_K + place, key, mask=take)
+        # Up to here and with this one: the better candidates, and as many ties as are wanted.
+        position = taken + better_to + tl.minimum(ties_to, wanted_ties) - tl.minimum(ties_before, wanted_ties) - 1
+        tl.store(kept_K + position, node, mask=take)
+        tl.store(kept_keys_K + position, key, mask=take)
         if MEMORY:
-            tl.store(kept_ranks_K + place, tl.load(ranks_C + c, mask=take, other=0.0), mask=take)
+            tl.store(kept_ranks_K + position, tl.load(ranks_C + c, mask=take, other=0.0), mask=take)
         taken += tl.sum(take.to(tl.int32), 0)
         ties_before += tl.sum(tie, 0)
 
@@ -159,17 +159,17 @@ def select_kernel(
 ):  # fmt: skip
     """One query a program.
 
-    nodes_BC, keys_BC     int32, float32: the candidates; −1 = none there
-    size_B                int32[B]: how many to keep; at most `slots` are
+    nodes_BC, keys_BC     int32, float32: the candidates; −1 = no candidate
+    size_B                int32[B]: how many to keep; at most `slots` are kept
     kept_BK, kept_keys_BK  out: the chosen nodes and their keys in candidate order, then −1 and −inf up to `slots`
-    WIDTH                 candidates at a time; WHOLE: all of them fit; FEW: and there are fewer than 1,024, so that two bits of the
-                            threshold are found at once
-    MEMORY                the ranks are other than the keys: those of the chosen go from ranks_BC to kept_ranks_BK
+    WIDTH                 candidates at a time. WHOLE: all candidates fit. FEW: they also are fewer than 1,024, so two bits of the threshold
+                            are found at once
+    MEMORY                ranks differ from keys: the ranks of the chosen are copied from ranks_BC to kept_ranks_BK
     """
     begin_after(DEPENDENT)
     b = tl.program_id(0).to(tl.int64)
-    start, kept = b * candidate_stride, b * kept_stride
+    candidate_start, beam_start = b * candidate_stride, b * kept_stride
     select(
-        nodes_BC + start, ranks_BC + start, keys_BC + start, candidates, tl.load(size_B + b),
-        kept_BK + kept, kept_ranks_BK + kept, kept_keys_BK + kept, slots, WIDTH, WHOLE, FEW, SLOTS_PAD, MEMORY,
+        nodes_BC + candidate_start, ranks_BC + candidate_start, keys_BC + candidate_start, candidates, tl.load(size_B + b),
+        kept_BK + beam_start, kept_ranks_BK + beam_start, kept_keys_BK + beam_start, slots, WIDTH, WHOLE, FEW, SLOTS_PAD, MEMORY,
     )  # fmt: skip
