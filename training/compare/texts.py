@@ -123,7 +123,7 @@ def compare_texts(
 def _begun(config: LinearConfig, prepared: Prepared, task: TextTask, tests: Sequence[Asked]) -> Report:
     return new_report(config, METRIC, len(tests)) | {
         "log": {"sha256": prepared.fingerprint, "items": len(prepared.items), "queries": len(task.whole.queries)},
-        "tested": prepared.tested,
+        "tested": prepared.test_source,
         "chosen_by": OF_ITEMS if task.made else OF_LOG,
     }
 
@@ -146,7 +146,7 @@ def _refuse_other_files(file: Path) -> None:
 
 def questions_of(prepared: Prepared) -> list[Asked]:
     """At most MOST_QUERIES test queries, evenly spread. Raises InvalidData where there is none."""
-    texts = prepared.written.to_pylist()
+    texts = prepared.written_queries.to_pylist()
     labels = prepared.test.labels
     found = [Asked(b, texts[b], relevant) for b, relevant in enumerate(_items_of(labels)) if len(relevant)]
     if not found:
@@ -161,9 +161,12 @@ def task_of(config: LinearConfig, prepared: Prepared, deadline: Deadline = NO_DE
 
     Raises InvalidData where there is none.
     """
-    if prepared.asked is None or prepared.vectoriser is None:
+    if prepared.people_queries is None or prepared.vectoriser is None:
         raise InvalidConfig("data.format", config.data.format, "log")
-    asked, whole = prepared.asked, Learned(prepared.asked, label_features(prepared.train, prepared.own, config.linear)[1])
+    asked, whole = (
+        prepared.people_queries,
+        Learned(prepared.people_queries, label_features(prepared.train, prepared.own_texts, config.linear)[1]),
+    )
     part, made = whole, bool(prepared.columns) and len(asked) < LEAST_VALIDATION / VALIDATION_SHARE
     if made:
         ids = prepared.items.column("id").to_pylist()
@@ -177,7 +180,7 @@ def task_of(config: LinearConfig, prepared: Prepared, deadline: Deadline = NO_DE
         held = np.sort(rng.permutation(len(asked))[:count])
         rest = np.setdiff1d(np.arange(len(asked)), held)
         kept = np.setdiff1d(np.arange(len(prepared.train)), prepared.train.asked[held])
-        centroids = label_features(prepared.train.take(kept), prepared.own, config.linear)[1]
+        centroids = label_features(prepared.train.take(kept), prepared.own_texts, config.linear)[1]
         part = Learned(LabelledTexts([asked.texts[row] for row in rest.tolist()], asked.labels[rest]), centroids)
         items = _items_of(asked.labels[held])
         validation = [Asked(place, asked.texts[row], items[place]) for place, row in enumerate(held.tolist()) if len(items[place])]

@@ -291,7 +291,7 @@ def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path,
             "bad_rows": dict(interactions.bad_rows),
             LEARNED_VALIDATION: learned_all,
         },
-        live=None if prepared.along is None else prepared.along.info(path),
+        live=None if prepared.run_journal is None else prepared.run_journal.info(path),
     )
 
 

@@ -30,7 +30,7 @@ from ..deep.parallel import process, wait_for_all
 from ..deep.vector_start import embeddings_of as vector_embeddings
 from ..deep.vector_start import start_of
 from ..live.joined_log import with_journal, with_live_fields
-from ..live.taken_along import TakenAlong, take_along, with_live_items
+from ..live.run_journal import RunJournal, read_run_journal, with_live_items
 from ..retrieval.task import Fitted
 from ..specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
 from ..trees.balanced import category_tree, random_tree
@@ -57,7 +57,8 @@ class Begun:
 class Prepared:
     """Item rows of the lists, of `items`, of their content and of the earlier model's tree are the same.
 
-    start  the earlier model's bundle, with its live items; along: what its journal brought; None: nothing
+    start  the earlier model's bundle, with its live items; None: no earlier model
+    run_journal  the journal with live items; None: no journal
     begun  None: the tree and the first model are to be made
     neighbours  those that a memory is made of; None: they are to be chosen
     """
@@ -67,7 +68,7 @@ class Prepared:
     earlier: EarlierModel | None = None
     content: ItemContent | None = None
     start: Path | None = None
-    along: TakenAlong | None = None
+    run_journal: RunJournal | None = None
     begun: Begun | None = None
     neighbours: Fitted | None = None
 
@@ -86,35 +87,37 @@ def prepare(config: DeepConfig, data: Path | None, work: Path, shared: Path | No
     """Read the log (or `data` instead of the configured one), the item table and the earlier model; events stay in files under `work`.
 
     shared   the work folder of the whole run, where `work` is that of one of its processes
-    journal  the model whose live items are taken along; None: the earlier model's
+    journal  the model whose live items are added; None: the earlier model
     """
     interactions = read_interactions(data or config.data.log, config.data.format, work)
     split = split_log(interactions, config.data.split, config.data.format, work, seed=config.seed)
-    along, start = shared_along(journal or config.earlier_model, config.earlier_model, shared or work)
-    if along is None:
+    run_journal, start = shared_run_journal(journal or config.earlier_model, config.earlier_model, shared or work)
+    if run_journal is None:
         items = item_table(config.data.items, split.lists.item_ids, config.data.items_format)
     else:
-        split = with_journal(split, along.items, work)
-        items = with_live_fields(item_table(config.data.items, split.lists.item_ids, config.data.items_format), along.items, along.held)
+        split = with_journal(split, run_journal.items, work)
+        items = with_live_fields(
+            item_table(config.data.items, split.lists.item_ids, config.data.items_format), run_journal.items, run_journal.held_through
+        )
     earlier = None
     if start is not None and isinstance(config.tree, TreeOfEarlierModel):
         earlier = open_earlier(start, config, config.tree, split.lists, split.train, items)
-    return Prepared(split, items, earlier, item_content(items, config.content), start, along)
+    return Prepared(split, items, earlier, item_content(items, config.content), start, run_journal)
 
 
-def shared_along(journal: Path | None, earlier: Path | None, work: Path) -> tuple[TakenAlong | None, Path | None]:
-    """What a run takes along, and the bundle that it starts from; the first process writes them, all others read what it wrote."""
+def shared_run_journal(journal: Path | None, earlier: Path | None, work: Path) -> tuple[RunJournal | None, Path | None]:
+    """The run's copies of a journal and of the bundle that it starts from. Process 0 writes them, the others read them."""
     if journal is None:
         return None, None
     if process():
         wait_for_all()
-    along = take_along(journal, work)
+    run_journal = read_run_journal(journal, work)
     start = earlier
-    if along is not None and earlier is not None and earlier.absolute().parent == along.models:
-        start = with_live_items(earlier, along.items, work)
+    if run_journal is not None and earlier is not None and earlier.absolute().parent == run_journal.models:
+        start = with_live_items(earlier, run_journal.items, work)
     if not process():
         wait_for_all()
-    return along, start
+    return run_journal, start
 
 
 def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:

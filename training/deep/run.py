@@ -51,7 +51,7 @@ def fit_and_export(
     """Train what a configuration says and write models/NAME/VERSION; None in all processes but the first.
 
     data    a log to read instead of the configured one
-    journal  the model whose live items are taken along; None: the earlier model's
+    journal  the model whose live items are added; None: the earlier model
     resume  go on from the last checkpoint of a run that was killed
     deadline  after which no step begins; then the model is not trained again with what validation asked for
     """
