@@ -22,7 +22,7 @@ from ..data.item_content import ItemContent, item_content
 from ..data.item_tables import item_table
 from ..data.splits import Split, split_log
 from ..data.user_item_matrix import events_of_items
-from ..deep.content_rows import predicted
+from ..deep.content_rows import predict_vectors
 from ..deep.earlier import EarlierModel, open_earlier
 from ..deep.jtm import learn_tree
 from ..deep.jtm_samples import draw_samples
@@ -46,8 +46,8 @@ EMBEDDING_DIM = 64
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What a run begins with where another one with the same data and seed has made it before. model: the file of a whole `NodeScorer`."""
+class SharedStart:
+    """The tree and the first model of a run, from an earlier run with the same data and seed. model: a file of a whole `NodeScorer`."""
 
     tree: Tree
     model: Path
@@ -57,10 +57,10 @@ class Begun:
 class Prepared:
     """Item rows of the lists, of `items`, of their content and of the earlier model's tree are the same.
 
-    start  the earlier model's bundle, with its live items; None: no earlier model
-    run_journal  the journal with live items; None: no journal
-    begun  None: the tree and the first model are to be made
-    neighbours  those that a memory is made of; None: they are to be chosen
+    start         the earlier model's bundle, with its live items; None: no earlier model
+    run_journal   the journal with live items; None: no journal
+    shared_start  None: this run makes the tree and the first model
+    neighbours    source of the memory; None: this run chooses it
     """
 
     split: Split
@@ -69,12 +69,12 @@ class Prepared:
     content: ItemContent | None = None
     start: Path | None = None
     run_journal: RunJournal | None = None
-    begun: Begun | None = None
+    shared_start: SharedStart | None = None
     neighbours: Fitted | None = None
 
     @property
     def interactions(self) -> Interactions:
-        """What may be learned from."""
+        """The lists to learn from."""
         return self.split.lists
 
     @cached_property
@@ -121,10 +121,10 @@ def shared_run_journal(journal: Path | None, earlier: Path | None, work: Path) -
 
 
 def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:
-    """The configured tree over the catalogue, from training users only; `device` is where an earlier model learns it."""
+    """The configured tree over the catalogue, from training users only. On `device` an earlier model learns it."""
     interactions, tree = prepared.interactions, config.tree
-    if prepared.begun is not None:
-        return prepared.begun.tree
+    if prepared.shared_start is not None:
+        return prepared.shared_start.tree
     if prepared.earlier is not None:
         prepared.earlier.model.to(device)
         return relearn_tree(config.seed, tree, prepared, prepared.earlier) if isinstance(tree, JtmTree) else prepared.earlier.tree
@@ -144,7 +144,7 @@ def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CP
 
 
 def relearn_tree(seed: int, tree: JtmTree, prepared: Prepared, earlier: EarlierModel) -> Tree:
-    """The tree that JTM learns from a trained model, with samples of training users; the log says what it brought."""
+    """The tree that JTM learns from a trained model, with samples of training users. Logs the gain."""
     begin = time.perf_counter()
     samples = draw_samples(prepared.interactions, prepared.split.train, earlier.length, tree.samples, seed=seed)
     gamma = earlier.gamma if tree.gamma is None else tree.gamma
@@ -152,7 +152,7 @@ def relearn_tree(seed: int, tree: JtmTree, prepared: Prepared, earlier: EarlierM
     count = len(samples.target_S)
     log.info(
         "tree: %s per sample %.4f → %.4f over %d samples, %d of %d items moved, %.1f s",
-        "rank" if earlier.likelihood == "softmax" else "log-likelihood",  # a softmax's lacks its normalisers, the same before and after
+        "rank" if earlier.likelihood == "softmax" else "log-likelihood",  # a softmax's lacks its normalisers, before as after
         learned.before / count,
         learned.after / count,
         count,
@@ -164,7 +164,7 @@ def relearn_tree(seed: int, tree: JtmTree, prepared: Prepared, earlier: EarlierM
 
 
 def leaf_rows(bundle: Bundle, items: ItemTable) -> NDArray[np.float32]:
-    """float32[I, D]: the leaf rows that a bundle learned for these items, zero for items that it does not have."""
+    """float32[I, D]: the leaf rows of these items in a bundle, zero for items that it lacks."""
     row = bundle.items.rows_of(items.column("id").to_pylist())
     leaves = bundle.tree.leaf_of_item[row]
     return np.where((row >= 0)[:, None], bundle.node_rows_ND[leaves], 0).astype(np.float32)
@@ -179,20 +179,20 @@ def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.flo
     if interactions.vectors_UF is not None:
         return vector_embeddings(interactions, train, start_of(interactions, train, width, seed=seed), seed=seed)
     if min(len(train), interactions.item_count) < 2:
-        found = f"{len(train)} training users and {interactions.item_count} items"
-        raise InvalidData("log", found, "at least 2 of each: a tree is made of what users have in common")
+        counts = f"{len(train)} training users and {interactions.item_count} items"
+        raise InvalidData("log", counts, "at least 2 of each: a tree is made of what users have in common")
     width = min(width, len(train) - 1, interactions.item_count - 1)
     embeddings = embeddings_of(interactions, train, width, seed=seed)
     return with_unseen(embeddings, prepared, seed)
 
 
 def with_unseen(embeddings_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:
-    """Embeddings for the items that have none (zero rows), too: by their content where it is known, else those of other items."""
+    """The embeddings, with zero rows replaced: by the prediction from the item's content if it has any, else by another item's row."""
     content = prepared.content
     if content is not None:
         known_I = np.asarray(embeddings_ID.any(axis=1), np.bool_)
         length_I = np.linalg.norm(embeddings_ID, axis=1)
         unit_ID = embeddings_ID / np.where(known_I, length_I, 1)[:, None]  # directions are what trees and first rows are made of
-        predicted_ID = predicted(content.rows, unit_ID.astype(np.float32), known_I)
+        predicted_ID = predict_vectors(content.rows, unit_ID.astype(np.float32), known_I)
         embeddings_ID = np.where((known_I | ~content.known_I)[:, None], embeddings_ID, predicted_ID)
     return spread_unseen(embeddings_ID, prepared.interactions.category_of_item_I, seed=seed)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from espalier.errors import InvalidConfig, InvalidData
 
-from ...deep.parallel import own_rows
+from ...deep.parallel import process_rows
 
 
 class Dropout:
@@ -46,7 +46,7 @@ class Dropout:
         numbers = math.prod(shape)
         words = torch.empty(-(-numbers // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None, generator=self.generator)
         byte = words.view(torch.uint8)[:numbers].view(shape)
-        byte = byte if self.rows is None else byte[own_rows(self.rows)]
+        byte = byte if self.rows is None else byte[process_rows(self.rows)]
         return x * ((byte >= self.dropped_of_256).to(x.dtype) * (256 / (256 - self.dropped_of_256)))
 
 
