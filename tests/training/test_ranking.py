@@ -53,7 +53,7 @@ from training.deep.searches import Searches
 from training.deep.topology import Topology
 from training.deep.validation import search_encoded
 from training.neighbours.cooccurrence import lists_of as lists_of_users
-from training.neighbours.fit import NARROW, count, fitted_to, neighbours, neighbours_of
+from training.neighbours.fit import NARROW, count, fit_neighbours, neighbours, neighbours_of
 from training.neighbours.near_items import near_items
 from training.neighbours.neighbour_lists import NeighbourLists
 from training.retrieval.tuning import Figures
@@ -506,7 +506,7 @@ def test_mean_scores_are_the_share_of_hits_whatever_the_size_of_keys(scale: floa
 def test_a_memory_is_counted_anew_in_the_units_that_its_weight_was_chosen_in() -> None:
     split = split_of(log_of([[0, 1, 2, 3], [2, 3, 4, 0]] * 8), 12, 2, 2)
     config = cast(DeepConfig, SimpleNamespace(seed=1, history_length=10))
-    source = MemorySource(fitted_to(split.lists, split.train, NARROW, 1).lists, 0.5)
+    source = MemorySource(fit_neighbours(split.lists, split.train, NARROW, 1).lists, 0.5)
     chosen = with_sorted_rows(replace(source.memory(3, 0.5, 10), key_weight=2.0, repeat=np.arange(6, dtype=np.float32)))
     options = NARROW | {"kept": 3}
     same, half = (recounted(chosen, unit * source.largest, options, config, split) for unit in (1, 2))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from espalier.compiled_code import compiled
 
 from ..data.interactions import Interactions
-from ..neighbours.cooccurrence import LONGEST, Counts, counted, lists_of
+from ..neighbours.cooccurrence import LONGEST, Counts, count_pairs, lists_of
 from ..neighbours.neighbour_lists import NeighbourLists
 from ..retrieval.scores import by_popularity
 from ..retrieval.task import Fitted, Task, Trial
@@ -43,7 +43,7 @@ def rank(similar: NeighbourLists, histories: Sequence[Int64], m: int, exclude_se
 def fit_item_cf(interactions: Interactions, users: Int64, neighbours: int) -> NeighbourLists:
     """From `users` only (pass training users): the most similar `neighbours` of each item, itself left out; ties by the lower row."""
     lists = lists_of(interactions, users, distinct=True)
-    counts = counted(lists, np.ones(LONGEST), damping=0.5)
+    counts = count_pairs(lists, np.ones(LONGEST), damping=0.5)
     score_N = np.empty(len(counts.item_N), np.float32)
     _cosines(counts, lists.events_I, score_N)
     return NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(lists.events_I)).limited(neighbours)

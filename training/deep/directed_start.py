@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 from sklearn.utils.extmath import randomized_svd
 
 from ..data.interactions import Interactions
-from ..neighbours.cooccurrence import counted, lists_of
+from ..neighbours.cooccurrence import count_pairs, lists_of
 from ..neighbours.fit import fading
 
 NEAR, WINDOW = 0.85, 20
@@ -33,7 +33,7 @@ ITERATIONS = 7
 def followers(interactions: Interactions, users: NDArray[np.int64], width: int, seed: int) -> NDArray[np.float32]:
     """float32[I, D = width, or I where that is less]: e of each item; zero for items that follow nothing in the lists of `users`."""
     items = interactions.item_count
-    counts = counted(lists_of(interactions, users), fading(NEAR, WINDOW), most_pairs=MOST_PAIRS)
+    counts = count_pairs(lists_of(interactions, users), fading(NEAR, WINDOW), most_pairs=MOST_PAIRS)
     after = csr_array((counts.after_N.astype(np.float64), counts.item_N, counts.offset_I1), shape=(items, items))
     known_N = after.data > 0
     if not known_N.any():

@@ -29,7 +29,7 @@ from espalier.stored_numbers import stored
 from ..arrays import Array
 from ..data.splits import Split
 from ..deep.prepare import Prepared
-from ..neighbours.fit import WEIGHED, Neighbours, fading, fitted_to, neighbours, neighbours_of
+from ..neighbours.fit import WEIGHED, Neighbours, fading, fit_neighbours, neighbours, neighbours_of
 from ..neighbours.neighbour_lists import NeighbourLists
 from ..retrieval.task import Metric, Task
 from ..retrieval.tuning import Options
@@ -133,7 +133,7 @@ def recounted(memory: Memory, unit: float, options: Options, config: DeepConfig,
     unit     S's largest entry when λ was chosen
     options  of S, and how many neighbours an item are `kept`
     """
-    source = MemorySource(fitted_to(split.lists, split.train, options, config.seed).lists, 1.0, options)
+    source = MemorySource(fit_neighbours(split.lists, split.train, options, config.seed).lists, 1.0, options)
     entries = source.memory(options["kept"], 1.0, config.history_length)
     weight = (memory.weight * (source.largest / unit)).astype(np.float32)
     return with_sorted_rows(replace(entries, weight=weight, key_weight=memory.key_weight, repeat=memory.repeat, left_out=memory.left_out))

@@ -34,7 +34,7 @@ from ..live.catalogue import JournalItems
 from ..live.fitted_rows import BACKGROUND, fitted_rows, mean_states
 from ..live.fold_log import FoldLog, fold_log, stated_counts
 from ..neighbours.cooccurrence import lists_of
-from ..neighbours.fit import WITHOUT_ORDER, fitted_to
+from ..neighbours.fit import WITHOUT_ORDER, fit_neighbours
 from ..specification.deep import DeepConfig
 from ..specification.models import config_of
 
@@ -131,7 +131,7 @@ def _count_memory(memory: Memory, formula: MemoryFormula, fold_lists: FoldLog) -
     """A memory from the lists, with at most as many neighbours an item as the old one, by descending S."""
     names = formula.model_dump(exclude={"unit"})
     most = int(np.diff(memory.offset).max(initial=0))
-    neighbours = fitted_to(fold_lists.lists, fold_lists.users, WITHOUT_ORDER | names, seed=0).lists.limited(most)
+    neighbours = fit_neighbours(fold_lists.lists, fold_lists.users, WITHOUT_ORDER | names, seed=0).lists.limited(most)
     value = np.minimum(neighbours.score_N / np.float32(formula.unit), LARGEST_VALUE).astype(np.float16)
     return replace(memory, offset=neighbours.offset_I1, item=neighbours.item_N.astype(np.int32), value=value)
 
