@@ -60,7 +60,7 @@ def test_a_history_has_one_state_however_much_padding_it_has_and_whichever_way_i
     history: list[int], layers: int, more: int
 ) -> None:
     made, rows_ND = encoder(length=9, layers=layers)
-    (part,) = made.each
+    (part,) = made.typed_parts
     leaves = (torch.tensor(history, dtype=torch.int64) + TREE.leaf_offset).tolist()
     behind = torch.tensor([leaves + [-1] * (6 - len(leaves))])
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_each_part_reads_its_own_columns_and_its_state_ends_in_a_one(history: li
         feature_BLF = made(leaves, rows_ND)
         behind = torch.tensor([[TREE.leaf_offset + item for item in history] + [-1] * (6 - len(history))])
         states = made.states(behind, rows_ND, None)
-        for number, (part, state_BXD) in enumerate(zip(made.each, states, strict=True)):
+        for number, (part, state_BXD) in enumerate(zip(made.typed_parts, states, strict=True)):
             found_LD = feature_BLF[0, :, number * half : (number + 1) * half - 1]
             torch.testing.assert_close(found_LD, part.scale_LD * state_BXD[0, len(history), :-1], rtol=1e-4, atol=1e-5)
             other_ND = rows_ND.clone()

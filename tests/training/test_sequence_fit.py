@@ -111,7 +111,7 @@ def test_a_trained_bundle_answers_with_the_successor_and_says_what_it_reads(bund
 def test_windows_start_from_who_took_what_a_transformer_from_what_follows_what_and_both_from_popularity(log: Path, tmp_path: Path) -> None:
     run = begun(settings(log, scorer={"init": "embeddings", "node_dim": 16}), tmp_path / "log")
     assert isinstance(run.model.encoder, SequenceQuery)
-    first, second = (run.model.node_rows.detach()[:, part.columns] for part in run.model.encoder.each)
+    first, second = (run.model.node_rows.detach()[:, part.columns] for part in run.model.encoder.typed_parts)
     assert first.shape[1] == second.shape[1] == 8
     learned, seed = (run.prepared.interactions, run.prepared.split.train), run.config.seed
     for part, found in ((first, item_embeddings(run.prepared, 7, seed)), (second, followers(*learned, 7, seed))):
@@ -233,7 +233,7 @@ def test_an_untouched_item_starts_at_its_contents_row_with_a_bias_in_the_range_o
     unseen_I = ~run.prepared.seen_I
     assert_allclose(rows_ID[unseen_I], content_rows_of(run)[unseen_I], rtol=1e-4, atol=1e-5)
     assert isinstance(run.model.encoder, SequenceQuery)
-    for part in run.model.encoder.each:
+    for part in run.model.encoder.typed_parts:
         bias_I = rows_ID[:, part.columns.stop - 1]
         low, high = bias_I[~unseen_I].min(), bias_I[~unseen_I].max()
         assert low <= bias_I[unseen_I].min() <= bias_I[unseen_I].max() <= high
@@ -342,7 +342,7 @@ def test_the_history_of_a_set_is_one_window_and_its_targets_are_all_alike(sets_r
     assert isinstance(run.config, SequenceConfig)
     assert run.config.nearness == 0
     assert isinstance(run.model.encoder, SequenceQuery)
-    (part,) = run.model.encoder.each
+    (part,) = run.model.encoder.typed_parts
     assert isinstance(part.reader, WindowStates)
     assert part.reader.windows == (run.config.history_length,)
 

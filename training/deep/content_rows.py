@@ -1,5 +1,4 @@
-"""Leaf rows that are the sum of an own part and a part from content: row(leaf of i) = e(i) + Σ_f c(i, f) · W_f, c(i) the features of item
-i.
+"""Leaf rows that are the sum of an own part and a part from content: row(leaf of i) = e(i) + Σ_f c(i, f) · W_f, c(i) its features.
 
 In training `node_rows` of a model hold the own parts e, and every lookup adds c · W (`RowTable.composed`). Before and after, they hold the
 sums: the search and the export see one table. In each step e counts as 0 for a random share of the items, and always for items that no
@@ -36,8 +35,8 @@ from ..onnx_graphs import onnx_bytes
 BLOCK = 1 << 12
 """Rows that are split or joined at a time."""
 PENALTY = 3.0
-"""Among 0.1 to 10, this predicts the unit embeddings of left-out items of MovieLens 1M and of the sample best. The values of an item have
-length 1, and so have its words."""
+"""Among 0.1 to 10, the best predictor of unit embeddings of left-out items of MovieLens 1M and the sample. An item's values have length 1,
+and so have its words."""
 ITERATIONS = 40
 """Conjugate-gradient steps, at most."""
 

@@ -78,7 +78,9 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
     if scorer.init == "embeddings":
         biased = isinstance(model.head, ProductHead)  # then the last entry of a row, or of each part of it, is a bias
         encoder = model.encoder
-        columns = [part.columns for part in encoder.each] if isinstance(encoder, SequenceQuery) else [slice(0, model.node_rows.shape[1])]
+        columns = [slice(0, model.node_rows.shape[1])]
+        if isinstance(encoder, SequenceQuery):
+            columns = [part.columns for part in encoder.typed_parts]
         if not isinstance(kind, VectorKind):
             embeddings_ID = item_embeddings(prepared, columns[0].stop - biased, config.seed)
         else:
@@ -104,7 +106,7 @@ def _start_parts(model: NodeScorer, encoder: SequenceQuery, tree: Tree, prepared
     """Further starts of a sequence's readers: transformers from `directed_start.py`, windows of unordered lists from the mean item."""
     std, ordered = config.scorer.init_std, prepared.interactions.order != "none"
     follower_ND: torch.Tensor | None = None
-    for part in encoder.each:
+    for part in encoder.typed_parts:
         if isinstance(part.reader, WindowStates) and not ordered:
             part.reader.start_from_mean(INVERSE_TEMPERATURE / (std**2 * width))
         if isinstance(part.reader, TransformerStates) and ordered:

@@ -1,5 +1,4 @@
-"""Reorders leaves that earlier searches found by other rankings: tells what γ, a memory and its weight would find without a search for
-each.
+"""Reorders leaves that searches found by other rankings: estimates what other values of γ, memory and λ would find, without a search each.
 
     rank(leaf) = Σ_h γ^(H − h) · own(ancestor on level h),   key(leaf) = rank(leaf) + λ · mem(leaf)
 

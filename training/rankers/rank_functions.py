@@ -27,7 +27,7 @@ class LinearFunction(nn.Module):
         self.weight = nn.Parameter(torch.randn(features, generator=generator) * init_std)
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """`generator` is that of dropout, which this function lacks."""
+        """`generator` is for dropout, which this function lacks."""
         return x @ self.weight
 
 
@@ -62,7 +62,7 @@ class HighwayFunction(nn.Module):
         self.weight = drawn(hidden)
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Scores; `generator` is that of dropout, and without one nothing is dropped."""
+        """Scores; `generator` is for dropout; without one nothing is dropped."""
         z = linear(x, self.input_KF, self.transform_bias).relu()
         mask = _mask(x, z.shape[-1], self.dropout, generator) if generator is not None and self.dropout else None
         if mask is not None:
@@ -82,5 +82,5 @@ class HighwayFunction(nn.Module):
 
 def _mask(x: Tensor, width: int, share: float, generator: torch.Generator) -> Tensor:
     """[… , width]: 0 for a share of the units of each item, 1 / (1 − share) for the others."""
-    kept = torch.rand((*x.shape[:-1], width), generator=generator, device=x.device) >= share
-    return kept.to(x.dtype) / (1 - share)
+    is_kept = torch.rand((*x.shape[:-1], width), generator=generator, device=x.device) >= share
+    return is_kept.to(x.dtype) / (1 - share)

@@ -37,8 +37,7 @@ class SequenceBatch:
 class SequenceSource:
     """The lists of some users (int64 rows), those with at least two events.
 
-    length  most positions of a sequence. A longer list is cut into windows, elsewhere in each epoch, that hold every pair of neighbours
-    once
+    length  most positions of a sequence. A longer list is cut into windows, elsewhere in each epoch; every pair of neighbours is in one
     places  most positions of a batch, padding included; a batch has at least one sequence
 
     A list without an order is shuffled for each epoch.

@@ -101,11 +101,11 @@ class SequenceSteps:
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
             states = self.encoder.states(leaves_BT, self.model.table, generator, sequences)
         levels = self.columns.levels(on_device(positions.target_NP, device), generator)
-        widths = [part.columns.stop - part.columns.start for part in self.encoder.each]
+        widths = [part.columns.stop - part.columns.start for part in self.encoder.typed_parts]
         rows = [lookup(level.nodes_M, self.model.table).split(widths, 1) for level in levels]  # one lookup for all parts
         sequence_N, position_N, inner_N = (on_device(array, device) for array in (positions.sequence_N, positions.position_N, inner))
         total = torch.zeros((), device=device)
-        for part, state_BXD, columns in zip(self.encoder.each, states, zip(*rows, strict=True), strict=True):
+        for part, state_BXD, columns in zip(self.encoder.typed_parts, states, zip(*rows, strict=True), strict=True):
             state_ND = state_BXD[sequence_N, position_N]
             total = total + level_softmax_loss(
                 state_ND.bfloat16() if self.bfloat16 else state_ND.float(),
