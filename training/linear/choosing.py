@@ -105,14 +105,7 @@ class Trial:
         return {"cost": self.cost, "gamma": self.gamma, "quality": round(self.quality, 5), "at_beam": beams[0], "at_wide_beam": beams[1]}
 
 
-def choose(
-    data: LabelledPoints,
-    tree_of: TreeOf,
-    options: LinearOptions,
-    beam_size: int,
-    threads: int = 1,
-    seed: int = 0,
-) -> Choice:
+def choose(data: LabelledPoints, tree_of: TreeOf, options: LinearOptions, beam_size: int, threads: int = 1, seed: int = 0) -> Choice:
     """The options with C and γ chosen where they are "auto".
 
     tree_of    builds the tree of a trial from its training points alone: held-out points must not shape it

@@ -86,12 +86,7 @@ class LevelTrainer:
         self._of_thread = threading.local()
 
     def train(
-        self,
-        level: int,
-        positives: Positives,
-        above: list[LevelScorers],
-        centroids: Centroids | None,
-        progress: Callable[[int], object],
+        self, level: int, positives: Positives, above: list[LevelScorers], centroids: Centroids | None, progress: Callable[[int], object]
     ) -> LevelScorers:
         """The scorers of a level's nodes.
 

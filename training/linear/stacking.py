@@ -87,13 +87,7 @@ def learn_stacking(
                 data, held_positions, training_positions, weighing, train, ranking, depth, beam_size, options.points, seed
             )
             unfinished = file.with_suffix(".part.npz")
-            np.savez(
-                unfinished,
-                features=of_fold.features,
-                targets=of_fold.targets,
-                rows=of_fold.rows,
-                points=of_fold.points,
-            )
+            np.savez(unfinished, features=of_fold.features, targets=of_fold.targets, rows=of_fold.rows, points=of_fold.points)
             unfinished.replace(file)
         with np.load(file) as arrays:
             fold_examples.append(dict(arrays))

@@ -39,15 +39,7 @@ class HighwayFunction(nn.Module):
     init_std                   of all weights at the start; b_H starts at 0, b_T at −1
     """
 
-    def __init__(
-        self,
-        features: int,
-        hidden: int,
-        layers: int,
-        dropout: float,
-        init_std: float,
-        generator: torch.Generator,
-    ) -> None:
+    def __init__(self, features: int, hidden: int, layers: int, dropout: float, init_std: float, generator: torch.Generator) -> None:
         super().__init__()
 
         def drawn(*shape: int) -> nn.Parameter:

@@ -7,8 +7,7 @@ p runs over the ancestors of the position's targets. It is the loss of `otm_robu
 r_h(n, m) = ⟨z_n, e_m⟩ with e_m = s_h ∘ row_m + γ · e_parent(m). A level's ranks are then one matrix product, whatever γ is. Large levels
 are estimated (columns.py). Inner levels may be trained at a share of the positions: these are many, and alike.
 
-Legend: N positions, P targets of a position, M nodes of a level, S columns, D node row; the last entry of a row is a bias, and of z it is
-0.
+Legend: N positions, P targets of a position, M nodes of a level, S columns, D node row; the last entry of a row is a bias, that of z is 0.
 """
 
 from __future__ import annotations
