@@ -28,7 +28,7 @@ from ..deep.jtm import sum_below
 from ..deep.parallel import process, processes
 from ..deep.prepare import Prepared, item_embeddings, with_unseen
 from ..deep.queries import query_kind
-from ..deep.row_shares import share_rows, share_weights
+from ..deep.row_shares import share_rows
 from ..deep.scorers.heads import ProductHead
 from ..deep.scorers.model import NodeScorer, new_model
 from ..deep.scorers.sequence import SequenceQuery, TransformerStates
@@ -52,7 +52,6 @@ def first_model(config: DeepConfig, tree: Tree, prepared: Prepared, device: torc
     model = build_model(config, tree, prepared) if process() == 0 else _new_model_without_rows(config, tree, prepared)
     share_rows(model, tree.node_count, device)
     log.info("%d processes share %d node rows", processes(), tree.node_count)
-    share_weights(model)
     return model
 
 

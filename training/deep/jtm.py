@@ -47,7 +47,6 @@ Likelihood = Literal["sigmoid", "path", "softmax"]
 
 MAX_DESCENDANTS = 256
 """A gap is shortened until no node has more descendants: a tree of branching 16 is learned two levels at a time, not seven."""
-
 ROWS = 1 << 15
 """Nodes that the scorer judges in one call; more only costs memory."""
 

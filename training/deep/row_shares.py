@@ -29,7 +29,7 @@ BLOCK = 1 << 15
 
 @torch.no_grad()
 def share_rows(model: NodeScorer, nodes: int, device: torch.device) -> None:
-    """Let all processes share the rows float32[N, D] of process 0's model, and move the model to the device; a collective call."""
+    """Spread the rows float32[N, D] of process 0's model over all, copy its other weights, and move the model to the device. Collective."""
     width = model.node_rows.shape[1]
     all_rows_ND = model.node_rows.detach() if process() == 0 else None
     rows_nD = torch.empty((held_rows(nodes), width), device=device)
@@ -43,10 +43,6 @@ def share_rows(model: NodeScorer, nodes: int, device: torch.device) -> None:
     model.node_rows = nn.Parameter(rows_nD)
     model.to(device)
     model.row_table = RowTable(model.node_rows, nodes)
-
-
-def share_weights(model: NodeScorer) -> None:
-    """All processes take the weights of process 0, but for the node rows."""
     broadcast_from_first(values for name, values in model.state_dict().items() if name != "node_rows")
 
 

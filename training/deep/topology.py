@@ -32,12 +32,10 @@ class Topology:
     def __init__(self, tree: Tree, device: torch.device, eligible_I: NDArray[np.bool_] | None = None) -> None:
         self.tree, self.device = tree, device
         self.padding = tree.node_count
-        self.parent_N1 = torch.from_numpy(tree.parent).to(device)
-        self.parent_N1 = torch.cat([self.parent_N1, torch.tensor([self.padding], device=device)])
+        self.parent_N1 = torch.cat([torch.from_numpy(tree.parent).to(device), torch.tensor([self.padding], device=device)])
         self.first_child_N1 = torch.from_numpy(tree.first_child).to(device)
-        self.leaf_of_item_I1 = torch.cat(
-            [torch.from_numpy(tree.leaf_of_item).to(device), torch.tensor([-1], device=device)]
-        )  # item row −1 → −1
+        # The last entry is that of item row −1.
+        self.leaf_of_item_I1 = torch.cat([torch.from_numpy(tree.leaf_of_item).to(device), torch.tensor([-1], device=device)])
         self.items_below_N = torch.from_numpy(tree.items_below).to(device)
         eligible_N = tree.items_below > 0 if eligible_I is None else node_mask(tree, eligible_I).eligible_N
         self.ineligible_N = torch.from_numpy(~eligible_N).to(device)

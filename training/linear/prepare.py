@@ -115,11 +115,6 @@ def read_points(data: XmcData | NpzData, test: bool = False, graded: bool = Fals
     return LabelledPoints(points, checked(str(files[1]), labels))
 
 
-def read_texts(data: LogData, file: Path, items: ItemTable, smoothing: Smoothing | None) -> LabelledTexts:
-    """The queries of a log over known items. `smoothing` is the training log's, where weights are rates."""
-    return labelled(_read_pairs(data, file, BadRows(data.bad_rows, data.SECTION)), _rows_of(items), smoothing)
-
-
 def read_queries(bundle: Bundle, file: Path) -> LabelledQueries:
     """The queries of a file, in the format of the data that a bundle was trained on, that have a relevant item.
 
@@ -129,7 +124,8 @@ def read_queries(bundle: Bundle, file: Path) -> LabelledQueries:
     config = config_of(bundle.manifest, LinearConfig)
     kind, items = bundle.manifest.query, bundle.items
     if isinstance(config.data, LogData) and isinstance(kind, TextKind):
-        texts = read_texts(config.data, file, items, _smoothing_of(bundle, config.data))
+        pairs = _read_pairs(config.data, file, BadRows(config.data.bad_rows, config.data.SECTION))
+        texts = labelled(pairs, _rows_of(items), _smoothing_of(bundle, config.data))
         points = _vectorised(bundle.vectoriser, texts)
     elif isinstance(config.data, XmcData) and isinstance(kind, FeaturesKind):
         graded = config.relevance.source == "weights" and RELEVANCE in bundle.manifest.data
@@ -242,7 +238,8 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
         new_items = new_ids(old_items, items)
         test_pairs, pairs = (without_gone(part, run_journal.items) for part in (test_pairs, pairs))
         pairs = pl.concat([pairs, live_pairs(new_items, run_journal.items, pairs.columns)])
-        columns = with_live_texts(_columns(_frame_of(items, data.own_texts)), new_items, run_journal.items, items)
+        frame = pl.DataFrame({name: pl.Series(name, items.column(name)) for name in dict.fromkeys(data.own_texts)})
+        columns = with_live_texts(_columns(frame), new_items, run_journal.items, items)
     people_texts = pairs["query"].unique()
     pairs = pl.concat([pairs, *(_text_pairs(items, texts, people_texts) for texts in columns)])
     smoothing = None
@@ -296,10 +293,6 @@ def _other_queries(queries: pl.DataFrame, columns: Sequence[Sequence[str]]) -> p
     texts = pl.DataFrame({"query": [text for column in (*columns, joined_texts) for text in column]}, schema={"query": pl.String})
     words = pl.col("query").str.to_lowercase().str.extract_all(r"\w+").list.join(" ")
     return queries.join(texts, on=words, how="anti", maintain_order="left")
-
-
-def _frame_of(items: ItemTable, columns: tuple[str, ...]) -> pl.DataFrame:
-    return pl.DataFrame({name: pl.Series(name, items.column(name)) for name in dict.fromkeys(columns)})
 
 
 def _check_something_is_left(config: LinearConfig, labels: Csr) -> None:

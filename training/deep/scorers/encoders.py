@@ -38,9 +38,8 @@ class WindowEncoder(nn.Module):
 
     def forward(self, history_nodes: Tensor, node_rows: Rows) -> Tensor:
         if node_rows.device.type == "cpu" and not torch.compiler.is_exporting():
-            return self._without_padding(
-                history_nodes, node_rows
-            )  # histories are mostly padding; a GPU would add rows up in no fixed order
+            # Histories are mostly padding. A GPU would add rows up in no fixed order.
+            return self._without_padding(history_nodes, node_rows)
         present_B1T = (history_nodes[:, :1] >= 0).to(node_rows.dtype)  # padding is the same on every level
         member_WT = self.member_WT[:, self.member_WT.shape[1] - history_nodes.shape[2] :]  # a shorter history lacks the oldest positions
         weight_B1WT = member_WT * present_B1T.unsqueeze(2)
