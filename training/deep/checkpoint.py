@@ -139,9 +139,7 @@ def _digest(tree: Tree) -> str:
 
 def stored_tree(file: Path, config: DeepConfig, prepared: Prepared, build: Callable[[], Tree], resume: bool) -> Tree:
     """The tree of a resumed run, read from its file if there is one; otherwise a new tree, which is written there.
-
     A rebuilt tree could differ: another processor or number of threads rounds differently.
-
     Raises InvalidConfig if the file is damaged or another run's.
     """
     identity = json.dumps(_tree_inputs(config, prepared))

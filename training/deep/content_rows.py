@@ -98,7 +98,7 @@ class ContentRows:
         return own_part_UD + self.sums(table_FD, nodes_U)
 
     def _items(self, nodes_U: Tensor) -> Tensor:
-        """int64[U]: the items at nodes, −1 where there is none."""
+        """int64[U]: the items at nodes, −1 for none."""
         first = self._topology.tree.leaf_offset
         return torch.where(nodes_U >= first, self._topology.leaf_item[(nodes_U - first).clamp(min=0)], -1)
 
@@ -136,7 +136,7 @@ class ContentGraph(nn.Module):
 
 
 def content_graph(table_FD: Tensor, entries: int) -> bytes:
-    """The bytes of content.onnx, for items of so many features."""
+    """The bytes of content.onnx, for items with `entries` features."""
     features = torch.arange(2 * entries).view(2, entries) % len(table_FD)
     items = {0: torch.export.Dim.DYNAMIC}
     arguments = features, torch.ones(2, entries)

@@ -58,9 +58,7 @@ def open_earlier(
     path: Path, config: DeepConfig, tree: TreeOfEarlierModel, interactions: Interactions, users: Int64, items: ItemTable
 ) -> EarlierModel:
     """The earlier model of a configuration, checked against it.
-
     users  training users, from whose events new items are placed
-
     Raises InvalidConfig with the key if the configuration has another scorer or branching, the bundle lacks weights or has those of another
     scorer, or its tree has no room for the new items. Raises the bundle's errors if it cannot be read.
     """
@@ -137,7 +135,6 @@ def grow(tree: Tree, leaf_I: Int64, new: Int64, node_n: Int64) -> tuple[Tree, In
     leaf_I  int64[I]: the leaf of each item, −1 for the `new` ones
     new     int64[n]: the new items
     node_n  int64[n]: the parents of their leaves; a parent's empty leaves are filled first, then leaves are added at its end
-
     Returns the tree and int64[N]: each node's number in the old tree, −1 for an added leaf.
     """
     old_items = np.flatnonzero(leaf_I >= 0)

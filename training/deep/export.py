@@ -303,7 +303,6 @@ def round_rows(model: NodeScorer, dtype: Dtype, rows_ND: Float32 | None = None) 
 
 def store_rows(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer, chosen: ChosenRanking) -> Dtype:
     """Round the model's node rows to the type that the bundle stores, and return it.
-
     Raises FloatingPointError if the configured type cannot hold them.
     """
     rows_ND = model.node_rows.detach().cpu().numpy()

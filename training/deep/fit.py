@@ -62,7 +62,7 @@ VALIDATION_QUERIES = 1000
 MIN_VALIDATION_QUERIES = 30
 """With fewer, recall is so coarse that the first measurements would decide."""
 CURVE = "curve.json"
-"""Beside the checkpoint, when a run has ended: the validation recalls, the step whose weights were kept, and the steps made."""
+"""File beside the checkpoint, written at the end: the validation recalls, the step whose weights were used, and the steps made."""
 CHECKPOINT_EVERY = 500
 """Steps between checkpoints."""
 BETAS = 0.9, 0.999
@@ -94,7 +94,6 @@ def fit(
     resume    go on from the checkpoint there, if there is one; its configuration and log must be the same
     deadline  after which no step begins; for a single process only: several would not see it at the same step
     last      train to this step and use its averaged weights; None: validation users choose the step
-
     Raises InvalidConfig for a batch that the processes cannot share equally, FloatingPointError when a loss or a weight is not finite.
     """
     run = Run(config, prepared, tree, device, work / "checkpoint.pt", resume)

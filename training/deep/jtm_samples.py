@@ -49,12 +49,9 @@ def draw_samples(
     interactions: Interactions, users: Int64, length: int, most: int, *, seed: int, wanted_I: NDArray[np.bool_] | None = None
 ) -> Samples:
     """Every event of `users` (pass training users) with the history before it, or `most` random ones; a first event is no sample.
-
     Where lists have no order: every event of a list of at least two, with a random part of the list's other events as its history.
     Where users are vectors: every event, with the vector.
-
     wanted_I  bool[I]: the items whose events are drawn; None: all items
-
     Raises InvalidData when there is no such event of any item; of the wanted items there may be none.
     """
     rng = np.random.default_rng([seed, 2])

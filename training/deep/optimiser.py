@@ -101,7 +101,7 @@ class Optimiser:
 
 
 def averaged_over(steps: int, model: nn.Module) -> AveragedModel:
-    """A copy of a model that follows the mean of its weights over about so many steps; update it every AVERAGE_EVERY steps."""
+    """A copy of a model that follows the mean of its weights over about `steps` steps; update it every AVERAGE_EVERY steps."""
     return AveragedModel(model, avg_fn=lambda mean, value, times: torch.lerp(mean, value, 1 - mean_share(steps, int(times))))
 
 

@@ -86,19 +86,17 @@ class Prepared:
 def prepare(config: DeepConfig, data: Path | None, work: Path, shared: Path | None = None, journal: Path | None = None) -> Prepared:
     """Read the log (or `data` instead of the configured one), the item table and the earlier model; events stay in files under `work`.
 
-    shared   the work folder of the whole run, where `work` is that of one of its processes
+    shared   the work folder of the whole run, if `work` is that of one of its processes
     journal  the model whose live items are added; None: the earlier model
     """
     interactions = read_interactions(data or config.data.log, config.data.format, work)
     split = split_log(interactions, config.data.split, config.data.format, work, seed=config.seed)
     run_journal, start = shared_run_journal(journal or config.earlier_model, config.earlier_model, shared or work)
-    if run_journal is None:
-        items = item_table(config.data.items, split.lists.item_ids, config.data.items_format)
-    else:
+    if run_journal is not None:
         split = with_journal(split, run_journal.items, work)
-        items = with_live_fields(
-            item_table(config.data.items, split.lists.item_ids, config.data.items_format), run_journal.items, run_journal.held_through
-        )
+    items = item_table(config.data.items, split.lists.item_ids, config.data.items_format)
+    if run_journal is not None:
+        items = with_live_fields(items, run_journal.items, run_journal.held_through)
     earlier = None
     if start is not None and isinstance(config.tree, TreeOfEarlierModel):
         earlier = open_earlier(start, config, config.tree, split.lists, split.train, items)
@@ -192,7 +190,7 @@ def with_unseen(embeddings_ID: NDArray[np.float32], prepared: Prepared, seed: in
     if content is not None:
         known_I = np.asarray(embeddings_ID.any(axis=1), np.bool_)
         length_I = np.linalg.norm(embeddings_ID, axis=1)
-        unit_ID = embeddings_ID / np.where(known_I, length_I, 1)[:, None]  # directions are what trees and first rows are made of
+        unit_ID = embeddings_ID / np.where(known_I, length_I, 1)[:, None]  # only directions matter for trees and first rows
         predicted_ID = predict_vectors(content.rows, unit_ID.astype(np.float32), known_I)
         embeddings_ID = np.where((known_I | ~content.known_I)[:, None], embeddings_ID, predicted_ID)
     return spread_unseen(embeddings_ID, prepared.interactions.category_of_item_I, seed=seed)

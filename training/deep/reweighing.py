@@ -5,7 +5,7 @@
 The own scores of a leaf's path are computed once; then a ranking costs a product and a sort. The result is that of a search whose beams
 keep all these leaves. The leaves come from the searches that were added.
 
-Knows leaves, their paths and keys. Does not know what is chosen.
+Knows leaves, their paths and keys. Does not choose options.
 
 Legend: B queries, C candidate leaves, H levels without the root, M results, X nodes of a query's list.
 """

@@ -48,7 +48,7 @@ def fit_and_export(
     journal: Path | None = None,
     deadline: Deadline = NO_DEADLINE,
 ) -> Bundle | None:
-    """Train what a configuration says and write models/NAME/VERSION; None in all processes but the first.
+    """Train by a configuration and write models/NAME/VERSION; None in all processes but the first.
 
     data     a log to read instead of the configured one
     journal  the model whose live items are added; None: the earlier model
@@ -80,7 +80,7 @@ def train_and_export(
     deadline: Deadline = NO_DEADLINE,
     refit: bool = True,
 ) -> Bundle | None:
-    """Train what a configuration says on a log that has been read, and write models/NAME/VERSION; None in all processes but the first.
+    """Train by a configuration on a prepared log and write models/NAME/VERSION; None in all processes but the first.
 
     work      an empty folder, or with `resume` that of a run that was killed; checkpoints and curves stay there
     memory_s  most seconds for the neighbours of a memory
@@ -107,11 +107,11 @@ def wants_refit(config: DeepConfig, split: Split) -> bool:
 def _train_again(config: DeepConfig, prepared: Prepared, device: torch.device, work: Path, resume: bool) -> FinalModel:
     """A tree and a model from all lists except those of the test, with the number of steps that validation chose."""
     split = prepared.split.whole()
-    log.info("training again, with what validation asked for: %d users, %d events", len(split.train), split.lists.event_count)
+    log.info("training again, with the validation queries: %d users, %d events", len(split.train), split.lists.event_count)
     wait_for_all()  # for the curve
     folder = work if config.rounds == 1 else work / f"round-{config.rounds}"
     curve = json.loads((folder / CURVE).read_text()) if isinstance(config, SequenceConfig) else {"recalls": []}
-    last = curve["best_step"] if curve["recalls"] else None  # without a choice the weights of the last step were kept
+    last = curve["best_step"] if curve["recalls"] else None  # without recalls the weights of the last step were used
     (work / AGAIN).mkdir(exist_ok=True)
     tree, model = _train(config, replace(prepared, split=split), device, work / AGAIN, resume, last=last)
     return FinalModel(split, tree, model)

@@ -2,13 +2,12 @@
 
 A quarter of the points is held out, at most a thousand; with few points, each quarter in turn. Texts of items are never held out: the tree
 has seen them in another form. Scorers learn from a quarter of the remaining points, if that is enough. For each γ the held-out points are
-searched with the beam that will serve and with one five times as wide. Quality is the geometric mean of nDCG@5 and recall@10, each as the
-worse of both beams finds it. Precision@1 is in it only as a part of nDCG@5: alone it is one draw a point, and noise decides. Recall@100 is
-not, since a smaller C raises it at the expense of the first results. A γ with which quality falls as the beam widens is not taken if
-another is there. C climbs from its first value while quality rises; γ is chosen anew for each C, without training. C and γ are then those
-of scorers that learn from all points.
+searched with the serving beam and with one five times as wide. Quality is the geometric mean of nDCG@5 and recall@10, each the lower of
+both beams. Precision@1 counts only as a part of nDCG@5: a single draw a point would be noise. Recall@100 does not count: a smaller C raises
+it at the expense of the first results. A γ with which quality falls as the beam widens is not chosen if there is another. C climbs from its
+first value while quality rises; γ is chosen for each C, without training. The final scorers learn from all points with this C and γ.
 
-A configured C or γ is kept. The matcher's beam ranks with γ = .5 in trials whose γ is not configured.
+A configured C or γ stays. The matcher's beam ranks with γ = .5 in trials whose γ is not configured.
 
 Knows scorers, searches and figures. Does not know files or bundles.
 
@@ -66,7 +65,7 @@ TreeOf = Callable[[LabelledPoints], tuple[Tree, Csr]]
 
 
 class Fold(NamedTuple):
-    """What a trial learns from, with the tree over it, and what it is measured on."""
+    """The training points of a trial with the tree over them, and its held-out points."""
 
     training: LabelledPoints
     tree: Tree
@@ -176,7 +175,7 @@ def _measure(
 
 
 def items_at(tree: Tree, leaves_BM: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[B, M]: the item rows of leaves, NO_ITEM where there is none."""
+    """int64[B, M]: the item rows of leaves, NO_ITEM for none."""
     return np.where(leaves_BM >= 0, tree.leaf_item[np.maximum(leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
 
 

@@ -37,7 +37,7 @@ class Examples:
     positive_from   int64[R + 1]: where each point's positives begin
     positive_child  int32: the children, counted from the node's first one
     positive_cost   float32: C of each positive
-    positive_target float32: what its classifier is to answer; None: 1
+    positive_target float32: the target of its classifier; None: 1
     cost            float32[R]: C of each point's negatives; None: the options'
     """
 

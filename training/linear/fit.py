@@ -46,7 +46,7 @@ def fit_linear(
 
     centroids  rows [I, F] of length 1, towards which `options.prior` regularises; PIFA's by default
     progress   called with the number of inner nodes that have been trained since the last call
-    work       an empty folder, or that of a killed run with the same arguments: each level is kept there once it is trained
+    work       an empty folder, or that of a killed run with the same arguments: each trained level is stored there
     Raises InvalidData where a node has more children than a chunk can number.
     """
     if max(tree.max_children) > MAX_CHILDREN:

@@ -70,7 +70,7 @@ def import_pecos(folder: Path, out: Path, items: Path | None = None) -> Bundle:
     draft = _draft(out, tree, chunks.width, layers, params)
     heldout = pa.table({"features": pa.array([], FEATURES), "relevant": pa.array([], pa.list_(pa.string()))})
     content = LinearContent(tree, chunks, table, golden=unanswered(heldout, "features"), heldout=heldout)
-    return publish(out, lambda folder: write_bundle(folder, draft, content), golden_table, lambda bare, engine: {})
+    return publish(out, lambda folder: write_bundle(folder, draft, content), golden_table, lambda written, engine: {})
 
 
 # -- the bundle -----------------------------------------------------------------------------------------------------------

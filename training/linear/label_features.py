@@ -1,5 +1,5 @@
 """Label features: the normalised sum of a label's points. PIFA (positive instance feature aggregation: PECOS §3.1; XR-Linear §3.2) gives
-each point one weight, XReg (Eq. 3) weighs points by relevance. Items with own texts add these to their points.
+each point one weight, XReg (Eq. 3) weighs points by relevance. Own texts of items are added to their points.
 
 Legend: B points, I labels, F features.
 """

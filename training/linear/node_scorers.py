@@ -1,4 +1,4 @@
-"""The trained scorers of inner nodes: one node's, those of a level, on disk perhaps, and all of them as the chunks of a model.
+"""The trained scorers of one inner node, of a level (in memory or as maps of a file), and of all levels as the chunks of a model.
 
 Legend: P inner nodes of a level, R rows of them, N nodes.
 """
@@ -57,7 +57,6 @@ def centroid_scorers(centroids: Centroids, children: slice, options: LinearOptio
 
     centroids  of the children's level
     children   their positions on that level
-
     The threshold applies before rows are normalised: a large node's row has many features, each of a small value after normalising.
     """
     rows = centroids.of(children)

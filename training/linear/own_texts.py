@@ -65,7 +65,6 @@ def text_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights:
 
     columns  the texts of all items, by column
     weights  the weight of a word of each column
-
     Raises InvalidData if no word distinguishes items.
     """
     column_rows = [as_matrix(vectoriser.documents(texts)) for texts in columns]

@@ -61,7 +61,7 @@ MAX_LABELS = 1 << 26
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a linear model is trained and measured on.
+    """The training and test data of a linear model.
 
     own_texts        the part of labels' features from their own texts; None: no such part
     written_queries  the test queries as clients write them: an Arrow array of texts, or of structs of `indices` and `values`

@@ -55,12 +55,12 @@ def fit_version(config: LinearConfig, out: Path, resume: bool = False, journal: 
 
 
 def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | None = None, journal: Path | None = None) -> Bundle:
-    """Train what a configuration says and write models/NAME/VERSION.
+    """Train by a configuration and write models/NAME/VERSION.
 
     work     an existing folder, empty or of a run of the same configuration and data that was killed; it goes on from there
     threads  None: one for each core that this process may use; a container may have fewer than the machine
     journal  the model whose live items are added
-    Raises InvalidConfig where the folder is another run's, and what `prepare` raises.
+    Raises InvalidConfig if the folder is another run's, and the errors of `prepare`.
     """
     begin = time.perf_counter()
     prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
@@ -112,7 +112,7 @@ def seed_of_tree(seed: int, number: int) -> int:
 
 
 def folder_of_tree(work: Path, number: int) -> Path:
-    """Where the trained levels of a forest's tree are kept: `work` itself for the first."""
+    """The folder for the trained levels of a forest's tree: `work` itself for the first."""
     folder = work if number == 0 else work / f"tree-{number + 1}"
     folder.mkdir(exist_ok=True)
     return folder

@@ -46,7 +46,7 @@ LARGE_SET = 1 << 23
 UNITS, NETWORKS = (64, 32), 3
 """Units of the layers of one network, and how many of different seeds are averaged: held-out P@1 of three sets rose by .1 to .2."""
 PASSES, STEPS, BATCH, RATE, DECAY = 10, 1000, 32, 3e-3, 1e-5
-"""Of Adam with one cycle of the learning rate: at most so many passes, of about so many steps; a batch is of points."""
+"""Adam with one cycle of the learning rate: most passes, about how many steps in all, points of a batch, rate and weight decay."""
 BLOCK = 256
 """Points whose hidden units are held at a time."""
 

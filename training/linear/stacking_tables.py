@@ -1,4 +1,4 @@
-"""Tables of training points for a bundle's stacking (espalier.stacking): postings, labels, and labels that come together.
+"""Tables of training points for a bundle's stacking (espalier.stacking): postings, labels, and labels that co-occur.
 
 Legend: B points, I items, F features.
 """

@@ -71,7 +71,6 @@ class FoldLog:
 
 def fold_log(split: Split, journal: JournalItems, items: ItemTable, work: Path) -> FoldLog:
     """The log of a split, renumbered to the item rows of a fold. Files are written to `work`.
-
     Raises InvalidData if nothing is left to learn from.
     """
     joined = with_journal(split, journal, work)

@@ -66,7 +66,6 @@ def with_journal(split: Split, journal: JournalItems, work: Path) -> Split:
 
 def with_live_fields(items: ItemTable, journal: JournalItems, after: int) -> ItemTable:
     """An item table with the fields of live items: of items without a value in the table, and of items put after the sequence `after`.
-
     Raises InvalidData if a value is not of its column's type.
     """
     table = items.to_table()

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """What a fold learns from.
+    """The sources that a fold learns from.
 
     split    of a log of histories
     journal  the items of the model's journal

@@ -77,7 +77,7 @@ class _Replay:
                 self.state.apply([change])
                 return True
             except InvalidData as error:
-                log.info("operation %d is placed anew: %s", operation.sequence, error)
+                log.info("operation %d gets a new placement: %s", operation.sequence, error)
         is_trained = bool(self.bundle.items.rows_of([operation.id])[0] >= 0)
         placements: tuple[Placement, ...] = ()
         if not is_trained or (self.bundle.manifest.live is not None and operation.body.has_evidence):  # else the trained row stays

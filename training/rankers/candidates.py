@@ -40,7 +40,6 @@ class Candidates:
 
     def quality(self, scores_R: NDArray[np.float32] | None, m: int) -> dict[str, float]:
         """`ndcg` and `recall` at m, means over the queries with a relevant item; in the order of the scores, None: as retrieved.
-
         Raises InvalidData where no query has a relevant item.
         """
         rows_BM = self.rows_BM if scores_R is None else self.ordered(scores_R)

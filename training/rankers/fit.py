@@ -2,7 +2,7 @@
 
 Knows ranking sets and `RankerConfig`. Does not know where features come from. As in NCE §5.2: gradient descent over batches of queries, a
 query's loss divided by its items, a learning rate that is halved when an epoch's training loss is no better than the best before. With
-validation queries, the weights of the epoch with the best NDCG on them are kept; without, those of the last.
+validation queries, the result has the weights of the epoch with the best NDCG on them; without, those of the last epoch.
 
 A fit is a function of configuration and data: order of queries, dropout and ties of epoch e are drawn from generators seeded with
 (seed, e), on the CPU and in fixed order.

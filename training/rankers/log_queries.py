@@ -50,9 +50,8 @@ def from_log(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
     data   the log, if it is no longer at the configured path
     users  of models of histories and vectors: whose lists the ranker learns from. `training`, or `validation`, which the model was not
            trained on: then half of the validation users choose the weights. Of other models: `training`, without texts of items
-
-    Raises InvalidConfig for a bundle that was not trained here, or of which the log has nothing but texts of items; InvalidData for another
-    log than the one it was trained on.
+    Raises InvalidConfig for a bundle that was not trained here, or whose log has only texts of items; InvalidData if the log is not the one
+    that it was trained on.
     """
     if not was_trained_here(bundle.manifest):
         raise InvalidConfig("--model", bundle.manifest.name, "a model that was trained here, or --judgements")

@@ -4,8 +4,8 @@
     H(z) = g(b_H + W_H z),  T(z) = σ(b_T + W_T z),  g = ReLU
 
 Layers 2 … L share their weights, and the input layer shares b_H. The paper states neither the standard deviation of the initial weights nor
-what dropout drops. Here each item draws one mask of hidden units for all layers, since these are the same units: z_1 and every H(z_l) are
-multiplied by it, so a dropped unit is 0 in all layers.
+which values dropout drops. Here each item draws one mask of hidden units for all layers, since these are the same units: z_1 and every
+H(z_l) are multiplied by it, so a dropped unit is 0 in all layers.
 
 Legend: F features, K hidden units; items have any number of dimensions in front.
 """

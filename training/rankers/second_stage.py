@@ -1,4 +1,4 @@
-"""A ranker for a model: trained on what the model retrieves, measured, and added to a new version of its bundle."""
+"""A ranker for a model: trained on the model's candidates, measured, and added to a new version of its bundle."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StageConfig:
 
     depth     candidates that it learns to order, and that it orders unless a request says otherwise
     features  its inputs; empty: all that the bundle and the queries have
-    queries   at most so many training queries; a tenth as many choose the weights, at least MIN_VALIDATION_QUERIES
+    queries   most training queries; a tenth as many choose the weights, at least MIN_VALIDATION_QUERIES
     ranker    the rank function and its training
     """
 
@@ -74,7 +74,7 @@ def features_of(bundle: Bundle, names: Sequence[str], split: QuerySplit) -> Rank
 
 
 def add_ranker(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageConfig, out: Path, notes: dict[str, Any]) -> Bundle:
-    """Train a ranker and write the bundle with it to models/NAME/VERSION, verified, with what it brings on test queries.
+    """Train a ranker and write the bundle with it to models/NAME/VERSION, verified, with its gain on test queries.
 
     notes  further entries of the manifest's description of the training
     """

@@ -1,4 +1,4 @@
-"""OTM made robust (`otm-robust`): the softmax over whole levels, its sums estimated from what beam search visits.
+"""OTM made robust (`otm-robust`): the softmax over whole levels, its sums estimated from the nodes that beam search visits.
 
     L(θ) = − Σ_h d^{H−h} Σ_{n ∈ S_h⁺} (1 / |S_h⁺|) · log( e^{r(n)} / Z_h ),   r(n) = g_θ(x, n) + γ · r(parent(n))
     Z_h  ≈ Σ_{n ∈ B̃_h ∪ S_h⁺} e^{r(n)} + Σ_{n ∈ R_h \\ (B̃_h ∪ S_h⁺)} e^{r(n)} / E[times n is drawn]
@@ -137,7 +137,7 @@ class _Batch:
         return _Level(nodes_BC, rank_BC, ineligible_BC, torch.cat(counted, 1), positive_rank_BP, random_rank_BR)
 
     def log_shares(self, h: int, level: _Level) -> Tensor:
-        """[B, P]: log(e^r / Z) of the targets' ancestors, weighted alike within an instance; 0 at padding."""
+        """[B, P]: log(e^r / Z) of the targets' ancestors, weighted equally within an instance; 0 at padding."""
         is_target_BP = self.positives[h] != self.topology.padding
         weight_BP = is_target_BP / is_target_BP.sum(1, keepdim=True).clamp(min=1)
         return weight_BP * (level.positive_rank_BP - torch.logsumexp(level.counted_BX, 1, keepdim=True))

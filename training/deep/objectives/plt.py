@@ -1,6 +1,6 @@
 """PLT: each node conditional on its parent; only the children of positive nodes are trained (Jasinska et al. 2016; OTM §3.2.1).
 
-S_h = {n : z_parent(n) = 1}, p(z_n | x) = the product of sigmoids along the path, which is also what the search ranks by. With one target
+S_h = {n : z_parent(n) = 1}, p(z_n | x) = the product of sigmoids along the path, by which the search ranks, too. With one target
 an instance it is HSM.
 
 Legend: B instances, P positives, C candidates.

@@ -1,7 +1,7 @@
 """The node rows of a model in training: lookups and their gradients, whose cost grows with the rows that are looked up.
 
 Several processes share the rows: process p of P holds those of the nodes n with n mod P = p, in ascending order, so that every level is
-spread evenly. Then a lookup is a collective call, which all processes make in the same order, each for nodes of its own: distinct nodes go
+spread evenly. Then a lookup is a collective call, which all processes make in the same order, each for different nodes: distinct nodes go
 to their owners, rows come back. After the backward pass each node's gradient goes to its owner in one exchange.
 
 Knows rows and processes. Does not know models or trees.

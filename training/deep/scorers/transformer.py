@@ -1,7 +1,7 @@
 """The encoder of SASRec (Kang & McAuley 2018, arXiv 1808.09781): a causal transformer over a history of items.
 
-Knows vectors of items and their order. Does not know item tables, losses or search. A block normalises what it reads and not what it
-writes (pre-norm), which trains at most learning rates; its dense part is 4 D wide.
+Knows vectors of items and their order. Does not know item tables, losses or search. A block normalises its inputs and not its outputs
+(pre-norm), which trains at most learning rates; its dense part is 4 D wide.
 
     x_t ← v_t                                                                      the item's vector
     x_t ← x_t + W_o · Σ_{s ≤ t} softmax_s(⟨q_t, k_s⟩ / √(D/H) + b(t − s)) · v_s         q, k, v = W · norm(x)
@@ -51,7 +51,7 @@ class Dropout:
 
 
 EXACT, BUCKETS = 16, 33
-"""Distances with a separate bucket; number of buckets, of which the last is that of the first position."""
+"""Distances below the first have separate buckets; the second is the number of buckets, the last one for the first position."""
 
 
 def buckets_of(length: int) -> Tensor:

@@ -26,7 +26,7 @@ RECENT = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)
 
 
 def windows_of(length: int) -> tuple[int, ...]:
-    """Windows over a history of so many items, newest first: the papers', cut to it, and one for older items."""
+    """Windows over a history of `length` items, newest first: the papers', cut to the length, and one for older items."""
     ends = [min(end, length) for end in accumulate(RECENT)]
     sizes = [end - begin for begin, end in zip([0, *ends], [*ends, length], strict=False)]
     return tuple(size for size in sizes if size)

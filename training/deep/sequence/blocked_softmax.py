@@ -19,7 +19,7 @@ from torch import Tensor
 LOGITS = 1 << 20
 """Logits that exist at a time; at least those of one position. Fewer make the products slow, more no faster."""
 ROWS, COLUMNS = 64, 128
-"""Positions and columns of a product are padded to multiples of these: a CPU compiles products in bfloat16 anew for every shape."""
+"""Positions and columns of a product are padded to multiples of these: a CPU recompiles products in bfloat16 for every shape."""
 
 
 def softmax_loss(state_ND: Tensor, target_ND: Tensor, negative_SD: Tensor, own_N: Tensor, log_weight_S: Tensor | None = None) -> Tensor:

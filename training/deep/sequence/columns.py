@@ -26,7 +26,7 @@ from ...deep.topology import Topology
 
 @dataclass(frozen=True)
 class LevelColumns:
-    """What a batch needs of one level.
+    """The columns and targets of a batch on one level.
 
     nodes_M    int64[M] ascending node numbers: all of the level, or columns and targets
     parent_M   int64[M]: indices of their parents among the nodes of the level above
