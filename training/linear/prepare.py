@@ -124,8 +124,8 @@ def read_queries(bundle: Bundle, file: Path) -> LabelledQueries:
     config = config_of(bundle.manifest, LinearConfig)
     kind, items = bundle.manifest.query, bundle.items
     if isinstance(config.data, LogData) and isinstance(kind, TextKind):
-        pairs = _read_pairs(config.data, file, BadRows(config.data.bad_rows, config.data.SECTION))
-        texts = labelled(pairs, _rows_of(items), _smoothing_of(bundle, config.data))
+        smoothing, bad_rows = _smoothing_of(bundle, config.data), BadRows(config.data.bad_rows, config.data.SECTION)
+        texts = labelled(_read_pairs(config.data, file, bad_rows), _rows_of(items), smoothing)
         points = _vectorised(bundle.vectoriser, texts)
     elif isinstance(config.data, XmcData) and isinstance(kind, FeaturesKind):
         graded = config.relevance.source == "weights" and RELEVANCE in bundle.manifest.data
