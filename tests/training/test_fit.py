@@ -49,7 +49,7 @@ from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.row_table import lookup
 from training.deep.searches import Searches
 from training.deep.topology import Topology
-from training.deep.validation import compiled_search, encoded, search_encoded, search_pairs
+from training.deep.validation import compiled_search, encode_blocks, search_encoded, search_pairs
 from training.retrieval.task import Deadline
 from training.retrieval.tuning import Figures
 from training.specification.deep import DeepConfig, TdmObjective
@@ -394,7 +394,7 @@ def test_the_compiled_search_of_validation_finds_what_the_torch_one_finds(traine
     made = trained(kind)
     topology, ranking, gamma = Topology(made.bundle.tree, CPU), made.bundle.manifest.ranking, 0.7
     pairs = list(made.run.prepared.split.validation)
-    blocks = [(block, None) for block in encoded(made.run.config, topology, made.model.eval(), pairs)]
+    blocks = [(block, None) for block in encode_blocks(made.run.config, topology, made.model.eval(), pairs)]
     asked = made.model, topology, blocks, gamma, ranking.own, 6, 20
     assert compiled_search(made.model, topology.tree, gamma, ranking.own, 0.0) is not None
     rows_BM, keys_BM = search_encoded(*asked)

@@ -1,6 +1,6 @@
 """Leaf rows that are the sum of an own part and a part from content: row(leaf of i) = e(i) + Σ_f c(i, f) · W_f, c(i) its features.
 
-In training `node_rows` of a model hold the own parts e, and every lookup adds c · W (`RowTable.composed`). Before and after, they hold the
+In training `node_rows` of a model hold the own parts e, and every lookup adds c · W (`RowTable.compose`). Before and after, they hold the
 sums: the search and the export see one table. In each step e counts as 0 for a random share of the items, and always for items that no
 training user touched: their gradients go to W alone (dropout of the id, Volkovs et al. 2017, DropoutNet). So the row of an untouched item
 is its content's.
@@ -73,9 +73,9 @@ class ContentRows:
             self._feature_E[entry_E], table_FD, begin_U, mode="sum", per_sample_weights=self._value_E[entry_E]
         )
 
-    def composed(self, model: NodeScorer, dropping: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    def compose(self, model: NodeScorer, dropping: bool) -> Callable[[Tensor, Tensor], Tensor]:
         """The function by which lookups turn own parts into sums; if `dropping`, without the own parts of the drawn items."""
-        return partial(self._composed, _table(model), dropping)
+        return partial(self._compose, _table(model), dropping)
 
     @torch.no_grad()
     def split_rows(self, model: NodeScorer) -> None:
@@ -91,7 +91,7 @@ class ContentRows:
         for own_part_RD, nodes_R in self._blocks_with_leaves(model):
             own_part_RD += self.sums(_table(model), nodes_R)
 
-    def _composed(self, table_FD: Tensor, dropping: bool, nodes_U: Tensor, own_part_UD: Tensor) -> Tensor:
+    def _compose(self, table_FD: Tensor, dropping: bool, nodes_U: Tensor, own_part_UD: Tensor) -> Tensor:
         if dropping:
             item_U = self._items(nodes_U)
             own_part_UD = own_part_UD.masked_fill(((item_U >= 0) & self._is_dropped_I[item_U]).unsqueeze(1), 0)
@@ -161,9 +161,9 @@ def ridge(features: SparseRows, targets_ID: Float32, known_I: NDArray[np.bool_],
     solution_FD = np.zeros((features.width, targets_ID.shape[1]))
     residual_FD = transposed @ targets_ID[known_I].astype(np.float64)
     direction_FD, size_D = residual_FD.copy(), (residual_FD**2).sum(0)
-    enough_D = 1e-12 * size_D
+    tolerance_D = 1e-12 * size_D
     for _ in range(ITERATIONS):
-        if (size_D <= enough_D).all():
+        if (size_D <= tolerance_D).all():
             break
         image_FD = transposed @ (matrix @ direction_FD) + penalty * direction_FD
         curvature_D = (direction_FD * image_FD).sum(0)

@@ -93,10 +93,10 @@ def open_earlier(
         no_home_IL = np.full((len(new_items), bundle.tree.height), -1, np.int64)
         matching = Matching(model, bundle.tree, new_samples, bundle.manifest.ranking.gamma, likelihood)  # γ: where a search would look
         node_n = matching.descend(no_home_IL, room_N, bundle.tree.height - 1, tree.gap)
-    grown, source_N = grow(bundle.tree, leaf_I, new_items, node_n)
-    stayed = len(row_I) - len(new_items)
-    log.info("%s: %d items are where they were, %d are new, %d are gone", path, stayed, len(new_items), len(bundle.items) - stayed)
-    return EarlierModel(grown, _with_rows(model, source_N), length, earlier_config.objective.gamma, likelihood)
+    grown_tree, source_N = grow(bundle.tree, leaf_I, new_items, node_n)
+    stay_count = len(row_I) - len(new_items)
+    log.info("%s: %d items are where they were, %d are new, %d are gone", path, stay_count, len(new_items), len(bundle.items) - stay_count)
+    return EarlierModel(grown_tree, _with_rows(model, source_N), length, earlier_config.objective.gamma, likelihood)
 
 
 def as_earlier(config: DeepConfig, tree: Tree, model: NodeScorer) -> EarlierModel:

@@ -125,13 +125,13 @@ def export(
     params = SearchParams(golden_beams(config.search.beam_size, len(golden_pairs)), np.full(len(golden_pairs), config.search.m, np.int64))
     golden_queries = _query_table(kind, prepared.items, golden_pairs).column(kind.kind)
 
-    def answered(written_bundle: Bundle) -> pa.Table:
+    def answer_golden(written_bundle: Bundle) -> pa.Table:
         return golden_answers(written_bundle, queries, golden_queries, params)
 
-    def measured(written_bundle: Bundle, engine: Engine) -> dict[str, Any]:
+    def measure_bundle(written_bundle: Bundle, engine: Engine) -> dict[str, Any]:
         return {"validation": chosen.trials, "test": _test_metrics(written_bundle, engine, test, ms)}
 
-    return publish(path, lambda folder: write_bundle(folder, draft, content), answered, measured, ms)
+    return publish(path, lambda folder: write_bundle(folder, draft, content), answer_golden, measure_bundle, ms)
 
 
 def most_stored_queries(kind: HistoryKind | VectorKind) -> int:

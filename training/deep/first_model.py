@@ -75,13 +75,13 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
     scorer, kind = config.scorer, query_kind(config, prepared.interactions)
     model = new_model(config, tree, kind)
     if scorer.init == "embeddings":
-        biased = isinstance(model.head, ProductHead)  # then the last entry of a row, or of each part of it, is a bias
+        has_bias = isinstance(model.head, ProductHead)  # then the last entry of a row, or of each part of it, is a bias
         encoder = model.encoder
         columns = [slice(0, model.node_rows.shape[1])]
         if isinstance(encoder, SequenceQuery):
             columns = [part.columns for part in encoder.typed_parts]
         if not isinstance(kind, VectorKind):
-            embeddings_ID = item_embeddings(prepared, columns[0].stop - biased, config.seed)
+            embeddings_ID = item_embeddings(prepared, columns[0].stop - has_bias, config.seed)
         else:
             embeddings_ID = start_model(model, prepared.interactions, prepared.split.train, scorer.init_std, seed=config.seed)
         rows_ND = torch.from_numpy(rows_from_embeddings(tree, embeddings_ID, scorer.init_std))
@@ -89,7 +89,7 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
         bias_N = torch.from_numpy(popularity_biases(tree, events_I, trained_ranking(config).gamma))
         for part in columns:
             model.node_rows.data[:, part.start : part.start + embeddings_ID.shape[1]] = rows_ND
-            if biased:
+            if has_bias:
                 model.node_rows.data[:, part.stop - 1] = bias_N
         if isinstance(encoder, SequenceQuery):
             _start_parts(model, encoder, tree, prepared, config, embeddings_ID.shape[1])
@@ -103,12 +103,12 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
 
 def _start_parts(model: NodeScorer, encoder: SequenceQuery, tree: Tree, prepared: Prepared, config: DeepConfig, width: int) -> None:
     """Further starts of a sequence's readers: transformers from `directed_start.py`, windows of unordered lists from the mean item."""
-    std, ordered = config.scorer.init_std, prepared.interactions.order != "none"
+    std, has_order = config.scorer.init_std, prepared.interactions.order != "none"
     follower_ND: torch.Tensor | None = None
     for part in encoder.typed_parts:
-        if isinstance(part.reader, WindowStates) and not ordered:
+        if isinstance(part.reader, WindowStates) and not has_order:
             part.reader.start_from_mean(INVERSE_TEMPERATURE / (std**2 * width))
-        if isinstance(part.reader, TransformerStates) and ordered:
+        if isinstance(part.reader, TransformerStates) and has_order:
             if follower_ND is None:
                 follower_ID = followers(prepared.interactions, prepared.split.train, width, config.seed)
                 follower_ND = torch.from_numpy(rows_from_embeddings(tree, with_unseen(follower_ID, prepared, config.seed), std))

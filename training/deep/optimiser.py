@@ -39,10 +39,10 @@ class Optimiser:
             content.split_rows(model)
         self.averaged = copy.deepcopy(model).requires_grad_(False)
         self._rows = RowAdam(model.node_rows, self.averaged.node_rows, betas, weight_decay)
-        composed = None if content is None else content.composed(model, dropping=True)
-        self.table = model.row_table = RowTable(model.node_rows, nodes, self._rows, composed)
+        compose = None if content is None else content.compose(model, dropping=True)
+        self.table = model.row_table = RowTable(model.node_rows, nodes, self._rows, compose)
         if content is not None:
-            self.averaged.row_table = RowTable(self.averaged.node_rows, nodes, None, content.composed(self.averaged, dropping=False))
+            self.averaged.row_table = RowTable(self.averaged.node_rows, nodes, None, content.compose(self.averaged, dropping=False))
         self._network = [weights for weights in model.parameters() if weights is not model.node_rows]
         self._averaged_network = [weights for weights in self.averaged.parameters() if weights is not self.averaged.node_rows]
         self._adam = torch.optim.AdamW(self._network, betas=betas, eps=EPSILON, weight_decay=weight_decay, fused=True)

@@ -146,19 +146,19 @@ def relearn_tree(seed: int, tree: JtmTree, prepared: Prepared, earlier: EarlierM
     begin = time.perf_counter()
     samples = draw_samples(prepared.interactions, prepared.split.train, earlier.length, tree.samples, seed=seed)
     gamma = earlier.gamma if tree.gamma is None else tree.gamma
-    learned = learn_tree(earlier.model, earlier.tree, samples, gap=tree.gap, gamma=gamma, likelihood=earlier.likelihood)
+    learned_tree = learn_tree(earlier.model, earlier.tree, samples, gap=tree.gap, gamma=gamma, likelihood=earlier.likelihood)
     count = len(samples.target_S)
     log.info(
         "tree: %s per sample %.4f → %.4f over %d samples, %d of %d items moved, %.1f s",
         "rank" if earlier.likelihood == "softmax" else "log-likelihood",  # a softmax's lacks its normalisers, before as after
-        learned.before / count,
-        learned.after / count,
+        learned_tree.before / count,
+        learned_tree.after / count,
         count,
-        learned.moved,
-        learned.tree.item_count,
+        learned_tree.moved,
+        learned_tree.tree.item_count,
         time.perf_counter() - begin,
     )
-    return learned.tree
+    return learned_tree.tree
 
 
 def leaf_rows(bundle: Bundle, items: ItemTable) -> NDArray[np.float32]:

@@ -73,10 +73,10 @@ class CandidateLeaves:
                 mem_C[:] = np.where(node_X[position_C] == leaf_C, value_X[position_C], 0)
         return mem_BC
 
-    def keys(self, gamma: float, added_BC: Float32) -> Float32:
-        """float32[B, C]: the keys of the candidates, −inf for padding. `added_BC` is λ · mem."""
+    def keys(self, gamma: float, memory_BC: Float32) -> Float32:
+        """float32[B, C]: the keys of the candidates, −inf for padding. `memory_BC` is λ · mem."""
         weight_H = np.power(gamma, np.arange(self._topology.tree.height - 1, -1, -1), dtype=np.float32)
-        return np.where(self.leaf_BC >= 0, self.own_BCH @ weight_H + added_BC, np.float32(-np.inf))
+        return np.where(self.leaf_BC >= 0, self.own_BCH @ weight_H + memory_BC, np.float32(-np.inf))
 
     def best(self, key_BC: Float32, m: int) -> Int64:
         """int64[B, M]: the item rows with the largest keys, best first, −1 if fewer are above −inf."""

@@ -64,14 +64,14 @@ class RowAdam:
         self.refresh(position_R)
         self.steps += 1
         first, second = self._betas
-        decay, corrected = 1 - rate * self._weight_decay, rate / (1 - first**self.steps)
+        decay, corrected_rate = 1 - rate * self._weight_decay, rate / (1 - first**self.steps)
         root = (1 - second**self.steps) ** 0.5
-        self._clock.step(first, second, decay, corrected * root)
+        self._clock.step(first, second, decay, corrected_rate * root)
         for positions, gradient in zip(position_R.split(self._block), gradient_RD.split(self._block), strict=True):
             rows_RD, first_RD, second_RD = blocks = [table.index_select(0, positions) for table in self._tables[:3]]
             first_RD.lerp_(gradient, 1 - first)
             second_RD.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-            rows_RD.mul_(decay).addcdiv_(first_RD, second_RD.sqrt().div_(root).add_(EPSILON), value=-corrected)
+            rows_RD.mul_(decay).addcdiv_(first_RD, second_RD.sqrt().div_(root).add_(EPSILON), value=-corrected_rate)
             self._write(positions, blocks)
         self._time_N[position_R] = self._clock.now
 

@@ -23,7 +23,7 @@ from ..deep.beam import OwnScore
 from ..deep.memory import MemorySource, unit_of, with_weight
 from ..deep.scorers.model import NodeScorer
 from ..deep.topology import Topology
-from ..deep.validation import EncodedQueries, encoded, search_encoded
+from ..deep.validation import EncodedQueries, encode_blocks, search_encoded
 from ..publish import reported_ms
 from ..retrieval.tuning import CUTS, Figures, Options
 from ..specification.deep import DeepConfig
@@ -47,7 +47,7 @@ class Searches:
         self.ms = reported_ms(CUTS, self.config.search.max_m)
         self.relevant = [pair.relevant for pair in self.pairs]
         self.length = self.config.history_length
-        self.blocks = list(encoded(self.config, self.topology, self.model, self.pairs))
+        self.blocks = list(encode_blocks(self.config, self.topology, self.model, self.pairs))
 
     def memory(self, options: Options) -> Memory | None:
         """The memory of these options; None if they have none, or no validation query has any memory."""

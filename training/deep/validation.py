@@ -94,7 +94,7 @@ class EncodedQueries:
 
 
 @torch.no_grad()
-def encoded(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: Sequence[EvaluationPair]) -> Iterator[EncodedQueries]:
+def encode_blocks(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: Sequence[EvaluationPair]) -> Iterator[EncodedQueries]:
     """The queries in blocks of at most `BLOCK`."""
     tree = topology.tree
     unrestricted = unrestricted_mask(tree)
@@ -157,7 +157,7 @@ def search_pairs(
     m: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """int64[B, M] item rows and float32[B, M] ranks of held-out queries, without a memory."""
-    blocks = ((block, None) for block in encoded(config, topology, model, pairs))
+    blocks = ((block, None) for block in encode_blocks(config, topology, model, pairs))
     return search_encoded(model, topology, blocks, gamma, own_score, beam_size, m)
 
 

@@ -67,20 +67,20 @@ def export(
     tail_and_stacking = _tail(config, prepared), stacking
     content = LinearContent(*trees[0], prepared.items, golden, heldout, prepared.vectoriser, counts, trees[1:], *tail_and_stacking)
     grades = Grades(relevance, scale_of(prepared.train.labels), prepared.relevance.inverse_propensity_I)
-    labelled = LabelledQueries(queries, relevant, grades=grades)
+    labelled_queries = LabelledQueries(queries, relevant, grades=grades)
     metrics: dict[str, Any] = {} if choice.report is None else {"validation": choice.report}
     ms, count = reported_ms(REPORTED_M, draft.search.max_m), min(GOLDEN_QUERIES, len(queries))
 
-    def measured(written_bundle: Bundle, engine: Engine) -> dict[str, Any]:
-        if not len(labelled):
+    def measure_bundle(written_bundle: Bundle, engine: Engine) -> dict[str, Any]:
+        if not len(labelled_queries):
             return metrics
-        return metrics | {"test": {"raw": measure(written_bundle, engine, labelled, [draft.search.beam_size], ms, batch=64)}}
+        return metrics | {"test": {"raw": measure(written_bundle, engine, labelled_queries, [draft.search.beam_size], ms, batch=64)}}
 
-    def answered(written_bundle: Bundle) -> pa.Table:
+    def answer_golden(written_bundle: Bundle) -> pa.Table:
         params = SearchParams(golden_beams(config.search.beam_size, count), np.full(count, config.search.m))
         return golden_answers(written_bundle, queries.take(np.arange(count)), written.slice(0, count), params)
 
-    return publish(path, lambda folder: write_bundle(folder, draft, content), answered, measured, ms)
+    return publish(path, lambda folder: write_bundle(folder, draft, content), answer_golden, measure_bundle, ms)
 
 
 def _tail(config: LinearConfig, prepared: Prepared) -> Tail | None:
@@ -95,10 +95,10 @@ def _tail(config: LinearConfig, prepared: Prepared) -> Tail | None:
 
 def with_stored_weights(chunks: Chunks, options: LinearOptions) -> Chunks:
     """The scorers with weights of the type that the bundle stores."""
-    narrow = rounded(chunks) if options.weights == "float16" else chunks
-    if narrow is None:
+    float16_chunks = rounded(chunks) if options.weights == "float16" else chunks
+    if float16_chunks is None:
         log.warning("linear.weights: float16 cannot hold weights up to %g without loss, float32 is written", chunks.largest[0])
-    return narrow or chunks
+    return float16_chunks or chunks
 
 
 def _draft(config: LinearConfig, ranking: Ranking, prepared: Prepared, path: Path) -> ManifestDraft:

@@ -66,12 +66,12 @@ def fit_linear(
         if file is not None and file.is_file():
             progress(tree.level_size(level))
         else:
-            trained = trainer.train(level, positives[level], scorers, of_level[level], progress)
+            level_scorers = trainer.train(level, positives[level], scorers, of_level[level], progress)
             if file is None:
-                scorers.append(trained)
+                scorers.append(level_scorers)
                 continue
-            write_level(file, trained)
-            del trained  # from here on, the scorers are read from the file
+            write_level(file, level_scorers)
+            del level_scorers  # from here on, the scorers are read from the file
         of_level[level] = None
         scorers.append(read_level(file))
     return as_chunks(scorers, tree, data.points.shape[1])
@@ -83,7 +83,7 @@ class LevelTrainer:
     def __init__(self, points: Csr, tree: Tree, options: LinearOptions, is_trained_P: NDArray[np.bool_], threads: int, seed: int) -> None:
         self._points, self._tree, self._options, self._is_trained_P = points, tree, options, is_trained_P
         self._threads, self._seed = threads, seed
-        self._of_thread = threading.local()
+        self._scratch_of_thread = threading.local()
 
     def train(
         self, level: int, positives: Positives, above: list[LevelScorers], centroids: Centroids | None, progress: Callable[[int], object]
@@ -115,15 +115,15 @@ class LevelTrainer:
         children = slice(int(first_child[p]) - offset, int(first_child[p + 1]) - offset)
         if centroids is not None and not self._is_trained_P[p]:
             return centroid_scorers(centroids, children, self._options)
-        if not hasattr(self._of_thread, "number_of"):
-            self._of_thread.number_of = np.full(self._points.shape[1], -1, np.int32)
+        if not hasattr(self._scratch_of_thread, "number_of"):
+            self._scratch_of_thread.number_of = np.full(self._points.shape[1], -1, np.int32)
         return train_children(
             self._points,
             examples.of(p),
             children.stop - children.start,
             None if centroids is None else centroids.of(children),
             self._options,
-            self._of_thread.number_of,
+            self._scratch_of_thread.number_of,
             self._seed * 1_000_003 + p + 1,
         )
 

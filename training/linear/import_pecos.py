@@ -198,11 +198,11 @@ def golden_table(bundle: Bundle, seed: int = 0) -> pa.Table:
     weighted_features = np.unique(bundle.chunks.row_feature).astype(np.int64)
     largest = float(np.abs(bundle.chunks.entry_weight).max(initial=0))
     no_features: Features = ([], [])
-    drawn = [no_features if i < DRAWS else _random_features(rng, weighted_features, largest) for i in range(GOLDEN_QUERIES * DRAWS)]
-    beam_size_B = np.array([max(1, search.beam_size // (1 + i // DRAWS % 4)) for i in range(len(drawn))])
-    written = pa.array([{"indices": indices, "values": values} for indices, values in drawn], FEATURES)
-    params = SearchParams(beam_size_B, np.full(len(drawn), search.m))
-    table = golden_answers(bundle, encode_features(kind, drawn), written, params)
+    queries = [no_features if i < DRAWS else _random_features(rng, weighted_features, largest) for i in range(GOLDEN_QUERIES * DRAWS)]
+    beam_size_B = np.array([max(1, search.beam_size // (1 + i // DRAWS % 4)) for i in range(len(queries))])
+    written = pa.array([{"indices": indices, "values": values} for indices, values in queries], FEATURES)
+    params = SearchParams(beam_size_B, np.full(len(queries), search.m))
+    table = golden_answers(bundle, encode_features(kind, queries), written, params)
     margin = table.column("margin").to_numpy().reshape(GOLDEN_QUERIES, DRAWS)
     return table.take(pa.array(np.arange(GOLDEN_QUERIES) * DRAWS + margin.argmax(1)))
 

@@ -202,8 +202,8 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData, run_journal: Run
     _check_something_is_left(config, train.labels)
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
     test_source = OF_TRAINING if data.test is None else OF_TEST
-    shared = _fingerprint(config), relevance
-    return Prepared(train, test, written_queries, items, None, kind, None, test_source, *shared, run_journal=run_journal)
+    common = _fingerprint(config), relevance
+    return Prepared(train, test, written_queries, items, None, kind, None, test_source, *common, run_journal=run_journal)
 
 
 def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
@@ -245,21 +245,21 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
     smoothing = None
     if data.views is not None:
         smoothing = Smoothing.of(pairs["views"].to_numpy(), pairs["clicks"].to_numpy(), data.smoothing)
-    training, testing = (labelled(part, _rows_of(items), smoothing) for part in (pairs, test_pairs))
+    train_texts, test_texts = (labelled(part, _rows_of(items), smoothing) for part in (pairs, test_pairs))
     if run_journal is not None:
-        training = LabelledTexts(training.texts, with_likes(training.labels, new_items, run_journal.items, items))
-    log.info("%d queries to learn from, %d items; %d queries to measure on: %s", len(training), len(items), len(testing), test_source)
+        train_texts = LabelledTexts(train_texts.texts, with_likes(train_texts.labels, new_items, run_journal.items, items))
+    log.info("%d queries to learn from, %d items; %d queries to measure on: %s", len(train_texts), len(items), len(test_texts), test_source)
     if test_source == OF_ITEMS:
         log.warning("figures will be of queries %s: people's find less. Give some in data.test or data.train", test_source)
-    relevance = LabelRelevance.of_training(config.relevance, training.labels)
-    training, testing = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (training, testing))
-    _check_something_is_left(config, training.labels)
-    vectoriser = vectoriser or Vectoriser.fit(training.texts, config.blocks)
+    relevance = LabelRelevance.of_training(config.relevance, train_texts.labels)
+    train_texts, test_texts = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (train_texts, test_texts))
+    _check_something_is_left(config, train_texts.labels)
+    vectoriser = vectoriser or Vectoriser.fit(train_texts.texts, config.blocks)
     if columns and not len(people_texts) and config.linear.prior > 0 and config.linear.min_positives > 0 and config.tail.form == "none":
-        training = LabelledTexts([], training.labels[:0])  # neither nodes (`fit_linear`) nor a tail would learn anything from it
-    train = _vectorised(vectoriser, training)
+        train_texts = LabelledTexts([], train_texts.labels[:0])  # neither nodes (`fit_linear`) nor a tail would learn anything from it
+    train = _vectorised(vectoriser, train_texts)
     if columns:
-        texts = pl.Series(training.texts, dtype=pl.String)
+        texts = pl.Series(train_texts.texts, dtype=pl.String)
         seen_B, own_B = (~texts.is_in(others.implode()).to_numpy() for others in (queries["query"], people_texts))
         train = LabelledPoints(train.points, train.labels, seen_B, own_B)
     own_texts, weights = None, list(data.own_weights)
@@ -268,11 +268,11 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
         own_IF = text_rows(vectoriser, columns, weights)
         own_texts = OwnTexts(own_IF, weights, chosen_queries(train, own_IF, config.linear))
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
-    test, written_queries = _vectorised(vectoriser, testing), pa.array(testing.texts, pa.string())
+    test, written_queries = _vectorised(vectoriser, test_texts), pa.array(test_texts.texts, pa.string())
     people_rows = train.asked
-    people_queries = LabelledTexts([training.texts[row] for row in people_rows.tolist()], training.labels[people_rows])
-    shared = _fingerprint(config), relevance, smoothing, people_queries, columns, run_journal, bad_rows.counts
-    return Prepared(train, test, written_queries, items, own_texts, kind, vectoriser, test_source, *shared)
+    people_queries = LabelledTexts([train_texts.texts[row] for row in people_rows.tolist()], train_texts.labels[people_rows])
+    common = _fingerprint(config), relevance, smoothing, people_queries, columns, run_journal, bad_rows.counts
+    return Prepared(train, test, written_queries, items, own_texts, kind, vectoriser, test_source, *common)
 
 
 def _columns(frame: pl.DataFrame) -> list[list[str]]:

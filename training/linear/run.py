@@ -84,9 +84,9 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
             log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
             with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
                 folder = None if level_folder is None else folder_of_tree(level_folder, number)
-                trained = fit_linear(points, tree, choice.options, threads, seed, bar.update, folder, centroids)
-            chunks = with_stored_weights(trained, config.linear)
-            del trained
+                trained_chunks = fit_linear(points, tree, choice.options, threads, seed, bar.update, folder, centroids)
+            chunks = with_stored_weights(trained_chunks, config.linear)
+            del trained_chunks
             log.info("%d weights in %.1f MB, %.1f s", len(chunks.entry_weight), chunks.nbytes / 1e6, time.perf_counter() - begin)
             trees.append(TreeChunks(tree, chunks))
         return trees

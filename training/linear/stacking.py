@@ -130,8 +130,8 @@ def gain_of(
 
     weight_I, power  of `espalier.stacking`
     """
-    wide_BC = logits(network, examples.features).astype(np.float64)
-    keys_BC = -np.logaddexp(0, -wide_BC) + power * np.log(weight_I)[examples.rows]
+    logit_BC = logits(network, examples.features).astype(np.float64)
+    keys_BC = -np.logaddexp(0, -logit_BC) + power * np.log(weight_I)[examples.rows]
     keys_BC[examples.rows < 0] = -np.inf
     stacked_BC = np.take_along_axis(examples.rows, np.argsort(-keys_BC, axis=1, kind="stable"), axis=1)
     relevant = [data.labels_of(point) for point in examples.points.tolist()]
@@ -153,8 +153,8 @@ def fit_network(examples: StackingExamples, seed: int) -> StackingNetwork:
     is_item = examples.rows >= 0
     mean, scale = np.empty((2, examples.features.shape[2]), np.float32)
     for x in range(len(mean)):  # one at a time: there may be a billion numbers
-        wide = examples.features[..., x][is_item].astype(np.float64)
-        mean[x], scale[x] = wide.mean(), 1 / max(float(wide.std()), 1e-3)
+        column = examples.features[..., x][is_item].astype(np.float64)
+        mean[x], scale[x] = column.mean(), 1 / max(float(column.std()), 1e-3)
     inputs = torch.from_numpy(_standardised(examples.features, mean, scale))
     targets, weights = torch.from_numpy(examples.targets), torch.from_numpy(is_item.astype(np.float32))
     threads = torch.get_num_threads()
@@ -193,8 +193,8 @@ def _train_network(inputs: torch.Tensor, targets: torch.Tensor, weights: torch.T
     """weight_1, bias_1, …, bias_3."""
     random = torch.Generator().manual_seed(seed)
     layers = []
-    for narrow, wide in pairwise((inputs.shape[2], *UNITS, 1)):  # uniform, biases too: with biases of 0, some outputs stayed below 0
-        layers += [(2 * torch.rand(shape, generator=random) - 1) / narrow**0.5 for shape in ((narrow, wide), (wide,))]
+    for fan_in, fan_out in pairwise((inputs.shape[2], *UNITS, 1)):  # uniform, biases too: with biases of 0, some outputs stayed below 0
+        layers += [(2 * torch.rand(shape, generator=random) - 1) / fan_in**0.5 for shape in ((fan_in, fan_out), (fan_out,))]
     layers[-2] = layers[-2][:, 0]
     for layer in layers:
         layer.requires_grad_()

@@ -119,8 +119,8 @@ def _background(bundle: Bundle, leaf_I: Int64, histories: Sequence[Int64]) -> Ba
         ranks_BN, inherited_BN = _ranks(bundle, states_BLS)
         others_B = logsumexp(ranks_BN[:, is_other], axis=1) if is_other.any() else np.full(len(ranks_BN), -np.inf, np.float32)
         blocks.append((states_BLS[:, -1], inherited_BN[:, leaf_I - tree.leaf_offset], others_B))
-    state_BS, above_BI, others_B = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
-    return Background(state_BS, above_BI, others_B)
+    state_BS, inherited_BI, others_B = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
+    return Background(state_BS, inherited_BI, others_B)
 
 
 def _ranks(bundle: Bundle, states_BLS: Float32) -> tuple[Float32, Float32]:

@@ -43,24 +43,24 @@ def with_journal(split: Split, journal: JournalItems, work: Path) -> Split:
     log_lists = split.lists
     log_ids = log_lists.item_ids.to_pylist()
     logged_ids = set(log_ids)
-    new = [item_id for item_id in journal.put if item_id not in logged_ids]
-    ids = sorted({*log_ids, *new} - journal.gone.keys(), key=str.encode)
+    new_ids = [item_id for item_id in journal.put if item_id not in logged_ids]
+    ids = sorted({*log_ids, *new_ids} - journal.gone.keys(), key=str.encode)
     row_of = {item_id: row for row, item_id in enumerate(ids)}
     row_I = np.array([row_of.get(item_id, -1) for item_id in log_ids], np.int64)
-    lists, vectors = _new_lists(new, journal, row_of, log_lists)
+    lists, vectors = _new_lists(new_ids, journal, row_of, log_lists)
 
-    def learned(old: Interactions, users: Int64, folder: Path) -> tuple[Interactions, Int64]:
+    def join_lists(old_lists: Interactions, users: Int64, folder: Path) -> tuple[Interactions, Int64]:
         folder.mkdir(exist_ok=True)
-        joined = renumbered_lists(old, pa.array(ids, pa.large_string()), row_I, lists, vectors, folder)
+        joined = renumbered_lists(old_lists, pa.array(ids, pa.large_string()), row_I, lists, vectors, folder)
         has_events = np.flatnonzero(np.diff(joined.offset_U1))
-        return joined, np.intersect1d(np.append(users, old.user_count + np.arange(len(lists))), has_events)
+        return joined, np.intersect1d(np.append(users, old_lists.user_count + np.arange(len(lists))), has_events)
 
-    joined, train = learned(log_lists, split.train, work)
-    log.info("journal: %d items join the log's, %d leave; %d events train new items", len(new), int((row_I < 0).sum()), len(lists))
+    joined, train = join_lists(log_lists, split.train, work)
+    log.info("journal: %d items join the log's, %d leave; %d events train new items", len(new_ids), int((row_I < 0).sum()), len(lists))
     pairs = [in_rows(queries, row_I) for queries in (split.validation, split.test)]
     if not len(train) or not pairs[0]:
         raise InvalidData("log", f"{len(train)} training users and {len(pairs[0])} validation queries", "some of both once items are gone")
-    final = None if split.final is None else learned(*split.final, work / FINAL)
+    final = None if split.final is None else join_lists(*split.final, work / FINAL)
     return replace(split, lists=joined, train=train, validation=pairs[0], test=pairs[1], final=final)
 
 
@@ -93,11 +93,11 @@ def with_live_fields(items: ItemTable, journal: JournalItems, after: int) -> Ite
 
 
 def _new_lists(
-    new: Sequence[str], journal: JournalItems, row_of: dict[str, int], log_lists: Interactions
+    new_ids: Sequence[str], journal: JournalItems, row_of: dict[str, int], log_lists: Interactions
 ) -> tuple[list[list[int]], list[list[float]]]:
     """The lists of item rows that train new items, and for a log of vectors the vector of each list."""
     lists, vectors = [], []
-    for item_id in new:
+    for item_id in new_ids:
         for event in journal.put[item_id].body.events:
             if not isinstance(event, list):
                 continue

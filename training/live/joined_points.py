@@ -34,10 +34,9 @@ def joined_items(items: ItemTable, journal: JournalItems, after: int) -> ItemTab
     ids = table.column("id").to_pylist()
     kept_rows = [row for row, item_id in enumerate(ids) if item_id not in journal.gone]
     known_ids = set(ids)
-    new = [item_id for item_id in journal.put if item_id not in known_ids]
-    blank = pa.table(
-        {name: pa.array(new if name == "id" else [None] * len(new), table.schema.field(name).type) for name in table.column_names}
-    )
+    added_ids = [item_id for item_id in journal.put if item_id not in known_ids]
+    nulls = [None] * len(added_ids)
+    blank = pa.table({name: pa.array(added_ids if name == "id" else nulls, table.schema.field(name).type) for name in table.column_names})
     joined = pa.concat_tables([table.take(pa.array(kept_rows, pa.int64())), blank])
     if not len(joined):
         raise InvalidData("items", f"{len(ids)} items, all gone", "an item that is there")
@@ -55,10 +54,10 @@ def without_gone(pairs: pl.DataFrame, journal: JournalItems) -> pl.DataFrame:
     return pairs.filter(~pl.col("item").is_in([*journal.gone]))
 
 
-def live_pairs(new: Sequence[str], journal: JournalItems, columns: Sequence[str]) -> pl.DataFrame:
+def live_pairs(added_ids: Sequence[str], journal: JournalItems, columns: Sequence[str]) -> pl.DataFrame:
     """Pairs of `query` and `item` from the texts and text events of new items, with a 1 in other columns."""
     pairs = []
-    for item_id in new:
+    for item_id in added_ids:
         body = journal.put[item_id].body
         texts = [event for event in body.events if isinstance(event, str)] + ([] if body.text is None else [body.text])
         pairs += [(text, item_id) for text in texts if text]
@@ -66,10 +65,10 @@ def live_pairs(new: Sequence[str], journal: JournalItems, columns: Sequence[str]
     return live.with_columns(pl.lit(1.0).alias(name) for name in columns if name not in live.columns).select(columns)
 
 
-def with_live_texts(columns: list[list[str]], new: Sequence[str], journal: JournalItems, items: ItemTable) -> list[list[str]]:
+def with_live_texts(columns: list[list[str]], added_ids: Sequence[str], journal: JournalItems, items: ItemTable) -> list[list[str]]:
     """The texts of all items by column. A new item without any gets the text of its put operation in the first column, or without events
     the texts of the items in its `like`."""
-    for item_id, row in zip(new, items.rows_of(list(new)).tolist(), strict=True):
+    for item_id, row in zip(added_ids, items.rows_of(list(added_ids)).tolist(), strict=True):
         body = journal.put[item_id].body
         if columns and body.text and not any(texts[row] for texts in columns):
             columns[0][row] = body.text
@@ -88,11 +87,11 @@ def joined_points(points: LabelledPoints, before: ItemTable, after: ItemTable) -
     return LabelledPoints(points.points, csr_array(hstack([kept_labels, new_labels], format="csr")))
 
 
-def with_live_points(points: LabelledPoints, new: Sequence[str], journal: JournalItems, items: ItemTable) -> LabelledPoints:
+def with_live_points(points: LabelledPoints, added_ids: Sequence[str], journal: JournalItems, items: ItemTable) -> LabelledPoints:
     """The points with those events of new items that are sparse vectors. Raises InvalidData for features that the points lack."""
     width, pairs, labels = points.points.shape[1], [], []
-    rows = items.rows_of(list(new)).tolist()
-    for item_id, row in zip(new, rows, strict=True):
+    rows = items.rows_of(list(added_ids)).tolist()
+    for item_id, row in zip(added_ids, rows, strict=True):
         for event in journal.put[item_id].body.events:
             if isinstance(event, dict):
                 pairs.append((event.get("indices", []), event.get("values", [])))
@@ -107,11 +106,11 @@ def with_live_points(points: LabelledPoints, new: Sequence[str], journal: Journa
     return LabelledPoints(csr_array(vstack([points.points, events], format="csr")), csr_array(vstack([points.labels, ones], format="csr")))
 
 
-def with_likes(labels: Csr, new: Sequence[str], journal: JournalItems, items: ItemTable) -> Csr:
+def with_likes(labels: Csr, added_ids: Sequence[str], journal: JournalItems, items: ItemTable) -> Csr:
     """float32[B, I]: the labels; new items without a point get the first LIKE_POINTS points of each item in their `like`."""
     counts_I = np.bincount(labels.indices, minlength=labels.shape[1])
     by_label, row, column = labels.tocsc(), [], []
-    for item_id, label in zip(new, items.rows_of(list(new)).tolist(), strict=True):
+    for item_id, label in zip(added_ids, items.rows_of(list(added_ids)).tolist(), strict=True):
         if counts_I[label]:
             continue
         like = items.rows_of(list(journal.put[item_id].body.like))

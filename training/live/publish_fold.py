@@ -85,18 +85,18 @@ def publish_fold(bundle: Bundle, state: LiveState, out: Path, lesson: Lesson | N
         content = learn_from_log(content, draft, lesson)
     ms = reported_ms(MS, draft.search.max_m)
 
-    def measured(written: Bundle, engine: Engine) -> dict[str, Any]:
+    def measure_bundle(written: Bundle, engine: Engine) -> dict[str, Any]:
         queries = held_out_queries(written)
         return {"test": {"raw": measure(written, engine, queries, [draft.search.beam_size], ms, batch=64)}} if len(queries) else {}
 
-    def write(folder: Path) -> Bundle:
+    def write_version(folder: Path) -> Bundle:
         if bundle.manifest.ranker is None:
             return write_bundle(folder, draft, content)
         written = write_bundle(folder.with_name("unranked") / folder.name, draft, content)
         return with_parts(written, folder, {"ranker": bundle.manifest.ranker}, {RANKER: bundle.graph(RANKER)})
 
     golden = bundle.golden()
-    return publish(out, write, lambda written: answered_anew(golden, written, encode_table(written, golden)), measured, ms)
+    return publish(out, write_version, lambda written: answered_anew(golden, written, encode_table(written, golden)), measure_bundle, ms)
 
 
 def storable_content(bundle: Bundle, fold: Folded) -> GraphContent | LinearContent:

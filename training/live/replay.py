@@ -42,11 +42,11 @@ def replay_operations(bundle: Bundle, file: Path, operations: Iterable[Operation
     An item that cannot be placed is left out, with a warning.
     """
     replay, left_out = _Replay(bundle), []
-    wanted = [operation for operation in operations if operation.sequence > replay.state.sequence]
+    pending = [operation for operation in operations if operation.sequence > replay.state.sequence]
     journal = Journal(file, "read")
     try:
-        stored = journal.placements(bundle.manifest.version, [operation.sequence for operation in wanted])
-        for operation in wanted:
+        stored = journal.placements(bundle.manifest.version, [operation.sequence for operation in pending])
+        for operation in pending:
             if not replay.apply(operation, stored.get(operation.sequence, ()), now):
                 left_out.append(operation.id)
     finally:
@@ -63,11 +63,11 @@ class _Replay:
     def __init__(self, bundle: Bundle) -> None:
         self.bundle, self.state, self._columns = bundle, LiveState(bundle), Columns(bundle.items)
         self.state.skip_to(held_through(bundle))
-        self._opened: tuple[Pipeline, Placer] | None = None  # opened when the first operation must be placed
+        self._engine_and_placer: tuple[Pipeline, Placer] | None = None  # opened when the first operation must be placed
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened[0].close()
+        if self._engine_and_placer is not None:
+            self._engine_and_placer[0].close()
 
     def apply(self, operation: Operation, stored: tuple[Placement, ...], now: float) -> bool:
         """Apply an operation with its stored placements, or with new ones. Returns whether its item has a leaf."""
@@ -108,9 +108,9 @@ class _Replay:
 
     def _candidates(self, operation: Operation) -> Candidates:
         """The parents to choose from, by the item's evidence. Raises the error that `Placer.place` returns."""
-        if self._opened is None:
-            self._opened = open_engine(self.bundle, "cpu"), Placer(self.bundle)
-        engine, placer = self._opened
+        if self._engine_and_placer is None:
+            self._engine_and_placer = open_engine(self.bundle, "cpu"), Placer(self.bundle)
+        engine, placer = self._engine_and_placer
         body, entry, overlay = operation.body, self.state.table.entry(operation.id), self.state.overlay()
         if body.fields is None and entry is not None and not entry.is_deleted:
             body = replace(body, fields=entry.fields)

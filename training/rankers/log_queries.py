@@ -111,7 +111,7 @@ def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
 
     row_of = bundle.items.rows_of(prepared.items.column("id").to_pylist())
 
-    def graded(points: LabelledPoints, rows: Int64) -> GradedQueries:
+    def grade_points(points: LabelledPoints, rows: Int64) -> GradedQueries:
         row_lists = [row_of[points.labels_of(b)] for b in rows.tolist()]  # −1 for items that were deleted and folded
         labels = [rows_of_query[rows_of_query >= 0] for rows_of_query in row_lists]
         with_labels = np.flatnonzero([len(rows_of_query) > 0 for rows_of_query in labels])
@@ -124,7 +124,7 @@ def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
         raise InvalidConfig("--model", problem, "at least 2, for a ranker would learn to look for whole texts of items; or --judgements")
     cut = max(1, len(order) // 10)
     return QuerySplit(
-        graded(prepared.train, np.sort(order[cut:])),
-        graded(prepared.train, np.sort(order[:cut])),
-        graded(prepared.test, np.arange(len(prepared.test))),
+        grade_points(prepared.train, np.sort(order[cut:])),
+        grade_points(prepared.train, np.sort(order[:cut])),
+        grade_points(prepared.test, np.arange(len(prepared.test))),
     )

@@ -42,16 +42,16 @@ class HighwayFunction(nn.Module):
     def __init__(self, features: int, hidden: int, layers: int, dropout: float, init_std: float, generator: torch.Generator) -> None:
         super().__init__()
 
-        def drawn(*shape: int) -> nn.Parameter:
+        def draw(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(shape, generator=generator) * init_std)
 
         self.layers, self.dropout = layers, dropout
-        self.input_KF = drawn(hidden, features)
-        self.transform_KK = drawn(hidden, hidden)
-        self.gate_KK = drawn(hidden, hidden)
+        self.input_KF = draw(hidden, features)
+        self.transform_KK = draw(hidden, hidden)
+        self.gate_KK = draw(hidden, hidden)
         self.transform_bias = nn.Parameter(torch.zeros(hidden))
         self.gate_bias = nn.Parameter(torch.full((hidden,), GATE_BIAS))
-        self.weight = drawn(hidden)
+        self.weight = draw(hidden)
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Scores; `generator` is for dropout; without one nothing is dropped."""

@@ -30,14 +30,14 @@ class RowTable:
     """float32[N, D], of which this process holds `held_nD`, float32[n, D].
 
     adam      brings rows up to date before they are read; None: they always are
-    composed  changes the rows of a lookup: distinct nodes int64[U], their rows float32[U, D] → rows; None: no change
+    compose   changes the rows of a lookup: distinct nodes int64[U], their rows float32[U, D] → rows; None: no change
     """
 
     def __init__(
-        self, held_nD: nn.Parameter, nodes: int, adam: RowAdam | None = None, composed: Callable[[Tensor, Tensor], Tensor] | None = None
+        self, held_nD: nn.Parameter, nodes: int, adam: RowAdam | None = None, compose: Callable[[Tensor, Tensor], Tensor] | None = None
     ) -> None:
         self.held_nD, self.nodes = held_nD, nodes
-        self._adam, self._composed = adam, composed
+        self._adam, self._compose = adam, compose
         self._lookups: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -58,8 +58,8 @@ class RowTable:
         rows_UD = self._fetch(distinct_U)
         if torch.is_grad_enabled() and self.held_nD.requires_grad:
             self._lookups.append((distinct_U, rows_UD.requires_grad_()))
-        if self._composed is not None:
-            rows_UD = self._composed(distinct_U, rows_UD)
+        if self._compose is not None:
+            rows_UD = self._compose(distinct_U, rows_UD)
         if torch.equal(distinct_U, nodes):
             return rows_UD
         return nn.functional.embedding(position, rows_UD)

@@ -96,8 +96,8 @@ class SequenceEncoder(nn.Module):
         if length > self.length:
             raise InvalidData("items_BTD", f"{length} places", f"at most {self.length}")
         x_BTD = items_BTD if dropout is None else dropout(items_BTD)
-        for block, seen_HTT in zip(self.blocks, self._seen(), strict=True):
-            x_BTD = block(x_BTD, seen_HTT[:, :length, :length], dropout)
+        for block, mask_HTT in zip(self.blocks, self._masks(), strict=True):
+            x_BTD = block(x_BTD, mask_HTT[:, :length, :length], dropout)
         state_BTD: Tensor = self.norm(x_BTD)
         return state_BTD
 
@@ -110,13 +110,13 @@ class SequenceEncoder(nn.Module):
         x_BTD = torch.cat([items_BTD[:, :-1], torch.where(present_BT[:, -1:, None], items_BTD[:, -1:], items_BTD[:, :1])], 1)
         padding_BT = torch.zeros_like(present_BT, dtype=x_BTD.dtype).masked_fill(~present_BT, -torch.inf)
         length = present_BT.shape[1]
-        *lower_masks, top_mask = [seen_HTT[:, :length, :length] + padding_BT[:, None, None] for seen_HTT in self._seen()]
-        for block, seen_BHTT in zip(list(self.blocks)[:-1], lower_masks, strict=True):
-            x_BTD = block(x_BTD, seen_BHTT, None)
+        *lower_masks, top_mask = [mask_HTT[:, :length, :length] + padding_BT[:, None, None] for mask_HTT in self._masks()]
+        for block, mask_BHTT in zip(list(self.blocks)[:-1], lower_masks, strict=True):
+            x_BTD = block(x_BTD, mask_BHTT, None)
         state_BD: Tensor = self.norm(self.blocks[-1](x_BTD, top_mask, None, last=True)).squeeze(1)
         return state_BD
 
-    def _seen(self) -> list[Tensor]:
+    def _masks(self) -> list[Tensor]:
         """[H, T, T] for each block: what is added to the logit of each row and column. In an exported graph these are constants."""
         return [nn.functional.embedding(self.bucket_TT, block.bias_KH).permute(2, 0, 1) + self.hidden_TT for block in self.typed_blocks]
 
@@ -139,29 +139,29 @@ class Block(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, x_BTD: Tensor, seen: Tensor, dropout: Dropout | None, last: bool = False) -> Tensor:
+    def forward(self, x_BTD: Tensor, mask: Tensor, dropout: Dropout | None, last: bool = False) -> Tensor:
         """[B, T, D] → [B, T, D], or with `last` [B, 1, D], only the last position.
 
-        seen  [H, T, T] or [B, H, T, T]: −∞ where the row does not see the column, else the bias of their distance
+        mask  [H, T, T] or [B, H, T, T]: −∞ where the row does not see the column, else the bias of their distance
         """
-        update_BTD = self.out(self._attended(self.attention_norm(x_BTD), seen, last))
+        update_BTD = self.out(self._attended(self.attention_norm(x_BTD), mask, last))
         x_BTD = (x_BTD[:, -1:] if last else x_BTD) + (update_BTD if dropout is None else dropout(update_BTD))
         update_BTD = self.down(nn.functional.gelu(self.up(self.dense_norm(x_BTD))))
         return x_BTD + (update_BTD if dropout is None else dropout(update_BTD))
 
-    def _attended(self, x_BTD: Tensor, seen: Tensor, last: bool) -> Tensor:
+    def _attended(self, x_BTD: Tensor, mask: Tensor, last: bool) -> Tensor:
         # Plain products: for sequences of some hundred positions they are faster on a CPU than torch's fused attention.
         if last:
             weight, bias = self.query_key_value.weight, self.query_key_value.bias
             width = x_BTD.shape[2]
             query = nn.functional.linear(x_BTD[:, -1:], weight[:width], bias[:width])
             key, value = nn.functional.linear(x_BTD, weight[width:], bias[width:]).chunk(2, 2)
-            seen = seen[..., -1:, :]
+            mask = mask[..., -1:, :]
         else:
             query, key, value = self.query_key_value(x_BTD).chunk(3, 2)
         query_BHTE, key_BHTE, value_BHTE = (self._by_head(states) for states in (query, key, value))
         logit_BHTT = (query_BHTE * query_BHTE.shape[-1] ** -0.5) @ key_BHTE.transpose(-1, -2)
-        weight_BHTT = torch.softmax(logit_BHTT + seen.to(logit_BHTT.dtype), -1)
+        weight_BHTT = torch.softmax(logit_BHTT + mask.to(logit_BHTT.dtype), -1)
         attended_BHTE = weight_BHTT.to(value_BHTE.dtype) @ value_BHTE
         return attended_BHTE.transpose(1, 2).flatten(2)
 

@@ -75,7 +75,7 @@ class ColumnSource:
         levels: list[LevelColumns] = []
         nodes_M = torch.zeros(1, dtype=torch.int64, device=topology.device)  # the root
         for h, (negative_S, count_S), (targets_U, index_NP) in zip(range(1, tree.height + 1), negatives[::-1], targets[::-1], strict=True):
-            above_M = nodes_M
+            upper_nodes_M = nodes_M
             if tree.level_size(h) <= self.whole:
                 nodes_M = topology.level_nodes(h)
                 column_S = own_N = None
@@ -85,7 +85,7 @@ class ColumnSource:
                 column_S = torch.searchsorted(nodes_M, negative_S)
                 offset_S = (count_S / (self.draws * self.share_N[negative_S])).log().float()
                 own_N = positions_in(targets_U, negative_S)[index_NP[:, 0]]
-            parent_M = torch.searchsorted(above_M, topology.parent_N1[nodes_M])
+            parent_M = torch.searchsorted(upper_nodes_M, topology.parent_N1[nodes_M])
             levels.append(LevelColumns(nodes_M, parent_M, torch.searchsorted(nodes_M, targets_U)[index_NP], column_S, offset_S, own_N))
         return levels
 
