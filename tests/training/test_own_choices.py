@@ -85,7 +85,7 @@ def test_of_many_queries_and_items_some_choose(monkeypatch: pytest.MonkeyPatch) 
         return np.zeros((len(tried), len(asked)), np.float32)
 
     monkeypatch.setattr(own_choices, "MOST_ITEMS", 50)
-    monkeypatch.setattr(own_choices, "MOST", 35)
+    monkeypatch.setattr(own_choices, "MOST_QUERIES", 35)
     monkeypatch.setattr(own_choices, "ndcg_by_weights", found)
     chosen_weights(vectoriser, columns, _asked(vectoriser, texts, _one_each(60)))
     assert seen == [(50, 50, 35, 50, 35)], "what a query led to is among the items"
