@@ -53,7 +53,7 @@ def search_states(
     """int64[B, M] item rows, best first, −1 = none, and float32[B, M] their keys (−inf where none); without a memory these are ranks.
 
     excluded_BX  int64[B, X]: `sorted_excluded_nodes`, of items that must not be returned; an inner node with only such items
-                 takes no place in a beam, as in the engines
+                 is in no beam, as in the engines
     memory_scores  λ · mem of nodes; None: no memory
     """
     batch = len(state_BLS)

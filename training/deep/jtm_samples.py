@@ -52,7 +52,7 @@ def draw_samples(
     Where lists have no order: every event of a list of at least two, with a random part of the list's other events as its history.
     Where users are vectors: every event, with the vector.
     wanted_I  bool[I]: the items whose events are drawn; None: all items
-    Raises InvalidData when there is no such event of any item; of the wanted items there may be none.
+    Raises InvalidData if no item has such an event; the items in wanted_I need not have any.
     """
     rng = np.random.default_rng([seed, 2])
     events = _NumberedEvents(interactions, users)

@@ -129,7 +129,7 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
     memory = _with_repeat(config, prepared, searches, best["gamma"], searches.memory(best))
     if memory is not None:
         size = sum(array.nbytes for array in memory.arrays().values()) / 1e6
-        log.info("memory: %s, %d places, %s entries, %.1f MB", _options_text(best), len(memory.weight), f"{len(memory.item):,}", size)
+        log.info("memory: %s, %d positions, %s entries, %.1f MB", _options_text(best), len(memory.weight), f"{len(memory.item):,}", size)
     rows_BM, keys_BM = searches.ranked(best["gamma"], memory, config.search.m)
     # A softmax's logits are the log of a probability only up to a constant. A key with a memory is no log-probability.
     probability = memory is None and (own_score != "logit" or (best["gamma"] == 0 and not config.is_softmax))

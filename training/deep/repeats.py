@@ -46,7 +46,7 @@ def with_repeat(searches: Searches, gamma: float, memory: Memory | None, *, has_
         return memory
     gain, error = leaves.measured(best).gain_over(leaves.measured(NONE))
     shares = ", ".join("left out" if share == LEFT_OUT else f"{share:g} D" for share in best)
-    log.info("repeat term: %+.1f ± %.1f %% with seen items, at 0, 1, 2, 4, 8 and 16 places: %s", 100 * gain, 100 * error, shares)
+    log.info("repeat term: %+.1f ± %.1f %% with seen items, at 0, 1, 2, 4, 8 and 16 positions: %s", 100 * gain, 100 * error, shares)
     left_out = np.array(best) == LEFT_OUT
     bonus = np.where(left_out, 0, np.maximum(best, 0) * leaves.spread).astype(np.float32)
     if memory is None:

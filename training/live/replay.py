@@ -54,7 +54,7 @@ def replay_operations(bundle: Bundle, file: Path, operations: Iterable[Operation
         replay.close()
     if left_out:
         ids = ", ".join(map(repr, left_out[:LISTED_IDS]))
-        log.warning("%d items are left out, since nothing says where they belong in %s: %s", len(left_out), bundle.path, ids)
+        log.warning("%d items are left out, since they have no evidence for a placement in %s: %s", len(left_out), bundle.path, ids)
     replay.state.expire(now)
     return replay.state
 

@@ -1,4 +1,4 @@
-"""A trained ranker as ranker.onnx, compared with itself before it is kept.
+"""A trained ranker as ranker.onnx, compared with the torch model before use.
 
 The graph takes `features float32[N, F]`, raw and with NaN where a value is missing, and gives `scores float32[N]`, higher is better. N is
 any number of items, of any number of queries: an item's score depends on its own features alone. No control flow, no external data.

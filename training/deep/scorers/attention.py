@@ -1,4 +1,4 @@
-"""TDM's attention unit (TDM §5.1, figure 2): a behaviour counts for a node as much as a small network of the two says.
+"""TDM's attention unit (TDM §5.1, figure 2): the weight of a behaviour for a node comes from a small network of both.
 
     a_t(n) = v · φ(U [i_t; i_t ⊙ n; n] + c) + d                 one weight per behaviour and node, no softmax
     p_w(n) = Σ_{t ∈ window w} a_t(n) · i_t / (number of behaviours in w)

@@ -37,7 +37,7 @@ MAX_NORM = 1.0
 
 
 class SequenceSteps:
-    """One step after the other. Where several processes train, each takes its sequences of every batch.
+    """The training steps. With several processes, each takes its share of the sequences of every batch.
 
     topology  its eligible items are the columns of the softmax
     content   of leaf rows; None: rows have no part from content
