@@ -47,7 +47,7 @@ from espalier.placement.placer import Placer
 from training.data.splits import Split
 from training.deep.prepare import Prepared, prepare
 from training.live.catalogue import JournalItems
-from training.live.learned_fold import Lesson, learned
+from training.live.learned_fold import Lesson, learn_from_log
 from training.neighbours.cooccurrence import lists_of
 from training.specification.deep import DeepConfig
 
@@ -94,7 +94,7 @@ def churned(
     content = folded(bundle, state.overlay(), state.table).content
     if not isinstance(content, GraphContent):
         raise TypeError("a fold that learns is of a tree over histories")
-    return write_bundle(out, draft, learned(content, draft, lessons.of(ids)), check_padding=False)
+    return write_bundle(out, draft, learn_from_log(content, draft, lessons.of(ids)), check_padding=False)
 
 
 class Lessons:

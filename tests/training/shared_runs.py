@@ -19,10 +19,10 @@ from threadpoolctl import threadpool_limits
 from espalier.tree import Tree
 from tests.training.pretended_gpu import pretended_gpu
 from training.deep import fit as fit_module
-from training.deep.checkpoint import kept_tree
+from training.deep.checkpoint import stored_tree
 from training.deep.fit import InstanceSteps
 from training.deep.fit import fit as fit_model
-from training.deep.parallel import average, joined, process, shared_tree
+from training.deep.parallel import average, process, process_group, shared_tree
 from training.deep.prepare import build_tree, prepare
 from training.deep.sequence.rules import with_rules
 from training.deep.sequence.steps import SequenceSteps
@@ -110,7 +110,7 @@ def train(raw: dict[str, Any], folder: Path, resume: bool = False, last: int | N
 
     def tree() -> Tree:
         with threadpool_limits(1):  # of NumPy's BLAS: torchrun gives its processes one thread, and more would round another tree
-            return kept_tree(folder / "tree.npz", config, prepared, partial(build_tree, config, prepared), resume)
+            return stored_tree(folder / "tree.npz", config, prepared, partial(build_tree, config, prepared), resume)
 
     for kind, make in made:
         kind.make = noted(make, losses, last)
@@ -137,7 +137,7 @@ def main() -> None:
     runs, results = Path(sys.argv[1]), []
     torch.set_num_threads(1)
     fit_module.CHECKPOINT_EVERY = CHECKPOINT_EVERY
-    with joined(CPU):
+    with process_group(CPU):
         for line in runs.read_text().splitlines():
             raw, folder, device, resume, last = json.loads(line)
             if device == "gpu":

@@ -369,7 +369,7 @@ def test_a_recipe_that_begins_with_what_was_measured_trains_the_same_model(log: 
     config = deep_config(raw)
     prepared = prepare(config, None, tmp_path)
     costs = recipe.costs_of(config, prepared, tmp_path, CPU, time.monotonic)
-    assert costs.begun is not None
+    assert costs.shared_start is not None
 
     def rows(name: str, costs: recipe.Costs | None) -> Any:
         (tmp_path / name).mkdir()

@@ -66,7 +66,7 @@ def test_bm25_and_bm25f_are_their_formulas_and_equals_come_in_the_order_of_the_i
 def test_what_chooses_is_neither_learned_from_nor_measured(tmp_path: Path) -> None:
     config = shop(tmp_path, log=True)
     prepared = prepare(config)
-    assert prepared.tested == OF_LOG
+    assert prepared.test_source == OF_LOG
     task, tests = task_of(config, prepared), questions_of(prepared)
     chosen_by, learned = {pair.query for pair in task.validation}, set(task.part.queries.texts)
     assert len(chosen_by) == round(0.1 * len(task.whole.queries))
@@ -81,7 +81,7 @@ def test_what_chooses_is_neither_learned_from_nor_measured(tmp_path: Path) -> No
 def test_without_a_log_made_queries_choose_and_others_measure(tmp_path: Path) -> None:
     config = shop(tmp_path, test_share=0.5)
     prepared = prepare(config)
-    assert prepared.tested == OF_ITEMS
+    assert prepared.test_source == OF_ITEMS
     task = task_of(config, prepared)
     assert task.part is task.whole
     assert not len(task.whole.queries)

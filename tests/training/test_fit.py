@@ -41,15 +41,15 @@ from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
 from training.deep import export as module
 from training.deep.beam import search_states, sorted_excluded_nodes
-from training.deep.checkpoint import kept_tree
+from training.deep.checkpoint import stored_tree
 from training.deep.export import check_parity, export, store_rows
 from training.deep.fit import fit
-from training.deep.ranking import Chosen
+from training.deep.ranking import ChosenRanking
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.row_table import lookup
 from training.deep.searches import Searches
 from training.deep.topology import Topology
-from training.deep.validation import compiled_search, encoded, search_encoded, search_pairs
+from training.deep.validation import compiled_search, encode_blocks, search_encoded, search_pairs
 from training.retrieval.task import Deadline
 from training.retrieval.tuning import Figures
 from training.specification.deep import DeepConfig, TdmObjective
@@ -253,25 +253,25 @@ def test_a_run_that_goes_on_has_the_tree_that_it_began_with(short: Begun, tmp_pa
     file, swapped = tmp_path / "tree.npz", short.tree.leaf_item.copy()
     swapped[[0, 1]] = swapped[[1, 0]]
     other = Tree(short.tree.level_offset, short.tree.first_child, swapped)
-    begun = kept_tree(file, short.config, short.prepared, lambda: short.tree, resume=True)
+    begun = stored_tree(file, short.config, short.prepared, lambda: short.tree, resume=True)
     assert begun is short.tree, "there was none to go on from"
-    resumed = kept_tree(file, short.config, short.prepared, lambda: other, resume=True)
+    resumed = stored_tree(file, short.config, short.prepared, lambda: other, resume=True)
     assert_array_equal(resumed.leaf_item, short.tree.leaf_item)
-    assert kept_tree(file, short.config, short.prepared, lambda: other, resume=False) is other
-    assert_array_equal(kept_tree(file, short.config, short.prepared, lambda: short.tree, resume=True).leaf_item, swapped)
+    assert stored_tree(file, short.config, short.prepared, lambda: other, resume=False) is other
+    assert_array_equal(stored_tree(file, short.config, short.prepared, lambda: short.tree, resume=True).leaf_item, swapped)
     with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* the same configuration, log, items and tree"):
-        kept_tree(file, short.config.model_copy(update={"seed": 99}), short.prepared, lambda: other, resume=True)
+        stored_tree(file, short.config.model_copy(update={"seed": 99}), short.prepared, lambda: other, resume=True)
     ids = [f"other-{row}" for row in range(len(short.prepared.items))]
     items = dataclasses.replace(short.prepared, items=ItemTable.build(pa.table({"id": ids})))
     with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* the same configuration, log, items and tree"):
-        kept_tree(file, short.config, items, lambda: other, resume=True)
+        stored_tree(file, short.config, items, lambda: other, resume=True)
     (tmp_path / "checkpoint.pt").touch()
     file.rename(tmp_path / "lost")
-    assert kept_tree(file, short.config, short.prepared, lambda: other, resume=True) is other
+    assert stored_tree(file, short.config, short.prepared, lambda: other, resume=True) is other
     assert not file.exists(), "it may not be the checkpoint's"
     file.write_bytes((tmp_path / "lost").read_bytes()[:100])
     with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* a readable tree \(BadZipFile\)"):
-        kept_tree(file, short.config, short.prepared, lambda: other, resume=True)
+        stored_tree(file, short.config, short.prepared, lambda: other, resume=True)
 
 
 def test_validated_weights_are_averages_over_steps(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +394,7 @@ def test_the_compiled_search_of_validation_finds_what_the_torch_one_finds(traine
     made = trained(kind)
     topology, ranking, gamma = Topology(made.bundle.tree, CPU), made.bundle.manifest.ranking, 0.7
     pairs = list(made.run.prepared.split.validation)
-    blocks = [(block, None) for block in encoded(made.run.config, topology, made.model.eval(), pairs)]
+    blocks = [(block, None) for block in encode_blocks(made.run.config, topology, made.model.eval(), pairs)]
     asked = made.model, topology, blocks, gamma, ranking.own, 6, 20
     assert compiled_search(made.model, topology.tree, gamma, ranking.own, 0.0) is not None
     rows_BM, keys_BM = search_encoded(*asked)
@@ -526,7 +526,7 @@ def stored(made: tuple[Any, ...], dtype: str, rows: torch.Tensor | None = None) 
     config, prepared, tree, model, first = made
     model.node_rows.data = (first if rows is None else rows).clone()
     config = config.model_copy(update={"scorer": config.scorer.model_copy(update={"dtype": dtype})})
-    chosen = Chosen(RANKING, None, [])
+    chosen = ChosenRanking(RANKING, None, [])
     return store_rows(config, prepared, Topology(tree, torch.device("cpu")), model, chosen), model
 
 

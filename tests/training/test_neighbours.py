@@ -22,7 +22,7 @@ from training.data.splits import EvaluationPair
 from training.neighbours import cooccurrence
 from training.neighbours import fit as neighbours
 from training.neighbours import near_items as near_module
-from training.neighbours.cooccurrence import Counts, Lists, counted, lists_of
+from training.neighbours.cooccurrence import Counts, Lists, count_pairs, lists_of
 from training.neighbours.fit import WIDE, Neighbours, count, fading, neighbours_of
 from training.neighbours.near_items import near_items, nearest
 from training.retrieval import scores as scores_module
@@ -239,7 +239,7 @@ def test_counts_are_those_of_the_definition_in_blocks_of_any_size(seed: int, win
     lists = some_lists(seed, 8, 6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cooccurrence, "BLOCK_VISITS", block)
-        counts = counted(lists_of(log_of(lists, items=9), np.arange(6)), fading(decay, window), user)
+        counts = count_pairs(lists_of(log_of(lists, items=9), np.arange(6)), fading(decay, window), user)
     after = by_hand(lists, 9, window, decay, user)
     assert_allclose(dense(counts.offset_I1, counts.item_N, counts.after_N), after, rtol=1e-5)
     assert_allclose(dense(counts.offset_I1, counts.item_N, counts.before_N), after.T, rtol=1e-5)
@@ -265,13 +265,13 @@ def test_lists_that_count(
 
 def test_beyond_the_limit_of_memory_an_item_keeps_its_likest_neighbours() -> None:
     lists = lists_of(log_of([[0, 1], [0, 1], [0, 1], [0, 2], [2, 0], [3, 0], [4, 0], [0, 4], [0, 4], [0, 4]]), np.arange(10))
-    counts = counted(lists, fading(1.0, 5), most_pairs=9)
+    counts = count_pairs(lists, fading(1.0, 5), most_pairs=9)
     assert len(counts.item_N) <= 9
     assert counts.item_N[: counts.offset_I1[1]].tolist() == [4, 1]
     assert np.diff(counts.offset_I1).tolist() == [2, 1, 1, 1, 1]
     popular = lists_of(log_of([[0, 1], [0, 1], [0, 2], [1], [1], [1]]), np.arange(6))
-    assert counted(popular, fading(1.0, 5), damping=0.5, most_pairs=3).item_N[0] == 2, "1 / √1 is above 2 / √5"
-    assert counted(popular, fading(1.0, 5), damping=0.4, most_pairs=3).item_N[0] == 1
+    assert count_pairs(popular, fading(1.0, 5), damping=0.5, most_pairs=3).item_N[0] == 2, "1 / √1 is above 2 / √5"
+    assert count_pairs(popular, fading(1.0, 5), damping=0.4, most_pairs=3).item_N[0] == 1
 
 
 @given(seed=st.integers(0, 2**32 - 1), exclude_seen=st.booleans(), near=st.sampled_from([0.0, 0.4]))
@@ -417,9 +417,9 @@ def options_counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     def watched(lists: Lists, weight_W: Float64, user_exponent: float) -> Counts:
         counts.append((len(lists.length_U), len(weight_W), weight_W[:2].tolist(), user_exponent))
-        return counted(lists, weight_W, user_exponent)
+        return count_pairs(lists, weight_W, user_exponent)
 
-    monkeypatch.setattr(neighbours, "counted", watched)
+    monkeypatch.setattr(neighbours, "count_pairs", watched)
     return counts
 
 
@@ -451,7 +451,7 @@ def test_with_little_time_options_are_tried_that_weigh_the_same_counts_anew(monk
 
 
 def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "KEPT", (1, 2, 3, 9))
+    monkeypatch.setattr(neighbours, "NEIGHBOUR_LIMITS", (1, 2, 3, 9))
     log = log_of([*[[0, 1]] * 5, [0, 2], [0, 3], [0, 4], [5, 1], [5, 2], [0, 1]], items=6)
     fitted = methods.METHODS["neighbours"](task_of(log, list(range(10)), [10]))
     assert [trial.options["kept"] for trial in fitted.trials if "kept" in trial.options] == [3, 2, 1]  # no item has 9
@@ -460,7 +460,7 @@ def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.Mo
 
 
 def test_neighbours_that_are_needed_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "KEPT", (1, 2, 12))
+    monkeypatch.setattr(neighbours, "NEIGHBOUR_LIMITS", (1, 2, 12))
     fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5))
     assert [trial.options["kept"] for trial in fitted.trials if "kept" in trial.options] == [12]
     assert fitted.options["kept"] is None

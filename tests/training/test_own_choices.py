@@ -21,8 +21,8 @@ from tests.training.commands import trained
 from training.data.csr import Csr, as_matrix
 from training.data.xmc import LabelledPoints
 from training.linear import own_choices
-from training.linear.own_choices import by_weights, chosen_queries, chosen_weights
-from training.linear.own_texts import column_weights, own_rows
+from training.linear.own_choices import chosen_queries, chosen_weights, ndcg_by_weights
+from training.linear.own_texts import column_weights, text_rows
 from training.specification.linear import LinearOptions
 
 WORDS = (TextBlock(unit="word", n=1), TextBlock(unit="word", n=2))
@@ -52,7 +52,7 @@ def test_people_who_ask_by_descriptions_change_what_columns_weigh() -> None:
     asked, usual = _asked(vectoriser, texts, _one_each(120)), column_weights(columns)
     chosen = chosen_weights(vectoriser, columns, asked)
     assert chosen[1] / chosen[0] > 2 * usual[1] / usual[0]
-    few = own_choices.FEWEST - 1
+    few = own_choices.LEAST_QUERIES - 1
     assert chosen_weights(vectoriser, columns, asked.take(np.arange(few))) == usual
     assert chosen_weights(vectoriser, columns, asked.take(np.arange(few + 1))) != usual
     seen_B = np.arange(120) >= few
@@ -68,8 +68,8 @@ def test_weights_are_judged_by_what_all_items_scored_would_find() -> None:
     labels[np.arange(40), np.arange(40)], labels[:, 59] = 2, 1
     asked = _asked(vectoriser, texts[:40], csr_array(labels))
     tried = np.array([[1, 1], [0.3, 0.9]], np.float32)
-    for weights, found_B in zip(tried.tolist(), by_weights(vectoriser, columns, asked, tried), strict=True):
-        scores_BI = (asked.points @ own_rows(vectoriser, columns, weights).T).toarray()
+    for weights, found_B in zip(tried.tolist(), ndcg_by_weights(vectoriser, columns, asked, tried), strict=True):
+        scores_BI = (asked.points @ text_rows(vectoriser, columns, weights).T).toarray()
         first_BM = np.argsort(-scores_BI, axis=1, kind="stable")[:, :10]
         discount = 1 / np.log2(np.arange(10) + 2)
         gains_BM = np.where(np.take_along_axis(scores_BI, first_BM, 1) > 0, np.take_along_axis(labels, first_BM, 1), 0)
@@ -84,9 +84,9 @@ def test_of_many_queries_and_items_some_choose(monkeypatch: pytest.MonkeyPatch) 
         seen.append((*map(len, columns), *asked.labels.shape, asked.labels.nnz))
         return np.zeros((len(tried), len(asked)), np.float32)
 
-    monkeypatch.setattr(own_choices, "MOST_SCORED", 50)
-    monkeypatch.setattr(own_choices, "MOST", 35)
-    monkeypatch.setattr(own_choices, "by_weights", found)
+    monkeypatch.setattr(own_choices, "MOST_ITEMS", 50)
+    monkeypatch.setattr(own_choices, "MOST_QUERIES", 35)
+    monkeypatch.setattr(own_choices, "ndcg_by_weights", found)
     chosen_weights(vectoriser, columns, _asked(vectoriser, texts, _one_each(60)))
     assert seen == [(50, 50, 35, 50, 35)], "what a query led to is among the items"
 
@@ -94,7 +94,7 @@ def test_of_many_queries_and_items_some_choose(monkeypatch: pytest.MonkeyPatch) 
 def test_queries_count_as_much_as_held_out_queries_say() -> None:
     """An item's queries say the same again and again in words that its texts lack; or each says something of its own."""
     vectoriser, columns, _ = _by_notes(60)
-    own = own_rows(vectoriser, columns, column_weights(columns))
+    own = text_rows(vectoriser, columns, column_weights(columns))
     rows = np.repeat(np.arange(60), 4)
     labels = csr_array(np.eye(60, dtype=np.float32)[rows])
     titles = columns[0]
@@ -104,8 +104,8 @@ def test_queries_count_as_much_as_held_out_queries_say() -> None:
     assert chosen_queries(_asked(vectoriser, anything, labels), own, OPTIONS) >= 20, "most of what they say is of other items"
     unheard = _asked(vectoriser, ["unheard"] * 240, labels)
     assert math.isinf(chosen_queries(unheard, own, OPTIONS)), "of those that find as much the most"
-    few = alike.take(np.arange(own_choices.FEWEST - 1))
-    assert chosen_queries(few, own, OPTIONS) == own_choices.USUAL_QUERIES
+    few = alike.take(np.arange(own_choices.LEAST_QUERIES - 1))
+    assert chosen_queries(few, own, OPTIONS) == own_choices.DEFAULT_QUERIES
 
 
 def test_items_with_equal_texts_are_told_apart_by_the_log() -> None:
@@ -114,17 +114,17 @@ def test_items_with_equal_texts_are_told_apart_by_the_log() -> None:
     vectoriser = Vectoriser.fit(titles, WORDS)
     labels = csr_array(np.eye(400, dtype=np.float32)[np.repeat(np.arange(0, 400, 10), 5) + 7])
     asked = _asked(vectoriser, [f"word{product} thing{product}" for product in range(40) for _ in range(5)], labels)
-    assert chosen_queries(asked, own_rows(vectoriser, [titles], [1.0]), OPTIONS) < math.inf
+    assert chosen_queries(asked, text_rows(vectoriser, [titles], [1.0]), OPTIONS) < math.inf
     keys_TI = np.array([[1, 1, 1, 0], [1, 1 + 1e-7, 1, 0], [1, 2, 1, 0], [0, 0, 0, 0]], np.float32)
     found_T = own_choices._ndcg(keys_TI, np.array([1]), np.ones(1, np.float32))
     assert_allclose(found_T, [1 / np.log2(3), 1 / np.log2(3), 1, 0], rtol=1e-6)
 
 
 def test_of_the_items_of_a_query_the_most_wanted_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_choices, "MOST_RIGHT", 2)
+    monkeypatch.setattr(own_choices, "MOST_RELEVANT", 2)
     points = csr_array(np.ones((1, 1), np.float32))
     labels = csr_array(np.array([[1, 5, 0, 3]], np.float32))
-    items, weights = own_choices._right_of(LabelledPoints(points, labels), 0)
+    items, weights = own_choices._relevant_items(LabelledPoints(points, labels), 0)
     assert (items.tolist(), weights.tolist()) == ([1, 3], [5, 3])
 
 
@@ -136,8 +136,8 @@ def test_of_many_columns_none_is_weighed_alone(monkeypatch: pytest.MonkeyPatch) 
         trials.append(len(tried))
         return np.zeros((len(tried), len(asked)), np.float32)
 
-    monkeypatch.setattr(own_choices, "by_weights", found)
-    monkeypatch.setattr(own_choices, "FACTORED", 2)
+    monkeypatch.setattr(own_choices, "ndcg_by_weights", found)
+    monkeypatch.setattr(own_choices, "MOST_FACTORED", 2)
     for columns_of in (columns, [*columns, columns[0]]):
         chosen_weights(vectoriser, columns_of, _asked(vectoriser, texts, _one_each(40)))
     assert trials == [1 + 5 * (1 + 2 * 2), 1 + 5]
@@ -146,7 +146,7 @@ def test_of_many_columns_none_is_weighed_alone(monkeypatch: pytest.MonkeyPatch) 
 def test_a_query_is_not_answered_by_itself() -> None:
     """One query an item, of words of another: only a query that was not held out would find its item."""
     vectoriser, columns, _ = _by_notes(60)
-    own = own_rows(vectoriser, columns, column_weights(columns))
+    own = text_rows(vectoriser, columns, column_weights(columns))
     elsewhere = [" ".join(columns[0][(row + 1) % 60].split()[:2]) for row in range(60)]
     assert chosen_queries(_asked(vectoriser, elsewhere, _one_each(60)), own, OPTIONS) > 1
 
@@ -164,4 +164,4 @@ def test_a_log_says_what_the_columns_of_a_shop_weigh(tmp_path: Path) -> None:
     fields = {"title": columns[0][3], "notes": columns[1][3]}
     evidence = Evidence.of(bundle, ItemBody(fields=fields), bundle.items, takes_fields=True)
     written = as_matrix(LinearPlacement(bundle)._written(evidence)).toarray()[0]
-    assert_allclose(written, own_rows(bundle.vectoriser, columns, weights).toarray()[3], atol=1e-6)
+    assert_allclose(written, text_rows(bundle.vectoriser, columns, weights).toarray()[3], atol=1e-6)

@@ -27,7 +27,7 @@ from training.data.query_logs import texts_of
 from training.data.xmc import LabelledPoints
 from training.linear import own_texts
 from training.linear.label_features import label_features
-from training.linear.own_texts import Own, column_weights, made_queries, own_rows
+from training.linear.own_texts import OwnTexts, column_weights, made_queries, text_rows
 from training.specification.linear import LinearOptions
 
 TITLES = ["red lamp red", "blue lamp", "chair", "", "red chair and table"]
@@ -57,12 +57,12 @@ def test_own_rows_add_up_columns_by_the_length_of_their_texts(monkeypatch: pytes
     vectoriser = Vectoriser.fit([*TITLES, *NOTES], WORDS)
     titles, notes = (as_matrix(vectoriser.documents(texts)).toarray() for texts in (TITLES, NOTES))
     monkeypatch.setattr(own_texts, "SHORT", 3)
-    rows = own_rows(vectoriser, [TITLES, NOTES], column_weights([TITLES, NOTES])).toarray()
+    rows = text_rows(vectoriser, [TITLES, NOTES], column_weights([TITLES, NOTES])).toarray()
     expected = titles + np.sqrt(3 / np.mean([11, 2, 2, 1])) * notes  # titles have two and a half
     length = np.linalg.norm(expected, axis=1)
     assert_allclose(rows, expected / length[:, None], atol=1e-6)
     with pytest.raises(InvalidData, match=r"data\.own_texts: got .texts of 1 items., expected words"):
-        own_rows(vectoriser, [["unheard"], [""]], [1.0, 1.0])
+        text_rows(vectoriser, [["unheard"], [""]], [1.0, 1.0])
 
 
 def test_queries_are_made_of_two_to_five_words_of_an_item() -> None:
@@ -100,7 +100,7 @@ def test_queries_of_an_item_count_beside_its_own_texts_the_more_there_are() -> N
     own = csr_array(np.eye(5, dtype=np.float32)[[3, 3, 4]])
     own_B = np.array([False, False, False, False, True])  # the last is a text of an item, and nobody asked for it
     data = LabelledPoints(points, labels, own_B, own_B)
-    _, centroids = label_features(data, Own(own, (), 5), LinearOptions())
+    _, centroids = label_features(data, OwnTexts(own, (), 5), LinearOptions())
     one, three = 1 / (1 + 5), 3 / (3 + 5)
     second = three * np.array([0, 1, 2, 0, 0]) / np.sqrt(5) + [0, 0, 0, 1, 0]
     expected = [[one, 0, 0, 1, 0], second, [0, 0, 0, 0, 1]]
@@ -172,14 +172,14 @@ def test_a_new_item_of_several_columns_has_the_row_of_a_trained_one(shop: Bundle
     fields = dict(zip(("title", "notes"), (texts[7] for texts in columns), strict=True))
     evidence = Evidence.of(shop, ItemBody(fields=fields), shop.items, takes_fields=True)
     written = as_matrix(LinearPlacement(shop)._written(evidence)).toarray()[0]
-    assert_allclose(written, own_rows(shop.vectoriser, columns, column_weights(columns)).toarray()[7], atol=1e-6)
+    assert_allclose(written, text_rows(shop.vectoriser, columns, column_weights(columns)).toarray()[7], atol=1e-6)
 
 
 def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: Bundle, tmp_path: Path) -> None:
     bundle = trained(tmp_path, own(shop.path.parents[2], "title", "notes", own_weights=[0.1, 2.0]))
     columns = [[str(text) for text in bundle.items.column(name).to_pylist()] for name in ("title", "notes")]
-    rows = own_rows(bundle.vectoriser, columns, (0.1, 2.0)).toarray()
-    assert abs(rows - own_rows(bundle.vectoriser, columns, column_weights(columns)).toarray()).max() > 0.1
+    rows = text_rows(bundle.vectoriser, columns, (0.1, 2.0)).toarray()
+    assert abs(rows - text_rows(bundle.vectoriser, columns, column_weights(columns)).toarray()).max() > 0.1
     parts = [as_matrix(bundle.vectoriser.documents(texts)).toarray() for texts in columns]
     whole = 0.1 * parts[0] + 2 * parts[1]
     assert_allclose(rows, whole / np.linalg.norm(whole, axis=1)[:, None], atol=1e-6)
@@ -207,7 +207,7 @@ def _counted(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_of_many_texts_some_say_how_long_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [f"t{row}" for row in range(own_texts.COUNTED + 1)]
+    texts = [f"t{row}" for row in range(own_texts.COUNTED_TEXTS + 1)]
     assert _counted(texts[:3], monkeypatch) == texts[:3]
     assert _counted(texts[:-1], monkeypatch) == texts[:-1]
     assert _counted(texts, monkeypatch) == texts[::2]

@@ -31,20 +31,29 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from tests.training.logs import log_of, split_of
 from training.deep import ranking
-from training.deep.beam import Added, Own
+from training.deep.beam import MemoryScores, OwnScore
 from training.deep.calibration import MIN_HITS, calibrate
 from training.deep.export import export
 from training.deep.first_model import build_model
-from training.deep.memory import KEPT, Remembered, counted_again, in_order, in_units, memory_task, remembered, unit_of
+from training.deep.memory import (
+    NEIGHBOUR_COUNTS,
+    MemorySource,
+    memory_source,
+    memory_task,
+    recounted,
+    unit_of,
+    with_sorted_rows,
+    with_weight,
+)
 from training.deep.prepare import Prepared, build_tree, prepare
-from training.deep.ranking import ROUNDS, Chosen, Reweighed, choose_ranking
-from training.deep.reweighing import Candidates
+from training.deep.ranking import ROUNDS, ChosenRanking, ReweighedSearches, choose_ranking
+from training.deep.reweighing import CandidateLeaves
 from training.deep.scorers.model import NodeScorer
 from training.deep.searches import Searches
 from training.deep.topology import Topology
 from training.deep.validation import search_encoded
 from training.neighbours.cooccurrence import lists_of as lists_of_users
-from training.neighbours.fit import NARROW, count, fitted_to, neighbours, neighbours_of
+from training.neighbours.fit import NARROW, count, fit_neighbours, neighbours, neighbours_of
 from training.neighbours.near_items import near_items
 from training.neighbours.neighbour_lists import NeighbourLists
 from training.retrieval.tuning import Figures
@@ -64,7 +73,7 @@ class Run:
     topology: Topology
     model: NodeScorer
 
-    def chosen(self, **memory: Any) -> Chosen:
+    def chosen(self, **memory: Any) -> ChosenRanking:
         config = self.config.model_copy(update={"memory": type(self.config.memory)(**{"repeat": "none"} | memory)})
         return choose_ranking(config, self.prepared, self.topology, self.model)
 
@@ -120,7 +129,7 @@ def lists_of(S: np.ndarray) -> NeighbourLists:
 def test_a_memory_holds_the_best_neighbours_by_ascending_item(kept: int, seed: int, recency: float, length: int) -> None:
     rng = np.random.default_rng(seed)
     S = np.where(rng.random((6, 6)) < 0.6, rng.integers(1, 50, (6, 6)), 0).astype(np.float32)
-    memory = in_order(Remembered(lists_of(S), 1.0).memory(kept, recency, length))
+    memory = with_sorted_rows(MemorySource(lists_of(S), 1.0).memory(kept, recency, length))
     memory.check(6)
     for a, row in enumerate(S):
         best = best_first(row)[:kept]
@@ -135,13 +144,13 @@ def test_a_memory_holds_the_best_neighbours_by_ascending_item(kept: int, seed: i
 def test_a_memory_counts_so_many_places_as_a_query_may_add_up(monkeypatch: pytest.MonkeyPatch, limit: int, places: int) -> None:
     monkeypatch.setattr("training.deep.memory.MAX_VISITS", limit)
     S = np.triu(np.ones((4, 4), np.float32), 1)  # the longest row has three neighbours
-    assert len(Remembered(lists_of(S), 1.0).memory(5, 1.0, 6).weight) == places
+    assert len(MemorySource(lists_of(S), 1.0).memory(5, 1.0, 6).weight) == places
 
 
 def test_the_unit_is_by_how_much_memory_parts_the_first_of_a_list_from_its_last(run: Run) -> None:
     S = np.zeros((ITEMS, ITEMS), np.float32)
     S[0, 1], S[0, 2], S[3, 2] = 8, 1, 4
-    raw = Remembered(lists_of(S), 1.0).memory(5, 1.0, 6)
+    raw = MemorySource(lists_of(S), 1.0).memory(5, 1.0, 6)
     history_BT = np.array([[-1, -1, -1, -1, -1, 0], [-1, -1, -1, 7, 3, 0], [-1, -1, -1, -1, 3, 7]])
     leaf_offset = run.topology.tree.leaf_offset
 
@@ -153,7 +162,7 @@ def test_the_unit_is_by_how_much_memory_parts_the_first_of_a_list_from_its_last(
     assert unit_of([lists(raw)], leaf_offset, 2) == pytest.approx(((8 - 1) + (8 - 5) + 4) / 3 / 8)
     unit = unit_of([lists(raw)], leaf_offset, 3)
     assert unit == pytest.approx((8 + 8 + 4) / 3 / 8)
-    memory = in_units(raw, unit, 2.5)
+    memory = with_weight(raw, unit, 2.5)
     assert unit_of([lists(memory)], leaf_offset, 3) == pytest.approx(1)
     assert memory.key_weight == 2.5
 
@@ -161,13 +170,13 @@ def test_the_unit_is_by_how_much_memory_parts_the_first_of_a_list_from_its_last(
 def test_what_a_memory_adds_is_found_for_each_query_alone(run: Run) -> None:
     rng = np.random.default_rng(5)
     S = np.where(rng.random((ITEMS, ITEMS)) < 0.1, rng.random((ITEMS, ITEMS)), 0).astype(np.float32)
-    memory = Remembered(lists_of(S), 0.8).memory(20, 0.8, 6)
+    memory = MemorySource(lists_of(S), 0.8).memory(20, 0.8, 6)
     history_BT = rng.integers(-1, ITEMS, (5, 6))
     history_BT[2] = -1  # nothing to be told of
     nodes, eligible = run.topology.tree.node_count, eligible_nodes(run.topology.tree, SearchParams.uniform(5, 1, 1), None)
     lists = MemoryTree(memory, run.topology.tree).lists(history_BT, eligible)
     nodes_BC = torch.arange(nodes + 1).expand(5, -1)
-    found_BC = Added.of(lists, 3.0, run.topology).to(run.topology, nodes_BC).numpy()
+    found_BC = MemoryScores.of(lists, 3.0, run.topology).of_candidates(run.topology, nodes_BC).numpy()
     for b in range(5):
         expected = np.zeros(nodes + 1, np.float32)
         own, values = lists.of(b)
@@ -179,16 +188,16 @@ def test_what_a_memory_adds_is_found_for_each_query_alone(run: Run) -> None:
 
 def test_neighbours_are_weighed_anew_from_the_same_counts(run: Run) -> None:
     found = neighbours(memory_task(run.config, run.prepared, None))
-    source = remembered(run.config, dataclasses.replace(run.prepared, neighbours=found))
-    assert source.weighed(source.options | {"weight": 3.0}) is source
+    source = memory_source(run.config, dataclasses.replace(run.prepared, neighbours=found))
+    assert source.with_options(source.options | {"weight": 3.0}) is source
     other = {"near": 0.2, "column": 0.9, "row": -0.3, "power": 2.0}
     interactions, users = run.prepared.interactions, run.prepared.split.train
     lists = lists_of_users(interactions, users)
     near = functools.partial(near_items, interactions, users, run.config.seed)
     expected = neighbours_of(count(lists, found.options), near, lists.events_I, found.options | other)
-    weighed = source.weighed(other)
+    weighed = source.with_options(other)
     assert weighed.options == source.options | other
-    assert_allclose(weighed.lists.score_N, expected.lists.limited(KEPT[-1]).score_N, rtol=1e-6)
+    assert_allclose(weighed.lists.score_N, expected.lists.limited(NEIGHBOUR_COUNTS[-1]).score_N, rtol=1e-6)
     assert len(weighed.lists.item_N) > len(source.lists.item_N), "cosines were not among what was chosen"
     searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit", source)
     options = {"weight": 1.0, "kept": 5, "recency": 1.0}
@@ -242,7 +251,7 @@ def test_what_a_query_adds_up_is_counted_over_the_places_that_have_a_weight(run:
     searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation)[:3], "logit")
     rows_BT = np.concatenate([block.rows for block in searches.blocks])
     S = np.triu(np.ones((ITEMS, ITEMS), np.float32), 1)
-    source = Remembered(lists_of(S), 0.05)  # weights 1 and 0.05: the third is below LEAST_WEIGHT
+    source = MemorySource(lists_of(S), 0.05)  # weights 1 and 0.05: the third is below LEAST_WEIGHT
     for kept in (2, ITEMS):
         length_I = np.minimum((S > 0).sum(1), kept)
         expected = np.mean([length_I[row_T[row_T >= 0][-2:]].sum() for row_T in rows_BT])
@@ -259,7 +268,7 @@ def test_a_memory_that_takes_long_to_add_up_is_tried_with_fewer_neighbours_only(
         assert run.chosen().memory is not None
         return {int(kept) for kept in re.findall(r"(\d+) neighbours an item", caplog.text)}
 
-    monkeypatch.setattr("training.deep.ranking.KEPT", (1, 2, 4096))
+    monkeypatch.setattr("training.deep.ranking.NEIGHBOUR_COUNTS", (1, 2, 4096))
     assert tried() == {1, 2}, "all are what the others are compared with"
     monkeypatch.setattr("training.deep.ranking.TRIAL_VISITS", 12)  # two neighbours of the six places of a history
     assert tried() == {1}
@@ -275,14 +284,14 @@ def test_a_memory_without_time_is_the_first_that_was_tried(run: Run) -> None:
 
 
 @pytest.mark.parametrize("own", ["logit", "log_activation"])
-def test_leaves_ordered_anew_are_what_a_search_finds_that_keeps_them_all(run: Run, own: Own) -> None:
+def test_leaves_ordered_anew_are_what_a_search_finds_that_keeps_them_all(run: Run, own: OwnScore) -> None:
     config = run.config.model_copy(update={"search": run.config.search.model_copy(update={"beam_size": ITEMS})})
     searches = Searches(config, run.topology, run.model, list(run.prepared.split.validation), own)
-    searches.source = remembered(config, run.prepared)
+    searches.source = memory_source(config, run.prepared)
     alone = {"gamma": 0.3}
     first = searches.memory(alone | {"weight": 1.0, "kept": 5, "recency": 1.0})
     assert first is not None
-    anew = Reweighed(searches, alone, first)
+    anew = ReweighedSearches(searches, alone, first)
     anew.add(np.tile(np.arange(ITEMS), (len(searches.pairs), 1)))
     for gamma, weight, kept, recency in [(0.0, 1.0, 5, 1.0), (0.5, 2.5, 3, 0.8), (1.0, 40.0, ITEMS, 0.5)]:
         options = {"gamma": gamma, "weight": weight, "kept": kept, "recency": recency}
@@ -291,7 +300,7 @@ def test_leaves_ordered_anew_are_what_a_search_finds_that_keeps_them_all(run: Ru
 
 def test_only_what_was_found_is_ordered_anew(run: Run) -> None:
     searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit")
-    candidates = Candidates(searches)
+    candidates = CandidateLeaves(searches)
     queries, chosen = len(searches.pairs), np.array([7, 3, 40])
     candidates.add(np.tile([3, 7, -1], (queries, 1)))
     candidates.add(np.tile([7, 40, 3], (queries, 1)))
@@ -497,14 +506,14 @@ def test_mean_scores_are_the_share_of_hits_whatever_the_size_of_keys(scale: floa
 def test_a_memory_is_counted_anew_in_the_units_that_its_weight_was_chosen_in() -> None:
     split = split_of(log_of([[0, 1, 2, 3], [2, 3, 4, 0]] * 8), 12, 2, 2)
     config = cast(DeepConfig, SimpleNamespace(seed=1, history_length=10))
-    source = Remembered(fitted_to(split.lists, split.train, NARROW, 1).lists, 0.5)
-    chosen = in_order(replace(source.memory(3, 0.5, 10), key_weight=2.0, repeat=np.arange(6, dtype=np.float32)))
+    source = MemorySource(fit_neighbours(split.lists, split.train, NARROW, 1).lists, 0.5)
+    chosen = with_sorted_rows(replace(source.memory(3, 0.5, 10), key_weight=2.0, repeat=np.arange(6, dtype=np.float32)))
     options = NARROW | {"kept": 3}
-    same, half = (counted_again(chosen, unit * source.largest, options, config, split) for unit in (1, 2))
+    same, half = (recounted(chosen, unit * source.largest, options, config, split) for unit in (1, 2))
     for name in ("offset", "item", "value", "weight", "repeat"):
         assert_array_equal(getattr(same, name), getattr(chosen, name), err_msg=name)
     assert_array_equal(half.value, chosen.value)
     assert_allclose(half.weight, chosen.weight / 2)
     assert (half.key_weight, len(half.weight)) == (2.0, len(chosen.weight))
-    fewer = counted_again(chosen, source.largest, options, config, replace(split, train=split.train[:1]))
+    fewer = recounted(chosen, source.largest, options, config, replace(split, train=split.train[:1]))
     assert len(fewer.item) < len(chosen.item)

@@ -27,7 +27,7 @@ from tests.training.pretended_gpu import GPU, TwoDevices, pretended_gpu
 from tests.training.shared_runs import CHECKPOINT_EVERY, KINDS, STEPS, configuration, write_log
 from training.deep import checkpoint
 from training.deep.checkpoint import Checkpoint, RunState
-from training.deep.parallel import joined
+from training.deep.parallel import process_group
 from training.versions import clear
 
 pytestmark = pytest.mark.slow
@@ -208,6 +208,6 @@ def test_processes_wait_while_one_builds_a_tree_for_hours(monkeypatch: pytest.Mo
     one = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0, "TORCHELASTIC_RUN_ID": "one"}
     for name, value in one.items():
         monkeypatch.setenv(name, str(value))
-    with joined(CPU):
+    with process_group(CPU):
         assert dist.group.WORLD is not None
         assert dist.group.WORLD._get_backend(CPU).options._timeout >= timedelta(days=1)

@@ -39,7 +39,7 @@ from training.deep.directed_start import followers
 from training.deep.scorers.transformer import BUCKETS, Dropout, SequenceEncoder, buckets_of
 from training.deep.sequence import blocked_softmax
 from training.deep.sequence.batches import SequenceSource
-from training.deep.sequence.blocked_softmax import places_of, softmax_loss
+from training.deep.sequence.blocked_softmax import positions_in, softmax_loss
 from training.retrieval.task import Deadline, Metric, Task
 from training.specification.deep import InstanceConfig
 from training.specification.splits import LastSplit
@@ -330,7 +330,7 @@ def test_the_sampled_loss_is_its_formula_and_leaves_the_target_out_of_the_negati
     target_N = torch.randint(9, (6,), generator=rng)
     negative_S = torch.randperm(9, generator=rng)[:5].sort().values
     weight_S = torch.randn(5, generator=rng)
-    mine = softmax_loss(state_ND, item_ID[target_N], item_ID[negative_S], places_of(target_N, negative_S), weight_S)
+    mine = softmax_loss(state_ND, item_ID[target_N], item_ID[negative_S], positions_in(target_N, negative_S), weight_S)
     losses = []
     for state_D, target in zip(state_ND, target_N.tolist(), strict=True):
         others = [item_ID[s] @ state_D + w for s, w in zip(negative_S.tolist(), weight_S, strict=True) if s != target]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from espalier.tree import complete_tree
 from training.deep.export import check_parity, scorer_form
 from training.deep.fit import LOSSES
-from training.deep.optimiser import AVERAGE_EVERY, averaged_over, share_kept
+from training.deep.optimiser import AVERAGE_EVERY, averaged_over, mean_share
 from training.deep.row_adam import RowAdam
 from training.deep.scorers import attention
 from training.deep.scorers.attention import AttentionHead
@@ -293,7 +293,7 @@ def test_rows_and_their_means_are_those_of_dense_adamw(decay: float) -> None:
         dense.step(places, gradient, rate_at(step))
         assert_allclose(rows_ND[places], dense.rows.detach()[places], atol=2e-6)
         if (step + 1) % AVERAGE_EVERY == 0:
-            adam.average(share_kept(SPAN, averages))
+            adam.average(mean_share(SPAN, averages))
             averages += 1
             dense.averaged.update_parameters(dense.module)
         if step in (99, 159):
@@ -334,7 +334,7 @@ def test_a_tables_gradients_are_those_of_all_its_lookups() -> None:
         assert places.tolist() == [0, 1, 2, 3, 7, 8], repeat
         assert whole.grad is not None
         assert_allclose(gradient, whole.grad[places], atol=1e-6)
-        assert table.own.grad is None, "no gradient of the whole table"
+        assert table.held_nD.grad is None, "no gradient of the whole table"
         whole.grad = None
 
 

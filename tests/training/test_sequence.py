@@ -22,7 +22,7 @@ from training.deep.scorers.heads import ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer, sequence_parts
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import windows_of
-from training.deep.sequence.batches import SequenceSource, _drawn, trained_places
+from training.deep.sequence.batches import SequenceSource, _skip_counts, trained_positions
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
 from training.deep.sequence.rules import dropout_of, epochs_of, nearness_of, steps_of, width_of
@@ -60,7 +60,7 @@ def test_a_history_has_one_state_however_much_padding_it_has_and_whichever_way_i
     history: list[int], layers: int, more: int
 ) -> None:
     made, rows_ND = encoder(length=9, layers=layers)
-    (part,) = made.each
+    (part,) = made.typed_parts
     leaves = (torch.tensor(history, dtype=torch.int64) + TREE.leaf_offset).tolist()
     behind = torch.tensor([leaves + [-1] * (6 - len(leaves))])
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_each_part_reads_its_own_columns_and_its_state_ends_in_a_one(history: li
         feature_BLF = made(leaves, rows_ND)
         behind = torch.tensor([[TREE.leaf_offset + item for item in history] + [-1] * (6 - len(history))])
         states = made.states(behind, rows_ND, None)
-        for number, (part, state_BXD) in enumerate(zip(made.each, states, strict=True)):
+        for number, (part, state_BXD) in enumerate(zip(made.typed_parts, states, strict=True)):
             found_LD = feature_BLF[0, :, number * half : (number + 1) * half - 1]
             torch.testing.assert_close(found_LD, part.scale_LD * state_BXD[0, len(history), :-1], rtol=1e-4, atol=1e-5)
             other_ND = rows_ND.clone()
@@ -213,8 +213,8 @@ def test_a_place_predicts_items_that_follow_it(seed: int, targets: int, length: 
     lists = [(100 * user + np.arange(rng.integers(2, 15))).tolist() for user in range(6)]
     log = log_of(lists, items=600)
     for batch in SequenceSource(log, np.arange(6), length, 40, seed).epoch(0):
-        places = trained_places(log, batch, targets, nearness, 0.3, rng)
-        for sequence, place, target_P in zip(places.sequence_N, places.place_N, places.target_NP, strict=True):
+        places = trained_positions(log, batch, targets, nearness, 0.3, rng)
+        for sequence, place, target_P in zip(places.sequence_N, places.position_N, places.target_NP, strict=True):
             whole = lists[batch.history_BT[sequence, 0] // 100]
             first = whole.index(batch.history_BT[sequence, 0])
             left = whole[first + place :]
@@ -225,9 +225,9 @@ def test_a_place_predicts_items_that_follow_it(seed: int, targets: int, length: 
             assert sorted(found) == found, "a list's items ascend here: nearest first"
             if targets == 1 and place > 0:
                 assert found[0] == left[0]
-        wanted = round((places.place_N > 0).sum() * 0.3 / 0.7)
+        wanted = round((places.position_N > 0).sum() * 0.3 / 0.7)
         begins = int((batch.history_BT[:, 0] % 100 == 0).sum())
-        assert (places.place_N == 0).sum() == min(wanted, begins)
+        assert (places.position_N == 0).sum() == min(wanted, begins)
 
 
 @pytest.mark.parametrize("nearness", [0.0, 0.5, 1.0, 1.5, 4.0])
@@ -235,7 +235,7 @@ def test_targets_are_as_likely_as_nearness_says(nearness: float) -> None:
     log = log_of([list(range(30))])
     rng = np.random.default_rng(1)
     batch = next(SequenceSource(log, np.arange(1), 100, 100, 1).epoch(0))
-    drawn = [trained_places(log, batch, 5, nearness, 0.0, rng).target_NP[0] for _ in range(4000)]
+    drawn = [trained_positions(log, batch, 5, nearness, 0.0, rng).target_NP[0] for _ in range(4000)]
     share_I = np.bincount(np.concatenate(drawn), minlength=30)[1:] / 20_000
     t = np.linspace(0.5, 29.5, 29 * 1000 + 1)
     chance_I = ((t[:-1] + t[1:]) / 2)[:, None] ** -nearness
@@ -248,7 +248,7 @@ def test_targets_are_as_likely_as_nearness_says(nearness: float) -> None:
 @pytest.mark.parametrize("nearness", [0.0, 1.0, 1.0 + 1e-9, 2.0, 5.0])
 def test_the_largest_share_is_the_last_item_at_most(nearness: float) -> None:
     left = np.array([[1], [2], [1000]])
-    drawn = _drawn(np.array([[0.0, 1.0]]), left, nearness)
+    drawn = _skip_counts(np.array([[0.0, 1.0]]), left, nearness)
     np.testing.assert_array_equal(drawn[:, 0], 0)
     np.testing.assert_array_equal(drawn[:, 1], left[:, 0] - 1)
 
@@ -258,8 +258,8 @@ def test_without_a_history_any_item_of_a_list_is_as_likely(targets: int) -> None
     log = log_of([list(range(10))])
     rng = np.random.default_rng(1)
     batch = next(SequenceSource(log, np.arange(1), 100, 100, 1).epoch(0))
-    places = [trained_places(log, batch, targets, 1.0, 0.3, rng) for _ in range(1000)]
-    count_I = np.bincount(np.concatenate([made.target_NP[made.place_N == 0][0] for made in places]), minlength=10)
+    places = [trained_positions(log, batch, targets, 1.0, 0.3, rng) for _ in range(1000)]
+    count_I = np.bincount(np.concatenate([made.target_NP[made.position_N == 0][0] for made in places]), minlength=10)
     assert count_I.min() > 60 * targets, "each about 100 times, for each target"
 
 

@@ -25,14 +25,14 @@ from training.data.interactions import Interactions
 from training.data.splits import LEARNED_VALIDATION
 from training.data.user_item_matrix import events_of_items
 from training.deep.directed_start import followers
-from training.deep.export import Final
+from training.deep.export import FinalModel
 from training.deep.first_model import INVERSE_TEMPERATURE, popularity_biases, rows_from_embeddings
 from training.deep.prepare import item_embeddings, prepare
 from training.deep.run import train_and_export, wants_refit
 from training.deep.scorers.row_table import lookup
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import WindowStates
-from training.deep.sequence.batches import Places, SequenceBatch, trained_places
+from training.deep.sequence.batches import SequenceBatch, TrainedPositions, trained_positions
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.validation import search_pairs, validation_pairs
 from training.held_out import held_out_log
@@ -111,7 +111,7 @@ def test_a_trained_bundle_answers_with_the_successor_and_says_what_it_reads(bund
 def test_windows_start_from_who_took_what_a_transformer_from_what_follows_what_and_both_from_popularity(log: Path, tmp_path: Path) -> None:
     run = begun(settings(log, scorer={"init": "embeddings", "node_dim": 16}), tmp_path / "log")
     assert isinstance(run.model.encoder, SequenceQuery)
-    first, second = (run.model.node_rows.detach()[:, part.columns] for part in run.model.encoder.each)
+    first, second = (run.model.node_rows.detach()[:, part.columns] for part in run.model.encoder.typed_parts)
     assert first.shape[1] == second.shape[1] == 8
     learned, seed = (run.prepared.interactions, run.prepared.split.train), run.config.seed
     for part, found in ((first, item_embeddings(run.prepared, 7, seed)), (second, followers(*learned, 7, seed))):
@@ -175,11 +175,11 @@ def test_a_steps_targets_are_drawn_as_the_configuration_says(log: Path, tmp_path
     run = begun(settings(log, instances={"targets": 3, "nearness": 2.5, "cold_share": 0.1}), tmp_path / "log")
     asked: list[tuple[Any, ...]] = []
 
-    def recorded(lists: Interactions, batch: SequenceBatch, *options: Any) -> Places:
+    def recorded(lists: Interactions, batch: SequenceBatch, *options: Any) -> TrainedPositions:
         asked.append(options[:3])
-        return trained_places(lists, batch, *options)
+        return trained_positions(lists, batch, *options)
 
-    monkeypatch.setattr("training.deep.sequence.steps.trained_places", recorded)
+    monkeypatch.setattr("training.deep.sequence.steps.trained_positions", recorded)
     run.steps.make(0)
     assert asked == [(3, 2.5, 0.1)]
 
@@ -233,7 +233,7 @@ def test_an_untouched_item_starts_at_its_contents_row_with_a_bias_in_the_range_o
     unseen_I = ~run.prepared.seen_I
     assert_allclose(rows_ID[unseen_I], content_rows_of(run)[unseen_I], rtol=1e-4, atol=1e-5)
     assert isinstance(run.model.encoder, SequenceQuery)
-    for part in run.model.encoder.each:
+    for part in run.model.encoder.typed_parts:
         bias_I = rows_ID[:, part.columns.stop - 1]
         low, high = bias_I[~unseen_I].min(), bias_I[~unseen_I].max()
         assert low <= bias_I[unseen_I].min() <= bias_I[unseen_I].max() <= high
@@ -342,7 +342,7 @@ def test_the_history_of_a_set_is_one_window_and_its_targets_are_all_alike(sets_r
     assert isinstance(run.config, SequenceConfig)
     assert run.config.nearness == 0
     assert isinstance(run.model.encoder, SequenceQuery)
-    (part,) = run.model.encoder.each
+    (part,) = run.model.encoder.typed_parts
     assert isinstance(part.reader, WindowStates)
     assert part.reader.windows == (run.config.history_length,)
 
@@ -441,7 +441,7 @@ def test_who_goes_on_from_a_model_that_knows_the_answers_is_told(
         raw = settings(log, tree={"kind": "earlier", "branching": 3}, scorer={"init": "earlier"}) | {"earlier_model": str(earlier.path)}
         (tmp_path / f"log-{told}").mkdir()
         prepare(deep_config(raw), None, tmp_path / f"log-{told}")
-        assert ("has learned what validation asked for" in caplog.text) == told
+        assert ("has learned from validation queries" in caplog.text) == told
 
 
 def test_a_run_that_was_killed_while_it_trained_again_ends_as_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,7 +489,7 @@ def test_the_second_training_makes_the_steps_that_validation_chose_and_keeps_the
     monkeypatch.setattr(SequenceSteps, "make", counted)
     monkeypatch.setattr("training.deep.fit.CHECKPOINT_EVERY", 20)
     monkeypatch.setattr("training.deep.fit.validation_recall", lambda *_: next(recalls))
-    finals: list[Final] = []
+    finals: list[FinalModel] = []
 
     def exported(*given: Any) -> None:
         finals.append(given[-1])

@@ -28,8 +28,8 @@ from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
 from training.linear import stacking, stacking_examples, stacking_tables
 from training.linear.run import fit_and_export
-from training.linear.stacking import NETWORKS, fit_network, folds, gain_of, learn, logits
-from training.linear.stacking_examples import Examples, candidates_of, examples_of
+from training.linear.stacking import NETWORKS, fit_network, folds, gain_of, learn_stacking, logits
+from training.linear.stacking_examples import StackingExamples, candidates_of, examples_of
 from training.linear.stacking_tables import Weighing, tables_of
 from training.specification.linear import LinearConfig, StackingOptions
 from training.specification.models import SPECIFICATION
@@ -183,18 +183,20 @@ def test_gain_is_measured_on_points_that_the_network_did_not_see(
     bundle, points = trees_of_parity, parity(100)
     learned, judged = list[NDArray[np.int64]](), list[NDArray[np.int64]]()
 
-    def fit(examples: Examples, seed: int) -> StackingNetwork:
+    def fit(examples: StackingExamples, seed: int) -> StackingNetwork:
         learned.append(examples.points)
         return fit_network(examples, seed)
 
-    def gain(network: StackingNetwork, examples: Examples, *rest: Any) -> dict[str, Any]:
+    def gain(network: StackingNetwork, examples: StackingExamples, *rest: Any) -> dict[str, Any]:
         judged.append(examples.points)
         return gain_of(network, examples, *rest)
 
     monkeypatch.setattr(stacking, "fit_network", fit)
     monkeypatch.setattr(stacking, "gain_of", gain)
     options = StackingOptions(model="network", candidates=5)
-    made = learn(points, Weighing.of(points.labels, None), lambda _: bundle.trees, bundle.manifest.ranking, options, 10, 0, tmp_path)
+    made = learn_stacking(
+        points, Weighing.of(points.labels, None), lambda _: bundle.trees, bundle.manifest.ranking, options, 10, 0, tmp_path
+    )
     assert made is not None
     assert len(judged[0]) == made.info.training["held_out"] == 20
     assert_array_equal(np.sort([*judged[0], *learned[0]]), np.arange(100))
@@ -204,7 +206,7 @@ def test_gain_is_measured_on_points_that_the_network_did_not_see(
 def test_gain_is_that_of_the_order_that_is_served() -> None:
     """A network that knows nothing: weights alone order the candidates, unless power is 0."""
     rows = np.array([[0, 1, 2, -1], [2, 0, 1, -1]])
-    known = Examples(np.zeros((2, 4, KNOWN), np.float32), np.zeros((2, 4), np.float32), rows, np.arange(2))
+    known = StackingExamples(np.zeros((2, 4, KNOWN), np.float32), np.zeros((2, 4), np.float32), rows, np.arange(2))
     labels = LabelledPoints(csr_array(np.ones((2, 1), np.float32)), csr_array(np.array([[0, 0, 1], [0, 0, 1]], np.float32)))
     shapes = [(KNOWN,), (KNOWN,), (KNOWN, 1), (1,), (1, 1), (1,), (1,), (1,)]
     network = StackingNetwork(*(np.zeros(shape, np.float32) for shape in shapes))
@@ -272,7 +274,9 @@ def test_a_network_takes_about_as_many_steps_as_are_wanted(monkeypatch: pytest.M
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     shape = points, 1
-    fit_network(Examples(np.zeros((*shape, KNOWN), np.float32), np.zeros(shape, np.float32), np.zeros(shape, int), np.arange(points)), 0)
+    fit_network(
+        StackingExamples(np.zeros((*shape, KNOWN), np.float32), np.zeros(shape, np.float32), np.zeros(shape, int), np.arange(points)), 0
+    )
     assert taken == NETWORKS * steps
 
 
@@ -284,7 +288,7 @@ def test_folds_hold_a_fifth_out_until_enough_points_are() -> None:
     assert len(list(folds(np.arange(10_000), 10, 64, 0))) == 2
     (large,) = folds(np.arange(500_000), 10, 64, 0)
     assert len(large) == stacking.HELD_OUT
-    assert len(list(folds(known, stacking.ONE_FOLD + 1, 64, 0))) == 1
+    assert len(list(folds(known, stacking.LARGE_SET + 1, 64, 0))) == 1
     many = list(folds(np.arange(100_000), 10, 4096, 0))
     assert sum(len(fold) for fold in many) * 4096 == stacking.MOST_CANDIDATES  # many candidates of fewer points
 

@@ -35,9 +35,9 @@ from tests.espalier.bundle.parts import model_with
 from tests.training.commands import command
 from tests.training.content_logs import KINDS, SIZE, write_log
 from training.data.csr import as_matrix
-from training.deep.content_rows import PENALTY, add_content, content_graph, predicted, ridge
+from training.deep.content_rows import PENALTY, add_content, content_graph, predict_vectors, ridge
 from training.deep.content_rows import ContentRows as TrainedRows
-from training.deep.optimiser import Optimiser, share_kept
+from training.deep.optimiser import Optimiser, mean_share
 from training.deep.scorers.model import NodeScorer, new_scorer
 from training.deep.scorers.row_table import lookup
 from training.deep.topology import Topology
@@ -229,7 +229,7 @@ def test_updates_are_those_of_two_tables(seed: int, decay: float) -> None:
     averaged_ND = lookup(torch.arange(tree.node_count), ours.averaged.table)
     expected_ND = sums[0]
     for times in range(1, 6):
-        expected_ND = expected_ND.lerp(sums[times], 1 - share_kept(4, times))
+        expected_ND = expected_ND.lerp(sums[times], 1 - mean_share(4, times))
     assert_allclose(averaged_ND, expected_ND, atol=1e-5)
     content.join_rows(model)
     assert_allclose(model.node_rows.detach(), sums[-1], atol=1e-5)
@@ -245,7 +245,7 @@ def test_the_first_table_is_that_of_ridge_regression() -> None:
     dense_IF = as_matrix(features).toarray()
     fit = Ridge(alpha=PENALTY, fit_intercept=False).fit(dense_IF[known_I], vectors_ID[known_I])
     assert_allclose(ridge(features, vectors_ID, known_I), fit.coef_.T, atol=1e-5)
-    assert_allclose(predicted(features, vectors_ID, known_I), dense_IF @ fit.coef_.T, atol=1e-4)
+    assert_allclose(predict_vectors(features, vectors_ID, known_I), dense_IF @ fit.coef_.T, atol=1e-4)
 
 
 def test_a_table_of_random_rows_starts_at_zero() -> None:

@@ -33,7 +33,7 @@ from training.baselines.item_means import item_means as fit_item_means
 from training.compare.command import run as run_compare
 from training.data.interactions import Interactions, read_interactions
 from training.data.splits import Split, split_log
-from training.deep.export import most_kept
+from training.deep.export import most_stored_queries
 from training.deep.first_model import build_model
 from training.deep.instances import InstanceSource
 from training.deep.jtm_samples import draw_samples
@@ -326,7 +326,7 @@ def test_golden_and_held_out_queries_are_vectors(trained: Bundle) -> None:
     assert len(held.queries) == 40
     assert set(held.recall_by_m) == {10, 50, 64}
     assert verify_golden(trained, open_engine(trained, "cpu")) == 1
-    with_wide = [most_kept(VectorKind(width=width)) for width in (1, 4194, 4195, MAX_VECTOR_WIDTH)]
+    with_wide = [most_stored_queries(VectorKind(width=width)) for width in (1, 4194, 4195, MAX_VECTOR_WIDTH)]
     assert with_wide == [1000, 1000, 999, 64]
 
 

@@ -24,7 +24,7 @@ from espalier.errors import InvalidData
 from ..arrays import Float32, Float64, Int64
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import damped_items
-from ..neighbours.cooccurrence import counted, lists_of
+from ..neighbours.cooccurrence import count_pairs, lists_of
 from ..neighbours.fit import fading
 from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import Fitted, Task
@@ -56,7 +56,7 @@ def graph_filter(task: Task) -> Fitted:
     if widest < 1:
         raise InvalidData("log", f"{len(users)} training users and {lists.item_count} items", "at least 2 of each")
     distinct = lists_of(lists, users, distinct=True)
-    counts = counted(distinct, np.ones(WINDOW), 1.0)
+    counts = count_pairs(distinct, np.ones(WINDOW), 1.0)
     root_I = np.sqrt(np.maximum(distinct.events_I, 1)).astype(np.float32)
     similarity_N = (counts.after_N + counts.before_N) / (np.repeat(root_I, np.diff(counts.offset_I1)) * root_I[counts.item_N])
     linear_II = sparse.csr_array((similarity_N, counts.item_N, counts.offset_I1), shape=(lists.item_count, lists.item_count))

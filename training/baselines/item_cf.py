@@ -22,7 +22,7 @@ from espalier.compiled_code import compiled
 
 from ..arrays import Int64
 from ..data.interactions import Interactions
-from ..neighbours.cooccurrence import LONGEST, Counts, counted, lists_of
+from ..neighbours.cooccurrence import LONGEST, Counts, count_pairs, lists_of
 from ..neighbours.neighbour_lists import NeighbourLists
 from ..retrieval.scores import by_popularity
 from ..retrieval.task import Fitted, Task, Trial
@@ -42,7 +42,7 @@ def rank(similar: NeighbourLists, histories: Sequence[Int64], m: int, exclude_se
 def fit_item_cf(interactions: Interactions, users: Int64, neighbours: int) -> NeighbourLists:
     """The most similar `neighbours` of each item, without itself, from `users` only (pass training users); ties by the lower row."""
     lists = lists_of(interactions, users, distinct=True)
-    counts = counted(lists, np.ones(LONGEST), damping=0.5)
+    counts = count_pairs(lists, np.ones(LONGEST), damping=0.5)
     score_N = np.empty(len(counts.item_N), np.float32)
     _cosines(counts, lists.events_I, score_N)
     return NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(lists.events_I)).limited(neighbours)

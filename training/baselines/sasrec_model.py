@@ -28,7 +28,7 @@ from ..deep.optimiser import AVERAGE_EVERY, averaged_over
 from ..deep.scorers.row_table import RowTable
 from ..deep.scorers.transformer import Dropout, SequenceEncoder
 from ..deep.sequence.batches import SequenceBatch, SequenceSource
-from ..deep.sequence.blocked_softmax import places_of, softmax_loss
+from ..deep.sequence.blocked_softmax import positions_in, softmax_loss
 from ..retrieval.scores import best_of_all
 from ..retrieval.task import Deadline, Task
 from ..trees.embeddings import item_embeddings, spread_unseen
@@ -252,7 +252,7 @@ class Training:
             loss = softmax_loss(state_ND, target_ND, network.item_ID, target_N)
         else:
             negative_S, log_weight_S = self.proposal.draw(config.negatives, self.generator)
-            target_position_N = places_of(target_N, negative_S)
+            target_position_N = positions_in(target_N, negative_S)
             loss = softmax_loss(state_ND, target_ND, network.table.lookup(negative_S), target_position_N, log_weight_S)
         loss.backward()
         network.add_gradients()

@@ -31,8 +31,8 @@ from ..arrays import Int64
 from ..deep.first_model import build_model
 from ..deep.fit import CURVE, steps_of
 from ..deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
-from ..deep.memory import FIT_S, KEPT, memory_task
-from ..deep.prepare import Begun, Prepared, build_tree
+from ..deep.memory import FIT_S, NEIGHBOUR_COUNTS, memory_task
+from ..deep.prepare import Prepared, SharedStart, build_tree
 from ..deep.ranking import GAMMAS, ROUNDS, VALIDATION_QUERIES
 from ..deep.run import train_and_export
 from ..deep.sequence.rules import with_rules
@@ -130,7 +130,7 @@ def fit_recipe(
     if costs is None and seconds is not None:
         costs = costs_of(config, prepared, folder, device, clock)
     if costs is not None:
-        prepared = replace(prepared, begun=costs.begun)
+        prepared = replace(prepared, shared_start=costs.shared_start)
     if fitted_neighbours is not None:
         prepared, costs = replace(prepared, neighbours=fitted_neighbours), costs and replace(costs, memory_s=0.0)
     if costs is not None and seconds is not None:
@@ -164,14 +164,14 @@ class Costs:
     step_s    a training step
     search_s  a validation query, searched in training
     memory_s  neighbours for a memory; 0 without one
-    begun     the measured tree and model
+    shared_start  the measured tree and model
     """
 
     start_s: float
     step_s: float
     search_s: float
     memory_s: float = 0.0
-    begun: Begun | None = None
+    shared_start: SharedStart | None = None
 
 
 def costs_of(config: DeepConfig, prepared: Prepared, folder: Path, device: torch.device, clock: Clock) -> Costs:
@@ -179,8 +179,8 @@ def costs_of(config: DeepConfig, prepared: Prepared, folder: Path, device: torch
     config, begin = with_rules(config, prepared), clock()
     tree = build_tree(config, prepared, device)
     model, topology = build_model(config, tree, prepared), Topology(tree, device)
-    begun = Begun(tree, folder / BEGUN)
-    torch.save(model, begun.model)
+    shared_start = SharedStart(tree, folder / BEGUN)
+    torch.save(model, shared_start.model)
     model.to(device)
     start_s = clock() - begin
     pairs = validation_pairs(config, prepared, TIMED_QUERIES)
@@ -192,7 +192,7 @@ def costs_of(config: DeepConfig, prepared: Prepared, folder: Path, device: torch
     step_s = seconds_each(lambda: float(steps.make(last)), clock)  # waits for a GPU
     memory_s = by_parts(neighbours, MEMORY_FITS)(memory_task(config, prepared, None)).full_s if has_memory(config, prepared) else 0.0
     log.info("a tree and a model take %.1f s, a step %.0f ms, a search %.2f ms", start_s, 1e3 * step_s, 1e3 * search_s)
-    return Costs(start_s, step_s, search_s, memory_s, begun)
+    return Costs(start_s, step_s, search_s, memory_s, shared_start)
 
 
 def needs_of(config: DeepConfig, prepared: Prepared, costs: Costs) -> Needs:
@@ -217,7 +217,7 @@ def memory_seconds(config: DeepConfig, prepared: Prepared, costs: Costs, most_s:
     if not has_memory(config, prepared):
         return 0.0
     queries = min(VALIDATION_QUERIES, len(prepared.split.validation))
-    adding_s = (2 + 2 * ROUNDS + len(KEPT)) * SLOWER_WITH_MEMORY * costs.search_s * queries
+    adding_s = (2 + 2 * ROUNDS + len(NEIGHBOUR_COUNTS)) * SLOWER_WITH_MEMORY * costs.search_s * queries
     return sum(min(seconds, most_s, FIT_S) for seconds in (costs.memory_s, adding_s))
 
 

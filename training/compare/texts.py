@@ -124,7 +124,7 @@ def compare_texts(
 def _empty_report(config: LinearConfig, prepared: Prepared, task: TextTask, tests: Sequence[TextQuestion]) -> Report:
     return new_report(config, METRIC, len(tests)) | {
         "log": {"sha256": prepared.fingerprint, "items": len(prepared.items), "queries": len(task.whole.queries)},
-        "tested": prepared.tested,
+        "tested": prepared.test_source,
         "chosen_by": OF_ITEMS if task.has_made_queries else OF_LOG,
     }
 
@@ -147,7 +147,7 @@ def _refuse_other_files(file: Path) -> None:
 
 def questions_of(prepared: Prepared) -> list[TextQuestion]:
     """At most MOST_QUERIES test queries, evenly spread. Raises InvalidData if there is none."""
-    texts = prepared.written.to_pylist()
+    texts = prepared.written_queries.to_pylist()
     labels = prepared.test.labels
     questions = [TextQuestion(b, texts[b], relevant) for b, relevant in enumerate(_items_of(labels)) if len(relevant)]
     if not questions:
@@ -162,9 +162,9 @@ def task_of(config: LinearConfig, prepared: Prepared, deadline: Deadline = NO_DE
 
     Raises InvalidData if there is no validation query.
     """
-    if prepared.asked is None or prepared.vectoriser is None:
+    if prepared.people_queries is None or prepared.vectoriser is None:
         raise InvalidConfig("data.format", config.data.format, "log")
-    log_queries, whole = prepared.asked, Learned(prepared.asked, label_features(prepared.train, prepared.own, config.linear)[1])
+    log_queries, whole = prepared.people_queries, Learned(prepared.people_queries, label_features(prepared.train, prepared.own_texts, config.linear)[1])
     part, has_made_queries = whole, bool(prepared.columns) and len(log_queries) < LEAST_VALIDATION / VALIDATION_SHARE
     if has_made_queries:
         ids = prepared.items.column("id").to_pylist()
@@ -178,7 +178,7 @@ def task_of(config: LinearConfig, prepared: Prepared, deadline: Deadline = NO_DE
         held_out = np.sort(rng.permutation(len(log_queries))[:count])
         rows = np.setdiff1d(np.arange(len(log_queries)), held_out)
         training_points = np.setdiff1d(np.arange(len(prepared.train)), prepared.train.asked[held_out])
-        centroids = label_features(prepared.train.take(training_points), prepared.own, config.linear)[1]
+        centroids = label_features(prepared.train.take(training_points), prepared.own_texts, config.linear)[1]
         part = Learned(LabelledTexts([log_queries.texts[row] for row in rows.tolist()], log_queries.labels[rows]), centroids)
         items = _items_of(log_queries.labels[held_out])
         validation = [TextQuestion(b, log_queries.texts[row], items[b]) for b, row in enumerate(held_out.tolist()) if len(items[b])]

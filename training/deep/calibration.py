@@ -1,10 +1,10 @@
-"""How likely an item of a key is relevant: what scores are made of, fitted on the answers to validation queries.
+"""The probability that an item with a given key is relevant, which scores state; fitted to the answers to validation queries.
 
-Ranks are close to log-odds, and Platt's logistic function fits them. Keys with a memory are not: few are far larger than the rest, and a
-straight line that fits the many says of the few that nearly all are relevant. Their log-odds are a piecewise linear function, by isotonic
-regression over bins with as many hits each.
+Ranks are close to log-odds, and Platt's logistic function fits them. Keys with a memory are not: a few are far larger than the others, and
+a straight line fitted to the others predicts that nearly all of these few are relevant. Their log-odds are a piecewise linear function, by
+isotonic regression over bins with equal numbers of hits.
 
-Legend: B queries, M results, R items that came back, N bins, K knots.
+Legend: B queries, M results, R returned items, N bins, K knots.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sklearn.linear_model import LogisticRegression
 from espalier.manifest import MAX_KNOTS, Calibration
 
 MIN_HITS = 20
-"""Hits of a bin: the standard error of its log-odds is then 0.2."""
+"""Least hits of a bin: the standard error of its log-odds is then 0.2."""
 TAIL = 0.2
-"""Most that log-odds rise from the last bin to the largest key: so much more may be true of its largest keys, and no more is known."""
+"""The most that log-odds rise from the last bin to the largest key: the data say little about the largest keys."""
 LEAST_SLOPE = 1e-6
-"""For a key that is a standard deviation larger: scores are to rise with keys, even where hits do not."""
+"""Least rise of log-odds for a key one standard deviation larger: scores must rise with keys, even if hits do not."""
 
 
 def calibrate(
@@ -31,11 +31,11 @@ def calibrate(
 ) -> Calibration:
     """A fit of "the item is relevant" on the key, over all returned items.
 
-    heavy_tailed  piecewise, where there are hits for two bins; else Platt's logistic function of the key
+    heavy_tailed  fit a piecewise linear function if there are hits for two bins; otherwise Platt's logistic function
     """
-    found_BM = rows_BM >= 0
-    hit_BM = np.stack([np.isin(rows, wanted) for rows, wanted in zip(rows_BM, relevant, strict=True)])
-    keys_R, hits_R = keys_BM[found_BM].astype(np.float64), hit_BM[found_BM]
+    is_item_BM = rows_BM >= 0
+    is_hit_BM = np.stack([np.isin(rows, relevant_rows) for rows, relevant_rows in zip(rows_BM, relevant, strict=True)])
+    keys_R, hits_R = keys_BM[is_item_BM].astype(np.float64), is_hit_BM[is_item_BM]
     if hits_R.all() or not hits_R.any():
         return Calibration(slope=1, intercept=0)
     knots = piecewise(keys_R, hits_R) if heavy_tailed else ()
@@ -47,9 +47,9 @@ def calibrate(
 
 
 def piecewise(keys_R: NDArray[np.float64], hits_R: NDArray[np.bool_]) -> tuple[tuple[float, float], ...]:
-    """(key, log-odds) of at most MAX_KNOTS knots, both ascending; none where fewer than two bins rise one over the other.
+    """(key, log-odds) of at most MAX_KNOTS knots, both ascending; none if isotonic regression leaves fewer than two bins.
 
-    A bin's knot is at its median key, which its largest keys do not move. Neighbouring bins that would fall are one (isotonic regression).
+    A bin's knot is at its median key, which its largest keys do not move. Isotonic regression merges neighbouring bins whose rate falls.
     The last knot is at the largest key.
     """
     bins = min(MAX_KNOTS - 1, int(hits_R.sum()) // MIN_HITS)

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: how far it is, and all that it needs to go on exactly as it would have."""
+"""Checkpoints of a training run: its progress, and all state that it needs to go on as if it had not stopped."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class RunState:
         self.recalls.append(recall)
 
     def best_step(self, every: int) -> int:
-        """The step whose weights are kept."""
+        """The step whose weights are the result."""
         if not self.recalls:
             return self.step
         return min(self.step, every * (len(self.recalls) - self.recalls[::-1].index(max(self.recalls))))
 
     def out_of_patience(self, patience: int) -> bool:
-        """Whether the last `patience` recalls were no better than what came before."""
+        """Whether none of the last `patience` recalls was better than all before."""
         return len(self.recalls) > patience and max(self.recalls[-patience:]) <= max(self.recalls[:-patience])
 
 
@@ -62,7 +62,7 @@ class RunState:
 class Checkpoint:
     """The file of one run, which its `identity` names. The model and the optimiser are saved, and restored in place.
 
-    nodes  of the tree: the file has the rows of all, so another number of processes can go on
+    nodes  number of nodes of the tree: the file has the rows of all, so that another number of processes can resume
     """
 
     file: Path
@@ -80,26 +80,26 @@ class Checkpoint:
             return
         with TemporaryDirectory(dir=self.file.parent, prefix=".checkpoint-rows-") as folder:
             count = itertools.count()
-            whole = map_rows(content, lambda own_nD: self._gathered(own_nD, Path(folder) / str(next(count))))
+            with_all_rows = map_rows(content, lambda rows_nD: self._gather(rows_nD, Path(folder) / str(next(count))))
             if process() == 0:
-                self._write(whole)
+                self._write(with_all_rows)
 
-    def _gathered(self, own_nD: Tensor, file: Path) -> Tensor:
-        """All rows in process 0, in a file rather than in memory; in the others their own."""
+    def _gather(self, rows_nD: Tensor, file: Path) -> Tensor:
+        """In process 0 all rows, in a file rather than in memory; in the others the rows that they hold."""
         if process():
-            gather_rows(own_nD, self.nodes, None)
-            return own_nD
-        shape = self.nodes, *own_nD.shape[1:]
-        whole_ND = torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=own_nD.dtype).view(shape)
-        gather_rows(own_nD, self.nodes, whole_ND)
-        return whole_ND
+            gather_rows(rows_nD, self.nodes, None)
+            return rows_nD
+        shape = self.nodes, *rows_nD.shape[1:]
+        all_rows_ND = torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=rows_nD.dtype).view(shape)
+        gather_rows(rows_nD, self.nodes, all_rows_ND)
+        return all_rows_ND
 
     def _write(self, content: dict[str, Any]) -> None:
-        with _replaced(self.file) as stream:
+        with _atomic_write(self.file) as stream:
             torch.save(content | {"identity": self.identity}, stream)
 
     def restore(self) -> RunState:
-        """Load the file (tensors and plain values only), if there is one. Raises InvalidConfig where it is damaged or another run's."""
+        """Load the file (tensors and plain values only), if there is one. Raises InvalidConfig if it is damaged or another run's."""
         if not self.file.exists():
             return RunState()
         try:
@@ -111,7 +111,7 @@ class Checkpoint:
         if identity != self.identity:
             raise InvalidConfig("--resume", str(self.file), ANOTHER_RUN.format("checkpoint"))
         if processes() > 1:
-            content = map_rows(content, lambda whole_ND: whole_ND[process() :: processes()].clone())
+            content = map_rows(content, lambda all_rows_ND: all_rows_ND[process() :: processes()].clone())
         self.model.load_state_dict(content["model"])
         self.optimiser.load_state_dict(content["optimiser"])
         state = RunState(**content["progress"])
@@ -121,50 +121,48 @@ class Checkpoint:
 
 def identity_of(config: DeepConfig, prepared: Prepared, tree: Tree) -> dict[str, str]:
     """The configuration, log, items and tree of a run."""
-    return _begun_with(config, prepared) | {"tree": _digest(tree)}
+    return _tree_inputs(config, prepared) | {"tree": _digest(tree)}
 
 
-def _begun_with(config: DeepConfig, prepared: Prepared) -> dict[str, str]:
-    """All that a tree is made from: the catalogue and the earlier model are the log's and a journal's."""
+def _tree_inputs(config: DeepConfig, prepared: Prepared) -> dict[str, str]:
+    """The identity of all that a tree is made from. The catalogue depends on the log and a journal."""
     ids = hashlib.sha256("\0".join(prepared.items.column("id").to_pylist()).encode()).hexdigest()
     earlier = "" if prepared.earlier is None else _digest(prepared.earlier.tree)
-    begun = "" if prepared.begun is None else _digest(prepared.begun.tree)
+    shared_start = "" if prepared.shared_start is None else _digest(prepared.shared_start.tree)
     log = prepared.interactions.fingerprint
-    return {"config": config.model_dump_json(), "log": log, "items": ids, "earlier": earlier, "begun": begun}
+    return {"config": config.model_dump_json(), "log": log, "items": ids, "earlier": earlier, "begun": shared_start}
 
 
 def _digest(tree: Tree) -> str:
     return hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()
 
 
-def kept_tree(file: Path, config: DeepConfig, prepared: Prepared, build: Callable[[], Tree], resume: bool) -> Tree:
-    """The tree that a run which is resumed was begun with, from its file, if there is one; else a new one, which is written there.
-
-    Another processor, or another number of threads, would round, and so build, another tree.
-
-    Raises InvalidConfig where the file is damaged or another run's.
+def stored_tree(file: Path, config: DeepConfig, prepared: Prepared, build: Callable[[], Tree], resume: bool) -> Tree:
+    """The tree of a resumed run, read from its file if there is one; otherwise a new tree, which is written there.
+    A rebuilt tree could differ: another processor or number of threads rounds differently.
+    Raises InvalidConfig if the file is damaged or another run's.
     """
-    identity = json.dumps(_begun_with(config, prepared))
+    identity = json.dumps(_tree_inputs(config, prepared))
     if resume and file.exists():
         try:
-            with file.open("rb") as kept, np.load(kept) as content:
-                tree, begun_with = Tree(*(content[name] for name in TREE_ARRAYS)), str(content["identity"])
+            with file.open("rb") as opened, np.load(opened) as arrays:
+                tree, stored_identity = Tree(*(arrays[name] for name in TREE_ARRAYS)), str(arrays["identity"])
         except Exception as error:  # a damaged file raises almost anything
             raise InvalidConfig("--resume", str(file), f"a readable tree ({type(error).__name__}); delete it to start anew") from error
-        if begun_with != identity:
+        if stored_identity != identity:
             raise InvalidConfig("--resume", str(file), ANOTHER_RUN.format("tree"))
         return tree
     tree = build()
-    if resume and file.with_name("checkpoint.pt").exists():  # of a tree that is gone: this one must be the same, or is refused
+    if resume and file.with_name("checkpoint.pt").exists():  # the tree file is gone: `restore` refuses another tree
         return tree
-    with _replaced(file) as stream:
+    with _atomic_write(file) as stream:
         np.savez(stream, identity=identity, **{name: getattr(tree, name) for name in TREE_ARRAYS})
     return tree
 
 
 @contextmanager
-def _replaced(file: Path) -> Iterator[IO[bytes]]:
-    """What is written inside takes the place of a file in one step, once it is on the disk."""
+def _atomic_write(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file that replaces `file` in one step at the end, once it is on the disk."""
     part_file = file.with_suffix(".part")
     with part_file.open("wb") as stream:
         yield stream

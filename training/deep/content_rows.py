@@ -1,11 +1,11 @@
-"""Leaf rows with a part from content: row(leaf of i) = e(i) + Σ_f c(i, f) · W_f, c(i) the features of item i.
+"""Leaf rows that are the sum of an own part and a part from content: row(leaf of i) = e(i) + Σ_f c(i, f) · W_f, c(i) its features.
 
-In training `node_rows` of a model hold the own parts e, and every lookup adds c · W (`RowTable.composed`). Before and after, they hold the
-sums: the search and the export see one table. In each step a random share of the items is without e, as all items are that no training user
-touched: their gradients go to W alone (dropout of the id, Volkovs et al. 2017, DropoutNet). The e of an untouched item is 0, so it has its
-content's row.
+In training `node_rows` of a model hold the own parts e, and every lookup adds c · W (`RowTable.compose`). Before and after, they hold the
+sums: the search and the export see one table. In each step e counts as 0 for a random share of the items, and always for items that no
+training user touched: their gradients go to W alone (dropout of the id, Volkovs et al. 2017, DropoutNet). So the row of an untouched item
+is its content's.
 
-What content predicts is learned by ridge regression: the first W, and where items without events belong before anything is trained.
+Ridge regression learns the first W, and predicts embeddings of items without events before training.
 
 Knows rows and features. Does not know how features are made of fields: see `training.data.item_content`.
 
@@ -35,8 +35,8 @@ from ..onnx_graphs import onnx_bytes
 BLOCK = 1 << 12
 """Rows that are split or joined at a time."""
 PENALTY = 3.0
-"""Of 0.1 to 10, what predicts the unit embeddings of left-out items of MovieLens 1M and the sample best; an item's values, and its words,
-have length 1."""
+"""Among 0.1 to 10, the best predictor of unit embeddings of left-out items of MovieLens 1M and the sample. An item's values have length 1,
+and so have its words."""
 ITERATIONS = 40
 """Conjugate-gradient steps, at most."""
 
@@ -45,22 +45,22 @@ class ContentRows:
     """The features of a catalogue at the leaves of a tree, on its device.
 
     seen_I  bool[I]: items that a training user touched
-    drop    share of those that are without their own part in a step
+    drop    share of the seen items whose own part counts as 0 in a step
     """
 
     def __init__(self, rows: SparseRows, topology: Topology, seen_I: NDArray[np.bool_], drop: float) -> None:
         device = topology.device
         self._topology, self._drop = topology, drop
         self._start_I1, self._feature_E, self._value_E = (
-            torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in (rows.indptr, rows.indices.astype(np.int64), rows.values)
+            torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in (rows.indptr, rows.indices.astype(np.int64), rows.values)
         )
         self._unseen_I = torch.from_numpy(~seen_I)
-        self._alone_I = self._unseen_I.to(device)
+        self._is_dropped_I = self._unseen_I.to(device)
 
     def draw(self, seed: int) -> None:
-        """Draw the items that are without their own part from now on; the same on all processes."""
+        """Draw the items whose own part counts as 0 from now on; the same on all processes."""
         draw_I = torch.rand(len(self._unseen_I), generator=torch.Generator().manual_seed(seed))
-        self._alone_I = ((draw_I < self._drop) | self._unseen_I).to(self._topology.device)
+        self._is_dropped_I = ((draw_I < self._drop) | self._unseen_I).to(self._topology.device)
 
     def sums(self, table_FD: Tensor, nodes_U: Tensor) -> Tensor:
         """float32[U, D]: c · W of nodes; 0 where no item lies."""
@@ -73,47 +73,47 @@ class ContentRows:
             self._feature_E[entry_E], table_FD, begin_U, mode="sum", per_sample_weights=self._value_E[entry_E]
         )
 
-    def composed(self, model: NodeScorer, dropping: bool) -> Callable[[Tensor, Tensor], Tensor]:
-        """What lookups make of own parts: the sums; if `dropping`, without the own parts of the items that were drawn."""
-        return partial(self._composed, _table(model), dropping)
+    def compose(self, model: NodeScorer, dropping: bool) -> Callable[[Tensor, Tensor], Tensor]:
+        """The function by which lookups turn own parts into sums; if `dropping`, without the own parts of the drawn items."""
+        return partial(self._compose, _table(model), dropping)
 
     @torch.no_grad()
     def split_rows(self, model: NodeScorer) -> None:
-        """The node rows of a model, sums before, become the own parts of items."""
-        for own_RD, nodes_R in self._own_rows(model):
-            own_RD -= self.sums(_table(model), nodes_R)
+        """Turn the node rows of a model from sums into own parts."""
+        for own_part_RD, nodes_R in self._blocks_with_leaves(model):
+            own_part_RD -= self.sums(_table(model), nodes_R)
             item_R = self._items(nodes_R)
-            own_RD[(item_R >= 0) & self._unseen_I.to(item_R.device)[item_R]] = 0
+            own_part_RD[(item_R >= 0) & self._unseen_I.to(item_R.device)[item_R]] = 0
 
     @torch.no_grad()
     def join_rows(self, model: NodeScorer) -> None:
-        """The node rows of a model, own parts before, become the sums."""
-        for own_RD, nodes_R in self._own_rows(model):
-            own_RD += self.sums(_table(model), nodes_R)
+        """Turn the node rows of a model from own parts into sums."""
+        for own_part_RD, nodes_R in self._blocks_with_leaves(model):
+            own_part_RD += self.sums(_table(model), nodes_R)
 
-    def _composed(self, table_FD: Tensor, dropping: bool, nodes_U: Tensor, own_UD: Tensor) -> Tensor:
+    def _compose(self, table_FD: Tensor, dropping: bool, nodes_U: Tensor, own_part_UD: Tensor) -> Tensor:
         if dropping:
             item_U = self._items(nodes_U)
-            own_UD = own_UD.masked_fill(((item_U >= 0) & self._alone_I[item_U]).unsqueeze(1), 0)
-        return own_UD + self.sums(table_FD, nodes_U)
+            own_part_UD = own_part_UD.masked_fill(((item_U >= 0) & self._is_dropped_I[item_U]).unsqueeze(1), 0)
+        return own_part_UD + self.sums(table_FD, nodes_U)
 
     def _items(self, nodes_U: Tensor) -> Tensor:
-        """int64[U]: the items at nodes, −1 where there is none."""
+        """int64[U]: the items at nodes, −1 for none."""
         first = self._topology.tree.leaf_offset
         return torch.where(nodes_U >= first, self._topology.leaf_item[(nodes_U - first).clamp(min=0)], -1)
 
-    def _own_rows(self, model: NodeScorer) -> list[tuple[Tensor, Tensor]]:
-        """The node rows that this process holds, in blocks, and their nodes; those in which a leaf lies."""
-        own_nD = model.node_rows.detach()
+    def _blocks_with_leaves(self, model: NodeScorer) -> list[tuple[Tensor, Tensor]]:
+        """The node rows that this process holds, in blocks, and their nodes; without blocks of inner nodes only."""
+        rows_nD = model.node_rows.detach()
         first = self._topology.tree.leaf_offset // processes()
-        places = torch.arange(first, len(own_nD), device=own_nD.device)
-        return [(own_nD[block[0] : block[-1] + 1], block * processes() + process()) for block in places.split(BLOCK) if len(block)]
+        positions = torch.arange(first, len(rows_nD), device=rows_nD.device)
+        return [(rows_nD[block[0] : block[-1] + 1], block * processes() + process()) for block in positions.split(BLOCK) if len(block)]
 
 
 def add_content(model: NodeScorer, features: SparseRows, tree: Tree, seen_I: NDArray[np.bool_], fitted: bool) -> None:
-    """Give a model its W, and items that no training user touched the rows that follow from it.
+    """Give a model its W, and set the rows of items that no training user touched to c · W.
 
-    fitted  W that predicts the first rows of the touched items best; else 0
+    fitted  whether W is fitted to the first rows of the touched items; otherwise it is 0
     """
     leaf_I = torch.from_numpy(tree.leaf_of_item)
     rows_ID = model.node_rows.detach()[leaf_I].numpy()
@@ -136,7 +136,7 @@ class ContentGraph(nn.Module):
 
 
 def content_graph(table_FD: Tensor, entries: int) -> bytes:
-    """The bytes of content.onnx, for items of so many features."""
+    """The bytes of content.onnx, for items with `entries` features."""
     features = torch.arange(2 * entries).view(2, entries) % len(table_FD)
     items = {0: torch.export.Dim.DYNAMIC}
     arguments = features, torch.ones(2, entries)
@@ -149,8 +149,8 @@ def _table(model: NodeScorer) -> nn.Parameter:
     return model.content_table
 
 
-def predicted(features: SparseRows, vectors_ID: Float32, known_I: NDArray[np.bool_]) -> Float32:
-    """float32[I, D]: what the content of each item says about its vector, learned from those that are known."""
+def predict_vectors(features: SparseRows, vectors_ID: Float32, known_I: NDArray[np.bool_]) -> Float32:
+    """float32[I, D]: the vector of each item as its content predicts it, learned from the items in known_I."""
     return np.asarray(as_matrix(features) @ ridge(features, vectors_ID, known_I), np.float32)
 
 
@@ -161,9 +161,9 @@ def ridge(features: SparseRows, targets_ID: Float32, known_I: NDArray[np.bool_],
     solution_FD = np.zeros((features.width, targets_ID.shape[1]))
     residual_FD = transposed @ targets_ID[known_I].astype(np.float64)
     direction_FD, size_D = residual_FD.copy(), (residual_FD**2).sum(0)
-    enough_D = 1e-12 * size_D
+    tolerance_D = 1e-12 * size_D
     for _ in range(ITERATIONS):
-        if (size_D <= enough_D).all():
+        if (size_D <= tolerance_D).all():
             break
         image_FD = transposed @ (matrix @ direction_FD) + penalty * direction_FD
         curvature_D = (direction_FD * image_FD).sum(0)

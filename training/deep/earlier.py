@@ -1,8 +1,8 @@
-"""An earlier model as a start: its tree over today's catalogue, and its scorer.
+"""An earlier model as the start of training: its tree over the present catalogue, and its scorer.
 
-Knows how a bundle becomes something to train on. Items are matched by id: an item that the log no longer has leaves an empty leaf, and a
-new one goes to a leaf that is empty or can still be added beside others, where the scorer would look for it (the first levels of JTM's
-matching, `jtm.py`). All other items, and all nodes with their rows, stay where they are.
+Knows how to turn a bundle into a tree and a model to train. Items are matched by id. An item that the log lacks leaves an empty leaf. A new
+item gets an empty leaf, or one that is added, where the scorer would look for it (the first levels of JTM's matching, `jtm.py`). All other
+items, and all nodes with their rows, stay where they are.
 
 Legend: I items of the log, N nodes, D node row, P nodes of the level above the leaves.
 """
@@ -36,7 +36,7 @@ from ..specification.models import config_of
 log = logging.getLogger(__name__)
 
 SHAPES = ("node_dim", "length")
-"""Keys of a scorer that an earlier model says where they are `auto`."""
+"""Keys of a scorer that are taken from the earlier model if they are `auto`."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class EarlierModel:
     """`tree` holds the log's item rows; `model` has a row for each of its nodes and takes histories of `length`.
 
     gamma       γ of the ranks that it was trained on
-    likelihood  what such a rank is the log-likelihood of; path products have a γ of their own
+    likelihood  how such a rank is a log-likelihood; path products have a γ of their own
     """
 
     tree: Tree
@@ -58,102 +58,99 @@ def open_earlier(
     path: Path, config: DeepConfig, tree: TreeOfEarlierModel, interactions: Interactions, users: Int64, items: ItemTable
 ) -> EarlierModel:
     """The earlier model of a configuration, checked against it.
-
     users  training users, from whose events new items are placed
-
-    Raises InvalidConfig, naming the key, where the configuration wants another scorer or branching, where the bundle has no weights or
-    others than its scorer's, or where its tree has no room for the new items; the bundle's own errors where it cannot be read.
+    Raises InvalidConfig with the key if the configuration has another scorer or branching, the bundle lacks weights or has those of another
+    scorer, or its tree has no room for the new items. Raises the bundle's errors if it cannot be read.
     """
     bundle = Bundle.open(path)
-    before = config_of(bundle.manifest, DeepConfig)
-    branching = max(bundle.tree.max_children) if before.tree.branching == "auto" else before.tree.branching
-    _check_alike(config, before, branching)
+    earlier_config = config_of(bundle.manifest, DeepConfig)
+    branching = max(bundle.tree.max_children) if earlier_config.tree.branching == "auto" else earlier_config.tree.branching
+    _check_alike(config, earlier_config, branching)
     _check_queries(bundle, interactions)
     if bundle.manifest.data.get(LEARNED_VALIDATION):
         log.warning(
-            "%s has learned what validation asked for: as far as this run asks for the same, it chooses by answers that it knows. "
+            "%s has learned from validation queries: if this run has the same ones, it chooses by answers that the model knows. "
             "Train a model with refit = false to go on from it",
             path,
         )
     row_I = bundle.items.rows_of(items.column("id").to_pylist())
     if (row_I < 0).all():
         raise InvalidConfig("earlier_model", str(path), f"a model of the log's items, such as {items.ids_of(np.zeros(1, np.int64))[0]!r}")
-    model = load_scorer(bundle, before)
-    length, likelihood = before.history_length, likelihood_of(before)
+    model = load_scorer(bundle, earlier_config)
+    length, likelihood = earlier_config.history_length, likelihood_of(earlier_config)
     leaf_I = np.where(row_I >= 0, bundle.tree.leaf_of_item[row_I], -1)
-    new = np.flatnonzero(row_I < 0)
+    new_items = np.flatnonzero(row_I < 0)
     node_n = np.zeros(0, np.int64)
-    if len(new):
+    if len(new_items):
         empty = np.ones(bundle.tree.leaf_count, np.bool_)
         empty[leaf_I[leaf_I >= 0] - bundle.tree.leaf_offset] = False
         room_N = _room(bundle.tree, empty, branching)
-        if len(new) > room_N[0]:
-            expected = f"kmeans, since the log has {len(new)} items that earlier_model lacks and its tree has room for {room_N[0]}"
+        if len(new_items) > room_N[0]:
+            expected = f"kmeans, since the log has {len(new_items)} items that earlier_model lacks and its tree has room for {room_N[0]}"
             raise InvalidConfig("tree.kind", tree.kind, expected)
         samples = draw_samples(interactions, users, length, tree.samples, seed=config.seed, wanted_I=row_I < 0)
-        of_new = _in_earlier_rows(samples, new, row_I)
-        nowhere = np.full((len(new), bundle.tree.height), -1, np.int64)
-        matching = Matching(model, bundle.tree, of_new, bundle.manifest.ranking.gamma, likelihood)  # γ: where a search would look
-        node_n = matching.descend(nowhere, room_N, bundle.tree.height - 1, tree.gap)
-    grown, source_N = grow(bundle.tree, leaf_I, new, node_n)
-    stayed = len(row_I) - len(new)
-    log.info("%s: %d items are where they were, %d are new, %d are gone", path, stayed, len(new), len(bundle.items) - stayed)
-    return EarlierModel(grown, _with_rows(model, source_N), length, before.objective.gamma, likelihood)
+        new_samples = _in_earlier_rows(samples, new_items, row_I)
+        no_home_IL = np.full((len(new_items), bundle.tree.height), -1, np.int64)
+        matching = Matching(model, bundle.tree, new_samples, bundle.manifest.ranking.gamma, likelihood)  # γ: where a search would look
+        node_n = matching.descend(no_home_IL, room_N, bundle.tree.height - 1, tree.gap)
+    grown_tree, source_N = grow(bundle.tree, leaf_I, new_items, node_n)
+    stay_count = len(row_I) - len(new_items)
+    log.info("%s: %d items are where they were, %d are new, %d are gone", path, stay_count, len(new_items), len(bundle.items) - stay_count)
+    return EarlierModel(grown_tree, _with_rows(model, source_N), length, earlier_config.objective.gamma, likelihood)
 
 
 def as_earlier(config: DeepConfig, tree: Tree, model: NodeScorer) -> EarlierModel:
-    """A model that was just trained, as the start of the next round."""
+    """A newly trained model, as the start of the next round."""
     return EarlierModel(tree, model, config.history_length, config.objective.gamma, likelihood_of(config))
 
 
 def likelihood_of(config: DeepConfig) -> Likelihood:
-    """What the ranks of a model of this configuration are the log-likelihood of."""
+    """The log-likelihood that the ranks of a model of this configuration stand for."""
     if config.ranks_by_path_product:
         return "path"
     return "softmax" if config.is_softmax else "sigmoid"
 
 
 def load_scorer(bundle: Bundle, config: DeepConfig) -> NodeScorer:
-    """The scorer that a bundle was exported from (`config`: its own). Raises InvalidConfig where its weights are missing or others'."""
-    where = str(bundle.path)
+    """The scorer that a bundle was exported from (`config`: its own). Raises InvalidConfig if its weights are missing or another's."""
+    path = str(bundle.path)
     model = new_model(config, bundle.tree, bundle.manifest.query)
     try:
         weights = {name: torch.from_numpy(np.array(array)) for name, array in bundle.weights().items()}
     except BundleNotFound as error:
-        raise InvalidConfig("earlier_model", where, f"a bundle with {WEIGHTS}; this one cannot be trained on") from error
+        raise InvalidConfig("earlier_model", path, f"a bundle with {WEIGHTS}; this one cannot be trained on") from error
     weights["node_rows"] = torch.from_numpy(np.asarray(bundle.node_rows_ND, np.float32))
-    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: list(tensor.shape) for name, tensor in weights.items()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            raise InvalidConfig("earlier_model", where, f"weights {name} of shape {wanted.get(name)}, got {found.get(name)}")
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    stored = {name: list(tensor.shape) for name, tensor in weights.items()}
+    for name in sorted(expected.keys() | stored.keys()):
+        if expected.get(name) != stored.get(name):
+            raise InvalidConfig("earlier_model", path, f"weights {name} of shape {expected.get(name)}, got {stored.get(name)}")
     model.load_state_dict(weights)
     return model.eval()
 
 
 def grow(tree: Tree, leaf_I: Int64, new: Int64, node_n: Int64) -> tuple[Tree, Int64]:
-    """The tree over another catalogue, and where its node rows come from.
+    """The tree over another catalogue, and the source of each of its node rows.
 
     leaf_I  int64[I]: the leaf of each item, −1 for the `new` ones
     new     int64[n]: the new items
-    node_n  int64[n]: the nodes of the level above the leaves that they go to: to its empty leaves, then to leaves added at its end
-
+    node_n  int64[n]: the parents of their leaves; a parent's empty leaves are filled first, then leaves are added at its end
     Returns the tree and int64[N]: each node's number in the old tree, −1 for an added leaf.
     """
-    old = np.flatnonzero(leaf_I >= 0)
+    old_items = np.flatnonzero(leaf_I >= 0)
     row_I = np.full(tree.item_count, -1)
-    row_I[tree.leaf_item[leaf_I[old] - tree.leaf_offset]] = old
+    row_I[tree.leaf_item[leaf_I[old_items] - tree.leaf_offset]] = old_items
     leaf_n = _free_leaves(tree, row_I, node_n)
     folded = folded_tree(tree, row_I, node_n, leaf_n - tree.first_child[node_n], new)
     source = folded.source + tree.leaf_offset
-    own_n = np.where(leaf_n < tree.first_child[node_n + 1], leaf_n, -1)
-    source[folded.live] = own_n[-1 - folded.source[folded.live]]
+    reused_n = np.where(leaf_n < tree.first_child[node_n + 1], leaf_n, -1)
+    source[folded.live] = reused_n[-1 - folded.source[folded.live]]
     return folded.tree, np.concatenate([np.arange(tree.leaf_offset), source])
 
 
 def _free_leaves(tree: Tree, row_I: Int64, node_n: Int64) -> Int64:
-    """int64[n]: a leaf of its own for each of the nodes: first those that are empty once items are gone (`row_I` below 0), then others,
-    numbered on from the node's last child.
+    """int64[n]: a separate leaf under each of the parents: first leaves without an item (`row_I` below 0), then new ones, numbered on from
+    the parent's last child.
     """
     empty = np.flatnonzero(np.append(row_I, EMPTY_LEAF)[tree.leaf_item] < 0) + tree.leaf_offset
     order = np.argsort(node_n, kind="stable")
@@ -167,37 +164,37 @@ def _free_leaves(tree: Tree, row_I: Int64, node_n: Int64) -> Int64:
     return leaf_n
 
 
-def _check_alike(config: DeepConfig, before: DeepConfig, branching: int) -> None:
-    """What the tree, and with `scorer.init = "earlier"` the scorer, must have in common with the earlier model's configuration."""
+def _check_alike(config: DeepConfig, earlier_config: DeepConfig, branching: int) -> None:
+    """Raise InvalidConfig where the tree, or with `scorer.init = "earlier"` the scorer, differs from the earlier model's configuration."""
     pairs: list[tuple[str, object, object]] = []
     if config.tree.branching != "auto":
         pairs.append(("tree.branching", config.tree.branching, branching))
     if config.scorer.init == "earlier":
-        pairs.append(("instances.windows", list(config.windowed_instances.windows), list(before.windowed_instances.windows)))
-        free = {"init", "init_std", "dtype", "dropout"}
-        was = before.scorer.model_dump(exclude=free)
-        asked = config.scorer.model_dump(exclude=free | {key for key in SHAPES if getattr(config.scorer, key, None) == "auto"})
-        pairs += [(f"scorer.{key}", value, was.get(key)) for key, value in asked.items()]
-    for key, value, wanted in pairs:
-        if value != wanted:
-            raise InvalidConfig(key, value, f"{wanted!r}, as in earlier_model")
-    split = [(c.seed, c.data.split, c.data.format) for c in (config, before)]
+        pairs.append(("instances.windows", list(config.windowed_instances.windows), list(earlier_config.windowed_instances.windows)))
+        free_keys = {"init", "init_std", "dtype", "dropout"}
+        earlier_keys = earlier_config.scorer.model_dump(exclude=free_keys)
+        scorer_keys = config.scorer.model_dump(exclude=free_keys | {key for key in SHAPES if getattr(config.scorer, key, None) == "auto"})
+        pairs += [(f"scorer.{key}", value, earlier_keys.get(key)) for key, value in scorer_keys.items()]
+    for key, value, expected in pairs:
+        if value != expected:
+            raise InvalidConfig(key, value, f"{expected!r}, as in earlier_model")
+    split = [(c.seed, c.data.split, c.data.format) for c in (config, earlier_config)]
     if split[0] != split[1]:
         log.warning("the earlier model was trained with another split: test users of this one may have been its training users")
 
 
 def _check_queries(bundle: Bundle, interactions: Interactions) -> None:
-    """A model of histories is no start for vectors, nor the other way round, nor one of vectors for others."""
+    """Raise InvalidConfig unless both take histories, or both take vectors of one width."""
     kind, vectors_UF = bundle.manifest.query, interactions.vectors_UF
     width = kind.width if isinstance(kind, VectorKind) else None
-    wanted = None if vectors_UF is None else vectors_UF.shape[1]
-    if width != wanted:
-        expected = "a model of histories" if wanted is None else f"a model of vectors of {wanted} numbers"
+    log_width = None if vectors_UF is None else vectors_UF.shape[1]
+    if width != log_width:
+        expected = "a model of histories" if log_width is None else f"a model of vectors of {log_width} numbers"
         raise InvalidConfig("earlier_model", str(bundle.path), f"{expected}, as the log's queries are")
 
 
 def _room(tree: Tree, empty: NDArray[np.bool_], branching: int) -> Int64:
-    """int64[N]: how many new items each node's subtree can take: empty leaves, and those that still can be added."""
+    """int64[N]: how many new items each node's subtree can take: its empty leaves, and the leaves that can still be added."""
     span = tree.level(tree.height - 1)
     count_P = np.diff(tree.first_child[span.start : span.stop + 1])
     empty_P = np.add.reduceat(empty, tree.first_child[span.start : span.stop] - tree.leaf_offset, dtype=np.int64)
@@ -211,7 +208,7 @@ def _in_earlier_rows(samples: Samples, new: Int64, row_I: Int64) -> Samples:
 
 
 def _with_rows(model: NodeScorer, source_N: Int64) -> NodeScorer:
-    """The model over the grown tree: an added leaf starts with the row of the leaf in front of it, a child of the same node."""
-    kept_N = np.maximum.accumulate(np.where(source_N >= 0, np.arange(len(source_N)), 0))
-    model.node_rows = torch.nn.Parameter(model.node_rows.detach()[torch.from_numpy(source_N[kept_N])])
+    """The model over the grown tree: an added leaf starts with the row of the leaf before it, a child of the same node."""
+    row_source_N = np.maximum.accumulate(np.where(source_N >= 0, np.arange(len(source_N)), 0))
+    model.node_rows = torch.nn.Parameter(model.node_rows.detach()[torch.from_numpy(source_N[row_source_N])])
     return model

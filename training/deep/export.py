@@ -1,8 +1,8 @@
 """From a trained model to a bundle: ONNX graphs with a parity check, golden and held-out queries. `ranking.py` chooses how it searches.
 
-Node rows are stored in as few bytes as validation users allow. float16 costs nothing that could be measured, so it is the default. int8
-halves it again, which only matters where the rows are large: there the same validation users are searched for with rows of both, and int8
-is taken unless it finds less.
+Node rows are stored in as few bytes as the recall of validation users allows. float16 has no measurable cost, so it is the default. int8
+halves the size again, which matters only for large tables: then validation queries are searched with rows of both types, and int8 is used
+unless it finds less.
 
 Legend: B queries, M results, T history, C candidates.
 """
@@ -41,10 +41,10 @@ from ..arrays import Float32
 from ..data.item_content import ItemContent
 from ..data.splits import LEARNED_VALIDATION, EvaluationPair, Split
 from ..deep.content_rows import content_graph
-from ..deep.memory import FIT_S, counted_again
+from ..deep.memory import FIT_S, recounted
 from ..deep.prepare import Prepared
 from ..deep.queries import model_input, query_kind, rows_of_pairs
-from ..deep.ranking import Chosen, choose_ranking
+from ..deep.ranking import ChosenRanking, choose_ranking
 from ..deep.scorers.heads import MlpHead, ProductHead
 from ..deep.scorers.model import NodeScorer, export_graphs
 from ..deep.scorers.sequence import SequenceQuery
@@ -62,18 +62,18 @@ log = logging.getLogger(__name__)
 
 PARITY_TOLERANCE = 1e-3
 MOST_NUMBERS = 1 << 22
-"""Numbers of the vectors that golden and held-out queries hold, at most."""
+"""Most numbers in the vectors of the golden or the held-out queries."""
 Dtype = Literal["float32", "float16", "int8"]
 LARGE_BYTES = 32 << 20
-"""Rows of float16 that take more are tried in int8: less fits into the caches of a server."""
+"""Larger tables of float16 rows are tried in int8, too: smaller ones fit into the caches of a server."""
 MOST_LOST = 0.002
-"""int8 is taken where recall, the geometric mean over cuts, falls by no more than this share."""
+"""int8 is used if recall, the geometric mean over cuts, falls by no more than this share."""
 QUERIES = 1000
 
 
 @dataclass(frozen=True)
-class Final:
-    """What is published in place of the model by which all was chosen: the same, trained on more lists."""
+class FinalModel:
+    """The published model: trained like the one that the ranking was chosen with, but on more lists."""
 
     split: Split
     tree: Tree
@@ -87,12 +87,12 @@ def export(
     model: NodeScorer,
     path: Path,
     memory_s: float = FIT_S,
-    final: Final | None = None,
+    final: FinalModel | None = None,
 ) -> Bundle:
     """Write the bundle of a trained model to models/<name>/<version>/ and return it, verified and measured on test users.
 
     memory_s  most seconds for the neighbours of a memory
-    final     is published with what is chosen for the model; None: the model is
+    final     the model to publish, with the ranking chosen for `model`; None: publish `model`
     """
     model, topology = model.eval(), Topology(tree, model.node_rows.device)
     chosen = choose_ranking(config, prepared, topology, model, memory_s)
@@ -107,40 +107,40 @@ def export(
                 raise
             dtype = "float32"
         if memory is not None and memory.formula is not None and chosen.neighbours is not None:
-            memory = counted_again(memory, memory.formula.unit, chosen.neighbours, config, final.split)
+            memory = recounted(memory, memory.formula.unit, chosen.neighbours, config, final.split)
     kind = query_kind(config, prepared.interactions)
-    most = most_kept(kind)
-    validation = list(prepared.split.validation[: min(GOLDEN_QUERIES, most) - 1])
-    cold = replace(validation[0], history=np.empty(0, np.int64)) if isinstance(kind, HistoryKind) else validation[0]
-    golden = [cold, *validation]
+    most_queries = most_stored_queries(kind)
+    validation = list(prepared.split.validation[: min(GOLDEN_QUERIES, most_queries) - 1])
+    empty_query = replace(validation[0], history=np.empty(0, np.int64)) if isinstance(kind, HistoryKind) else validation[0]
+    golden_pairs = [empty_query, *validation]
     test = list(prepared.split.test)
-    heldout = _written(kind, prepared.items, test[: min(HELD_OUT_QUERIES, most)])
-    queries = QueryBatch(kind, rows_of_pairs(config, golden))
-    learned = prepared.split if final is None else final.split
-    events_I = lists_of(learned.lists, learned.train).events_I
+    heldout = _query_table(kind, prepared.items, test[: min(HELD_OUT_QUERIES, most_queries)])
+    queries = QueryBatch(kind, rows_of_pairs(config, golden_pairs))
+    training_split = prepared.split if final is None else final.split
+    events_I = lists_of(training_split.lists, training_split.train).events_I
     counts = LabelCounts(events_I, int(events_I.sum()))
     content = _content(dtype, tree, model.cpu(), prepared, queries, heldout, memory, counts)
     draft = _draft(config, prepared, chosen.ranking, path, learned_all=final is not None)
     ms = reported_ms(CUTS, config.search.max_m)
-    params = SearchParams(golden_beams(config.search.beam_size, len(golden)), np.full(len(golden), config.search.m, np.int64))
-    written = _written(kind, prepared.items, golden).column(kind.kind)
+    params = SearchParams(golden_beams(config.search.beam_size, len(golden_pairs)), np.full(len(golden_pairs), config.search.m, np.int64))
+    golden_queries = _query_table(kind, prepared.items, golden_pairs).column(kind.kind)
 
-    def answered(bare: Bundle) -> pa.Table:
-        return golden_answers(bare, queries, written, params)
+    def answer_golden(written_bundle: Bundle) -> pa.Table:
+        return golden_answers(written_bundle, queries, golden_queries, params)
 
-    def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
-        return {"validation": chosen.trials, "test": _test_metrics(bare, engine, test, ms)}
+    def measure_bundle(written_bundle: Bundle, engine: Engine) -> dict[str, Any]:
+        return {"validation": chosen.trials, "test": _test_metrics(written_bundle, engine, test, ms)}
 
-    return publish(path, lambda folder: write_bundle(folder, draft, content), answered, measured, ms)
+    return publish(path, lambda folder: write_bundle(folder, draft, content), answer_golden, measure_bundle, ms)
 
 
-def most_kept(kind: HistoryKind | VectorKind) -> int:
-    """How many queries a file of the bundle holds, at most, so that wide vectors do not fill it."""
+def most_stored_queries(kind: HistoryKind | VectorKind) -> int:
+    """The most queries that a file of the bundle holds; fewer for wide vectors."""
     return HELD_OUT_QUERIES if isinstance(kind, HistoryKind) else max(2, min(HELD_OUT_QUERIES, MOST_NUMBERS // kind.width))
 
 
-def _written(kind: HistoryKind | VectorKind, items: ItemTable, pairs: Sequence[EvaluationPair]) -> pa.Table:
-    """Queries as clients write them, and the ids that are relevant for them."""
+def _query_table(kind: HistoryKind | VectorKind, items: ItemTable, pairs: Sequence[EvaluationPair]) -> pa.Table:
+    """A table of queries as clients write them, and their relevant ids."""
     strings = pa.list_(pa.string())
     if isinstance(kind, HistoryKind):
         queries = pa.array([items.ids_of(pair.history) for pair in pairs], strings)
@@ -150,12 +150,12 @@ def _written(kind: HistoryKind | VectorKind, items: ItemTable, pairs: Sequence[E
 
 
 def _test_metrics(bundle: Bundle, engine: Engine, test: list[EvaluationPair], ms: Sequence[int]) -> dict[str, Any]:
-    """Rows of `measure` for test users, raw and with seen items excluded; without the part that has no query with a relevant item."""
+    """Rows of `measure` for test users, raw and with seen items excluded; a set without a query with a relevant item is left out."""
     kind, beams = bundle.manifest.query, [bundle.manifest.search.beam_size]
-    parts = {"raw": labelled(kind, test)}
+    query_sets = {"raw": labelled(kind, test)}
     if isinstance(kind, HistoryKind):
-        parts["seen_excluded"] = labelled(kind, test, exclude_seen=True)
-    return {key: measure(bundle, engine, queries, beams, ms, batch=64) for key, queries in parts.items() if len(queries)}
+        query_sets["seen_excluded"] = labelled(kind, test, exclude_seen=True)
+    return {key: measure(bundle, engine, queries, beams, ms, batch=64) for key, queries in query_sets.items() if len(queries)}
 
 
 def _content(
@@ -201,7 +201,7 @@ def _content_parts(model: NodeScorer, content: ItemContent | None) -> ContentPar
 
 
 def scorer_form(model: NodeScorer, scorer_onnx: bytes) -> ScorerForm | None:
-    """What the exported scorer computes, for the manifest; None for attention, which only ONNX Runtime runs."""
+    """The formula of the exported scorer, for the manifest; None for attention, which only ONNX Runtime runs."""
     if isinstance(model.head, ProductHead):
         return InnerProductForm()
     if not isinstance(model.head, MlpHead):
@@ -228,10 +228,10 @@ def mlp_form(model: onnx.ModelProto, weights: Mapping[str, Float32]) -> MlpForm:
 def _dense_layer(arrays: Mapping[str, Float32], weights: Mapping[str, Float32], name: str, slope: str | None) -> DenseLayer:
     weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     for transposed, values in ((False, weight.T), (True, weight)):  # torch has [out, in]
-        stored = next((key for key, array in arrays.items() if np.array_equal(array, values)), None)
-        if stored is not None:
+        array_name = next((key for key, array in arrays.items() if np.array_equal(array, values)), None)
+        if array_name is not None:
             return DenseLayer(
-                weight=stored,
+                weight=array_name,
                 transposed=transposed,
                 bias=None if bias is None else _vector_name(arrays, bias),
                 slope=None if slope is None else _vector_name(arrays, weights[slope]),
@@ -291,20 +291,19 @@ def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path,
             "bad_rows": dict(interactions.bad_rows),
             LEARNED_VALIDATION: learned_all,
         },
-        live=None if prepared.along is None else prepared.along.info(path),
+        live=None if prepared.run_journal is None else prepared.run_journal.info(path),
     )
 
 
 def round_rows(model: NodeScorer, dtype: Dtype, rows_ND: Float32 | None = None) -> None:
-    """Give a model its node rows, or others, as they are stored. Raises FloatingPointError where the type cannot hold them."""
+    """Round a model's node rows, or set others rounded, to a stored type. Raises FloatingPointError if the type cannot hold them."""
     rows_ND = model.node_rows.detach().cpu().numpy() if rows_ND is None else rows_ND
     model.node_rows.data = torch.from_numpy(rounded(rows_ND, dtype)).to(model.node_rows.device)
 
 
-def store_rows(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer, chosen: Chosen) -> Dtype:
-    """Round the model's node rows to what they will be stored as, and return that.
-
-    Raises FloatingPointError where the configured type cannot hold them.
+def store_rows(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer, chosen: ChosenRanking) -> Dtype:
+    """Round the model's node rows to the type that the bundle stores, and return it.
+    Raises FloatingPointError if the configured type cannot hold them.
     """
     rows_ND = model.node_rows.detach().cpu().numpy()
 
@@ -312,9 +311,9 @@ def store_rows(config: DeepConfig, prepared: Prepared, topology: Topology, model
         round_rows(model, dtype, rows_ND)
         return dtype
 
-    asked = config.scorer.dtype
-    if asked != "auto":
-        return rounded_to(asked)
+    configured = config.scorer.dtype
+    if configured != "auto":
+        return rounded_to(configured)
     try:
         rounded_to("float16")
     except FloatingPointError:
@@ -327,8 +326,8 @@ def store_rows(config: DeepConfig, prepared: Prepared, topology: Topology, model
         searches = Searches(config, topology, model, pairs, chosen.ranking.own)
         return searches.figures_of(searches.ranked(chosen.ranking.gamma, chosen.memory, searches.ms[-1])[0])
 
-    before = measured()
+    float16_figures = measured()
     rounded_to("int8")
-    gain, error = measured().gain_over(before)
+    gain, error = measured().gain_over(float16_figures)
     log.info("node rows in int8: recall %+.2f %% (± %.2f) of float16's, %d validation users", 100 * gain, 100 * error, len(pairs))
     return "int8" if gain >= -MOST_LOST else rounded_to("float16")

@@ -1,9 +1,9 @@
-"""The model at the start of training: from a seed, from training users' co-occurrence, or an earlier one's weights.
+"""The model at the start of training: random, from training users' co-occurrence, or with the weights of an earlier model.
 
-Knows where first rows come from, and which process makes them. Does not know how they are trained.
+Knows where the first rows come from, and which process makes them. Does not know how they are trained.
 
-Every node may start as the mean of the embeddings of the items below it: a factorisation of the training users' lists already holds which
-items co-occur, which random rows must learn first. On dense logs this only shortens the start of a run.
+Every node may start as the mean of the embeddings of the items below it: a factorisation of the training users' lists knows which items
+co-occur, which random rows must learn first. On dense logs this only shortens the start of a run.
 
 Legend: N nodes, I items, D node row, K columns at a time.
 """
@@ -28,12 +28,12 @@ from ..deep.jtm import sum_below
 from ..deep.parallel import process, processes
 from ..deep.prepare import Prepared, item_embeddings, with_unseen
 from ..deep.queries import query_kind
-from ..deep.row_shares import share_rows, share_weights
+from ..deep.row_shares import share_rows
 from ..deep.scorers.heads import ProductHead
 from ..deep.scorers.model import NodeScorer, new_model
 from ..deep.scorers.sequence import SequenceQuery, TransformerStates
 from ..deep.scorers.window_states import WindowStates
-from ..deep.validation import ranked_by
+from ..deep.validation import trained_ranking
 from ..deep.vector_start import start_model
 from ..specification.deep import DeepConfig
 
@@ -42,21 +42,20 @@ log = logging.getLogger(__name__)
 INVERSE_TEMPERATURE = 15.0
 """A first logit is about so many times the cosine of a node and the mean of a history."""
 COLUMNS = 16
-"""Of rows that are summed at a time, in float64."""
+"""Columns of rows that are summed at a time, in float64."""
 
 
 def first_model(config: DeepConfig, tree: Tree, prepared: Prepared, device: torch.device) -> NodeScorer:
     """`build_model`'s model on a device, the same on every process; of several, each has its share of the node rows."""
     if processes() == 1:
         return build_model(config, tree, prepared).to(device)
-    model = build_model(config, tree, prepared) if process() == 0 else _without_rows(config, tree, prepared)
+    model = build_model(config, tree, prepared) if process() == 0 else _new_model_without_rows(config, tree, prepared)
     share_rows(model, tree.node_count, device)
     log.info("%d processes share %d node rows", processes(), tree.node_count)
-    share_weights(model)
     return model
 
 
-def _without_rows(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScorer:
+def _new_model_without_rows(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScorer:
     """A model that lacks node rows, for weights of `build_model`'s shapes."""
     model = new_model(config, tree, query_kind(config, prepared.interactions), nodes=0)
     if prepared.content is not None:
@@ -65,30 +64,32 @@ def _without_rows(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeSco
 
 
 def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScorer:
-    """The model at the start of training: seeded, its node rows from training users' co-occurrence, or all of it an earlier one's.
+    """The model at the start of training: seeded, with node rows from training users' co-occurrence, or a copy of an earlier model.
 
-    That of vectors starts from the means of the vectors that lead to each item, and searches as these would (`vector_start.py`).
+    A model of vectors starts from the mean of the vectors that lead to each item (`vector_start.py`).
     """
-    if prepared.begun is not None:
-        begun: NodeScorer = torch.load(prepared.begun.model, weights_only=False)
-        return begun
+    if prepared.shared_start is not None:
+        first: NodeScorer = torch.load(prepared.shared_start.model, weights_only=False)
+        return first
     torch.manual_seed(config.seed)
     scorer, kind = config.scorer, query_kind(config, prepared.interactions)
     model = new_model(config, tree, kind)
     if scorer.init == "embeddings":
-        biased = isinstance(model.head, ProductHead)  # then the last entry of a row, or of each part of it, is a bias
+        has_bias = isinstance(model.head, ProductHead)  # then the last entry of a row, or of each part of it, is a bias
         encoder = model.encoder
-        columns = [part.columns for part in encoder.each] if isinstance(encoder, SequenceQuery) else [slice(0, model.node_rows.shape[1])]
+        columns = [slice(0, model.node_rows.shape[1])]
+        if isinstance(encoder, SequenceQuery):
+            columns = [part.columns for part in encoder.typed_parts]
         if not isinstance(kind, VectorKind):
-            embeddings_ID = item_embeddings(prepared, columns[0].stop - biased, config.seed)
+            embeddings_ID = item_embeddings(prepared, columns[0].stop - has_bias, config.seed)
         else:
             embeddings_ID = start_model(model, prepared.interactions, prepared.split.train, scorer.init_std, seed=config.seed)
         rows_ND = torch.from_numpy(rows_from_embeddings(tree, embeddings_ID, scorer.init_std))
         events_I = events_of_items(prepared.interactions, prepared.split.train)
-        bias_N = torch.from_numpy(popularity_biases(tree, events_I, ranked_by(config)[1]))
+        bias_N = torch.from_numpy(popularity_biases(tree, events_I, trained_ranking(config).gamma))
         for part in columns:
             model.node_rows.data[:, part.start : part.start + embeddings_ID.shape[1]] = rows_ND
-            if biased:
+            if has_bias:
                 model.node_rows.data[:, part.stop - 1] = bias_N
         if isinstance(encoder, SequenceQuery):
             _start_parts(model, encoder, tree, prepared, config, embeddings_ID.shape[1])
@@ -101,13 +102,13 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
 
 
 def _start_parts(model: NodeScorer, encoder: SequenceQuery, tree: Tree, prepared: Prepared, config: DeepConfig, width: int) -> None:
-    """What else the readers of a sequence start from: transformers from what follows what, means over windows of sets from themselves."""
-    std, ordered = config.scorer.init_std, prepared.interactions.order != "none"
+    """Further starts of a sequence's readers: transformers from `directed_start.py`, windows of unordered lists from the mean item."""
+    std, has_order = config.scorer.init_std, prepared.interactions.order != "none"
     follower_ND: torch.Tensor | None = None
-    for part in encoder.each:
-        if isinstance(part.reader, WindowStates) and not ordered:
+    for part in encoder.typed_parts:
+        if isinstance(part.reader, WindowStates) and not has_order:
             part.reader.start_from_mean(INVERSE_TEMPERATURE / (std**2 * width))
-        if isinstance(part.reader, TransformerStates) and ordered:
+        if isinstance(part.reader, TransformerStates) and has_order:
             if follower_ND is None:
                 follower_ID = followers(prepared.interactions, prepared.split.train, width, config.seed)
                 follower_ND = torch.from_numpy(rows_from_embeddings(tree, with_unseen(follower_ID, prepared, config.seed), std))
@@ -116,13 +117,13 @@ def _start_parts(model: NodeScorer, encoder: SequenceQuery, tree: Tree, prepared
 
 @torch.no_grad()
 def by_popularity(config: DeepConfig, prepared: Prepared, tree: Tree) -> NodeScorer:
-    """A model that ranks leaves by the events of their items, whatever the history, and an inner node as its best leaf: from 0 to 1."""
+    """A model that ranks leaves by their items' events, whatever the history, and an inner node as its best leaf; logits are 0 to 1."""
     model = new_model(config, tree, query_kind(config, prepared.interactions))
     for weights in model.parameters():
         weights.zero_()
-    known_I = np.log1p(events_of_items(prepared.interactions, prepared.split.train))
+    log_events_I = np.log1p(events_of_items(prepared.interactions, prepared.split.train))
     best_N = np.zeros(tree.node_count, np.float32)
-    best_N[tree.leaf_of_item] = known_I / max(known_I.max(), 1)
+    best_N[tree.leaf_of_item] = log_events_I / max(log_events_I.max(), 1)
     for h in range(tree.height, 0, -1):
         nodes = np.arange(tree.level(h).start, tree.level(h).stop)
         np.maximum.at(best_N, tree.parent[nodes], best_N[nodes])

@@ -32,7 +32,7 @@ from ..deep.objectives.otm_robust import otm_robust_loss
 from ..deep.objectives.plt import hsm_loss, plt_loss
 from ..deep.objectives.tdm import tdm_loss
 from ..deep.optimiser import AVERAGE_EVERY, Optimiser
-from ..deep.parallel import average, own_rows, process, processes
+from ..deep.parallel import average, process, process_rows, processes
 from ..deep.prepare import Prepared
 from ..deep.queries import model_input
 from ..deep.row_shares import unshare_rows
@@ -62,17 +62,17 @@ VALIDATION_QUERIES = 1000
 MIN_VALIDATION_QUERIES = 30
 """With fewer, recall is so coarse that the first measurements would decide."""
 CURVE = "curve.json"
-"""Beside the checkpoint, when a run has ended: the validation recalls, the step whose weights were kept, and the steps made."""
+"""File beside the checkpoint, written at the end: the validation recalls, the step whose weights were used, and the steps made."""
 CHECKPOINT_EVERY = 500
 """Steps between checkpoints."""
 BETAS = 0.9, 0.999
-"""Of Adam, for kinds that train on instances."""
+"""Adam's betas, for kinds that train on instances."""
 READ_EVERY = 20
 """Steps between readings of the losses: reading one waits for the device."""
 
 
 def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device to train on. Raises InvalidConfig when a GPU was asked for and is not there."""
+    """The device to train on. Raises InvalidConfig if a GPU is requested and there is none."""
     if device == "cuda" and not torch.cuda.is_available():
         raise InvalidConfig("--device", device, "cpu or auto, since no CUDA device is there")
     return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
@@ -88,14 +88,13 @@ def fit(
     deadline: Deadline = NO_DEADLINE,
     last: int | None = None,
 ) -> NodeScorer:
-    """Train and return the model, on `device`. Of several processes, that of process 0 alone is whole.
+    """Train and return the model, on `device`. With several processes, only process 0 gets all node rows.
 
     work      folder for the checkpoint and the validation curve, which process 0 writes and all read
     resume    go on from the checkpoint there, if there is one; its configuration and log must be the same
-    deadline  after which no step begins; in one process alone, since several would not see it at the same step
-    last      the step that ends training, whose averaged weights are kept; None: validation users choose them
-
-    Raises InvalidConfig for a batch that the processes cannot share alike, FloatingPointError when a loss or a weight is not finite.
+    deadline  after which no step begins; for a single process only: several would not see it at the same step
+    last      train to this step and use its averaged weights; None: validation users choose the step
+    Raises InvalidConfig for a batch that the processes cannot share equally, FloatingPointError when a loss or a weight is not finite.
     """
     run = Run(config, prepared, tree, device, work / "checkpoint.pt", resume)
     state, steps = run.state, last or config.optimiser.steps
@@ -128,13 +127,13 @@ def fit(
     model = run.model
     if run.steps.content is not None:
         run.steps.content.join_rows(model)
-    del run, state  # the optimiser's moments, before process 0 has all rows
+    del run, state  # frees the optimiser's moments before process 0 takes all rows
     unshare_rows(model)
     return model
 
 
 class Run:
-    """A training under way: the model, the mean of its weights, the validation users and the state that a checkpoint keeps."""
+    """A training run: the model, the mean of its weights, the validation users and the state that a checkpoint stores."""
 
     def __init__(self, config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, file: Path, resume: bool) -> None:
         self.config = config
@@ -150,12 +149,12 @@ class Run:
         self.pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
         if len(self.pairs) < MIN_VALIDATION_QUERIES:
             if self.pairs:
-                log.info("%d validation users are too few to choose weights by: those of the last step are kept", len(self.pairs))
+                log.info("%d validation users are too few to choose weights by: those of the last step are used", len(self.pairs))
             self.pairs = []
         self._losses: list[Tensor] = []
 
     def advance(self) -> float | None:
-        """One step, with the averaging, validation and checkpoint that follow it; the mean loss since the last reading, if it is read."""
+        """One step, with the averaging, validation and checkpoint after it. Returns the mean loss since the last reading, if any."""
         state, optimiser, loss = self.state, self.config.optimiser, None
         self._losses.append(self.steps.make(state.step))
         state.step += 1
@@ -188,11 +187,11 @@ class Run:
 
 
 def steps_of(config: DeepConfig, model: NodeScorer, topology: Topology, prepared: Prepared) -> InstanceSteps | SequenceSteps:
-    """How the configured kind trains. Raises InvalidConfig where the processes cannot share a batch."""
+    """The training steps of the configured kind. Raises InvalidConfig if the processes cannot share a batch."""
     content = None
     if prepared.content is not None:
         content = ContentRows(prepared.content.rows, topology, prepared.seen_I, config.content.drop)
-        # Where content gives untouched items their rows, they are no negatives: nothing says that nobody wants them.
+        # With content, untouched items are no negatives: nothing says that they are not relevant.
         topology = Topology(topology.tree, topology.device, prepared.seen_I)
     if isinstance(config, SequenceConfig):
         return SequenceSteps(config, model, topology, prepared, use_bfloat16(config, topology.device), content)
@@ -202,7 +201,7 @@ def steps_of(config: DeepConfig, model: NodeScorer, topology: Topology, prepared
 
 
 class InstanceSteps:
-    """The steps of a kind that trains on instances. Raises InvalidConfig for a batch that the processes cannot share alike."""
+    """The steps of a kind that trains on instances. Raises InvalidConfig for a batch that the processes cannot share equally."""
 
     def __init__(
         self, config: WindowConfig, model: NodeScorer, topology: Topology, prepared: Prepared, content: ContentRows | None
@@ -214,19 +213,19 @@ class InstanceSteps:
         self.optimiser = Optimiser(model, BETAS, config.optimiser.average, content=content)
 
     def start_at(self, step: int) -> None:
-        """A batch depends on its step alone: there is nothing to skip."""
+        """Nothing to do: a batch depends only on its step."""
 
     def make(self, step: int) -> Tensor:
-        """One batch, of which this process takes its rows, and one update; returns the loss of those rows (a scalar on the device)."""
+        """One update with this process's rows of a batch; returns their loss (a scalar on the device)."""
         config, device, (kind, objective) = self.config, self.topology.device, stage(self.config, step)
-        instances, own = self.source.batch(step, config.optimiser.batch), own_rows(config.optimiser.batch)
+        instances, rows = self.source.batch(step, config.optimiser.batch), process_rows(config.optimiser.batch)
         generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + step)
         if self.content is not None:
             self.content.draw(config.seed * 1_000_003 + step)
         self.optimiser.zero_gradients()
         with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
-            query = model_input(self.model, self.topology, instances.query[own])
-            targets = on_device(instances.target_BP[own], device)
+            query = model_input(self.model, self.topology, instances.query[rows])
+            targets = on_device(instances.target_BP[rows], device)
             loss = LOSSES[kind](self.model, self.topology, query, targets, objective, generator)
         loss.backward()
         self.optimiser.step(config.optimiser.learning_rate_at(step))
@@ -251,7 +250,7 @@ def use_bfloat16(config: DeepConfig, device: torch.device) -> bool:
 
 
 def computes_in_bfloat16(device: torch.device) -> bool:
-    """Whether the device does; elsewhere a CPU would emulate it, slowly."""
+    """Whether the device has bfloat16 products; without them a CPU would emulate them slowly."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     capabilities = torch.cpu.get_capabilities()

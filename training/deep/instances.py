@@ -3,7 +3,7 @@
 Knows interactions and cut points. Does not know trees or objectives. Batch number s of a run depends on (seed, s) only, so a
 resumed run continues exactly as an uninterrupted one.
 
-Legend: B instances, T history, F numbers of a vector, P targets, X places in a list, E events of the longest drawn list.
+Legend: B instances, T history, F numbers of a vector, P targets, X positions in a list, E events of the longest drawn list.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Instances:
 
 
 class InstanceSource:
-    """Draws batches from the lists of some users (int64 rows), those with at least two events, or from some queries of vectors."""
+    """Draws batches from the lists of `users` (int64 rows) with at least two events, or from queries of vectors."""
 
     def __init__(self, interactions: Interactions, users: Int64, config: InstanceConfig, seed: int) -> None:
-        who, least = ("users", "two events or more") if interactions.vectors_UF is None else ("queries", "an item")
+        noun, minimum = ("users", "two events or more") if interactions.vectors_UF is None else ("queries", "an item")
         self.users = users[np.diff(interactions.offset_U1)[users] >= (2 if interactions.vectors_UF is None else 1)]
         if len(self.users) == 0:
-            raise InvalidData("log", f"{len(users)} training {who}", f"at least one with {least}")
+            raise InvalidData("log", f"{len(users)} training {noun}", f"at least one with {minimum}")
         self.interactions, self.config, self.seed = interactions, config, seed
         self.length = sum(config.windows)
 
@@ -53,33 +53,33 @@ class InstanceSource:
         start_B = self.interactions.offset_U1[users]
         length_B = self.interactions.offset_U1[users + 1] - start_B
         if self.interactions.vectors_UF is not None:
-            place_BP = target_places(rng, np.zeros(size, np.int64), length_B, self.config.targets)
-            items_BP = self.interactions.item_of_event_E[start_B[:, None] + np.maximum(place_BP, 0)]
-            return Instances(np.asarray(self.interactions.vectors_UF[users]), np.where(place_BP >= 0, items_BP, -1).astype(np.int64))
+            position_BP = target_positions(rng, np.zeros(size, np.int64), length_B, self.config.targets)
+            items_BP = self.interactions.item_of_event_E[start_B[:, None] + np.maximum(position_BP, 0)]
+            return Instances(np.asarray(self.interactions.vectors_UF[users]), np.where(position_BP >= 0, items_BP, -1).astype(np.int64))
         cut_B = length_B // 2 if self.config.split == "half" else 1 + (rng.random(size) * (length_B - 1)).astype(np.int64)
         cut_B = np.where(rng.random(size) < self.config.cold_share, 0, cut_B)
         history_BT = cut_B[:, None] + np.arange(-self.length, 0)
-        target_BP = cut_B[:, None] if self.config.targets == 1 else target_places(rng, cut_B, length_B, self.config.targets)
-        place_BX = np.concatenate([history_BT, target_BP], axis=1)
-        items_BX = np.where(place_BX >= 0, self._items(rng, start_B, length_B, np.maximum(place_BX, 0)), -1)
+        target_BP = cut_B[:, None] if self.config.targets == 1 else target_positions(rng, cut_B, length_B, self.config.targets)
+        position_BX = np.concatenate([history_BT, target_BP], axis=1)
+        items_BX = np.where(position_BX >= 0, self._items(rng, start_B, length_B, np.maximum(position_BX, 0)), -1)
         return Instances(items_BX[:, : self.length], items_BX[:, self.length :])
 
-    def _items(self, rng: np.random.Generator, start_B: Int64, length_B: Int64, place_BX: Int64) -> Int64:
-        """int64[B, X]: the items at places of the users' lists, which are shuffled first where the log has no order."""
+    def _items(self, rng: np.random.Generator, start_B: Int64, length_B: Int64, position_BX: Int64) -> Int64:
+        """int64[B, X]: the items at positions of the users' lists, which are shuffled first if the log has no order."""
         events = self.interactions.item_of_event_E
         if self.interactions.order != "none":
-            return np.asarray(events[start_B[:, None] + place_BX], np.int64)
-        place_E = np.arange(length_B.max())
-        inside_BE = place_E < length_B[:, None]
-        key_BE = np.where(inside_BE, rng.random(inside_BE.shape), 2.0)
+            return np.asarray(events[start_B[:, None] + position_BX], np.int64)
+        position_E = np.arange(length_B.max())
+        is_event_BE = position_E < length_B[:, None]
+        key_BE = np.where(is_event_BE, rng.random(is_event_BE.shape), 2.0)
         shuffled_BE = np.argsort(key_BE, axis=1)
-        return np.asarray(events[start_B[:, None] + np.take_along_axis(shuffled_BE, place_BX, 1)], np.int64)
+        return np.asarray(events[start_B[:, None] + np.take_along_axis(shuffled_BE, position_BX, 1)], np.int64)
 
 
-def target_places(rng: np.random.Generator, cut_B: Int64, length_B: Int64, wanted: int) -> Int64:
-    """int64[B, P]: the places after the cut, −1 = none; of more than are wanted a systematic sample."""
-    rest_B = (length_B - cut_B)[:, None]
-    slot_P = np.arange(min(wanted, int(rest_B.max())))
-    drawn_BP = ((slot_P + rng.random((len(cut_B), 1))) * rest_B / wanted).astype(np.int64)  # systematic: all places alike, no repeats
-    offset_BP = np.where(rest_B <= wanted, slot_P, drawn_BP)
-    return np.where(offset_BP < rest_B, cut_B[:, None] + offset_BP, -1)
+def target_positions(rng: np.random.Generator, cut_B: Int64, length_B: Int64, count: int) -> Int64:
+    """int64[B, P]: positions after the cut, −1 = none; if there are more than `count`, a systematic sample of them."""
+    remaining_B1 = (length_B - cut_B)[:, None]
+    slot_P = np.arange(min(count, int(remaining_B1.max())))
+    drawn_BP = ((slot_P + rng.random((len(cut_B), 1))) * remaining_B1 / count).astype(np.int64)  # all positions equally likely, no repeats
+    offset_BP = np.where(remaining_B1 <= count, slot_P, drawn_BP)
+    return np.where(offset_BP < remaining_B1, cut_B[:, None] + offset_BP, -1)

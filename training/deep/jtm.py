@@ -1,4 +1,4 @@
-"""JTM's tree learning: items move to the leaves where a trained scorer's training users would rather find them (Zhu et al. 2019, Alg. 2).
+"""JTM's tree learning: moves items to leaves that a trained scorer ranks higher for the training users (Zhu et al. 2019, Alg. 2).
 
     L_c^{s,e}(π) = Σ_{(u,c) ∈ A_c} Σ_{j=s}^{e} log p̂(b_j(π(c)) | u),    p̂ = σ(rank),  rank(n) = logit(n) + γ · rank(parent(n))
 
@@ -8,13 +8,13 @@ conditional on the parent, it is the sum of log-sigmoids along the path; for `ot
 itself, since the softmax's normaliser is the same for every target on a level. Such sums lack the normaliser: only their differences have
 a meaning.
 
-The tree's nodes, and so the scorer, stay as they are. Only the items are assigned anew, from the root down, d levels (the
+The tree's nodes, and so the scorer, stay as they are. Only the items are reassigned, from the root down, d levels (the
 gap) at a time: each node's items to its descendants d levels below, which hold as many items as they have leaves. Ancestors of history
 items are those in the old tree.
 
 The assignment is greedy with rebalancing. Where the supplement keeps the heaviest items of an over-full node, this keeps those that would
 lose the most elsewhere: weights are sums of negative numbers, so the most frequent targets would be sent away first. Items that are no
-sample's target weigh nothing anywhere; they fill the remaining places, their own node first.
+sample's target weigh nothing anywhere; they fill the remaining leaves, those of their present node first.
 
 Legend: S samples, B samples of a scorer call, I items, T history, N nodes, L levels, P parents (nodes of the level worked from), C columns:
 descendants of a parent on the level worked to, G items of the columns that are being emptied.
@@ -47,14 +47,13 @@ Likelihood = Literal["sigmoid", "path", "softmax"]
 
 MAX_DESCENDANTS = 256
 """A gap is shortened until no node has more descendants: a tree of branching 16 is learned two levels at a time, not seven."""
-
 ROWS = 1 << 15
 """Nodes that the scorer judges in one call; more only costs memory."""
 
 
 @dataclass(frozen=True)
-class Learned:
-    """A learned tree and how many items moved; `before` and `after` are Σ_c L_c of the old and the new tree, for histories in the old one.
+class LearnedTree:
+    """A learned tree and how many items moved. `before` and `after` are Σ_c L_c of the old and the new tree, for histories in the old one.
 
     For a softmax both lack the same normalisers: only their difference has a meaning.
     """
@@ -67,8 +66,8 @@ class Learned:
 
 def learn_tree(
     model: NodeScorer, tree: Tree, samples: Samples, *, gap: int, gamma: float = 0.0, likelihood: Likelihood = "sigmoid"
-) -> Learned:
-    """The tree with its items assigned anew; the old one where that does not raise Σ_c L_c, which greedy assignment cannot promise.
+) -> LearnedTree:
+    """The tree with its items reassigned; the old one if that does not raise Σ_c L_c, which greedy assignment cannot promise.
 
     samples  targets are the tree's item rows
     gap      levels that are matched at once
@@ -79,11 +78,11 @@ def learn_tree(
     leaf_I = matching.descend(home_IL, room_N, tree.height, gap)
     before, after = matching.total(tree.leaf_of_item), matching.total(leaf_I)
     if after <= before:
-        return Learned(tree, 0, before, before)
+        return LearnedTree(tree, 0, before, before)
     leaf_item = np.full(tree.leaf_count, EMPTY_LEAF, np.int64)
     leaf_item[leaf_I - tree.leaf_offset] = np.arange(len(leaf_I))
     moved = int(np.count_nonzero(leaf_I != tree.leaf_of_item))
-    return Learned(Tree(tree.level_offset, tree.first_child, leaf_item), moved, before, after)
+    return LearnedTree(Tree(tree.level_offset, tree.first_child, leaf_item), moved, before, after)
 
 
 def sum_below(tree: Tree, value_n: NDArray[Value], level: int) -> NDArray[Value]:
@@ -132,8 +131,8 @@ class Matching:
         """Σ_c L_c^{1,H}: the log-likelihood of all samples when the items are at these leaves."""
         total = 0.0
         leaf_S = leaf_I[self.samples.target_S]
-        for part, state_BLS in self._states(1, self.tree.height, self.tree.height, "measuring"):
-            path_BL = self.tree.ancestors(leaf_S[part])
+        for block, state_BLS in self._states(1, self.tree.height, self.tree.height, "measuring"):
+            path_BL = self.tree.ancestors(leaf_S[block])
             total += float(self._path_ranks(state_BLS, path_BL)[1].double().sum())
         return total
 
@@ -160,22 +159,22 @@ class Matching:
         node_S = node_I[self.samples.target_S]
         parent_S = node_S - self.tree.level(level).start
         lowest = 1 if self.gamma else level + 1
-        for part, state_BLS in self._states(lowest, level + len(spans), width, f"matching level {level + len(spans)}"):
-            up_B = torch.from_numpy(node_S[part]).to(device)
+        for block, state_BLS in self._states(lowest, level + len(spans), width, f"matching level {level + len(spans)}"):
+            up_B = torch.from_numpy(node_S[block]).to(device)
             if self.gamma and level:
-                rank_BC, _ = self._path_ranks(state_BLS, self.tree.ancestors(node_S[part])[:, self.tree.height - level :])
+                rank_BC, _ = self._path_ranks(state_BLS, self.tree.ancestors(node_S[block])[:, self.tree.height - level :])
             else:
                 rank_BC = torch.zeros((len(up_B), 1), device=device)
             total_BC = torch.zeros((len(up_B), 1), device=device)
             for j, (first_P, stop_P) in enumerate(spans, level + 1):
-                first_B, stop_B = (torch.from_numpy(place_P[parent_S[part]]).to(device) for place_P in (first_P, stop_P))
+                first_B, stop_B = (torch.from_numpy(node_P[parent_S[block]]).to(device) for node_P in (first_P, stop_P))
                 nodes_BC = first_B[:, None] + torch.arange(int((stop_P - first_P).max()), device=device)
                 nodes_BC = torch.minimum(nodes_BC, stop_B[:, None] - 1)  # padding repeats the last node; nothing is assigned there
                 slot_BC = parent_N1[nodes_BC] - up_B[:, None]
                 step_BC, rank_BC = self._node_ranks(state_BLS, nodes_BC, j - lowest, rank_BC.gather(1, slot_BC))
                 total_BC = total_BC.gather(1, slot_BC) + step_BC
                 up_B = first_B
-            target_B = torch.from_numpy(self.samples.target_S[part]).to(device)
+            target_B = torch.from_numpy(self.samples.target_S[block]).to(device)
             item_G, count_G = torch.unique_consecutive(target_B, return_counts=True)
             weight_IC[item_G] += torch.segment_reduce(total_BC, "sum", lengths=count_G)  # unlike index_add, the same on every run
         weights: Float32 = weight_IC.cpu().numpy()
@@ -192,21 +191,21 @@ class Matching:
             total_B1 = total_B1 + step_B1
         return rank_B1, total_B1
 
-    def _node_ranks(self, state_BLS: Tensor, nodes_BC: Tensor, place: int, rank_BC: Tensor) -> tuple[Tensor, Tensor]:
-        """log p̂ and rank [B, C] of nodes, given their parents' ranks; `place` is their level's place among the states."""
-        logits_BC = self.model.logits(state_BLS, nodes_BC, place).float()
+    def _node_ranks(self, state_BLS: Tensor, nodes_BC: Tensor, state_level: int, rank_BC: Tensor) -> tuple[Tensor, Tensor]:
+        """log p̂ and rank [B, C] of nodes, given their parents' ranks; `state_level` is their level's position among the states."""
+        logits_BC = self.model.logits(state_BLS, nodes_BC, state_level).float()
         rank_BC = (logsigmoid(logits_BC) if self.likelihood == "path" else logits_BC) + self.gamma * rank_BC
         return (logsigmoid(rank_BC) if self.likelihood == "sigmoid" else rank_BC), rank_BC
 
-    def _states(self, lowest: int, highest: int, width: int, what: str) -> Iterator[tuple[slice, Tensor]]:
+    def _states(self, lowest: int, highest: int, width: int, title: str) -> Iterator[tuple[slice, Tensor]]:
         """Query states [B, L, S] of the levels `lowest` … `highest`, so many samples at a time that their nodes fit a scorer call."""
         samples = self.samples
         size = max(1, ROWS // width)
-        with torch.no_grad(), tqdm(total=len(samples.target_S), unit="sample", desc=what, mininterval=1.0, delay=1.0) as bar:
+        with torch.no_grad(), tqdm(total=len(samples.target_S), unit="sample", desc=title, mininterval=1.0, delay=1.0) as bar:
             for start in range(0, len(samples.target_S), size):
-                part = slice(start, min(start + size, len(samples.target_S)))
-                yield part, states_of(self.model, self.topology, samples.queries(part), slice(lowest, highest + 1))
-                bar.update(part.stop - part.start)
+                block = slice(start, min(start + size, len(samples.target_S)))
+                yield block, states_of(self.model, self.topology, samples.queries(block), slice(lowest, highest + 1))
+                bar.update(block.stop - block.start)
 
 
 def assign(weight_IC: Float32, parent_I: Int64, room_PC: Int64, home_I: Int64, seen_I: NDArray[np.bool_]) -> Int64:
@@ -231,9 +230,9 @@ def assign(weight_IC: Float32, parent_I: Int64, room_PC: Int64, home_I: Int64, s
 def _assign_seen(weight_IC: Float32, parent_I: Int64, room_PC: Int64, home_I: Int64) -> Int64:
     parents, columns = room_PC.shape
     weight_IC = np.where(room_PC[parent_I] > 0, weight_IC, -np.inf).astype(np.float32)
-    everyone = np.arange(len(parent_I))
-    slot_I = weight_IC.argmax(1) if len(everyone) else np.zeros(0, np.int64)
-    at_tie_I = (home_I >= 0) & (weight_IC[everyone, home_I] == weight_IC[everyone, slot_I])
+    items = np.arange(len(parent_I))
+    slot_I = weight_IC.argmax(1) if len(items) else np.zeros(0, np.int64)
+    at_tie_I = (home_I >= 0) & (weight_IC[items, home_I] == weight_IC[items, slot_I])
     slot_I = np.where(at_tie_I, home_I, slot_I)
     done_PC = room_PC == 0
     while True:
@@ -244,34 +243,34 @@ def _assign_seen(weight_IC: Float32, parent_I: Int64, room_PC: Int64, home_I: In
         if not over_P.any():
             return slot_I
         done_PC[over_P, worst_P[over_P]] = True
-        inside = np.flatnonzero(over_P[parent_I] & (slot_I == worst_P[parent_I]))
-        parent_G = parent_I[inside]
-        elsewhere_GC = np.where(done_PC[parent_G], -np.inf, weight_IC[inside])
+        members = np.flatnonzero(over_P[parent_I] & (slot_I == worst_P[parent_I]))
+        parent_G = parent_I[members]
+        elsewhere_GC = np.where(done_PC[parent_G], -np.inf, weight_IC[members])
         other_G = elsewhere_GC.argmax(1)
-        loss_G = weight_IC[inside, slot_I[inside]] - elsewhere_GC[np.arange(len(inside)), other_G]
-        stranger_G = home_I[inside] != slot_I[inside]
+        loss_G = weight_IC[members, slot_I[members]] - elsewhere_GC[np.arange(len(members)), other_G]
+        stranger_G = home_I[members] != slot_I[members]
         order = np.lexsort((stranger_G, -loss_G, parent_G))
-        leaving = order[_rank_within(parent_G[order]) >= room_PC[parent_G, slot_I[inside]][order]]
-        slot_I[inside[leaving]] = other_G[leaving]
+        leaving = order[_rank_within(parent_G[order]) >= room_PC[parent_G, slot_I[members]][order]]
+        slot_I[members[leaving]] = other_G[leaving]
 
 
 def _fill(slot_I: Int64, parent_I: Int64, room_PC: Int64, home_I: Int64) -> None:
     """Give the items without a column (−1) one that has room: their home if they can, else any."""
     parents, columns = room_PC.shape
-    placed = slot_I >= 0
-    free_PC = room_PC.ravel() - np.bincount((parent_I * columns + slot_I)[placed], minlength=parents * columns)
-    waiting = np.flatnonzero(~placed & (home_I >= 0))
+    is_placed = slot_I >= 0
+    free_PC = room_PC.ravel() - np.bincount((parent_I * columns + slot_I)[is_placed], minlength=parents * columns)
+    waiting = np.flatnonzero(~is_placed & (home_I >= 0))
     home = parent_I[waiting] * columns + home_I[waiting]
     order = np.argsort(home, kind="stable")
-    stay = order[_rank_within(home[order]) < free_PC[home[order]]]
-    slot_I[waiting[stay]] = home_I[waiting[stay]]
-    free_PC -= np.bincount(home[stay], minlength=parents * columns)
+    stays = order[_rank_within(home[order]) < free_PC[home[order]]]
+    slot_I[waiting[stays]] = home_I[waiting[stays]]
+    free_PC -= np.bincount(home[stays], minlength=parents * columns)
     waiting = np.flatnonzero(slot_I < 0)
     waiting = waiting[np.argsort(parent_I[waiting], kind="stable")]
     seat = np.repeat(np.arange(parents * columns), free_PC)
     first_P = np.searchsorted(seat, np.arange(parents) * columns)
-    taken = seat[first_P[parent_I[waiting]] + _rank_within(parent_I[waiting])]
-    slot_I[waiting] = taken - parent_I[waiting] * columns
+    item_seat = seat[first_P[parent_I[waiting]] + _rank_within(parent_I[waiting])]
+    slot_I[waiting] = item_seat - parent_I[waiting] * columns
 
 
 def _rank_within(group_G: Int64) -> Int64:

@@ -29,8 +29,8 @@ class Samples:
     """Training samples, in ascending order of their targets.
 
     history_ST  int32[S, T]: item rows, newest last, −1 = padding
-    target_S    int64[S]: what is placed; numbers from 0, item rows where whole catalogues are
-    query_S     int64[S]: rows of vectors_UF float32[U, F], the queries where the log is of vectors; then histories have no places
+    target_S    int64[S]: the targets, numbered from 0; item rows if all items are targets
+    query_S     int64[S]: rows of vectors_UF float32[U, F], the queries if the log is of vectors; then T = 0
     """
 
     history_ST: Int32
@@ -38,33 +38,30 @@ class Samples:
     query_S: Int64 | None = None
     vectors_UF: NDArray[np.float32] | None = None
 
-    def queries(self, part: slice) -> QueryRows:
+    def queries(self, block: slice) -> QueryRows:
         """The queries of some samples."""
         if self.query_S is not None and self.vectors_UF is not None:
-            return np.asarray(self.vectors_UF[self.query_S[part]])
-        return self.history_ST[part].astype(np.int64)
+            return np.asarray(self.vectors_UF[self.query_S[block]])
+        return self.history_ST[block].astype(np.int64)
 
 
 def draw_samples(
     interactions: Interactions, users: Int64, length: int, most: int, *, seed: int, wanted_I: NDArray[np.bool_] | None = None
 ) -> Samples:
-    """Every event of `users` (pass training users) with the history before it, or `most` random ones; a first event has no history.
-
+    """Every event of `users` (pass training users) with the history before it, or `most` random ones; a first event is no sample.
     Where lists have no order: every event of a list of at least two, with a random part of the list's other events as its history.
     Where users are vectors: every event, with the vector.
-
     wanted_I  bool[I]: the items whose events are drawn; None: all items
-
-    Raises InvalidData when there is no such event of any item; of the wanted items there may be none.
+    Raises InvalidData if no item has such an event; the items in wanted_I need not have any.
     """
     rng = np.random.default_rng([seed, 2])
     events = _NumberedEvents(interactions, users)
     if events.count == 0:
         raise InvalidData("log", f"{len(users)} training users", "at least one with two events or more")
-    wanted = None if wanted_I is None else events.with_target(wanted_I)
-    total = events.count if wanted is None else len(wanted)
+    candidates = None if wanted_I is None else events.with_target(wanted_I)
+    total = events.count if candidates is None else len(candidates)
     drawn_S = np.arange(total) if total <= most else rng.choice(total, most, replace=False, shuffle=False)
-    user_S, event_S = events.user_and_event(drawn_S if wanted is None else wanted[drawn_S])
+    user_S, event_S = events.user_and_event(drawn_S if candidates is None else candidates[drawn_S])
     target_S = np.asarray(interactions.item_of_event_E[event_S], np.int64)
     order = np.lexsort((event_S, target_S))
     if interactions.vectors_UF is not None:
@@ -73,13 +70,13 @@ def draw_samples(
     history_ST = np.full((len(order), length), -1, np.int32)
     size = ROWS if interactions.order != "none" else max(1, min(ROWS, KEYS // int(length_S.max(initial=1))))
     for start in range(0, len(order), size):
-        part = slice(start, start + size)
+        block = slice(start, start + size)
         if interactions.order == "none":
-            event_BT = _other_events(rng, begin_S[part], length_S[part], event_S[part], length)
+            event_BT = _other_events(rng, begin_S[block], length_S[block], event_S[block], length)
         else:
-            event_BT = event_S[part, None] + np.arange(-length, 0)
-            event_BT[event_BT < begin_S[part, None]] = -1
-        history_ST[part] = np.where(event_BT >= 0, interactions.item_of_event_E[np.maximum(event_BT, 0)], -1)
+            event_BT = event_S[block, None] + np.arange(-length, 0)
+            event_BT[event_BT < begin_S[block, None]] = -1
+        history_ST[block] = np.where(event_BT >= 0, interactions.item_of_event_E[np.maximum(event_BT, 0)], -1)
     return Samples(history_ST, target_S[order])
 
 
@@ -107,10 +104,10 @@ class _NumberedEvents:
 
 def _other_events(rng: np.random.Generator, begin_B: Int64, length_B: Int64, event_B: Int64, length: int) -> Int64:
     """int64[B, T]: some of the other events of each list, −1 in front: of n at least one and at most n − 1, and no more than T."""
-    place_E = np.arange(length_B.max())
-    key_BE = rng.random((len(begin_B), len(place_E)))
-    key_BE[(place_E >= length_B[:, None]) | (place_E == (event_B - begin_B)[:, None])] = 2
-    wanted_B = 1 + (rng.random(len(begin_B)) * (length_B - 1)).astype(np.int64)
+    position_E = np.arange(length_B.max())
+    key_BE = rng.random((len(begin_B), len(position_E)))
+    key_BE[(position_E >= length_B[:, None]) | (position_E == (event_B - begin_B)[:, None])] = 2
+    count_B = 1 + (rng.random(len(begin_B)) * (length_B - 1)).astype(np.int64)
     drawn_BX = np.argsort(key_BE, axis=1)[:, :length]
-    drawn_BX = np.where(np.arange(drawn_BX.shape[1]) < wanted_B[:, None], begin_B[:, None] + drawn_BX, -1)
+    drawn_BX = np.where(np.arange(drawn_BX.shape[1]) < count_B[:, None], begin_B[:, None] + drawn_BX, -1)
     return np.pad(drawn_BX[:, ::-1], ((0, 0), (length - drawn_BX.shape[1], 0)), constant_values=-1)

@@ -1,12 +1,12 @@
-"""The memory of a tree: tuned neighbours of its training users, cut to the best of each item, with the weights of a history's places.
+"""The memory of a tree: tuned neighbours of its training users, cut to the best of each item, with weights for a history's positions.
 
     mem(b) = Σ_{d < length} w_d · S[h_d, b],   w_d = recency^d / unit,   h_0 the last item of the history
 
-unit is the mean over validation queries of the largest Σ_d recency^d · S[h_d, b] less the m-th largest (0 where fewer have any), m = 200.
-So λ is by how much memory parts the first of a list from its last, on average. It means the same whatever the scale of
-S, the number of neighbours and the recency; and for a flat S, which must be weighed much to say anything.
+unit is the mean over validation queries of the largest Σ_d recency^d · S[h_d, b] less the m-th largest (0 if fewer leaves have any), m =
+200. So λ is the mean difference in memory between the first and the last item of a list. Its meaning does not depend on the scale of S, the
+number of neighbours or the recency, nor on whether S is flat.
 
-Knows neighbours and `espalier.memory`. Does not know what λ is best: see `ranking.py`.
+Knows neighbours and `espalier.memory`. Does not choose λ: see `ranking.py`.
 
 Legend: I items, E entries, B queries, X nodes of a query's list.
 """
@@ -29,7 +29,7 @@ from espalier.stored_numbers import stored
 from ..arrays import Array
 from ..data.splits import Split
 from ..deep.prepare import Prepared
-from ..neighbours.fit import WEIGHED, Neighbours, fading, fitted_to, neighbours, neighbours_of
+from ..neighbours.fit import WEIGHED, Neighbours, fading, fit_neighbours, neighbours, neighbours_of
 from ..neighbours.neighbour_lists import NeighbourLists
 from ..retrieval.task import Metric, Task
 from ..retrieval.tuning import Options
@@ -37,25 +37,25 @@ from ..specification.deep import DeepConfig, InstanceConfig
 
 log = logging.getLogger(__name__)
 
-KEPT = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Neighbours an item that are tried, up to those that a bundle may hold."""
+NEIGHBOUR_COUNTS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Numbers of neighbours an item to try; the last is the most that a bundle may hold."""
 LEAST_SCORE = 1e-30
 LEAST_WEIGHT = 0.01
-"""Places of a history that weigh less, over the last item, are left out: each costs a row of S in every search."""
+"""Positions of a history with less weight, relative to the last item's, are left out: each costs a row of S in every search."""
 FORMULA = ("row", "column", "power", "shrink", "user", "back", "decay", "window")
-"""Options that a bundle names, so that live items have entries as trained ones have."""
+"""Options that a bundle stores, so that live items get entries as trained items did."""
 FIT_S = 300.0
-"""Most seconds for choosing the neighbours' options. Most logs take less than a fifth; on larger ones fewer are tried."""
+"""Most seconds for choosing the neighbours' options. Most logs need less than a fifth; on larger logs fewer options are tried."""
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """What memories are made of.
+class MemorySource:
+    """The neighbours that memories are made of.
 
     lists    S, best first
-    recency  of the weights that were best for the neighbours alone; 1 for lists without an order
-    options  of S; other values of those of WEIGHED weigh the same counts anew. Empty: not known
-    weigh    options → S, best first; None: it is as it is
+    recency  the best one for the neighbours without a tree; 1 for lists without an order
+    options  of S; other values of those in WEIGHED need no new counts. Empty: unknown
+    weigh    options → S, best first; None: S cannot change
     """
 
     lists: NeighbourLists
@@ -63,108 +63,108 @@ class Remembered:
     options: Options = field(default_factory=dict)
     weigh: Callable[[Options], NeighbourLists] | None = None
 
-    def weighed(self, options: Options) -> Remembered:
-        """With the values that some options have of those of WEIGHED."""
-        chosen = self.options | self.values(options)
-        if self.weigh is None or chosen == self.options:
+    def with_options(self, options: Options) -> MemorySource:
+        """The source with S weighed by these options' values of WEIGHED."""
+        new_options = self.options | self.weighed_options(options)
+        if self.weigh is None or new_options == self.options:
             return self
-        return replace(self, lists=self.weigh(chosen), options=chosen)
+        return replace(self, lists=self.weigh(new_options), options=new_options)
 
-    def values(self, options: Options) -> Options:
-        """Those of WEIGHED, where these options have none its own."""
+    def weighed_options(self, options: Options) -> Options:
+        """The values of WEIGHED in these options; missing ones are the source's."""
         names = [option.name for option in WEIGHED if option.name in self.options]
         return {name: options.get(name, self.options[name]) for name in names}
 
     @property
     def largest(self) -> float:
-        """The largest entry of S, as which 1 is stored."""
+        """The largest entry of S, which is stored as 1."""
         return max(float(self.lists.score_N.max(initial=0)), LEAST_SCORE)
 
     @property
-    def most(self) -> int:
+    def longest(self) -> int:
         """The neighbours of the item that has the most."""
         return int(np.diff(self.lists.offset_I1).max(initial=0))
 
-    def memory(self, kept: int, recency: float, length: int) -> Memory:
-        """The best `kept` neighbours of each item, best first, for the last `length` items of a history at most; weights are recency^d.
+    def memory(self, per_item: int, recency: float, length: int) -> Memory:
+        """The best `per_item` neighbours of each item, best first, for at most the last `length` items of a history; weights are recency^d.
 
-        Sums do not depend on the entries' order. Those of a bundle are `in_order`.
+        Sums do not depend on the entries' order. A bundle has them `with_sorted_rows`.
         """
-        lists = self.lists.limited(kept)
+        lists = self.lists.limited(per_item)
         value_N = (lists.score_N / self.largest).astype(np.float16)
-        weight_T = self.weights(kept, recency, length)
+        weight_T = self.weights(per_item, recency, length)
         return Memory(lists.offset_I1, lists.item_N, value_N, weight_T, key_weight=1.0, formula=self.formula)
 
     @property
     def formula(self) -> MemoryFormula | None:
-        """How S is made of lists, but for what near items add; None where it is not known."""
+        """How S is made of lists, without the scores of near items; None if unknown."""
         if not self.options:
             return None
         return MemoryFormula(**{name: self.options[name] for name in FORMULA}, unit=self.largest)
 
-    def weights(self, kept: int, recency: float, length: int) -> NDArray[np.float32]:
-        """w_d of that memory, times the unit."""
-        weight = fading(recency, min(length, MAX_VISITS // max(1, min(kept, self.most))))
+    def weights(self, per_item: int, recency: float, length: int) -> NDArray[np.float32]:
+        """w_d of `memory` with the same arguments, times the unit."""
+        weight = fading(recency, min(length, MAX_VISITS // max(1, min(per_item, self.longest))))
         return weight[weight >= LEAST_WEIGHT].astype(np.float32)
 
-    def lengths(self, kept: int) -> NDArray[np.int64]:
-        """int64[I]: the neighbours of each item in that memory."""
-        return np.minimum(np.diff(self.lists.offset_I1), kept)
+    def lengths(self, per_item: int) -> NDArray[np.int64]:
+        """int64[I]: how many neighbours each item has in `memory` with the same arguments."""
+        return np.minimum(np.diff(self.lists.offset_I1), per_item)
 
 
-def remembered(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S) -> Remembered:
+def memory_source(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S) -> MemorySource:
     """Neighbours tuned on validation queries and learned from the lists of training users, as many an item as the configuration allows."""
     fitted = prepared.neighbours or neighbours(memory_task(config, prepared, seconds))
-    found = fitted.source
-    if not isinstance(found, Neighbours):
-        raise TypeError(f"a memory is made of Neighbours, not of {type(found).__name__}")
-    most = KEPT[-1] if config.memory.neighbours == "auto" else config.memory.neighbours
+    source = fitted.source
+    if not isinstance(source, Neighbours):
+        raise TypeError(f"a memory is made of Neighbours, not of {type(source).__name__}")
+    most = NEIGHBOUR_COUNTS[-1] if config.memory.neighbours == "auto" else config.memory.neighbours
 
     def weigh(options: Options) -> NeighbourLists:
-        return neighbours_of(found.counts, found.near, found.events_I, options).lists.limited(most)
+        return neighbours_of(source.counts, source.near, source.events_I, options).lists.limited(most)
 
     log.info("memory: neighbours in %.1f s%s", fitted.seconds, "" if fitted.ended is None else f", {fitted.ended}")
-    return Remembered(found.lists.limited(most), float(fitted.options["recency"]), fitted.options, weigh)
+    return MemorySource(source.lists.limited(most), float(fitted.options["recency"]), fitted.options, weigh)
 
 
-def counted_again(memory: Memory, unit: float, options: Options, config: DeepConfig, split: Split) -> Memory:
-    """A memory with the entries that a split's lists give, in the same units; all else as it was chosen.
+def recounted(memory: Memory, unit: float, options: Options, config: DeepConfig, split: Split) -> Memory:
+    """The memory with entries counted from a split's lists, in the same units; all else stays.
 
-    unit     S's largest entry when it was
+    unit     S's largest entry when λ was chosen
     options  of S, and how many neighbours an item are `kept`
     """
-    source = Remembered(fitted_to(split.lists, split.train, options, config.seed).lists, 1.0, options)
+    source = MemorySource(fit_neighbours(split.lists, split.train, options, config.seed).lists, 1.0, options)
     entries = source.memory(options["kept"], 1.0, config.history_length)
     weight = (memory.weight * (source.largest / unit)).astype(np.float32)
-    return in_order(replace(entries, weight=weight, key_weight=memory.key_weight, repeat=memory.repeat, left_out=memory.left_out))
+    return with_sorted_rows(replace(entries, weight=weight, key_weight=memory.key_weight, repeat=memory.repeat, left_out=memory.left_out))
 
 
 def memory_task(config: DeepConfig, prepared: Prepared, seconds: float | None) -> Task:
-    """What the neighbours of a memory learn from."""
+    """The task on which the neighbours of a memory are tuned."""
     metric = Metric("recall", config.search.m)
     return Task(prepared.split, prepared.items, metric, config.search.exclude_seen, InstanceConfig(), config.seed, seconds)
 
 
-def in_order(memory: Memory) -> Memory:
-    """The memory with the entries of each item by ascending item, in its own arrays: of tens of millions that takes seconds."""
+def with_sorted_rows(memory: Memory) -> Memory:
+    """Sort the entries of each item by ascending item, in place, and return the memory. Tens of millions take seconds."""
     _sort_rows(memory.offset, memory.item, stored(memory.value))
     return memory
 
 
-def in_units(memory: Memory, unit: float, weight: float) -> Memory:
-    """The memory with its places' weights divided by `unit`, and λ."""
+def with_weight(memory: Memory, unit: float, weight: float) -> Memory:
+    """The memory with its weights divided by `unit`, and with λ = `weight`."""
     return replace(memory, weight=(memory.weight / unit).astype(np.float32), key_weight=weight)
 
 
 def unit_of(lists: Iterable[MemoryLists], leaf_offset: int, m: int) -> float:
-    """The mean over queries of the largest mem less the m-th largest, which is 0 where fewer leaves have any."""
-    spreads = [_spread(*part.of(b), leaf_offset, m) for part in lists for b in range(len(part.offset_B) - 1)]
+    """The mean over queries of the largest mem less the m-th largest, which is 0 if fewer leaves have any."""
+    spreads = [_spread(*block.of(b), leaf_offset, m) for block in lists for b in range(len(block.offset_B) - 1)]
     return float(np.mean(spreads)) if spreads else 0.0
 
 
 def _spread(nodes: Array, values: Array, leaf_offset: int, m: int) -> float:
-    mem = values[nodes >= leaf_offset]
-    return float(mem.max(initial=0)) - (float(np.partition(mem, -m)[-m]) if len(mem) >= m else 0.0)
+    memory = values[nodes >= leaf_offset]
+    return float(memory.max(initial=0)) - (float(np.partition(memory, -m)[-m]) if len(memory) >= m else 0.0)
 
 
 @compiled()

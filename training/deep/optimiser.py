@@ -27,8 +27,8 @@ class Optimiser:
     """The optimiser of a model on its device. From now on the model's lookups go through a `RowTable`.
 
     span      steps that the mean spans
-    content   of the leaves: then node rows hold the items' own parts from now on, and lookups add what follows from the content
-    averaged  the mean of the weights over steps, a model of its own; its node rows are right after `refresh`
+    content   of the leaves: node rows then hold the items' own parts from now on, and lookups add the part from content
+    averaged  a second model with the mean of the weights over steps; its node rows are up to date after `refresh`
     """
 
     def __init__(
@@ -39,26 +39,26 @@ class Optimiser:
             content.split_rows(model)
         self.averaged = copy.deepcopy(model).requires_grad_(False)
         self._rows = RowAdam(model.node_rows, self.averaged.node_rows, betas, weight_decay)
-        composed = None if content is None else content.composed(model, dropping=True)
-        self.table = model.row_table = RowTable(model.node_rows, nodes, self._rows, composed)
+        compose = None if content is None else content.compose(model, dropping=True)
+        self.table = model.row_table = RowTable(model.node_rows, nodes, self._rows, compose)
         if content is not None:
-            self.averaged.row_table = RowTable(self.averaged.node_rows, nodes, None, content.composed(self.averaged, dropping=False))
+            self.averaged.row_table = RowTable(self.averaged.node_rows, nodes, None, content.compose(self.averaged, dropping=False))
         self._network = [weights for weights in model.parameters() if weights is not model.node_rows]
         self._averaged_network = [weights for weights in self.averaged.parameters() if weights is not self.averaged.node_rows]
         self._adam = torch.optim.AdamW(self._network, betas=betas, eps=EPSILON, weight_decay=weight_decay, fused=True)
         self._span, self._averages = span, 0
 
     def zero_gradients(self) -> None:
-        """Before a backward pass: forget the last one's gradients."""
+        """Reset the gradients; call it before a backward pass."""
         self._adam.zero_grad()
 
     @torch.no_grad()
     def step(self, rate: float, most_norm: float | None = None) -> None:
-        """After a backward pass: update all weights by the mean of the gradients over the processes, at a learning rate. A collective call.
+        """Update all weights by the mean of the gradients over the processes; call it after a backward pass. A collective call.
 
-        most_norm  all gradients together are scaled down to this norm; None: they are not
+        most_norm  scale all gradients together down to this norm; None: do not
         """
-        places_R, gradient_RD = self.table.gradients()
+        position_R, gradient_RD = self.table.gradients()
         gradients = [weights.grad for weights in self._network if weights.grad is not None]
         for gradient in gradients:
             average(gradient)
@@ -70,26 +70,26 @@ class Optimiser:
             scale = (most_norm / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1)
             for gradient in (gradient_RD, *gradients):
                 gradient.mul_(scale)
-        self._rows.step(places_R, gradient_RD, rate)
+        self._rows.step(position_R, gradient_RD, rate)
         for group in self._adam.param_groups:
             group["lr"] = rate
         self._adam.step()
 
     @torch.no_grad()
     def average(self) -> None:
-        """Take the weights into the mean."""
-        kept = share_kept(self._span, self._averages)
+        """Add the weights to the mean."""
+        share = mean_share(self._span, self._averages)
         self._averages += 1
-        self._rows.average(kept)
+        self._rows.average(share)
         for mean, value in zip(self._averaged_network, self._network, strict=True):
-            mean.lerp_(value, 1 - kept)
+            mean.lerp_(value, 1 - share)
 
     def refresh(self) -> None:
-        """Bring the node rows of the model and of the mean up to date: before either is used otherwise than by lookups."""
+        """Bring the node rows of the model and of the mean up to date: call it before using either in another way than by lookups."""
         self._rows.refresh_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of it, after `refresh`; not copied."""
+        """The state for a checkpoint, after `refresh`; not copied."""
         averaged = self.averaged.state_dict()
         return {"network": self._adam.state_dict(), "rows": self._rows.state_dict(), "averaged": averaged, "averages": self._averages}
 
@@ -101,11 +101,11 @@ class Optimiser:
 
 
 def averaged_over(steps: int, model: nn.Module) -> AveragedModel:
-    """A copy of a model that follows the mean of its weights over about so many steps; update it every AVERAGE_EVERY steps."""
-    return AveragedModel(model, avg_fn=lambda mean, value, times: torch.lerp(mean, value, 1 - share_kept(steps, int(times))))
+    """A copy of a model that follows the mean of its weights over about `steps` steps; update it every AVERAGE_EVERY steps."""
+    return AveragedModel(model, avg_fn=lambda mean, value, times: torch.lerp(mean, value, 1 - mean_share(steps, int(times))))
 
 
-def share_kept(steps: int, times: int) -> float:
+def mean_share(steps: int, times: int) -> float:
     """d of averaged ← d · averaged + (1 − d) · current, at an update after `times` others.
 
     It is 0 at the first and grows from 2/11 to 1 − AVERAGE_EVERY / steps: the first weights soon lose their share.

@@ -1,7 +1,7 @@
 """Several processes that train one model, each on its rows of every batch (`torchrun -m training fit …`).
 
 Knows which process takes which rows and how values are averaged over processes. Does not know models or objectives. Without torchrun there
-is one process, which takes all rows; every function here is then free.
+is one process, which takes all rows; then the functions here cost nothing.
 
 Each process draws the random numbers of the whole batch and keeps those of its rows, so results do not depend on the number of processes.
 """
@@ -28,16 +28,16 @@ LONGEST_WAIT = timedelta(days=1)
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[None]:
-    """Join torchrun's group of processes inside: gloo on a CPU, NCCL on GPUs, one GPU each. No effect without torchrun.
+def process_group(device: torch.device) -> Iterator[None]:
+    """Inside it, this process is in torchrun's group: gloo on a CPU, NCCL on GPUs, one GPU each. No effect without torchrun.
 
     Raises InvalidConfig where there are more processes than GPUs.
     """
     if not dist.is_torchelastic_launched():
         yield
         return
-    # Its functions keep the group that there is when it is imported, which the first step of an optimiser does. With it gloo's threads
-    # would outlive the group, and one that frees a tensor while the interpreter ends aborts the process (torch 2.13).
+    # The first step of an optimiser imports this module, whose functions hold the group that exists at import. Gloo's threads would then
+    # outlive the group, and a thread that frees a tensor while the interpreter ends aborts the process (torch 2.13).
     importlib.import_module("torch.distributed.nn.functional")
     if device.type == "cuda":
         gpu = dist.get_node_local_rank()
@@ -67,20 +67,20 @@ def wait_for_all() -> None:
         dist.barrier()
 
 
-def own_rows(count: int) -> slice:
-    """The rows of a batch of `count` that this process takes: as many as the others take, or one more or less."""
+def process_rows(count: int) -> slice:
+    """The rows of a batch of `count` rows that this process takes; the processes' numbers of rows differ by at most one."""
     return slice(count * process() // processes(), count * (process() + 1) // processes())
 
 
-def drawn_rows(draw: Callable[[int], Tensor], own: int) -> Tensor:
-    """This process's `own` rows of draw(rows of the whole batch): what one process alone would have drawn for them."""
-    rows = own * processes()
-    return draw(rows)[own_rows(rows)]
+def drawn_rows(draw: Callable[[int], Tensor], count: int) -> Tensor:
+    """This process's `count` rows of draw(rows of the whole batch): the same draws as in a single process."""
+    rows = count * processes()
+    return draw(rows)[process_rows(rows)]
 
 
 @torch.no_grad()
-def from_first(values: Iterable[Tensor]) -> None:
-    """All processes take the values of process 0, in place."""
+def broadcast_from_first(values: Iterable[Tensor]) -> None:
+    """Replace the values in all processes by those of process 0."""
     if processes() > 1:
         for tensor in values:
             dist.broadcast(tensor, 0)
@@ -104,12 +104,12 @@ def average(values: Tensor) -> Tensor:
     return values
 
 
-def every_value(own: NDArray[np.float64], count: int, device: torch.device) -> NDArray[np.float64]:
-    """float64[count]: the values of which process p of P has numbers p, p + P, … (`own`); exactly, so that means do not depend on P."""
+def gathered_values(process_values: NDArray[np.float64], count: int, device: torch.device) -> NDArray[np.float64]:
+    """float64[count]: all values; process p of P passes those with numbers p, p + P, …. They are exact, so means do not depend on P."""
     if processes() == 1:
-        return own
-    whole = torch.zeros(count, dtype=torch.float64, device=device)
-    whole[process() :: processes()] = torch.from_numpy(own).to(device)
-    dist.all_reduce(whole)
-    values: NDArray[np.float64] = whole.cpu().numpy()
+        return process_values
+    all_values = torch.zeros(count, dtype=torch.float64, device=device)
+    all_values[process() :: processes()] = torch.from_numpy(process_values).to(device)
+    dist.all_reduce(all_values)
+    values: NDArray[np.float64] = all_values.cpu().numpy()
     return values

@@ -22,7 +22,7 @@ from ..data.item_content import ItemContent, item_content
 from ..data.item_tables import item_table
 from ..data.splits import Split, split_log
 from ..data.user_item_matrix import events_of_items
-from ..deep.content_rows import predicted
+from ..deep.content_rows import predict_vectors
 from ..deep.earlier import EarlierModel, open_earlier
 from ..deep.jtm import learn_tree
 from ..deep.jtm_samples import draw_samples
@@ -30,7 +30,7 @@ from ..deep.parallel import process, wait_for_all
 from ..deep.vector_start import embeddings_of as vector_embeddings
 from ..deep.vector_start import start_of
 from ..live.joined_log import with_journal, with_live_fields
-from ..live.taken_along import TakenAlong, take_along, with_live_items
+from ..live.run_journal import RunJournal, read_run_journal, with_live_items
 from ..retrieval.task import Fitted
 from ..specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
 from ..trees.balanced import category_tree, random_tree
@@ -46,8 +46,8 @@ EMBEDDING_DIM = 64
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What a run begins with where another one with the same data and seed has made it before. model: the file of a whole `NodeScorer`."""
+class SharedStart:
+    """The tree and the first model of a run, from an earlier run with the same data and seed. model: a file of a whole `NodeScorer`."""
 
     tree: Tree
     model: Path
@@ -57,9 +57,10 @@ class Begun:
 class Prepared:
     """Item rows of the lists, of `items`, of their content and of the earlier model's tree are the same.
 
-    start  the earlier model's bundle, with its live items; along: what its journal brought; None: nothing
-    begun  None: the tree and the first model are to be made
-    neighbours  those that a memory is made of; None: they are to be chosen
+    start         the earlier model's bundle, with its live items; None: no earlier model
+    run_journal   the journal with live items; None: no journal
+    shared_start  None: this run makes the tree and the first model
+    neighbours    source of the memory; None: this run chooses it
     """
 
     split: Split
@@ -67,13 +68,13 @@ class Prepared:
     earlier: EarlierModel | None = None
     content: ItemContent | None = None
     start: Path | None = None
-    along: TakenAlong | None = None
-    begun: Begun | None = None
+    run_journal: RunJournal | None = None
+    shared_start: SharedStart | None = None
     neighbours: Fitted | None = None
 
     @property
     def interactions(self) -> Interactions:
-        """What may be learned from."""
+        """The lists to learn from."""
         return self.split.lists
 
     @cached_property
@@ -85,43 +86,43 @@ class Prepared:
 def prepare(config: DeepConfig, data: Path | None, work: Path, shared: Path | None = None, journal: Path | None = None) -> Prepared:
     """Read the log (or `data` instead of the configured one), the item table and the earlier model; events stay in files under `work`.
 
-    shared   the work folder of the whole run, where `work` is that of one of its processes
-    journal  the model whose live items are taken along; None: the earlier model's
+    shared   the work folder of the whole run, if `work` is that of one of its processes
+    journal  the model whose live items are added; None: the earlier model
     """
     interactions = read_interactions(data or config.data.log, config.data.format, work)
     split = split_log(interactions, config.data.split, config.data.format, work, seed=config.seed)
-    along, start = shared_along(journal or config.earlier_model, config.earlier_model, shared or work)
-    if along is None:
-        items = item_table(config.data.items, split.lists.item_ids, config.data.items_format)
-    else:
-        split = with_journal(split, along.items, work)
-        items = with_live_fields(item_table(config.data.items, split.lists.item_ids, config.data.items_format), along.items, along.held)
+    run_journal, start = shared_run_journal(journal or config.earlier_model, config.earlier_model, shared or work)
+    if run_journal is not None:
+        split = with_journal(split, run_journal.items, work)
+    items = item_table(config.data.items, split.lists.item_ids, config.data.items_format)
+    if run_journal is not None:
+        items = with_live_fields(items, run_journal.items, run_journal.held_through)
     earlier = None
     if start is not None and isinstance(config.tree, TreeOfEarlierModel):
         earlier = open_earlier(start, config, config.tree, split.lists, split.train, items)
-    return Prepared(split, items, earlier, item_content(items, config.content), start, along)
+    return Prepared(split, items, earlier, item_content(items, config.content), start, run_journal)
 
 
-def shared_along(journal: Path | None, earlier: Path | None, work: Path) -> tuple[TakenAlong | None, Path | None]:
-    """What a run takes along, and the bundle that it starts from; the first process writes them, all others read what it wrote."""
+def shared_run_journal(journal: Path | None, earlier: Path | None, work: Path) -> tuple[RunJournal | None, Path | None]:
+    """The run's copies of a journal and of the bundle that it starts from. Process 0 writes them, the others read them."""
     if journal is None:
         return None, None
     if process():
         wait_for_all()
-    along = take_along(journal, work)
+    run_journal = read_run_journal(journal, work)
     start = earlier
-    if along is not None and earlier is not None and earlier.absolute().parent == along.models:
-        start = with_live_items(earlier, along.items, work)
+    if run_journal is not None and earlier is not None and earlier.absolute().parent == run_journal.models:
+        start = with_live_items(earlier, run_journal.items, work)
     if not process():
         wait_for_all()
-    return along, start
+    return run_journal, start
 
 
 def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:
-    """The configured tree over the catalogue, from training users only; `device` is where an earlier model learns it."""
+    """The configured tree over the catalogue, from training users only. On `device` an earlier model learns it."""
     interactions, tree = prepared.interactions, config.tree
-    if prepared.begun is not None:
-        return prepared.begun.tree
+    if prepared.shared_start is not None:
+        return prepared.shared_start.tree
     if prepared.earlier is not None:
         prepared.earlier.model.to(device)
         return relearn_tree(config.seed, tree, prepared, prepared.earlier) if isinstance(tree, JtmTree) else prepared.earlier.tree
@@ -141,27 +142,27 @@ def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CP
 
 
 def relearn_tree(seed: int, tree: JtmTree, prepared: Prepared, earlier: EarlierModel) -> Tree:
-    """The tree that JTM learns from a trained model, with samples of training users; the log says what it brought."""
+    """The tree that JTM learns from a trained model, with samples of training users. Logs the gain."""
     begin = time.perf_counter()
     samples = draw_samples(prepared.interactions, prepared.split.train, earlier.length, tree.samples, seed=seed)
     gamma = earlier.gamma if tree.gamma is None else tree.gamma
-    learned = learn_tree(earlier.model, earlier.tree, samples, gap=tree.gap, gamma=gamma, likelihood=earlier.likelihood)
+    learned_tree = learn_tree(earlier.model, earlier.tree, samples, gap=tree.gap, gamma=gamma, likelihood=earlier.likelihood)
     count = len(samples.target_S)
     log.info(
         "tree: %s per sample %.4f → %.4f over %d samples, %d of %d items moved, %.1f s",
-        "rank" if earlier.likelihood == "softmax" else "log-likelihood",  # a softmax's lacks its normalisers, the same before and after
-        learned.before / count,
-        learned.after / count,
+        "rank" if earlier.likelihood == "softmax" else "log-likelihood",  # a softmax's lacks its normalisers, before as after
+        learned_tree.before / count,
+        learned_tree.after / count,
         count,
-        learned.moved,
-        learned.tree.item_count,
+        learned_tree.moved,
+        learned_tree.tree.item_count,
         time.perf_counter() - begin,
     )
-    return learned.tree
+    return learned_tree.tree
 
 
 def leaf_rows(bundle: Bundle, items: ItemTable) -> NDArray[np.float32]:
-    """float32[I, D]: the leaf rows that a bundle learned for these items, zero for items that it does not have."""
+    """float32[I, D]: the leaf rows of these items in a bundle, zero for items that it lacks."""
     row = bundle.items.rows_of(items.column("id").to_pylist())
     leaves = bundle.tree.leaf_of_item[row]
     return np.where((row >= 0)[:, None], bundle.node_rows_ND[leaves], 0).astype(np.float32)
@@ -176,20 +177,20 @@ def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.flo
     if interactions.vectors_UF is not None:
         return vector_embeddings(interactions, train, start_of(interactions, train, width, seed=seed), seed=seed)
     if min(len(train), interactions.item_count) < 2:
-        found = f"{len(train)} training users and {interactions.item_count} items"
-        raise InvalidData("log", found, "at least 2 of each: a tree is made of what users have in common")
+        counts = f"{len(train)} training users and {interactions.item_count} items"
+        raise InvalidData("log", counts, "at least 2 of each: a tree is made of what users have in common")
     width = min(width, len(train) - 1, interactions.item_count - 1)
     embeddings = embeddings_of(interactions, train, width, seed=seed)
     return with_unseen(embeddings, prepared, seed)
 
 
 def with_unseen(embeddings_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:
-    """Embeddings for the items that have none (zero rows), too: by their content where it is known, else those of other items."""
+    """The embeddings, with zero rows replaced: by the prediction from the item's content if it has any, else by another item's row."""
     content = prepared.content
     if content is not None:
         known_I = np.asarray(embeddings_ID.any(axis=1), np.bool_)
         length_I = np.linalg.norm(embeddings_ID, axis=1)
-        unit_ID = embeddings_ID / np.where(known_I, length_I, 1)[:, None]  # directions are what trees and first rows are made of
-        predicted_ID = predicted(content.rows, unit_ID.astype(np.float32), known_I)
+        unit_ID = embeddings_ID / np.where(known_I, length_I, 1)[:, None]  # only directions matter for trees and first rows
+        predicted_ID = predict_vectors(content.rows, unit_ID.astype(np.float32), known_I)
         embeddings_ID = np.where((known_I | ~content.known_I)[:, None], embeddings_ID, predicted_ID)
     return spread_unseen(embeddings_ID, prepared.interactions.category_of_item_I, seed=seed)

@@ -1,6 +1,6 @@
-"""Queries as a model in training takes them: histories as their items' leaves or their ancestors on every level, vectors as they are.
+"""Inputs of a model in training: for histories the leaves of their items, or the ancestors on every level; vectors unchanged.
 
-Knows what tells histories from vectors. Does not know what a model makes of them.
+Knows how histories differ from vectors. Does not know how a model encodes them.
 
 Legend: B queries, L levels, T history, F numbers of a vector.
 """
@@ -24,7 +24,7 @@ from ..specification.deep import DeepConfig
 
 
 def query_kind(config: DeepConfig, interactions: Interactions) -> HistoryKind | VectorKind:
-    """What a model of this configuration and log is asked with."""
+    """The kind of queries of a model of this configuration and log."""
     if interactions.vectors_UF is not None:
         return VectorKind(width=interactions.vectors_UF.shape[1])
     return HistoryKind(length=config.history_length)
@@ -42,7 +42,7 @@ def rows_of_pairs(config: DeepConfig, pairs: Sequence[EvaluationPair]) -> QueryR
 def model_input(model: NodeScorer, topology: Topology, rows: QueryRows) -> Tensor:
     """history_nodes int64[B, L, T], history_leaves int64[B, T] or vector float32[B, F], on the topology's device.
 
-    Leaves come without places that are padding in every history.
+    Leaves come without positions that are padding in every history.
     """
     if isinstance(model.encoder, SequenceQuery):
         empty = int(np.argmax(np.append((rows[:, :-1] >= 0).any(0), True)))
@@ -52,7 +52,7 @@ def model_input(model: NodeScorer, topology: Topology, rows: QueryRows) -> Tenso
 
 
 def states_of(model: NodeScorer, topology: Topology, rows: QueryRows, levels: slice) -> Tensor:
-    """[B, n, S]: the query states of some levels, or [B, 1, S] where all levels have the same."""
+    """[B, n, S]: the query states of some levels, or [B, 1, S] if all levels share one."""
     query = model_input(model, topology, rows)
     if query.dim() == 3:  # levels are independent of each other
         return model.state(query[:, levels])

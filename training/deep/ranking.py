@@ -1,10 +1,9 @@
-"""How a trained tree ranks: γ, the memory and its weight, and the calibration, chosen by searches of validation users.
+"""Chooses how a trained tree ranks (γ, the memory and its weight, the calibration), by searches of validation queries.
 
-γ is chosen without a memory first. Then γ, λ, the recency of the history's weights and the damping of the neighbours, which was best for
-them alone, climb together, one after another, over the leaves that searches have found, ordered anew (`reweighing.py`); a search with the
-best of them adds leaves, and they climb again. Then as few neighbours an item are kept as find as much but for half a percent; and then the
-memory stays only if it finds more than the tree alone by over a standard error. Differences are paired by query. The repeat term comes last
-(`repeats.py`).
+First γ is chosen without a memory. Then coordinate passes choose γ, λ, the recency of the history's weights and the damping of the
+neighbours; a trial reorders leaves that searches have found (`reweighing.py`). A search with the best options adds leaves, and the passes
+are repeated. Then the memory gets the fewest neighbours an item that lose at most half a percent. It is used only if it finds more than the
+tree alone by over a standard error. Differences are paired by query. The repeat term is chosen last (`repeats.py`).
 
 Knows searches and their figures. Does not know how neighbours are counted or a bundle is written.
 
@@ -27,14 +26,14 @@ from espalier.manifest import Calibration, Ranking
 from espalier.memory import Memory
 
 from ..deep.calibration import calibrate
-from ..deep.memory import FIT_S, KEPT, in_order, remembered
+from ..deep.memory import FIT_S, NEIGHBOUR_COUNTS, memory_source, with_sorted_rows
 from ..deep.prepare import Prepared
 from ..deep.repeats import with_repeat
-from ..deep.reweighing import Candidates, most_remembered
+from ..deep.reweighing import CandidateLeaves, most_remembered
 from ..deep.scorers.model import NodeScorer
 from ..deep.searches import Searches
 from ..deep.topology import Topology
-from ..deep.validation import ranked_by, validation_pairs
+from ..deep.validation import trained_ranking, validation_pairs
 from ..neighbours.fit import GRID, WEIGHED
 from ..retrieval.task import Deadline
 from ..retrieval.tuning import Figures, Option, Options, search
@@ -46,22 +45,22 @@ GAMMAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 WEIGHTS = Option("weight", (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0), times=1.5, least=0.1, most=1000.0)
 FIRST_WEIGHT = 4.0
 ROUNDS = 3
-"""Searches with a memory whose leaves are ordered anew, at most."""
+"""Most searches with a memory whose leaves are reordered."""
 RECENCY = next(option for option in GRID if option.name == "recency")
 VALIDATION_QUERIES = 2000
 MIN_QUERIES = 30
-"""With fewer validation users nothing about a memory is chosen, whether there is one included: a gain could not be told from noise."""
+"""With fewer validation users nothing about a memory is chosen, not even whether to use one: a gain could be noise."""
 TRIAL_VISITS = 1 << 17
-"""Entries that a validation query of a search with a memory may have to add up, on average: some milliseconds. Else fewer are kept."""
+"""Most entries that a query adds up on average, some milliseconds; larger numbers of neighbours are not tried."""
 MOST_LOST = 0.005
-"""Fewer neighbours are kept where the figure falls by no more than this share, and by no more than its standard error."""
+"""Fewer neighbours are used if the figure falls by no more than this share, and by no more than its standard error."""
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What the search of a bundle is: its ranking and its memory, None for none; and what was tried, for the manifest.
+class ChosenRanking:
+    """The ranking and the memory (or None) of a bundle, and the trials, for the manifest.
 
-    neighbours  the options of the memory's entries, with how many an item are `kept`; None: it has none
+    neighbours  the options of the memory's entries, with the neighbours an item as `kept`; None: no memory
     """
 
     ranking: Ranking
@@ -70,21 +69,21 @@ class Chosen:
     neighbours: Options | None = None
 
 
-class Reweighed:
-    """Figures of rankings with a memory, without a search for each: of the leaves that searches have found, and those remembered most.
+class ReweighedSearches:
+    """Figures of rankings with a memory, without a search for each: over leaves that searches found, and leaves with the most memory.
 
-    alone  the options without a memory, whose search comes first
-    first  options with one
+    without_memory  options for the first search
+    first_memory    adds the leaves with the most memory
     """
 
-    def __init__(self, searches: Searches, alone: Options, first: Memory) -> None:
-        self._searches, self._candidates = searches, Candidates(searches)
+    def __init__(self, searches: Searches, without_memory: Options, first_memory: Memory) -> None:
+        self._searches, self._candidates = searches, CandidateLeaves(searches)
         self._mem: dict[tuple[Any, ...], NDArray[np.float32]] = {}
-        self.add(searches.answers(alone))
-        self.add(most_remembered(searches.lists(first), searches.topology, searches.ms[-1]))
+        self.add(searches.answers(without_memory))
+        self.add(most_remembered(searches.lists(first_memory), searches.topology, searches.ms[-1]))
 
     def add(self, rows_BM: NDArray[np.int64]) -> None:
-        """Answers of a search."""
+        """Add the answers of a search."""
         self._candidates.add(rows_BM)
         self._mem = {}
 
@@ -94,126 +93,126 @@ class Reweighed:
         if key not in self._mem:
             memory = self._searches.memory(options)
             self._mem[key] = self._candidates.memory([] if memory is None else self._searches.lists(memory))
-        added_BC = np.float32(options["weight"]) * self._mem[key]
-        key_BC = self._candidates.keys(options["gamma"], added_BC)
+        memory_BC = np.float32(options["weight"]) * self._mem[key]
+        key_BC = self._candidates.keys(options["gamma"], memory_BC)
         return self._searches.figures_of(self._candidates.best(key_BC, self._searches.ms[-1]))
 
     def figure(self, options: Options) -> float:
-        """What options are chosen by."""
+        """The figure to choose by."""
         return self.measured(options).figure
 
 
-def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer, memory_s: float = FIT_S) -> Chosen:
+def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer, memory_s: float = FIT_S) -> ChosenRanking:
     """The ranking and the memory with the best figure of validation users, and a calibration of the keys.
 
     memory_s  most seconds for the neighbours of a memory, and again for the choice of how it is added
     """
-    own, trained = ranked_by(config)
-    fixed = trained if own == "log_activation" else config.search.gamma
-    gammas = sorted({*GAMMAS, trained}) if fixed == "auto" else [fixed]
+    own_score, trained_gamma = trained_ranking(config)
+    fixed_gamma = trained_gamma if own_score == "log_activation" else config.search.gamma
+    gammas = sorted({*GAMMAS, trained_gamma}) if fixed_gamma == "auto" else [fixed_gamma]
     pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
     if not pairs and isinstance(config, NeighboursConfig):
         raise InvalidData("log", "no validation user with anything left to find", "some, by whom neighbours are chosen")
     if not pairs:
         log.warning("no validation user has anything left to find: γ is the trained one, scores are not calibrated")
-        gamma = trained if fixed == "auto" else fixed
-        calibration = None if own != "logit" or gamma == 0 else Calibration(slope=1, intercept=0)
-        return Chosen(Ranking(own=own, gamma=gamma, calibration=calibration), None, [])
-    searches = Searches(config, topology, model, pairs, own)
+        gamma = trained_gamma if fixed_gamma == "auto" else fixed_gamma
+        calibration = None if own_score != "logit" or gamma == 0 else Calibration(slope=1, intercept=0)
+        return ChosenRanking(Ranking(own=own_score, gamma=gamma, calibration=calibration), None, [])
+    searches = Searches(config, topology, model, pairs, own_score)
     cuts = ", ".join(f"@{m}" for m in searches.ms)
     log.info("ranking: the geometric mean of recall %s of %d validation users", cuts, len(pairs))
-    start = {"gamma": trained if fixed == "auto" else fixed}
-    alone = search(searches.figure, [start], [Option("gamma", tuple(gammas), ordered=False)], Deadline(None)).best.options
-    best = _with_memory(config, prepared, searches, alone, gammas, memory_s)
+    start = {"gamma": trained_gamma if fixed_gamma == "auto" else fixed_gamma}
+    without_memory = search(searches.figure, [start], [Option("gamma", tuple(gammas), ordered=False)], Deadline(None)).best.options
+    best = _with_memory(config, prepared, searches, without_memory, gammas, memory_s)
     if isinstance(config, NeighboursConfig) and "weight" not in best:
         raise InvalidData("log", "lists of which no item leads to one of a validation user", "users who have items in common")
     memory = _with_repeat(config, prepared, searches, best["gamma"], searches.memory(best))
     if memory is not None:
         size = sum(array.nbytes for array in memory.arrays().values()) / 1e6
-        log.info("memory: %s, %d places, %s entries, %.1f MB", _named(best), len(memory.weight), f"{len(memory.item):,}", size)
+        log.info("memory: %s, %d positions, %s entries, %.1f MB", _options_text(best), len(memory.weight), f"{len(memory.item):,}", size)
     rows_BM, keys_BM = searches.ranked(best["gamma"], memory, config.search.m)
-    # A softmax's logits are the log of a probability up to a constant only, and a key with a memory is none at all.
-    probability = memory is None and (own != "logit" or (best["gamma"] == 0 and not config.is_softmax))
+    # A softmax's logits are the log of a probability only up to a constant. A key with a memory is no log-probability.
+    probability = memory is None and (own_score != "logit" or (best["gamma"] == 0 and not config.is_softmax))
     calibration = None if probability else calibrate(rows_BM, keys_BM, searches.relevant, heavy_tailed=memory is not None)
-    ranking = Ranking(own=own, gamma=best["gamma"], calibration=calibration)
+    ranking = Ranking(own=own_score, gamma=best["gamma"], calibration=calibration)
     source, neighbours = searches.source, None
     if source is not None and "weight" in best:
-        neighbours = source.options | source.values(best) | {"kept": best["kept"]}
-    return Chosen(ranking, None if memory is None else in_order(memory), searches.trials(), neighbours)
+        neighbours = source.options | source.weighed_options(best) | {"kept": best["kept"]}
+    return ChosenRanking(ranking, None if memory is None else with_sorted_rows(memory), searches.trials(), neighbours)
 
 
 def _with_memory(
-    config: DeepConfig, prepared: Prepared, searches: Searches, alone: Options, gammas: Sequence[float], memory_s: float
+    config: DeepConfig, prepared: Prepared, searches: Searches, without_memory: Options, gammas: Sequence[float], memory_s: float
 ) -> Options:
-    """The best options with a memory, or `alone` where none is wanted or it does not pay."""
+    """The best options with a memory, or `without_memory` if none is configured or it gains nothing."""
     weight = config.memory.weight
     if weight == 0 or prepared.interactions.vectors_UF is not None:
-        return alone
-    few = len(searches.pairs) < MIN_QUERIES
-    if few and weight == "auto":
+        return without_memory
+    too_few_queries = len(searches.pairs) < MIN_QUERIES
+    if too_few_queries and weight == "auto":
         log.warning("no memory: %d validation users are too few to choose one by", len(searches.pairs))
-        return alone
-    source = searches.source = remembered(config, prepared, memory_s)
+        return without_memory
+    source = searches.source = memory_source(config, prepared, memory_s)
     deadline = Deadline(time.monotonic() + memory_s)
-    sizes = [kept for kept in KEPT if kept < source.most] + [source.most]
-    sizes = [kept for kept in sizes if searches.visits(source, kept, source.recency) <= TRIAL_VISITS] or sizes[:1]
+    sizes = [count for count in NEIGHBOUR_COUNTS if count < source.longest] + [source.longest]
+    sizes = [count for count in sizes if searches.visits(source, count, source.recency) <= TRIAL_VISITS] or sizes[:1]
     if config.memory.neighbours != "auto":
-        sizes = [source.most]
+        sizes = [source.longest]
     first = FIRST_WEIGHT if weight == "auto" else weight
-    best = {"gamma": alone["gamma"], "weight": first, "kept": sizes[-1], "recency": source.recency, **source.values({})}
+    best = {"gamma": without_memory["gamma"], "weight": first, "kept": sizes[-1], "recency": source.recency, **source.weighed_options({})}
     begin = time.monotonic()
     memory = searches.memory(best)
     weighing_s = time.monotonic() - begin
     if memory is None:
-        log.info("no memory: no validation user has a neighbour to be told of")
-        return alone
+        log.info("no memory: no validation user's history has a neighbour")
+        return without_memory
     grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
     grid = [WEIGHTS, *grid] if weight == "auto" else grid
     grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
     grid += WEIGHED
-    if few or isinstance(config, NeighboursConfig):
-        grid = []  # what was best alone stays, or cannot be told
-    anew = Reweighed(searches, alone, memory)
-    tried: list[Options] = []
-    while best not in tried and len(tried) < ROUNDS:
+    if too_few_queries or isinstance(config, NeighboursConfig):
+        grid = []  # the first options stay
+    reweighed = ReweighedSearches(searches, without_memory, memory)
+    searched: list[Options] = []
+    while best not in searched and len(searched) < ROUNDS:
         best = search(
-            anew.figure, [best], grid, deadline, cost_s=lambda options: weighing_s * (not searches.has_entries(options))
+            reweighed.figure, [best], grid, deadline, cost_s=lambda options: weighing_s * (not searches.has_entries(options))
         ).best.options
-        if best not in tried:
-            anew.add(searches.answers(best))
-            tried.append(best)
-    best = _fewest(anew, max(tried, key=searches.figure), sizes, deadline)
-    gain, error = searches.measured(best).gain_over(searches.measured(alone))
-    kept = weight != "auto" or gain > error
-    log.info("%s: %+.1f ± %.1f %% over the tree alone", "memory" if kept else "no memory", 100 * gain, 100 * error)
-    return best if kept else alone
+        if best not in searched:
+            reweighed.add(searches.answers(best))
+            searched.append(best)
+    best = _with_fewest_neighbours(reweighed, max(searched, key=searches.figure), sizes, deadline)
+    gain, error = searches.measured(best).gain_over(searches.measured(without_memory))
+    is_used = weight != "auto" or gain > error
+    log.info("%s: %+.1f ± %.1f %% over the tree alone", "memory" if is_used else "no memory", 100 * gain, 100 * error)
+    return best if is_used else without_memory
 
 
 def _with_repeat(config: DeepConfig, prepared: Prepared, searches: Searches, gamma: float, memory: Memory | None) -> Memory | None:
-    """The memory with a repeat term, where one is wanted and pays."""
+    """The memory with a repeat term, if one is configured and finds more."""
     if config.memory.repeat == "none" or prepared.interactions.vectors_UF is not None:
         return memory
-    whole = config.model_copy(update={"search": config.search.model_copy(update={"exclude_seen": False})})
-    pairs = validation_pairs(whole, prepared, VALIDATION_QUERIES)
+    with_seen = config.model_copy(update={"search": config.search.model_copy(update={"exclude_seen": False})})
+    pairs = validation_pairs(with_seen, prepared, VALIDATION_QUERIES)
     if len(pairs) < MIN_QUERIES:
         log.info("no repeat term: %d validation users are too few to choose one by", len(pairs))
         return memory
-    raw = replace(searches, config=whole, pairs=pairs)
-    return with_repeat(raw, gamma, memory, has_order=prepared.interactions.order != "none")
+    unrestricted = replace(searches, config=with_seen, pairs=pairs)
+    return with_repeat(unrestricted, gamma, memory, has_order=prepared.interactions.order != "none")
 
 
-def _fewest(anew: Reweighed, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:
-    """The options with the fewest neighbours an item that lose next to nothing, as far as there is time to try: few are tried first."""
-    for kept in sizes:
-        if kept == best["kept"] or deadline.is_over():
+def _with_fewest_neighbours(reweighed: ReweighedSearches, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:
+    """The options with the fewest neighbours an item that lose next to nothing. Small numbers are tried first, until the deadline."""
+    for count in sizes:
+        if count == best["kept"] or deadline.is_over():
             break
-        fewer = best | {"kept": kept}
-        log.info("  %.5f  %d neighbours an item", anew.figure(fewer), kept)
-        gain, error = anew.measured(fewer).gain_over(anew.measured(best))
+        fewer = best | {"kept": count}
+        log.info("  %.5f  %d neighbours an item", reweighed.figure(fewer), count)
+        gain, error = reweighed.measured(fewer).gain_over(reweighed.measured(best))
         if gain >= -min(error, MOST_LOST):
             return fewer
     return best
 
 
-def _named(options: Options) -> str:
+def _options_text(options: Options) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in options.items())

@@ -16,13 +16,13 @@ from espalier.bundle import Bundle
 from espalier.tree import Tree
 
 from ..data.splits import Split
-from ..deep.checkpoint import kept_tree
+from ..deep.checkpoint import stored_tree
 from ..deep.earlier import as_earlier
-from ..deep.export import Final, export
+from ..deep.export import FinalModel, export
 from ..deep.first_model import by_popularity
 from ..deep.fit import CURVE, fit
 from ..deep.memory import FIT_S
-from ..deep.parallel import joined, process, shared_tree, wait_for_all
+from ..deep.parallel import process, process_group, shared_tree, wait_for_all
 from ..deep.prepare import Prepared, build_tree, prepare
 from ..deep.scorers.model import NodeScorer
 from ..deep.sequence.rules import with_rules
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 AGAIN = "again"
 """Folder of the second training's checkpoints, inside the work folder."""
 LEAST_MORE = 0.03
-"""The share of events by which lists must grow for a model to be trained again: it takes as long as the first time."""
+"""Train again only if lists grow by this share of events: it takes as long as the first training."""
 
 
 def fit_and_export(
@@ -48,21 +48,21 @@ def fit_and_export(
     journal: Path | None = None,
     deadline: Deadline = NO_DEADLINE,
 ) -> Bundle | None:
-    """Train what a configuration says and write models/NAME/VERSION; None in all processes but the first.
+    """Train by a configuration and write models/NAME/VERSION; None in all processes but the first.
 
-    data    a log to read instead of the configured one
-    journal  the model whose live items are taken along; None: the earlier model's
-    resume  go on from the last checkpoint of a run that was killed
-    deadline  after which no step begins; then the model is not trained again with what validation asked for
+    data     a log to read instead of the configured one
+    journal  the model whose live items are added; None: the earlier model
+    resume   go on from the last checkpoint of a run that was killed
+    deadline  after which no step begins; then the model is not trained again with the validation queries
     """
     work = work_folder(out)
-    with joined(device), only_run(work) if process() == 0 else silence():
+    with process_group(device), only_run(work) if process() == 0 else silence():
         if process() == 0:
             clear(work, resume)
         wait_for_all()
-        prepared = prepare(config, data, work / f"process-{process()}" if process() else work, work, journal)  # it writes files there
-        found = prepared.interactions
-        log.info("%d users, %d items, %d events", found.user_count, found.item_count, found.event_count)
+        prepared = prepare(config, data, work / f"process-{process()}" if process() else work, work, journal)  # for its own files
+        lists = prepared.interactions
+        log.info("%d users, %d items, %d events", lists.user_count, lists.item_count, lists.event_count)
         bundle = train_and_export(config, prepared, out, device, work, resume, FIT_S, deadline, refit=deadline.at_s is None)
         if bundle is not None:
             shutil.rmtree(work)
@@ -80,44 +80,44 @@ def train_and_export(
     deadline: Deadline = NO_DEADLINE,
     refit: bool = True,
 ) -> Bundle | None:
-    """Train what a configuration says on a log that has been read, and write models/NAME/VERSION; None in all processes but the first.
+    """Train by a configuration on a prepared log and write models/NAME/VERSION; None in all processes but the first.
 
     work      an empty folder, or with `resume` that of a run that was killed; checkpoints and curves stay there
     memory_s  most seconds for the neighbours of a memory
     deadline  the end of training in one process, whatever steps are left
-    refit     whether it is trained again where the configuration says so, with what validation asked for
+    refit     whether to follow the configuration's `refit`: train again, with the validation queries
     """
-    data = config.data.model_copy(update={"split": prepared.split.config})  # with its dates: a log that has grown is cut at the same ones
+    data = config.data.model_copy(update={"split": prepared.split.config})  # with its dates: a log that has grown is cut at the same dates
     config = with_rules(config.model_copy(update={"data": data}), prepared)
-    tree, model = _trained(config, prepared, device, work, resume, deadline)
+    tree, model = _train(config, prepared, device, work, resume, deadline)
     final = None
     if refit and wants_refit(config, prepared.split):
-        final = _trained_again(config, prepared, device, work, resume)
+        final = _train_again(config, prepared, device, work, resume)
     return export(config, prepared, tree, model, out, memory_s, final) if process() == 0 else None
 
 
 def wants_refit(config: DeepConfig, split: Split) -> bool:
-    """Whether a model is trained again with what validation asked for, of which there must be enough to change anything."""
+    """Whether to train again with the validation queries; not if they add few events."""
     if split.final is None or not isinstance(config, SequenceConfig | NeighboursConfig) or not config.refit:
         return False
-    before, after = (int(np.diff(lists.offset_U1)[users].sum()) for lists, users in ((split.lists, split.train), split.final))
-    return after >= (1 + LEAST_MORE) * before
+    events, final_events = (int(np.diff(lists.offset_U1)[users].sum()) for lists, users in ((split.lists, split.train), split.final))
+    return final_events >= (1 + LEAST_MORE) * events
 
 
-def _trained_again(config: DeepConfig, prepared: Prepared, device: torch.device, work: Path, resume: bool) -> Final:
-    """A tree and a model of all lists but those of the test, with the steps that validation chose."""
-    whole = prepared.split.whole()
-    log.info("training again, with what validation asked for: %d users, %d events", len(whole.train), whole.lists.event_count)
+def _train_again(config: DeepConfig, prepared: Prepared, device: torch.device, work: Path, resume: bool) -> FinalModel:
+    """A tree and a model from all lists except those of the test, with the number of steps that validation chose."""
+    split = prepared.split.whole()
+    log.info("training again, with the validation queries: %d users, %d events", len(split.train), split.lists.event_count)
     wait_for_all()  # for the curve
     folder = work if config.rounds == 1 else work / f"round-{config.rounds}"
     curve = json.loads((folder / CURVE).read_text()) if isinstance(config, SequenceConfig) else {"recalls": []}
-    last = curve["best_step"] if curve["recalls"] else None  # without a choice the weights of the last step were kept
+    last = curve["best_step"] if curve["recalls"] else None  # without recalls the weights of the last step were used
     (work / AGAIN).mkdir(exist_ok=True)
-    tree, model = _trained(config, replace(prepared, split=whole), device, work / AGAIN, resume, last=last)
-    return Final(whole, tree, model)
+    tree, model = _train(config, replace(prepared, split=split), device, work / AGAIN, resume, last=last)
+    return FinalModel(split, tree, model)
 
 
-def _trained(
+def _train(
     config: DeepConfig,
     prepared: Prepared,
     device: torch.device,
@@ -131,9 +131,9 @@ def _trained(
         folder = work if number == 1 else work / f"round-{number}"
         folder.mkdir(exist_ok=True)
         build = partial(build_tree, config, prepared, device)
-        tree = shared_tree(partial(kept_tree, folder / "tree.npz", config, prepared, build, resume), device)
+        tree = shared_tree(partial(stored_tree, folder / "tree.npz", config, prepared, build, resume), device)
         if isinstance(config, NeighboursConfig):
             return tree, by_popularity(config, prepared, tree)
         model = fit(config, prepared, tree, device, folder, resume, deadline, last)
-        prepared = replace(prepared, earlier=as_earlier(config, tree, model), begun=None)
+        prepared = replace(prepared, earlier=as_earlier(config, tree, model), shared_start=None)
     return tree, model

@@ -19,11 +19,11 @@ from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 
 from ..data.splits import EvaluationPair
-from ..deep.beam import Own
-from ..deep.memory import Remembered, in_units, unit_of
+from ..deep.beam import OwnScore
+from ..deep.memory import MemorySource, unit_of, with_weight
 from ..deep.scorers.model import NodeScorer
 from ..deep.topology import Topology
-from ..deep.validation import EncodedQueries, encoded, search_encoded
+from ..deep.validation import EncodedQueries, encode_blocks, search_encoded
 from ..publish import reported_ms
 from ..retrieval.tuning import CUTS, Figures, Options
 from ..specification.deep import DeepConfig
@@ -37,8 +37,8 @@ class Searches:
     topology: Topology
     model: NodeScorer
     pairs: Sequence[EvaluationPair]
-    own: Own
-    source: Remembered | None = None
+    own_score: OwnScore
+    source: MemorySource | None = None
     figures: dict[tuple[tuple[str, Any], ...], Figures] = field(default_factory=dict, init=False)
     units: dict[tuple[Any, ...], float] = field(default_factory=dict, init=False)
     _entries: tuple[tuple[Any, ...], Memory] | None = field(default=None, init=False)
@@ -47,68 +47,68 @@ class Searches:
         self.ms = reported_ms(CUTS, self.config.search.max_m)
         self.relevant = [pair.relevant for pair in self.pairs]
         self.length = self.config.history_length
-        self.blocks = list(encoded(self.config, self.topology, self.model, self.pairs))
+        self.blocks = list(encode_blocks(self.config, self.topology, self.model, self.pairs))
 
     def memory(self, options: Options) -> Memory | None:
-        """The memory of these options, None where they name none or no validation query has any."""
+        """The memory of these options; None if they have none, or no validation query has any memory."""
         if self.source is None or "weight" not in options:
             return None
-        kept, recency, entries = options["kept"], options["recency"], self._named(options)
+        per_item, recency, entries = options["kept"], options["recency"], self._entry_key(options)
         if self._entries is None or self._entries[0] != entries:
-            self._entries = entries, self.source.weighed(options).memory(kept, recency, self.length)
-        raw = replace(self._entries[1], weight=self.source.weights(kept, recency, self.length))
+            self._entries = entries, self.source.with_options(options).memory(per_item, recency, self.length)
+        unscaled = replace(self._entries[1], weight=self.source.weights(per_item, recency, self.length))
         key = *entries, recency
         if key not in self.units:
-            self.units[key] = unit_of(self.lists(raw), self.topology.tree.leaf_offset, CUTS[-1])
-        return in_units(raw, self.units[key], options["weight"]) if self.units[key] > 0 else None
+            self.units[key] = unit_of(self.lists(unscaled), self.topology.tree.leaf_offset, CUTS[-1])
+        return with_weight(unscaled, self.units[key], options["weight"]) if self.units[key] > 0 else None
 
     def has_entries(self, options: Options) -> bool:
-        """Whether the entries of their memory are at hand."""
-        return self._entries is not None and self._entries[0] == self._named(options)
+        """Whether the entries of their memory are cached."""
+        return self._entries is not None and self._entries[0] == self._entry_key(options)
 
-    def _named(self, options: Options) -> tuple[Any, ...]:
-        """What the entries of a memory depend on."""
-        return options["kept"], *(self.source.values(options).values() if self.source is not None else ())
+    def _entry_key(self, options: Options) -> tuple[Any, ...]:
+        """The options that the entries of a memory depend on."""
+        return options["kept"], *(self.source.weighed_options(options).values() if self.source is not None else ())
 
     def lists(self, memory: Memory) -> Iterator[MemoryLists]:
-        """The nodes with memory, of one block of queries after another."""
-        of = MemoryTree(memory, self.topology.tree)
-        return (of.lists(block.rows, block.eligible) for block in self.blocks)
+        """The nodes with memory, for each block of queries."""
+        memory_tree = MemoryTree(memory, self.topology.tree)
+        return (memory_tree.lists(block.rows, block.eligible) for block in self.blocks)
 
-    def visits(self, source: Remembered, kept: int, recency: float) -> float:
-        """Entries of a memory that a query has to add up, on average."""
-        length_I, places = source.lengths(kept), len(source.weights(kept, recency, self.length))
+    def visits(self, source: MemorySource, per_item: int, recency: float) -> float:
+        """The mean number of a memory's entries that a query adds up."""
+        length_I, positions = source.lengths(per_item), len(source.weights(per_item, recency, self.length))
         rows = np.concatenate([block.rows for block in self.blocks])
-        place_BT = np.cumsum((rows >= 0)[:, ::-1], 1)[:, ::-1]  # 1 for the newest item
-        counts_BT = (rows >= 0) & (place_BT <= places)
-        return float(length_I[rows[counts_BT]].sum()) / len(rows)
+        position_BT = np.cumsum((rows >= 0)[:, ::-1], 1)[:, ::-1]  # 1 for the newest item
+        is_counted_BT = (rows >= 0) & (position_BT <= positions)
+        return float(length_I[rows[is_counted_BT]].sum()) / len(rows)
 
     def ranked(self, gamma: float, memory: Memory | None, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """int64[B, M] item rows and float32[B, M] keys of all queries."""
         lists = [None] * len(self.blocks) if memory is None else self.lists(memory)
-        weight, blocks = 0.0 if memory is None else memory.key_weight, zip(self._allowed(memory), lists, strict=True)
-        return search_encoded(self.model, self.topology, blocks, gamma, self.own, self.config.search.beam_size, m, weight)
+        weight, blocks = 0.0 if memory is None else memory.key_weight, zip(self._blocks_without_left_out(memory), lists, strict=True)
+        return search_encoded(self.model, self.topology, blocks, gamma, self.own_score, self.config.search.beam_size, m, weight)
 
-    def _allowed(self, memory: Memory | None) -> Iterator[EncodedQueries]:
-        """The blocks without what a memory leaves out; seen items are excluded already where the configuration says so."""
+    def _blocks_without_left_out(self, memory: Memory | None) -> Iterator[EncodedQueries]:
+        """The blocks without the items that a memory leaves out; if the configuration excludes seen items, they already are."""
         tree = self.topology.tree
-        of = None if memory is None or self.config.search.exclude_seen else MemoryTree(memory, tree)
+        memory_tree = None if memory is None or self.config.search.exclude_seen else MemoryTree(memory, tree)
         for block in self.blocks:
-            left_out = None if of is None else of.left_out(block.rows)
+            left_out = None if memory_tree is None else memory_tree.left_out(block.rows)
             if left_out is not None:
                 params = SearchParams.uniform(len(left_out), 1, 1, left_out)
                 block = replace(block, eligible=eligible_nodes(tree, params, unrestricted_mask(tree)))
             yield block
 
     def measured(self, options: Options) -> Figures:
-        """The figures of some options, searched for once."""
+        """The figures of some options; searched once, then cached."""
         key = tuple(sorted(options.items()))
         if key not in self.figures:
             self.answers(options)
         return self.figures[key]
 
     def answers(self, options: Options) -> NDArray[np.int64]:
-        """int64[B, M]: what a search with these options finds, whose figures are measured."""
+        """int64[B, M]: the item rows that a search with these options finds. Caches their figures."""
         rows_BM, _ = self.ranked(options["gamma"], self.memory(options), self.ms[-1])
         self.figures[tuple(sorted(options.items()))] = self.figures_of(rows_BM)
         return rows_BM
@@ -118,11 +118,11 @@ class Searches:
         return Figures(np.stack([precision_recall_f(rows_BM, self.relevant, m)[1] for m in self.ms]))
 
     def figure(self, options: Options) -> float:
-        """What options are chosen by."""
+        """The figure to choose by."""
         return self.measured(options).figure
 
     def trials(self) -> list[dict[str, Any]]:
-        """All that were tried, in order: options, what they were compared by, and the recall at each cut."""
+        """All trials in order: options, the figure that they were compared by, and the recall at each cut."""
         return [
             {
                 "options": dict(key),

@@ -5,7 +5,7 @@ Legend: B queries, T history, P positives of a query, C candidates, K beam, N no
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,21 +16,26 @@ from espalier.masks.eligibility import node_mask
 from espalier.tree import Tree
 
 
+class Matches(NamedTuple):
+    """position_BC: int64[B, C], where each node is or would be in its list (clamped); is_match_BC: bool[B, C], whether it is there."""
+
+    position_BC: Tensor
+    is_match_BC: Tensor
+
+
 class Topology:
     """A tree on a device. Node numbers are int64; N marks padding in lists of nodes, so that it sorts last.
 
-    eligible_I  bool[I]: the items that may be found; None: all
+    eligible_I  bool[I]: the items that a search may return; None: all
     """
 
     def __init__(self, tree: Tree, device: torch.device, eligible_I: NDArray[np.bool_] | None = None) -> None:
         self.tree, self.device = tree, device
         self.padding = tree.node_count
-        self.parent_N1 = torch.from_numpy(tree.parent).to(device)
-        self.parent_N1 = torch.cat([self.parent_N1, torch.tensor([self.padding], device=device)])
+        self.parent_N1 = torch.cat([torch.from_numpy(tree.parent).to(device), torch.tensor([self.padding], device=device)])
         self.first_child_N1 = torch.from_numpy(tree.first_child).to(device)
-        self.leaf_of_item_I1 = torch.cat(
-            [torch.from_numpy(tree.leaf_of_item).to(device), torch.tensor([-1], device=device)]
-        )  # item row −1 → −1
+        # The last entry is that of item row −1.
+        self.leaf_of_item_I1 = torch.cat([torch.from_numpy(tree.leaf_of_item).to(device), torch.tensor([-1], device=device)])
         self.items_below_N = torch.from_numpy(tree.items_below).to(device)
         eligible_N = tree.items_below > 0 if eligible_I is None else node_mask(tree, eligible_I).eligible_N
         self.ineligible_N = torch.from_numpy(~eligible_N).to(device)
@@ -67,7 +72,7 @@ class Topology:
     def inherited(self, values_BC: Tensor, h: int) -> Tensor:
         """float[B, n_h]: for every node of level h the value of its parent; values_BC is of all nodes of level h − 1."""
         tree = self.tree
-        if tree.is_uniform(h - 1):  # then its gradient is a sum over neighbours
+        if tree.is_uniform(h - 1):  # a repeat, whose gradient is a sum over neighbours
             return values_BC.repeat_interleave(tree.max_children[h - 1], 1)
         span = tree.level(h)
         return values_BC.index_select(1, self.parent_N1[span.start : span.stop] - tree.level(h - 1).start)
@@ -81,11 +86,10 @@ class Topology:
         children = first.unsqueeze(-1) + torch.arange(most, device=self.device)
         return torch.where(children < end.unsqueeze(-1), children, self.padding)
 
-    def find(self, sorted_BP: Tensor, nodes_BC: Tensor) -> tuple[Tensor, Tensor]:
-        """Where nodes are in ascending lists: positions int64[B, C] (clamped) and bool[B, C] whether they are there."""
-        place = torch.searchsorted(sorted_BP, nodes_BC.contiguous()).clamp(max=sorted_BP.shape[1] - 1)
-        found = (sorted_BP.gather(1, place) == nodes_BC) & (nodes_BC != self.padding)
-        return place, found
+    def find(self, sorted_BP: Tensor, nodes_BC: Tensor) -> Matches:
+        """Look nodes up in ascending lists."""
+        position_BC = torch.searchsorted(sorted_BP, nodes_BC.contiguous()).clamp(max=sorted_BP.shape[1] - 1)
+        return Matches(position_BC, (sorted_BP.gather(1, position_BC) == nodes_BC) & (nodes_BC != self.padding))
 
 
 def _distinct(nodes: Tensor, padding: int) -> Tensor:
@@ -97,6 +101,6 @@ def _distinct(nodes: Tensor, padding: int) -> Tensor:
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on the device. A GPU copies it from pinned memory, so that the copy does not wait for the one before."""
+    """The array as a tensor on the device. A GPU copies it from pinned memory, so that the copy does not wait for the previous one."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,5 +1,5 @@
-"""Validation users, by whose recall training and export choose, searched with the model in training: by the engine that serves, in compiled
-loops, or in torch (`beam.py`) where its scorer or its rows are none that the loops know.
+"""Searches of validation queries with the model in training; training and export choose by their recall. The compiled serving engine
+searches, or torch (`beam.py`) if the engine does not know the scorer or where its rows lie.
 
 Legend: B queries, T history, L levels, S state, E excluded items, X excluded nodes, M results.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +26,9 @@ from espalier.search import SearchParams
 from espalier.tree import Tree
 
 from ..data.splits import EvaluationPair, without_seen
-from ..deep.beam import Added, Own, search_states, sorted_excluded_nodes
+from ..deep.beam import MemoryScores, OwnScore, search_states, sorted_excluded_nodes
 from ..deep.instances import QueryRows
-from ..deep.parallel import every_value, process, processes
+from ..deep.parallel import gathered_values, process, processes
 from ..deep.prepare import Prepared
 from ..deep.queries import model_input, rows_of_pairs
 from ..deep.scorers.heads import MlpHead, ProductHead, SharedPReLU
@@ -41,34 +42,41 @@ BLOCK = 100
 
 
 def validation_pairs(config: DeepConfig, prepared: Prepared, count: int) -> list[EvaluationPair]:
-    """At most `count` validation queries, spread over all of them; seen items are left out where the search leaves them out.
+    """At most `count` validation queries, spread over all of them; seen items are left out if the search leaves them out.
 
-    Those of about one length follow each other, so that blocks of them hold little padding.
+    They are sorted by length, so that blocks hold little padding.
     """
     pairs = list(prepared.split.validation)
     pairs = without_seen(pairs) if config.search.exclude_seen else pairs
     return sorted(pairs[:: max(1, -(-len(pairs) // count))], key=lambda pair: len(pair.history))
 
 
-def ranked_by(config: DeepConfig) -> tuple[Own, float]:
-    """The ranking that the objective trains: own, and γ."""
-    return ("log_activation", 1.0) if config.ranks_by_path_product else ("logit", config.objective.gamma)
+class TrainedRanking(NamedTuple):
+    """How the objective ranks nodes: rank = own score + γ · the parent's rank."""
+
+    own_score: OwnScore
+    gamma: float
+
+
+def trained_ranking(config: DeepConfig) -> TrainedRanking:
+    """The ranking that the objective trains."""
+    return TrainedRanking("log_activation", 1.0) if config.ranks_by_path_product else TrainedRanking("logit", config.objective.gamma)
 
 
 def validation_recall(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: Sequence[EvaluationPair]) -> float:
-    """Mean recall@`search.m` at `search.beam_size`, ranked as it will be served, or, where γ is chosen later, as the objective trains.
+    """Mean recall@`search.m` at `search.beam_size`, ranked as in serving, or if γ is chosen later, as in the objective.
 
-    Every process searches for its part of the queries.
+    Every process searches its share of the queries.
     """
-    own, gamma = ranked_by(config)
-    if own == "logit" and config.search.gamma != "auto":
+    own_score, gamma = trained_ranking(config)
+    if own_score == "logit" and config.search.gamma != "auto":
         gamma = config.search.gamma
-    mine = list(pairs[process() :: processes()])
-    longest = -(-len(pairs) // processes())  # every process makes as many searches: those of shared rows are collective
-    searched = mine + list(pairs[:1]) * (longest - len(mine))
-    rows_BM, _ = search_pairs(config, topology, model, searched, gamma, own, config.search.beam_size, config.search.m)
-    recall_B = precision_recall_f(rows_BM[: len(mine)], [pair.relevant for pair in mine], config.search.m)[1]
-    return float(every_value(recall_B, len(pairs), topology.device).mean())
+    process_pairs = list(pairs[process() :: processes()])
+    searches = -(-len(pairs) // processes())  # every process makes as many searches: with shared rows they are collective calls
+    padded_pairs = process_pairs + list(pairs[:1]) * (searches - len(process_pairs))
+    rows_BM, _ = search_pairs(config, topology, model, padded_pairs, gamma, own_score, config.search.beam_size, config.search.m)
+    recall_B = precision_recall_f(rows_BM[: len(process_pairs)], [pair.relevant for pair in process_pairs], config.search.m)[1]
+    return float(gathered_values(recall_B, len(pairs), topology.device).mean())
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class EncodedQueries:
 
     rows          int64[B, T] histories of item rows, −1 in front, or float32[B, F] vectors
     state_BLS     query states
-    eligible      the nodes that they may visit
+    eligible      the nodes that their search may visit
     """
 
     rows: QueryRows
@@ -86,15 +94,15 @@ class EncodedQueries:
 
 
 @torch.no_grad()
-def encoded(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: Sequence[EvaluationPair]) -> Iterator[EncodedQueries]:
+def encode_blocks(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: Sequence[EvaluationPair]) -> Iterator[EncodedQueries]:
     """The queries in blocks of at most `BLOCK`."""
     tree = topology.tree
     unrestricted = unrestricted_mask(tree)
     for start in range(0, len(pairs), BLOCK):
-        part = pairs[start : start + BLOCK]
-        rows = rows_of_pairs(config, part)
-        exclude_BE = padded([pair.history for pair in part]) if config.search.exclude_seen else None
-        eligible = eligible_nodes(tree, SearchParams.uniform(len(part), 1, 1, exclude_BE), unrestricted)
+        block_pairs = pairs[start : start + BLOCK]
+        rows = rows_of_pairs(config, block_pairs)
+        exclude_BE = padded([pair.history for pair in block_pairs]) if config.search.exclude_seen else None
+        eligible = eligible_nodes(tree, SearchParams.uniform(len(block_pairs), 1, 1, exclude_BE), unrestricted)
         yield EncodedQueries(rows, model.state(model_input(model, topology, rows)), eligible)
 
 
@@ -103,28 +111,28 @@ def search_encoded(
     topology: Topology,
     blocks: Iterable[tuple[EncodedQueries, MemoryLists | None]],
     gamma: float,
-    own: Own,
+    own_score: OwnScore,
     beam_size: int,
     m: int,
     key_weight: float = 0.0,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """int64[B, M] item rows and float32[B, M] keys; each block of queries with what a memory remembers of its nodes.
+    """int64[B, M] item rows and float32[B, M] keys; each block of queries comes with the memory's values of its nodes.
 
     key_weight  λ of the memory
     """
     rows, keys = [], []
-    engine = compiled_search(model, topology.tree, gamma, own, key_weight)
+    engine = compiled_search(model, topology.tree, gamma, own_score, key_weight)
     for block, lists in blocks:
         if engine is None:
             excluded_BX = None if block.eligible.excluded is None else sorted_excluded_nodes(topology, block.eligible.excluded)
-            added = None if lists is None else Added.of(lists, key_weight, topology)
-            row_BM, key_BM = search_states(model, topology, block.state_BLS, beam_size, m, gamma, own, excluded_BX, added)
+            memory_scores = None if lists is None else MemoryScores.of(lists, key_weight, topology)
+            row_BM, key_BM = search_states(model, topology, block.state_BLS, beam_size, m, gamma, own_score, excluded_BX, memory_scores)
             rows.append(row_BM.cpu().numpy())
             keys.append(key_BM.cpu().numpy())
         else:
-            found = engine.search(_tree_query(block, lists, beam_size, m))
-            rows.append(found.rows_BTM[:, 0])
-            keys.append(found.keys_BTM[:, 0])
+            result = engine.search(_tree_query(block, lists, beam_size, m))
+            rows.append(result.rows_BTM[:, 0])
+            keys.append(result.keys_BTM[:, 0])
     if engine is not None:
         engine.close()
     return np.concatenate(rows), np.concatenate(keys)
@@ -144,17 +152,17 @@ def search_pairs(
     model: NodeScorer,
     pairs: Sequence[EvaluationPair],
     gamma: float,
-    own: Own,
+    own_score: OwnScore,
     beam_size: int,
     m: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """int64[B, M] item rows and float32[B, M] ranks of held-out queries, without a memory."""
-    blocks = ((block, None) for block in encoded(config, topology, model, pairs))
-    return search_encoded(model, topology, blocks, gamma, own, beam_size, m)
+    blocks = ((block, None) for block in encode_blocks(config, topology, model, pairs))
+    return search_encoded(model, topology, blocks, gamma, own_score, beam_size, m)
 
 
-def compiled_search(model: NodeScorer, tree: Tree, gamma: float, own: Own, key_weight: float) -> DenseSearch | None:
-    """The search of a model's rows as they are, not copied; close it. None where its scorer or its rows are none that the loops know.
+def compiled_search(model: NodeScorer, tree: Tree, gamma: float, own_score: OwnScore, key_weight: float) -> DenseSearch | None:
+    """The compiled search of a model, on its rows without a copy; close it. None if it does not know the scorer or where the rows lie.
 
     key_weight  λ of a memory; 0 without one
     """
@@ -162,7 +170,7 @@ def compiled_search(model: NodeScorer, tree: Tree, gamma: float, own: Own, key_w
     if scorer is None or model.row_table is not None or model.node_rows.device.type != "cpu":
         return None
     rows_ND = model.node_rows.detach().numpy()
-    return DenseSearch(tree, rows_ND, scorer, gamma, own == "log_activation", key_weight, torch.get_num_threads())
+    return DenseSearch(tree, rows_ND, scorer, gamma, own_score == "log_activation", key_weight, torch.get_num_threads())
 
 
 def _scorer_of(model: NodeScorer) -> ScorerWeights | None:

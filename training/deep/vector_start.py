@@ -1,10 +1,10 @@
-"""What a model of query vectors starts from, out of its training queries.
+"""The start of a model of query vectors, computed from its training queries.
 
     f(x) = (x − μ) · s         μ the mean vector, 1/s the root mean square of x − μ over all entries: encoders differ in both
     e_i  = mean of P f(x) over the queries that lead to item i
     u(x) = c · P f(x)          the product scorer's network at the first step
 
-P has the k main axes of f(x), or is the identity where k allows all of x. So the first search is one for the nearest item means.
+P has the k main axes of f(x), or is the identity if k is at least the width of x. So the first model searches for the nearest item means.
 Vectors are read in blocks; the axes are those of a sample.
 
 Legend: U queries, F numbers of a vector, I items, B queries of a block, k axes.
@@ -34,7 +34,7 @@ from ..trees.embeddings import spread_unseen
 BLOCK = 1 << 24
 """Numbers of vectors that are held at a time."""
 SAMPLE = 1 << 26
-"""Numbers of the vectors that the axes are computed from, at most."""
+"""Most numbers in the sample of vectors that the axes are computed from."""
 INVERSE_TEMPERATURE = 10.0
 """A first logit is about so many times the cosine of query and node."""
 
@@ -65,14 +65,14 @@ def start_of(interactions: Interactions, queries: Int64, width: int, *, seed: in
     scale = 1 / size if size > 0 else 1.0
     if len(mean_F) <= width:
         return VectorStart(mean_F, scale, np.eye(len(mean_F), dtype=np.float32))
-    drawn = queries[:: max(1, -(-len(queries) * len(mean_F) // SAMPLE))]
-    sample_BF = scale * (vectors_UF[drawn] - mean_F)
-    axes_kF = randomized_svd(sample_BF, min(width, len(drawn)), n_iter=7, random_state=seed)[2]
+    sampled = queries[:: max(1, -(-len(queries) * len(mean_F) // SAMPLE))]
+    sample_BF = scale * (vectors_UF[sampled] - mean_F)
+    axes_kF = randomized_svd(sample_BF, min(width, len(sampled)), n_iter=7, random_state=seed)[2]
     return VectorStart(mean_F, scale, np.ascontiguousarray(axes_kF, np.float32))
 
 
-def item_means(interactions: Interactions, queries: Int64, of: Callable[[Float32], Float32], width: int) -> Float32:
-    """float32[I, k = width]: the mean of of(x) over the `queries` that lead to each item; zero where none does."""
+def item_means(interactions: Interactions, queries: Int64, project: Callable[[Float32], Float32], width: int) -> Float32:
+    """float32[I, k = width]: the mean of project(x) over the `queries` that lead to each item; zero if none does."""
     vectors_UF = _vectors(interactions)
     sums_Ik, counts_I = np.zeros((interactions.item_count, width), np.float32), np.zeros(interactions.item_count)
     for block in _blocks(queries, vectors_UF.shape[1]):
@@ -80,7 +80,7 @@ def item_means(interactions: Interactions, queries: Int64, of: Callable[[Float32
         items = np.concatenate(lists)
         rows = np.repeat(np.arange(len(block)), [len(items) for items in lists])
         leads_IB = sparse.csr_array((np.ones(len(items), np.float32), (items, rows)), shape=(interactions.item_count, len(block)))
-        sums_Ik += leads_IB @ of(vectors_UF[block])
+        sums_Ik += leads_IB @ project(vectors_UF[block])
         counts_I += np.bincount(items, minlength=interactions.item_count)
     return np.asarray(sums_Ik / np.maximum(counts_I, 1)[:, None], np.float32)
 
@@ -91,7 +91,7 @@ def embeddings_of(interactions: Interactions, queries: Int64, start: VectorStart
 
 
 def start_model(model: NodeScorer, interactions: Interactions, queries: Int64, init_std: float, *, seed: int) -> Float32:
-    """Let the encoder of a model compute f and, where its head is an inner product, the network u; returns the e_i float32[I, k].
+    """Set the encoder of a model to compute f and, if its head is an inner product, its network to compute u; returns e_i, float32[I, k].
 
     queries   training queries
     init_std  root mean square of the first node rows
@@ -99,7 +99,7 @@ def start_model(model: NodeScorer, interactions: Interactions, queries: Int64, i
     encoder, head = model.encoder, model.head
     if not isinstance(encoder, VectorEncoder):
         raise InvalidData("scorer", type(encoder).__name__, "an encoder of vectors")
-    width = _passed_on(head) if isinstance(head, ProductHead) else model.node_rows.shape[1]
+    width = _most_axes(head) if isinstance(head, ProductHead) else model.node_rows.shape[1]
     start = start_of(interactions, queries, width, seed=seed)
     encoder.mean_F.copy_(torch.from_numpy(start.mean_F))
     encoder.scale.fill_(start.scale)
@@ -109,8 +109,8 @@ def start_model(model: NodeScorer, interactions: Interactions, queries: Int64, i
     return embeddings_Ik
 
 
-def _passed_on(head: ProductHead) -> int:
-    """The most axes that the network of a head can pass on: each takes two units of a hidden layer, since ReLU keeps one sign."""
+def _most_axes(head: ProductHead) -> int:
+    """The most axes that the network of a head can represent: each takes two units of a hidden layer, since ReLU keeps one sign."""
     return max(1, min([head.state_dim - 1, *(layer.out_features // 2 for layer in _layers(head)[:-1])]))
 
 
@@ -120,7 +120,7 @@ def _layers(head: ProductHead) -> list[nn.Linear]:
 
 @torch.no_grad()
 def start_network(head: ProductHead, start: VectorStart, embeddings_Ik: Float32, init_std: float) -> None:
-    """Let the network of a head compute u, if its layers are wide enough.
+    """Set the network of a head to compute u, if its layers are wide enough.
 
     Units that u does not need keep their random weights and feed nothing at first.
 

@@ -1,4 +1,4 @@
-"""What each inner node's children learn from: points with the children that are their positives.
+"""The training examples of each inner node's children: points with the children that are their positives.
 
 A node gets the points with a positive below it (teacher forcing), the points whose beam over the levels above keeps it (matcher-aware
 negatives), or both: XR-Linear, §3.3 of papers' product search.
@@ -9,6 +9,7 @@ Legend: B points, N nodes of the children's level, R points of one node.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,13 @@ from ..data.xmc import LabelledPoints
 from ..specification.linear import LinearOptions
 
 Int64 = NDArray[np.int64]
-Kept = tuple[Int64, Int64]
-"""Points and nodes: each point with a node that its beam keeps."""
+
+
+class BeamNodes(NamedTuple):
+    """Each point with each node that its beam keeps: int64 arrays of one length."""
+
+    point: Int64
+    node: Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +37,7 @@ class Examples:
     positive_from   int64[R + 1]: where each point's positives begin
     positive_child  int32: the children, counted from the node's first one
     positive_cost   float32: C of each positive
-    positive_target float32: what its classifier is to answer; None: 1
+    positive_target float32: the target of its classifier; None: 1
     cost            float32[R]: C of each point's negatives; None: the options'
     """
 
@@ -48,8 +54,8 @@ class Examples:
         relevance  float32: m_c in (0, 1], the largest relevance below each positive c
 
         A point visits the node n with the probability s = m_n, the largest of its positives' (the root: 1), and then the child c with
-        z = m_c / m_n. Costs are in proportion to s and average `cost` over the node's points, as in the authors' code. A point that only
-        a beam brought has the mean s.
+        z = m_c / m_n. Costs are in proportion to s and average `cost` over the node's points, as in the authors' code. A point
+        that only its beam brings here has the mean s.
         """
         count_R = np.diff(self.positive_from)
         share_R = np.ones(len(count_R), np.float32)
@@ -83,7 +89,7 @@ class Positives:
         return _distinct(point, tree.leaf_of_item[labels.indices], weights)
 
     def of_parents(self, tree: Tree) -> Positives:
-        """Those of the level above; a node has the largest weight below it."""
+        """The positives of the level above; a node has the largest weight below it."""
         return _distinct(self.point, tree.parent[self.node], self.weight)
 
 
@@ -98,10 +104,10 @@ def _distinct(point: Int64, node: Int64, weight: NDArray[np.float32]) -> Positiv
 class LevelExamples:
     """The examples of each node of a level, whose children have the given positives.
 
-    kept  points and nodes of the level that beams keep; None: none
+    beam_nodes  of the level; None: no matcher-aware negatives
     """
 
-    def __init__(self, tree: Tree, level: int, positives: Positives, kept: Kept | None, options: LinearOptions) -> None:
+    def __init__(self, tree: Tree, level: int, positives: Positives, beam_nodes: BeamNodes | None, options: LinearOptions) -> None:
         parents = tree.level(level)
         edges = np.arange(parents.start, parents.stop + 1)
         parent = tree.parent[positives.node]
@@ -110,24 +116,23 @@ class LevelExamples:
         self._point, self._node = positives.point[order], positives.node[order]
         self._weight, self._options, self._is_root = positives.weight[order], options, level == 0
         self._begin = np.searchsorted(parent[order], edges)
-        self._kept: Int64 | None = None
-        self._only_kept = options.negatives == "matcher"
-        if kept is not None:
-            point, node = kept
-            order = np.lexsort((point, node))
-            self._kept, self._kept_begin = point[order], np.searchsorted(node[order], edges)
+        self._beam_points: Int64 | None = None
+        self._only_beam = options.negatives == "matcher"
+        if beam_nodes is not None:
+            order = np.lexsort((beam_nodes.point, beam_nodes.node))
+            self._beam_points, self._beam_begin = beam_nodes.point[order], np.searchsorted(beam_nodes.node[order], edges)
 
     def of(self, p: int) -> Examples:
         k = p - self._first
-        own = slice(self._begin[k], self._begin[k + 1])
-        positive, child, weight = self._point[own], self._node[own] - self._tree.first_child[p], self._weight[own]
-        if self._kept is None:
+        entries = slice(self._begin[k], self._begin[k + 1])
+        positive, child, weight = self._point[entries], self._node[entries] - self._tree.first_child[p], self._weight[entries]
+        if self._beam_points is None:
             points = np.unique(positive)
         else:
-            points = self._kept[self._kept_begin[k] : self._kept_begin[k + 1]]
-            if self._only_kept:
-                among = np.isin(positive, points)
-                positive, child, weight = positive[among], child[among], weight[among]
+            points = self._beam_points[self._beam_begin[k] : self._beam_begin[k + 1]]
+            if self._only_beam:
+                in_beam = np.isin(positive, points)
+                positive, child, weight = positive[in_beam], child[in_beam], weight[in_beam]
             else:
                 points = np.union1d(positive, points)
         ends = np.searchsorted(positive, points, side="right")

@@ -48,43 +48,43 @@ def export(
 ) -> Bundle:
     """Write the bundle of trained scorers to models/<name>/<version>/ and return it, verified and measured on the test queries.
 
-    choice  the options that the scorers were trained with, and what they were chosen by
+    choice  the options that the scorers were trained with, and the trials behind them
     """
     test = prepared.test
-    known = np.flatnonzero(np.diff(test.labels.indptr))
-    relevant = [test.labels_of(b) for b in known.tolist()]
+    with_labels = np.flatnonzero(np.diff(test.labels.indptr))
+    relevant = [test.labels_of(b) for b in with_labels.tolist()]
     draft = _draft(config, choice.options.ranking, prepared, path)
-    held = [prepared.items.ids_of(rows) for rows in relevant[:HELD_OUT_QUERIES]]
-    written = prepared.written.take(pa.array(known))
-    relevance = [test.weights_of(b) for b in known.tolist()] if RELEVANCE in draft.data else None
-    columns = {draft.query.kind: written.slice(0, len(held)), "relevant": pa.array(held, pa.list_(pa.string()))}
+    relevant_ids = [prepared.items.ids_of(rows) for rows in relevant[:HELD_OUT_QUERIES]]
+    written = prepared.written_queries.take(pa.array(with_labels))
+    relevance = [test.weights_of(b) for b in with_labels.tolist()] if RELEVANCE in draft.data else None
+    columns = {draft.query.kind: written.slice(0, len(relevant_ids)), "relevant": pa.array(relevant_ids, pa.list_(pa.string()))}
     if relevance is not None:
-        columns[RELEVANCE] = pa.array(relevance[: len(held)], pa.list_(pa.float32()))
+        columns[RELEVANCE] = pa.array(relevance[: len(relevant_ids)], pa.list_(pa.float32()))
     heldout = pa.table(columns)
-    queries = QueryBatch(prepared.kind, as_rows(test.points[known]))
+    queries = QueryBatch(prepared.kind, as_rows(test.points[with_labels]))
     golden = unanswered(heldout, draft.query.kind)
     counts = prepared.relevance.counts
-    second = _tail(config, prepared), stacking
-    content = LinearContent(*trees[0], prepared.items, golden, heldout, prepared.vectoriser, counts, trees[1:], *second)
+    tail_and_stacking = _tail(config, prepared), stacking
+    content = LinearContent(*trees[0], prepared.items, golden, heldout, prepared.vectoriser, counts, trees[1:], *tail_and_stacking)
     grades = Grades(relevance, scale_of(prepared.train.labels), prepared.relevance.inverse_propensity_I)
-    labelled = LabelledQueries(queries, relevant, grades=grades)
+    labelled_queries = LabelledQueries(queries, relevant, grades=grades)
     metrics: dict[str, Any] = {} if choice.report is None else {"validation": choice.report}
     ms, count = reported_ms(REPORTED_M, draft.search.max_m), min(GOLDEN_QUERIES, len(queries))
 
-    def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
-        if not len(labelled):
+    def measure_bundle(written_bundle: Bundle, engine: Engine) -> dict[str, Any]:
+        if not len(labelled_queries):
             return metrics
-        return metrics | {"test": {"raw": measure(bare, engine, labelled, [draft.search.beam_size], ms, batch=64)}}
+        return metrics | {"test": {"raw": measure(written_bundle, engine, labelled_queries, [draft.search.beam_size], ms, batch=64)}}
 
-    def answered(bare: Bundle) -> pa.Table:
+    def answer_golden(written_bundle: Bundle) -> pa.Table:
         params = SearchParams(golden_beams(config.search.beam_size, count), np.full(count, config.search.m))
-        return golden_answers(bare, queries.take(np.arange(count)), written.slice(0, count), params)
+        return golden_answers(written_bundle, queries.take(np.arange(count)), written.slice(0, count), params)
 
-    return publish(path, lambda folder: write_bundle(folder, draft, content), answered, measured, ms)
+    return publish(path, lambda folder: write_bundle(folder, draft, content), answer_golden, measure_bundle, ms)
 
 
 def _tail(config: LinearConfig, prepared: Prepared) -> Tail | None:
-    """The direction of each item's training points, where the configuration has it enter scores."""
+    """The direction of each item's training points, if the configuration adds it to scores."""
     form = config.tail.form
     if form == "none":
         return None
@@ -93,26 +93,26 @@ def _tail(config: LinearConfig, prepared: Prepared) -> Tail | None:
     return Tail(info, rows.indptr, rows.indices, rows.values, rows.width)
 
 
-def as_stored(chunks: Chunks, options: LinearOptions) -> Chunks:
-    """The scorers as a bundle has them."""
-    found = rounded(chunks) if options.weights == "float16" else chunks
-    if found is None:
+def with_stored_weights(chunks: Chunks, options: LinearOptions) -> Chunks:
+    """The scorers with weights of the type that the bundle stores."""
+    float16_chunks = rounded(chunks) if options.weights == "float16" else chunks
+    if float16_chunks is None:
         log.warning("linear.weights: float16 cannot hold weights up to %g without loss, float32 is written", chunks.largest[0])
-    return found or chunks
+    return float16_chunks or chunks
 
 
 def _draft(config: LinearConfig, ranking: Ranking, prepared: Prepared, path: Path) -> ManifestDraft:
     sizes = {"queries": len(prepared.train), "test_queries": len(prepared.test), "items": len(prepared.items)}
-    data: dict[str, Any] = {"sha256": prepared.fingerprint} | sizes | {"tested": prepared.tested}
+    data: dict[str, Any] = {"sha256": prepared.fingerprint} | sizes | {"tested": prepared.test_source}
     data["bad_rows"] = dict(prepared.bad_rows)
     if is_graded(prepared.train.labels):
         scale = {"scale": scale_of(prepared.train.labels)}
         data[RELEVANCE] = scale | distribution(prepared.train.labels)
     if prepared.smoothing is not None:
         data["prior"] = prepared.smoothing.prior
-    if prepared.own is not None:
-        data[OWN_WEIGHTS] = list(prepared.own.weights)
-        data["own_queries"] = prepared.own.queries if math.isfinite(prepared.own.queries) else None
+    if prepared.own_texts is not None:
+        data[OWN_WEIGHTS] = list(prepared.own_texts.weights)
+        data["own_queries"] = prepared.own_texts.queries if math.isfinite(prepared.own_texts.queries) else None
     limits = config.search.model_dump(include=set(SearchDefaults.model_fields))
     return ManifestDraft(
         name=config.name,
@@ -124,5 +124,5 @@ def _draft(config: LinearConfig, ranking: Ranking, prepared: Prepared, path: Pat
         search=SearchDefaults(**limits),
         training=config.model_dump(mode="json"),
         data=data,
-        live=None if prepared.along is None else prepared.along.info(path),
+        live=None if prepared.run_journal is None else prepared.run_journal.info(path),
     )

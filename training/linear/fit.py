@@ -1,7 +1,7 @@
 """Linear node scorers, level by level from the root.
 
-A node's children learn one-versus-rest from the points that the search would bring there (`examples.py`, `solver.py`). Memory is that of
-one node's problem a thread and of what is kept of the levels above. Nodes whose labels average too few positives are not trained; their
+A node's children learn one-versus-rest from the points that the search would bring to it (`examples.py`, `solver.py`). Memory holds one
+node's problem for each thread, and the scorers of the levels above. Nodes whose labels average too few positives are not trained; their
 children are scored by their centroids.
 
 Legend: P inner nodes, I labels, F features.
@@ -24,10 +24,10 @@ from espalier.tree import Tree
 
 from ..data.csr import Csr, as_rows
 from ..data.xmc import LabelledPoints
-from ..linear.examples import Kept, LevelExamples, Positives
+from ..linear.examples import BeamNodes, LevelExamples, Positives
 from ..linear.label_features import pifa
 from ..linear.node_centroids import Centroids, node_centroids
-from ..linear.node_scorers import LevelScorers, NodeScorers, centroid_scorers, joined, read_level, write_level
+from ..linear.node_scorers import LevelScorers, NodeScorers, as_chunks, centroid_scorers, read_level, write_level
 from ..linear.solver import train_children
 from ..specification.linear import LinearOptions
 
@@ -46,7 +46,7 @@ def fit_linear(
 
     centroids  rows [I, F] of length 1, towards which `options.prior` regularises; PIFA's by default
     progress   called with the number of inner nodes that have been trained since the last call
-    work       an empty folder, or that of a killed run with the same arguments: each level is kept there once it is trained
+    work       an empty folder, or that of a killed run with the same arguments: each trained level is stored there
     Raises InvalidData where a node has more children than a chunk can number.
     """
     if max(tree.max_children) > MAX_CHILDREN:
@@ -66,32 +66,27 @@ def fit_linear(
         if file is not None and file.is_file():
             progress(tree.level_size(level))
         else:
-            trained = trainer.train(level, positives[level], scorers, of_level[level], progress)
+            level_scorers = trainer.train(level, positives[level], scorers, of_level[level], progress)
             if file is None:
-                scorers.append(trained)
+                scorers.append(level_scorers)
                 continue
-            write_level(file, trained)
-            del trained  # what follows reads the file
+            write_level(file, level_scorers)
+            del level_scorers  # from here on, the scorers are read from the file
         of_level[level] = None
         scorers.append(read_level(file))
-    return joined(scorers, tree, data.points.shape[1])
+    return as_chunks(scorers, tree, data.points.shape[1])
 
 
 class LevelTrainer:
-    """Trains the scorers of one level after the other. `is_trained_P` bool[P]: the nodes whose children learn."""
+    """Trains the scorers level by level. `is_trained_P` bool[P]: the nodes whose children are trained."""
 
     def __init__(self, points: Csr, tree: Tree, options: LinearOptions, is_trained_P: NDArray[np.bool_], threads: int, seed: int) -> None:
         self._points, self._tree, self._options, self._is_trained_P = points, tree, options, is_trained_P
         self._threads, self._seed = threads, seed
-        self._of_thread = threading.local()
+        self._scratch_of_thread = threading.local()
 
     def train(
-        self,
-        level: int,
-        positives: Positives,
-        above: list[LevelScorers],
-        centroids: Centroids | None,
-        progress: Callable[[int], object],
+        self, level: int, positives: Positives, above: list[LevelScorers], centroids: Centroids | None, progress: Callable[[int], object]
     ) -> LevelScorers:
         """The scorers of a level's nodes.
 
@@ -100,8 +95,8 @@ class LevelTrainer:
         """
         nodes = self._tree.level(level)
         by_beam = self._options.negatives != "teacher" and level > 0 and bool(self._is_trained_P[nodes.start : nodes.stop].any())
-        kept = self._kept_by_beam(above, level) if by_beam else None
-        examples = LevelExamples(self._tree, level, positives, kept, self._options)
+        beam_nodes = self._search_level(above, level) if by_beam else None
+        examples = LevelExamples(self._tree, level, positives, beam_nodes, self._options)
 
         def train_node(p: int) -> NodeScorers:
             return self._train_node(p, level, examples, centroids)
@@ -120,33 +115,33 @@ class LevelTrainer:
         children = slice(int(first_child[p]) - offset, int(first_child[p + 1]) - offset)
         if centroids is not None and not self._is_trained_P[p]:
             return centroid_scorers(centroids, children, self._options)
-        if not hasattr(self._of_thread, "number_of"):
-            self._of_thread.number_of = np.full(self._points.shape[1], -1, np.int32)
+        if not hasattr(self._scratch_of_thread, "number_of"):
+            self._scratch_of_thread.number_of = np.full(self._points.shape[1], -1, np.int32)
         return train_children(
             self._points,
             examples.of(p),
             children.stop - children.start,
             None if centroids is None else centroids.of(children),
             self._options,
-            self._of_thread.number_of,
+            self._scratch_of_thread.number_of,
             self._seed * 1_000_003 + p + 1,
         )
 
-    def _kept_by_beam(self, above: list[LevelScorers], level: int) -> Kept:
+    def _search_level(self, above: list[LevelScorers], level: int) -> BeamNodes:
         """The nodes of a level that a beam over the scorers above keeps for each point."""
         points, options = self._points, self._options
-        search = ChunkSearch(self._tree, joined(above, self._tree, points.shape[1]), options.ranking, last=level)
+        search = ChunkSearch(self._tree, as_chunks(above, self._tree, points.shape[1]), options.ranking, last=level)
         beam_B = np.full(points.shape[0], options.beam_size, np.int64)
         params = BeamParams(beam_B, np.minimum(beam_B, self._tree.level_size(level)))
         nodes_BM = search.search(as_rows(points), params).leaves_BM
-        point, place = np.nonzero(nodes_BM >= 0)
-        return point, nodes_BM[point, place]
+        point, position = np.nonzero(nodes_BM >= 0)
+        return BeamNodes(point, nodes_BM[point, position])
 
 
 def _has_enough_positives(data: LabelledPoints, tree: Tree, least: float) -> NDArray[np.bool_]:
-    """bool[P]: inner nodes whose items average at least `least` points, texts of items aside.
+    """bool[P]: inner nodes whose items average at least `least` points, without texts of items.
 
-    The average is over the points' labels: one over items would be decided by items that nobody asks for.
+    The average is over the points' labels: an average over items would be dominated by items without queries.
     """
     count_N, square_N = np.zeros(tree.node_count), np.zeros(tree.node_count)
     count_N[tree.leaf_of_item] = np.bincount(data.labels[data.asked].indices, minlength=tree.item_count)

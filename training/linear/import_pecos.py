@@ -18,7 +18,7 @@ import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -50,7 +50,7 @@ BEAM_SIZE, M = 10, 20
 LARGEST = 2000
 """Largest beam size and m of a request, unless the model's own are larger or it has fewer labels."""
 DRAWS = 4
-"""Random queries of which the clearest becomes a golden query."""
+"""Random queries drawn for each golden query; the one with the largest margin becomes it."""
 GOLDEN_FEATURES = 64
 GOLDEN_LOGIT = 4.0
 FEATURES = pa.struct({"indices": pa.list_(pa.int64()), "values": pa.list_(pa.float32())})
@@ -70,7 +70,7 @@ def import_pecos(folder: Path, out: Path, items: Path | None = None) -> Bundle:
     draft = _draft(out, tree, chunks.width, layers, params)
     heldout = pa.table({"features": pa.array([], FEATURES), "relevant": pa.array([], pa.list_(pa.string()))})
     content = LinearContent(tree, chunks, table, golden=unanswered(heldout, "features"), heldout=heldout)
-    return publish(out, lambda folder: write_bundle(folder, draft, content), golden_table, lambda bare, engine: {})
+    return publish(out, lambda folder: write_bundle(folder, draft, content), golden_table, lambda written, engine: {})
 
 
 # -- the bundle -----------------------------------------------------------------------------------------------------------
@@ -78,38 +78,45 @@ def import_pecos(folder: Path, out: Path, items: Path | None = None) -> Bundle:
 
 def as_tree(layers: Sequence[Layer]) -> tuple[Tree, Chunks]:
     """The tree of clusters over the labels as items, and its scorers."""
-    place_L = np.zeros(1, np.int64)  # of each cluster on its level of the tree
+    position_L = np.zeros(1, np.int64)  # of each cluster on its level of the tree
     orders, children = [], []
     for layer in layers:
         counts = np.zeros(layer.clusters, np.int64)
-        counts[place_L] = np.bincount(layer.parent_L, minlength=layer.clusters)
-        orders.append(np.argsort(place_L[layer.parent_L], kind="stable"))
+        counts[position_L] = np.bincount(layer.parent_L, minlength=layer.clusters)
+        orders.append(np.argsort(position_L[layer.parent_L], kind="stable"))
         children.append(counts)
-        place_L = np.empty(len(layer.parent_L), np.int64)
-        place_L[orders[-1]] = np.arange(len(place_L))
+        position_L = np.empty(len(layer.parent_L), np.int64)
+        position_L[orders[-1]] = np.arange(len(position_L))
     tree = tree_from_children(children, orders[-1])
-    parts = [_chunks_of(layer, order, counts) for layer, order, counts in zip(layers, orders, children, strict=True)]
-    rows, features, entries, numbers, weights = zip(*parts, strict=True)
+    levels = [_chunks_of(layer, order, counts) for layer, order, counts in zip(layers, orders, children, strict=True)]
     return tree, Chunks(
-        chunk_row=_running(rows),
-        row_feature=np.concatenate(features),
-        row_entry=_running(entries),
-        entry_child=np.concatenate(numbers),
-        entry_weight=np.concatenate(weights),
+        chunk_row=_running([level.rows for level in levels]),
+        row_feature=np.concatenate([level.feature for level in levels]),
+        row_entry=_running([level.entries for level in levels]),
+        entry_child=np.concatenate([level.child for level in levels]),
+        entry_weight=np.concatenate([level.weight for level in levels]),
         bias=np.concatenate([np.zeros(1, np.float32), *(layer.bias_L[order] for layer, order in zip(layers, orders, strict=True))]),
         width=layers[0].weights.shape[0],
     )
 
 
-def _chunks_of(
-    layer: Layer, order_L: Int64, children_P: Int64
-) -> tuple[Int64, NDArray[np.int32], Int64, NDArray[np.uint16], NDArray[np.float32]]:
-    """A level's part of Chunks: the number of rows of each parent; feature and number of entries of each row; the entries.
+class LevelChunks(NamedTuple):
+    """A level's part of Chunks. rows: of each parent; feature, entries: of each row, its feature and number of entries."""
+
+    rows: Int64
+    feature: NDArray[np.int32]
+    entries: Int64
+    child: NDArray[np.uint16]
+    weight: NDArray[np.float32]
+
+
+def _chunks_of(layer: Layer, order_L: Int64, children_P: Int64) -> LevelChunks:
+    """The chunks of one level.
 
     order_L     the columns in the order of the tree
     children_P  the number of children of each parent
     """
-    by_row = layer.weights[:, order_L].tocsr()  # by feature, then by place in the tree
+    by_row = layer.weights[:, order_L].tocsr()  # by feature, then by position in the tree
     first_P = np.cumsum(children_P) - children_P
     parent = np.repeat(np.arange(len(children_P)), children_P)[by_row.indices]
     feature = np.repeat(np.arange(by_row.shape[0], dtype=np.int32), np.diff(by_row.indptr))
@@ -118,7 +125,7 @@ def _chunks_of(
     begins = np.ones(len(parent), np.bool_)
     begins[1:] = (np.diff(parent) != 0) | (np.diff(feature) != 0)
     row = np.flatnonzero(begins)
-    return (
+    return LevelChunks(
         np.bincount(parent[row], minlength=len(children_P)),
         feature[row],
         np.diff(np.append(row, len(parent))),
@@ -188,21 +195,21 @@ def golden_table(bundle: Bundle, seed: int = 0) -> pa.Table:
     """
     rng = np.random.default_rng(seed)
     search, kind = bundle.manifest.search, FeaturesKind(width=bundle.chunks.width)
-    known = np.unique(bundle.chunks.row_feature).astype(np.int64)
+    weighted_features = np.unique(bundle.chunks.row_feature).astype(np.int64)
     largest = float(np.abs(bundle.chunks.entry_weight).max(initial=0))
-    nothing: Features = ([], [])
-    drawn = [nothing if i < DRAWS else _random_features(rng, known, largest) for i in range(GOLDEN_QUERIES * DRAWS)]
-    beam_size_B = np.array([max(1, search.beam_size // (1 + i // DRAWS % 4)) for i in range(len(drawn))])
-    written = pa.array([{"indices": indices, "values": values} for indices, values in drawn], FEATURES)
-    params = SearchParams(beam_size_B, np.full(len(drawn), search.m))
-    table = golden_answers(bundle, encode_features(kind, drawn), written, params)
+    no_features: Features = ([], [])
+    queries = [no_features if i < DRAWS else _random_features(rng, weighted_features, largest) for i in range(GOLDEN_QUERIES * DRAWS)]
+    beam_size_B = np.array([max(1, search.beam_size // (1 + i // DRAWS % 4)) for i in range(len(queries))])
+    written = pa.array([{"indices": indices, "values": values} for indices, values in queries], FEATURES)
+    params = SearchParams(beam_size_B, np.full(len(queries), search.m))
+    table = golden_answers(bundle, encode_features(kind, queries), written, params)
     margin = table.column("margin").to_numpy().reshape(GOLDEN_QUERIES, DRAWS)
     return table.take(pa.array(np.arange(GOLDEN_QUERIES) * DRAWS + margin.argmax(1)))
 
 
-def _random_features(rng: np.random.Generator, known: Int64, largest: float) -> Features:
+def _random_features(rng: np.random.Generator, weighted_features: Int64, largest: float) -> Features:
     """Some features that the model has weights for, with positive values so small that logits stay near their biases."""
-    count = int(rng.integers(1, min(len(known), GOLDEN_FEATURES) + 1)) if len(known) else 0
+    count = int(rng.integers(1, min(len(weighted_features), GOLDEN_FEATURES) + 1)) if len(weighted_features) else 0
     values = rng.uniform(0.1, 1, count)
     values *= GOLDEN_LOGIT / max(float(values.sum()) * largest, 1e-6)
-    return np.sort(rng.choice(known, count, replace=False)).tolist(), values.astype(np.float32).tolist()
+    return np.sort(rng.choice(weighted_features, count, replace=False)).tolist(), values.astype(np.float32).tolist()

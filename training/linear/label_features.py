@@ -1,5 +1,5 @@
 """Label features: the normalised sum of a label's points. PIFA (positive instance feature aggregation: PECOS §3.1; XR-Linear §3.2) gives
-each point one weight, XReg (Eq. 3) weighs points by relevance. Items with texts of their own have these beside their points.
+each point one weight, XReg (Eq. 3) weighs points by relevance. Own texts of items are added to their points.
 
 Legend: B points, I labels, F features.
 """
@@ -14,37 +14,37 @@ from scipy.sparse import csr_array, diags_array, hstack
 
 from ..data.csr import Csr, normalised
 from ..data.xmc import LabelledPoints
-from ..linear.own_texts import Own
+from ..linear.own_texts import OwnTexts
 from ..specification.linear import LinearOptions
 
 
-def label_features(train: LabelledPoints, own: Own | None, options: LinearOptions) -> tuple[Csr, Csr]:
+def label_features(train: LabelledPoints, own_texts: OwnTexts | None, options: LinearOptions) -> tuple[Csr, Csr]:
     """Rows [I, …] of length 1 that a tree is built from, and [I, F], the same in the features of queries.
 
-    Beside own texts the points count the more, the more there are of an item, n / (n + own.queries), and texts of items are no such points.
+    With own texts, the n points of an item weigh n / (n + own_texts.queries). Points that are texts of items do not count.
     """
-    asked = train if train.own_B is None else train.take(train.asked)
-    if own is not None and (not len(asked) or math.isinf(own.queries)):
-        return own.rows, own.rows
-    rows = summed(asked, options)
-    if own is None:
+    people_points = train if train.own_B is None else train.take(train.asked)
+    if own_texts is not None and (not len(people_points) or math.isinf(own_texts.queries)):
+        return own_texts.rows, own_texts.rows
+    rows = sum_points(people_points, options)
+    if own_texts is None:
         return rows, rows
-    counts_I = np.bincount(asked.labels.indices, minlength=len(rows.indptr) - 1)
-    return normalised(hstack([_shared(rows, counts_I, own), own.rows], format="csr")), beside(rows, counts_I, own)
+    counts_I = np.bincount(people_points.labels.indices, minlength=len(rows.indptr) - 1)
+    return normalised(hstack([_damped(rows, counts_I, own_texts), own_texts.rows], format="csr")), add_own_texts(rows, counts_I, own_texts)
 
 
-def summed(points: LabelledPoints, options: LinearOptions) -> Csr:
-    """Rows [I, F] of length 1 of points, as the loss wants them."""
+def sum_points(points: LabelledPoints, options: LinearOptions) -> Csr:
+    """Rows [I, F] of length 1: the sums of each label's points, weighed as the loss demands."""
     return weighted_sums(points) if options.loss == "relevance" else pifa(points)
 
 
-def beside(rows: Csr, counts_I: NDArray[np.int64], own: Own) -> Csr:
-    """Rows [I, F] of length 1: what so many points of each item say, `rows`, and its own texts."""
-    return own.rows if math.isinf(own.queries) else normalised(csr_array(_shared(rows, counts_I, own) + own.rows))
+def add_own_texts(rows: Csr, counts_I: NDArray[np.int64], own_texts: OwnTexts) -> Csr:
+    """Rows [I, F] of length 1: the sums of points `rows`, of counts_I points each, plus the items' own texts."""
+    return own_texts.rows if math.isinf(own_texts.queries) else normalised(csr_array(_damped(rows, counts_I, own_texts) + own_texts.rows))
 
 
-def _shared(rows: Csr, counts_I: NDArray[np.int64], own: Own) -> Csr:
-    return csr_array(diags_array((counts_I / (counts_I + own.queries)).astype(np.float32)) @ rows)
+def _damped(rows: Csr, counts_I: NDArray[np.int64], own_texts: OwnTexts) -> Csr:
+    return csr_array(diags_array((counts_I / (counts_I + own_texts.queries)).astype(np.float32)) @ rows)
 
 
 def pifa(data: LabelledPoints) -> Csr:

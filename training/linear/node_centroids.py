@@ -69,7 +69,7 @@ def _largest(rows: Csr, begins: NDArray[np.int64], count_P: NDArray[np.int64]) -
 
 
 def _largest_of(rows: Csr, begins: NDArray[np.int64], count_P: NDArray[np.int64]) -> Csr:
-    """The same of some parents, whose children alone have rows."""
+    """`_largest` for one block of parents, given the rows of their children alone."""
     parents = len(begins) - 1
     children = csr_array((rows.data.copy(), rows.indices.copy(), rows.indptr[begins]), shape=(parents, rows.shape[1]))
     children.sort_indices()  # the entries of all children of a parent, by feature
@@ -78,7 +78,7 @@ def _largest_of(rows: Csr, begins: NDArray[np.int64], count_P: NDArray[np.int64]
     if len(first) == 0:
         return children
     largest = np.maximum.reduceat(children.data, first)
-    lacking = np.diff(first, append=len(parent)) < count_P[parent[first]]
-    kept = ~lacking | (largest > 0)
-    first = first[kept]
-    return csr_array((largest[kept], (parent[first], children.indices[first])), shape=children.shape)
+    has_gap = np.diff(first, append=len(parent)) < count_P[parent[first]]
+    is_kept = ~has_gap | (largest > 0)
+    first = first[is_kept]
+    return csr_array((largest[is_kept], (parent[first], children.indices[first])), shape=children.shape)

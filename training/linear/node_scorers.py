@@ -1,4 +1,4 @@
-"""The trained scorers of inner nodes: one node's, those of a level, on disk perhaps, and all of them as the chunks of a model.
+"""The trained scorers of one inner node, of a level (in memory or as maps of a file), and of all levels as the chunks of a model.
 
 Legend: P inner nodes of a level, R rows of them, N nodes.
 """
@@ -25,7 +25,7 @@ from ..specification.linear import LinearOptions
 
 @dataclass(frozen=True, eq=False)
 class NodeScorers:
-    """The scorers of one inner node's children: rows of features with how many entries each has; the rest is as in Chunks."""
+    """The scorers of one inner node's children: rows of features with how many entries each has; the other fields are as in Chunks."""
 
     row_feature: NDArray[np.int32]
     row_count: NDArray[np.int32]
@@ -36,28 +36,27 @@ class NodeScorers:
 
 @dataclass(frozen=True, eq=False)
 class LevelScorers(NodeScorers):
-    """Those of all nodes of a level, one after another. node_rows: int64[P], the rows of each; they may be maps of a file."""
+    """The scorers of all nodes of a level, one after another; maybe maps of a file. node_rows: int64[P], the number of rows of each."""
 
     node_rows: NDArray[np.int64]
 
     @staticmethod
     def of(nodes: Iterable[NodeScorers]) -> LevelScorers:
         """The scorers of a level's nodes, in their order."""
-        parts: dict[str, list[NDArray[Any]]] = {field.name: [] for field in fields(NodeScorers)}
+        arrays_of: dict[str, list[NDArray[Any]]] = {field.name: [] for field in fields(NodeScorers)}
         for node in nodes:
-            for name, arrays in parts.items():
-                arrays.append(getattr(node, name))
-        node_rows = np.array([len(rows) for rows in parts["row_feature"]], np.int64)
-        whole = {name: np.concatenate(parts.pop(name)) for name in list(parts)}  # popped: one at a time is held twice
-        return LevelScorers(**whole, node_rows=node_rows)
+            for name, values in arrays_of.items():
+                values.append(getattr(node, name))
+        node_rows = np.array([len(rows) for rows in arrays_of["row_feature"]], np.int64)
+        level = {name: np.concatenate(arrays_of.pop(name)) for name in list(arrays_of)}  # popped: only one array at a time is held twice
+        return LevelScorers(**level, node_rows=node_rows)
 
 
 def centroid_scorers(centroids: Centroids, children: slice, options: LinearOptions) -> NodeScorers:
     """Scorers that are not trained: β times the children's centroids.
 
     centroids  of the children's level
-    children   which of its nodes they are
-
+    children   their positions on that level
     The threshold applies before rows are normalised: a large node's row has many features, each of a small value after normalising.
     """
     rows = centroids.of(children)
@@ -76,7 +75,7 @@ def centroid_scorers(centroids: Centroids, children: slice, options: LinearOptio
     )
 
 
-def joined(levels: Sequence[LevelScorers], tree: Tree, width: int) -> Chunks:
+def as_chunks(levels: Sequence[LevelScorers], tree: Tree, width: int) -> Chunks:
     """The scorers of the first levels as chunks of the whole tree; the other nodes' chunks are empty."""
 
     def concatenated(name: str, dtype: type) -> NDArray[Any]:
@@ -108,7 +107,7 @@ def write_level(file: Path, level: LevelScorers) -> None:
 
 
 def read_level(file: Path) -> LevelScorers:
-    """What `write_level` wrote, as maps of the file. Raises InvalidConfig."""
+    """The scorers in a file of `write_level`, as maps of it. Raises InvalidConfig."""
     try:
         return LevelScorers(**map_safetensors(file))
     except (BundleCorrupt, TypeError) as error:

@@ -1,7 +1,7 @@
-"""What people's queries say of items' own texts: how much a word of each column says, and how many queries say as much as the texts.
+"""Chooses, by people's queries, the weights of the items' text columns, and how many queries weigh as much as an item's own texts.
 
-Queries are answered from all items by the inner product with the items' rows, without a tree, and nDCG@10 decides. Queries that are texts
-of items choose nothing: every choice finds them.
+Every query ranks all items by the inner product with their rows, without a tree, and nDCG@10 decides. Queries that are texts of items do
+not count: every choice finds them.
 
 Knows rows and queries. Does not know trees.
 
@@ -22,126 +22,128 @@ from espalier.text.vectoriser import Vectoriser
 
 from ..data.csr import Csr, as_matrix
 from ..data.xmc import LabelledPoints
-from ..linear.label_features import beside, summed
-from ..linear.own_texts import Own, column_weights
+from ..linear.label_features import add_own_texts, sum_points
+from ..linear.own_texts import OwnTexts, column_weights
 from ..specification.linear import LinearOptions
 
 Floats = NDArray[np.float32]
 Int64 = NDArray[np.int64]
-FEWEST, MOST, MOST_SCORED = 30, 500, 100_000
-"""Queries that choose, and the items that they are answered from."""
+LEAST_QUERIES, MOST_QUERIES, MOST_ITEMS = 30, 500, 100_000
+"""Least and most queries to choose by, and most items that they rank."""
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FACTORS = (1 / 3, 3.0)
-"""What the weight of one column is also multiplied by, of at most FACTORED columns: every trial scores all items for every query."""
-FACTORED = 8
-CLEARLY = 2.0
-"""Standard errors, over queries, by which other weights must find more than the rule's."""
-QUERIES, USUAL_QUERIES = (1.0, 5.0, 20.0, 80.0, math.inf), 20.0
-"""Queries that say as much of an item as its own texts; of those that find as much the most."""
+"""Each column's weight is also tried multiplied by these, if there are at most MOST_FACTORED columns: a trial scores all items."""
+MOST_FACTORED = 8
+MARGIN = 2.0
+"""Other weights replace the default ones if their nDCG is higher by more than so many standard errors over queries."""
+QUERIES, DEFAULT_QUERIES = (1.0, 5.0, 20.0, 80.0, math.inf), 20.0
+"""Values to try for `OwnTexts.queries`; among equally good ones the largest is chosen. Then the default."""
 FOLDS = 5
-TOP, MOST_RIGHT, EQUAL = 10, 20, 1e-5
-"""Places that count, items of a query that count, and the relative difference of keys that are equal but for rounding."""
+TOP, MOST_RELEVANT, ROUNDING = 10, 20, 1e-5
+"""The cut of nDCG, most relevant items of a query that count, and the relative difference of keys that counts as rounding."""
 
 
 def chosen_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], train: LabelledPoints) -> list[float]:
-    """What a word of each column says: what the rule says, or what finds clearly more.
+    """The weight of a word of each column: the default, or weights that find clearly more.
 
     columns  the texts of all items, by column
-    train    points of which some, at least FEWEST, are people's queries; else the rule decides
+    train    points; with fewer than LEAST_QUERIES people's queries among them, the default is returned
     """
-    usual = column_weights(columns)
-    rows, items = _sample(train)
-    if len(columns) < 2 or len(rows) < FEWEST:
-        return usual
-    asked = _answered_from(train, rows, items)
-    tried = [usual]
-    one_by_one = list(itertools.product(range(len(columns)), FACTORS)) if len(columns) <= FACTORED else []
+    default = column_weights(columns)
+    query_rows, items = _sample(train)
+    if len(columns) < 2 or len(query_rows) < LEAST_QUERIES:
+        return default
+    queries = _restricted(train, query_rows, items)
+    trials = [default]
+    one_by_one = list(itertools.product(range(len(columns)), FACTORS)) if len(columns) <= MOST_FACTORED else []
     for exponent in EXPONENTS:
         weights = column_weights(columns, exponent)
-        tried += [weights, *([*weights[:c], factor * weights[c], *weights[c + 1 :]] for c, factor in one_by_one)]
-    few = [[texts[item] for item in items.tolist()] for texts in columns]
-    found_TB = by_weights(vectoriser, few, asked, np.array(tried, np.float32))
-    best = int(found_TB.mean(axis=1).argmax())
-    gain_B = found_TB[best] - found_TB[0]
-    error = float(gain_B.std(ddof=1)) / len(asked) ** 0.5
-    return tried[best] if gain_B.mean() > CLEARLY * error else usual
+        trials += [weights, *([*weights[:c], factor * weights[c], *weights[c + 1 :]] for c, factor in one_by_one)]
+    sampled_columns = [[texts[item] for item in items.tolist()] for texts in columns]
+    ndcg_TB = ndcg_by_weights(vectoriser, sampled_columns, queries, np.array(trials, np.float32))
+    best = int(ndcg_TB.mean(axis=1).argmax())
+    gain_B = ndcg_TB[best] - ndcg_TB[0]
+    error = float(gain_B.std(ddof=1)) / len(queries) ** 0.5
+    return trials[best] if gain_B.mean() > MARGIN * error else default
 
 
-def chosen_queries(train: LabelledPoints, rows: Csr, options: LinearOptions) -> float:
-    """How many queries of an item say as much of it as its own texts `rows` [I, F]: those by which held-out queries find most."""
-    asked, items = _sample(train)
-    if len(asked) < FEWEST:
-        return USUAL_QUERIES
-    own, found = rows[items], []
+def chosen_queries(train: LabelledPoints, text_rows: Csr, options: LinearOptions) -> float:
+    """How many queries of an item weigh as much as its own texts `text_rows` [I, F]: the number by which held-out queries find most."""
+    query_rows, items = _sample(train)
+    if len(query_rows) < LEAST_QUERIES:
+        return DEFAULT_QUERIES
+    item_rows, ndcgs = text_rows[items], []
     for fold in range(FOLDS):
-        held = asked[fold::FOLDS]
-        known = _answered_from(train, np.setdiff1d(train.asked, held), items)
-        found.append(_by_queries(known, own, _answered_from(train, held, items), options))
-    means = np.round(np.concatenate(found, axis=1).mean(axis=1), 4).tolist()
+        held_out = query_rows[fold::FOLDS]
+        training_points = _restricted(train, np.setdiff1d(train.asked, held_out), items)
+        ndcgs.append(_ndcg_by_queries(training_points, item_rows, _restricted(train, held_out, items), options))
+    means = np.round(np.concatenate(ndcgs, axis=1).mean(axis=1), 4).tolist()
     return max(queries for queries, mean in zip(QUERIES, means, strict=True) if mean == max(means))
 
 
 def _sample(train: LabelledPoints) -> tuple[Int64, Int64]:
-    """Some of people's queries at random, and the items that they are answered from, those that they led to among them: positions."""
+    """The positions of random people's queries, and of the items that they rank, among them all relevant ones."""
     rng = np.random.default_rng(0)
-    rows = train.unseen
-    rows = rng.permutation(rows[np.diff(train.labels.indptr)[rows] > 0])[:MOST]
-    asked_for = np.unique(np.concatenate([_right_of(train, row)[0] for row in rows.tolist()] or [rows])).astype(np.int64)
-    others = rng.permutation(np.setdiff1d(np.arange(train.labels.shape[1]), asked_for))
-    return rows, np.sort(np.concatenate([asked_for, others[: max(0, MOST_SCORED - len(asked_for))]]))
+    query_rows = train.unseen
+    query_rows = rng.permutation(query_rows[np.diff(train.labels.indptr)[query_rows] > 0])[:MOST_QUERIES]
+    relevant = np.unique(np.concatenate([_relevant_items(train, row)[0] for row in query_rows.tolist()] or [query_rows])).astype(np.int64)
+    other_items = rng.permutation(np.setdiff1d(np.arange(train.labels.shape[1]), relevant))
+    return query_rows, np.sort(np.concatenate([relevant, other_items[: max(0, MOST_ITEMS - len(relevant))]]))
 
 
-def _right_of(points: LabelledPoints, row: int) -> tuple[Int64, Floats]:
-    """The items of a query that have the largest weights, MOST_RIGHT at most, and these."""
+def _relevant_items(points: LabelledPoints, row: int) -> tuple[Int64, Floats]:
+    """The items of a query with the largest weights, at most MOST_RELEVANT, and these weights."""
     weights = points.weights_of(row)
-    kept = np.argsort(-weights, kind="stable")[:MOST_RIGHT]
-    return points.labels_of(row)[kept], weights[kept]
+    best = np.argsort(-weights, kind="stable")[:MOST_RELEVANT]
+    return points.labels_of(row)[best], weights[best]
 
 
-def _answered_from(train: LabelledPoints, rows: Int64, items: Int64) -> LabelledPoints:
-    """Some points, with the labels that are some items."""
+def _restricted(train: LabelledPoints, rows: Int64, items: Int64) -> LabelledPoints:
+    """Some points, with only these items as labels."""
     return LabelledPoints(train.points[rows], train.labels[rows][:, items])
 
 
-def by_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], asked: LabelledPoints, tried_TC: Floats) -> Floats:
-    """nDCG@10 [T, B] of queries by rows of length 1 that add up columns with each of the weights.
+def ndcg_by_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], queries: LabelledPoints, weight_TC: Floats) -> Floats:
+    """nDCG@10 [T, B] of queries against rows of length 1 that add up the columns, for each of the weights.
 
-    The score is linear in the weights but for the row's length, whose square is a quadratic form of them.
+    The score is linear in the weights except for the row's length, whose square is a quadratic form of them.
     """
-    parts = [as_matrix(vectoriser.documents(texts)) for texts in columns]
-    square_TI = np.zeros((len(tried_TC), parts[0].shape[0]), np.float32)
-    for a, b in itertools.product(range(len(parts)), repeat=2):
-        product_I = np.asarray(parts[a].multiply(parts[b]).sum(axis=1), np.float32).ravel()
-        square_TI += (tried_TC[:, a] * tried_TC[:, b])[:, None] * product_I
+    column_rows = [as_matrix(vectoriser.documents(texts)) for texts in columns]
+    square_TI = np.zeros((len(weight_TC), column_rows[0].shape[0]), np.float32)
+    for a, b in itertools.product(range(len(column_rows)), repeat=2):
+        product_I = np.asarray(column_rows[a].multiply(column_rows[b]).sum(axis=1), np.float32).ravel()
+        square_TI += (weight_TC[:, a] * weight_TC[:, b])[:, None] * product_I
     length_TI = np.sqrt(np.maximum(square_TI, np.finfo(np.float32).tiny))
-    return _figures(asked, parts, lambda score_CI: tried_TC @ score_CI / length_TI)
+    return _figures(queries, column_rows, lambda score_CI: weight_TC @ score_CI / length_TI)
 
 
-def _by_queries(known: LabelledPoints, own: Csr, held: LabelledPoints, options: LinearOptions) -> Floats:
-    """nDCG@10 [T, B] of held queries by rows made of the known ones, with each of QUERIES."""
-    sums, counts_I = summed(known, options), np.bincount(known.labels.indices, minlength=own.shape[0])
-    return _figures(held, [beside(sums, counts_I, Own(own, (), queries)) for queries in QUERIES], lambda score_TI: score_TI)
+def _ndcg_by_queries(training_points: LabelledPoints, text_rows: Csr, held_out: LabelledPoints, options: LinearOptions) -> Floats:
+    """nDCG@10 [T, B] of held-out queries against rows made of the training points, for each of QUERIES."""
+    sums, counts_I = sum_points(training_points, options), np.bincount(training_points.labels.indices, minlength=text_rows.shape[0])
+    return _figures(
+        held_out, [add_own_texts(sums, counts_I, OwnTexts(text_rows, (), queries)) for queries in QUERIES], lambda score_TI: score_TI
+    )
 
 
-def _figures(asked: LabelledPoints, rows: Sequence[Csr], keys: Callable[[Floats], NDArray[Any]]) -> Floats:
+def _figures(queries: LabelledPoints, rows: Sequence[Csr], keys: Callable[[Floats], NDArray[Any]]) -> Floats:
     """nDCG@10 [T, B] of queries. keys: a query's products with each of the `rows` → its keys [T, I]."""
-    scores = [(asked.points @ rows_IF.T).tocsr() for rows_IF in rows]
-    found_BT = []
-    for b in range(len(asked)):
+    scores = [(queries.points @ rows_IF.T).tocsr() for rows_IF in rows]
+    ndcg_BT = []
+    for b in range(len(queries)):
         key_TI = keys(np.stack([score[[b]].toarray()[0] for score in scores]))
-        found_BT.append(_ndcg(key_TI, *_right_of(asked, b)))
-    return np.stack(found_BT, axis=1)
+        ndcg_BT.append(_ndcg(key_TI, *_relevant_items(queries, b)))
+    return np.stack(ndcg_BT, axis=1)
 
 
-def _ndcg(key_TI: Floats, right: Int64, gains: Floats) -> Floats:
-    """nDCG@10 [T] of one query. Of equal keys, but for rounding, each has their mean place; what has no key above 0 is not found."""
+def _ndcg(key_TI: Floats, relevant: Int64, gains: Floats) -> Floats:
+    """nDCG@10 [T] of one query. Ties (up to rounding) get their mean position. Items without a key above 0 are not found."""
     discount = np.append(1 / np.log2(np.arange(TOP) + 2), 0)
     best = np.sort(gains)[::-1][:TOP]
-    place_TR = np.full((len(key_TI), len(right)), TOP)
-    for r, item in enumerate(right.tolist()):
-        own_T1 = key_TI[:, [item]]
-        above_T, alike_T = ((key_TI > own_T1 * factor).sum(axis=1) for factor in (1 + EQUAL, 1 - EQUAL))
-        place_T = np.minimum((above_T + alike_T - 1) // 2, TOP)
-        place_TR[:, r] = np.where(own_T1[:, 0] > 0, place_T, TOP)
-    found_T: Floats = (discount[place_TR] @ gains / (best @ discount[: len(best)])).astype(np.float32)
-    return found_T
+    position_TR = np.full((len(key_TI), len(relevant)), TOP)
+    for r, item in enumerate(relevant.tolist()):
+        key_T1 = key_TI[:, [item]]
+        above_T, tied_T = ((key_TI > key_T1 * factor).sum(axis=1) for factor in (1 + ROUNDING, 1 - ROUNDING))
+        position_T = np.minimum((above_T + tied_T - 1) // 2, TOP)
+        position_TR[:, r] = np.where(key_T1[:, 0] > 0, position_T, TOP)
+    ndcg_T: Floats = (discount[position_TR] @ gains / (best @ discount[: len(best)])).astype(np.float32)
+    return ndcg_T

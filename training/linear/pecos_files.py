@@ -56,10 +56,10 @@ class Layer:
 
 def read_model(folder: Path) -> tuple[list[Layer], dict[str, Any]]:
     """All levels, the top one first, and the content of each param.json by its path below `folder`, a model's or its ranker's."""
-    found: dict[str, Any] = {}
+    param_files: dict[str, Any] = {}
 
     def params_of(file: Path) -> dict[str, Any]:
-        params = found[str(file.relative_to(folder))] = _read_json(file)
+        params = param_files[str(file.relative_to(folder))] = _read_json(file)
         if params.get("is_mmap") or (file.parent / "W.mmap_store").exists():
             expected = f"W.npz and C.npz: give the folder that compile_mmap_model() made this from, or {HOW}"
             raise InvalidData(str(file.parent), "a memory-mapped model", expected)
@@ -73,51 +73,51 @@ def read_model(folder: Path) -> tuple[list[Layer], dict[str, Any]]:
     if _kind(params) == "XLinearModel":
         ranker = folder / "ranker"
         params = params_of(ranker / "param.json")
-    where = str(ranker / "param.json")
+    param_file = str(ranker / "param.json")
     if _kind(params) != "HierarchicalMLModel":
         expected = f"an XLinearModel with all its levels: only linear scorers of sparse features can be imported; {HOW}"
-        raise InvalidData(where, _kind(params), expected)
+        raise InvalidData(param_file, _kind(params), expected)
     depth = params.get("depth")
     if not isinstance(depth, int) or not 1 <= depth <= MAX_LEVELS:
-        raise InvalidData(where, depth, f"a depth of 1 to {MAX_LEVELS}")
+        raise InvalidData(param_file, depth, f"a depth of 1 to {MAX_LEVELS}")
     layers: list[Layer] = []
     clusters = 1
     for d in range(depth):
-        own = ranker / f"{d}.model"
-        layers.append(_read_layer(own, params_of(own / "param.json"), clusters, is_first=d == 0))
+        level_folder = ranker / f"{d}.model"
+        layers.append(_read_layer(level_folder, params_of(level_folder / "param.json"), clusters, is_first=d == 0))
         clusters = len(layers[-1].parent_L)
         width, first = layers[-1].weights.shape[0], layers[0].weights.shape[0]
         if width != first:
-            raise InvalidData(str(own / "W.npz"), f"weights of {width} features", f"{first} as on level 0")
+            raise InvalidData(str(level_folder / "W.npz"), f"weights of {width} features", f"{first} as on level 0")
         if layers[-1].post_processor != layers[0].post_processor:
             expected = f"{layers[0].post_processor!r} as on level 0: the same on all levels"
-            raise InvalidData(str(own / "param.json"), f"post_processor {layers[-1].post_processor!r}", expected)
+            raise InvalidData(str(level_folder / "param.json"), f"post_processor {layers[-1].post_processor!r}", expected)
     for name, value in (("nr_features", layers[0].weights.shape[0]), ("nr_labels", clusters)):
         if params.get(name, value) != value:
-            raise InvalidData(where, f"{name} {params[name]}", f"{value} as in the matrices")
-    return layers, found
+            raise InvalidData(param_file, f"{name} {params[name]}", f"{value} as in the matrices")
+    return layers, param_files
 
 
 def _read_layer(folder: Path, params: dict[str, Any], clusters: int, is_first: bool) -> Layer:
     bias, options = params.get("bias", -1.0), params.get("pred_kwargs", {})
-    where = str(folder / "param.json")
+    param_file = str(folder / "param.json")
     if not isinstance(bias, int | float) or not np.isfinite(bias):
-        raise InvalidData(where, f"bias {bias!r}", "a finite number")
+        raise InvalidData(param_file, f"bias {bias!r}", "a finite number")
     if not isinstance(options, dict):
-        raise InvalidData(where, f"pred_kwargs {options!r}", "only_topk and post_processor")
+        raise InvalidData(param_file, f"pred_kwargs {options!r}", "only_topk and post_processor")
     only_topk, processor = options.get("only_topk"), options.get("post_processor", "l3-hinge")
     if processor not in PROCESSORS:
-        raise InvalidData(where, f"post_processor {processor!r}", f"one of {', '.join(PROCESSORS)}")
+        raise InvalidData(param_file, f"post_processor {processor!r}", f"one of {', '.join(PROCESSORS)}")
     if only_topk is not None and (not isinstance(only_topk, int) or only_topk < 1):
-        raise InvalidData(where, f"only_topk {only_topk!r}", "a whole number of at least 1")
+        raise InvalidData(param_file, f"only_topk {only_topk!r}", "a whole number of at least 1")
     matrix = _read_matrix(folder / "W.npz")
     rows, columns = matrix.shape
     width = rows - (bias > 0)
     if width < 1 or columns < 1 or params.get("nr_features", width) != width or params.get("nr_labels", columns) != columns:
-        wanted = (
+        expected = (
             f"{params.get('nr_features', 'F')} rows{', one more for the bias' if bias > 0 else ''}, {params.get('nr_labels', 'L')} columns"
         )
-        raise InvalidData(str(folder / "W.npz"), f"{rows} rows, {columns} columns", wanted)
+        raise InvalidData(str(folder / "W.npz"), f"{rows} rows, {columns} columns", expected)
     if width > MAX_FEATURES:
         raise InvalidData(str(folder / "W.npz"), f"{width} features", f"at most {MAX_FEATURES}")
     bias_L = np.zeros(columns, np.float32)
@@ -139,9 +139,9 @@ def _read_parents(file: Path, columns: int, clusters: int, is_first: bool) -> In
     if matrix.shape != (columns, clusters):
         raise InvalidData(str(file), f"{matrix.shape[0]} rows, {matrix.shape[1]} columns", f"{columns} rows, {clusters} columns")
     count_L = np.bincount(matrix.indices, minlength=columns)
-    for wrong_L, what in ((count_L == 0, "no cluster"), (count_L > 1, "several clusters")):
+    for wrong_L, problem in ((count_L == 0, "no cluster"), (count_L > 1, "several clusters")):
         if wrong_L.any():
-            raise InvalidData(str(file), f"row {_positions(wrong_L)} in {what}", "each row in one cluster")
+            raise InvalidData(str(file), f"row {_positions(wrong_L)} in {problem}", "each row in one cluster")
     children = np.diff(matrix.indptr)
     if (children == 0).any():
         raise InvalidData(str(file), f"column {_positions(children == 0)} without an entry", "no cluster without children")
@@ -154,8 +154,8 @@ def _read_parents(file: Path, columns: int, clusters: int, is_first: bool) -> In
 
 def _positions(wrong: NDArray[np.bool_]) -> str:
     """The first positions where something is wrong, for a message."""
-    places = np.flatnonzero(wrong)
-    return ", ".join(map(str, places[:5])) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
+    positions = np.flatnonzero(wrong)
+    return ", ".join(map(str, positions[:5])) + (f" and {len(positions) - 5} more" if len(positions) > 5 else "")
 
 
 def _read_matrix(file: Path) -> csc_array[Any]:
@@ -176,7 +176,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _kind(params: dict[str, Any]) -> str | None:
     """The class that saved a param.json, None if it has no name of one."""
-    named = params.get("model")
-    if named is None and isinstance(params.get("__meta__"), dict):
-        named = str(params["__meta__"].get("class_fullname", "")).rpartition("###")[2] or None
-    return None if named is None else str(named)
+    name = params.get("model")
+    if name is None and isinstance(params.get("__meta__"), dict):
+        name = str(params["__meta__"].get("class_fullname", "")).rpartition("###")[2] or None
+    return None if name is None else str(name)

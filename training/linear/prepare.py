@@ -34,7 +34,7 @@ from ..data.xmc import LabelledPoints, read_xmc
 from ..evaluate import LabelledQueries
 from ..graded import grades_of
 from ..linear.own_choices import chosen_queries, chosen_weights
-from ..linear.own_texts import Own, made_queries, own_rows
+from ..linear.own_texts import OwnTexts, made_queries, text_rows
 from ..live.joined_points import (
     joined_items,
     joined_points,
@@ -45,7 +45,7 @@ from ..live.joined_points import (
     with_live_texts,
     without_gone,
 )
-from ..live.taken_along import TakenAlong
+from ..live.run_journal import RunJournal
 from ..specification.linear import LinearConfig, LogData, NpzData, XmcData
 from ..specification.log_format import TextTable
 from ..specification.models import config_of
@@ -53,111 +53,107 @@ from ..specification.models import config_of
 log = logging.getLogger(__name__)
 OF_TEST, OF_TRAINING, OF_LOG = "of data.test", "training points held out", "queries of the log, held out"
 OF_ITEMS = "made of words of the items"
-"""What test queries are."""
+"""Sources of test queries."""
 PAIRS: dict[str, type[pl.DataType]] = {"query": pl.String, "item": pl.String, "weight": pl.Float64}
 MAX_LABELS = 1 << 26
-"""Every label is an item, whether or not a point has it, so that a number in a file's first line costs memory."""
+"""Every label is an item, even if no point has it: the number in a file's first line decides how much memory is used."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a linear model is trained and measured on.
+    """The training and test data of a linear model.
 
-    own        what of labels' features comes from their own texts; None: nothing
-    written    the test queries as clients write them: an Arrow array of texts, or of structs of `indices` and `values`
-    tested     what `test` is: OF_TEST, OF_TRAINING, OF_LOG or OF_ITEMS
-    relevance  what made the relevance in `train.labels` and `test.labels` of the weights that were read
-    smoothing  what made the weights of clicks; None where they were read
-    asked      what people asked for, of what is learned from; None: queries are no texts
-    columns    the texts of all items, by column of `data.own_texts`
-    along      what a journal brought; None: nothing
-    bad_rows   why rows of the training log were left out that cannot be read → how many
+    own_texts        the part of labels' features from their own texts; None: no such part
+    written_queries  the test queries as clients write them: an Arrow array of texts, or of structs of `indices` and `values`
+    test_source      where `test` comes from: OF_TEST, OF_TRAINING, OF_LOG or OF_ITEMS
+    relevance        turns weights into the relevance in `train.labels` and `test.labels`
+    smoothing        turns clicks and views into weights; None: the file has weights
+    people_queries   training queries that people made; None: queries are not texts
+    columns          the texts of all items, by column of `data.own_texts`
+    run_journal      the journal with live items; None: no journal
+    bad_rows         reason → how many unreadable rows of the training log were left out
     """
 
     train: LabelledPoints
     test: LabelledPoints
-    written: pa.Array
+    written_queries: pa.Array
     items: ItemTable
-    own: Own | None
+    own_texts: OwnTexts | None
     kind: FeaturesKind | TextKind
     vectoriser: Vectoriser | None
-    tested: str
+    test_source: str
     fingerprint: str
     relevance: LabelRelevance
     smoothing: Smoothing | None = None
-    asked: LabelledTexts | None = None
+    people_queries: LabelledTexts | None = None
     columns: Sequence[Sequence[str]] = ()
-    along: TakenAlong | None = None
+    run_journal: RunJournal | None = None
     bad_rows: Mapping[str, int] = field(default_factory=dict)
 
 
-def prepare(config: LinearConfig, along: TakenAlong | None = None, vectoriser: Vectoriser | None = None) -> Prepared:
+def prepare(config: LinearConfig, run_journal: RunJournal | None = None, vectoriser: Vectoriser | None = None) -> Prepared:
     """Read the data of a configuration, with the items of a journal. Raises InvalidData or InvalidConfig.
 
-    vectoriser  of texts, instead of one that is made of the training texts
+    vectoriser  to use instead of one fitted to the training texts
     """
     if isinstance(config.data, LogData):
-        return _from_texts(config, config.data, along, vectoriser)
-    return _from_points(config, config.data, along)
+        return _from_texts(config, config.data, run_journal, vectoriser)
+    return _from_points(config, config.data, run_journal)
 
 
 def read_points(data: XmcData | NpzData, test: bool = False, graded: bool = False) -> LabelledPoints:
     """The training points, or the test points, as the files have them.
 
-    graded  whether training labels have weights, so that the test file must have them too
+    graded  whether training labels have weights; then the test file must have them too
     """
     if isinstance(data, XmcData):
-        return read_xmc(_named(data.test) if test else data.train, _label_weights(data, graded))
+        return read_xmc(_existing(data.test) if test else data.train, _label_weights(data, graded))
     files = (data.test, data.test_labels) if test else (data.train, data.train_labels)
-    points, labels = (read_by_rows(_named(file)) for file in files)
+    points, labels = (read_by_rows(_existing(file)) for file in files)
     if points.shape[0] != labels.shape[0]:
         raise InvalidData(str(files[1]), f"{labels.shape[0]} rows", f"{points.shape[0]}, one per point of {files[0]}")
     return LabelledPoints(points, checked(str(files[1]), labels))
 
 
-def read_texts(data: LogData, file: Path, items: ItemTable, smoothing: Smoothing | None) -> LabelledTexts:
-    """The queries of a log over known items. `smoothing` is the training log's, where weights are rates."""
-    return labelled(_read_pairs(data, file, BadRows(data.bad_rows, data.SECTION)), _rows_of(items), smoothing)
-
-
 def read_queries(bundle: Bundle, file: Path) -> LabelledQueries:
     """The queries of a file, in the format of the data that a bundle was trained on, that have a relevant item.
 
-    Raises InvalidConfig where the bundle was not trained here; InvalidData where its format cannot be read so, or the file's features or
-    labels are not the bundle's.
+    Raises InvalidConfig if the bundle was not trained here; InvalidData if its format has no such file, or the file's features or labels
+    are not the bundle's.
     """
     config = config_of(bundle.manifest, LinearConfig)
     kind, items = bundle.manifest.query, bundle.items
     if isinstance(config.data, LogData) and isinstance(kind, TextKind):
-        texts = read_texts(config.data, file, items, _smoothing_of(bundle, config.data))
-        found = _vectorised(bundle.vectoriser, texts)
+        smoothing, bad_rows = _smoothing_of(bundle, config.data), BadRows(config.data.bad_rows, config.data.SECTION)
+        texts = labelled(_read_pairs(config.data, file, bad_rows), _rows_of(items), smoothing)
+        points = _vectorised(bundle.vectoriser, texts)
     elif isinstance(config.data, XmcData) and isinstance(kind, FeaturesKind):
         graded = config.relevance.source == "weights" and RELEVANCE in bundle.manifest.data
-        found = read_xmc(file, _label_weights(config.data, graded))
-        shapes = found.points.shape[1], found.labels.shape[1]
+        points = read_xmc(file, _label_weights(config.data, graded))
+        shapes = points.points.shape[1], points.labels.shape[1]
         if shapes != (kind.width, len(items)):
             raise InvalidData(str(file), f"{shapes[0]} features and {shapes[1]} labels", f"{kind.width} features and {len(items)} labels")
-        found = _unit(found) if kind.unit else found
+        points = _unit(points) if kind.unit else points
     else:
         raise InvalidData(
             "--data", str(file), f"data of format xmc or log, not {config.data.format}: without a file the held-out queries are taken"
         )
     counts = bundle.label_counts()
     if counts is not None:
-        found = LabelledPoints(found.points, LabelRelevance(config.relevance, counts).of(found.labels))
-    found = found.take(np.flatnonzero(np.diff(found.labels.indptr)))
-    every = range(len(found))
-    grades = grades_of(bundle, [found.weights_of(b) for b in every])
-    return LabelledQueries(QueryBatch(kind, as_rows(found.points)), [found.labels_of(b) for b in every], grades=grades)
+        points = LabelledPoints(points.points, LabelRelevance(config.relevance, counts).of(points.labels))
+    points = points.take(np.flatnonzero(np.diff(points.labels.indptr)))
+    positions = range(len(points))
+    grades = grades_of(bundle, [points.weights_of(b) for b in positions])
+    return LabelledQueries(QueryBatch(kind, as_rows(points.points)), [points.labels_of(b) for b in positions], grades=grades)
 
 
 def _label_weights(data: XmcData, graded: bool) -> bool | None:
-    """How a file is read beside training labels with weights or without: one that could be either is read as they were."""
+    """Whether a file's labels have weights. A file that could be either is read like the training file."""
     return True if data.label_weights is None and graded else data.label_weights
 
 
 def _smoothing_of(bundle: Bundle, data: LogData) -> Smoothing | None:
-    """What a bundle's training log was smoothed with. Raises BundleCorrupt where it does not say."""
+    """The smoothing of a bundle's training log. Raises BundleCorrupt if the manifest lacks it."""
     if data.views is None:
         return None
     prior = bundle.manifest.data.get("prior")
@@ -173,133 +169,130 @@ def written_features(points: SparseRows) -> pa.Array:
     return pa.StructArray.from_arrays([indices, values], ["indices", "values"])
 
 
-def _from_points(config: LinearConfig, data: XmcData | NpzData, along: TakenAlong | None) -> Prepared:
+def _from_points(config: LinearConfig, data: XmcData | NpzData, run_journal: RunJournal | None) -> Prepared:
     train = read_points(data)
     _check_size(data, train)
     if data.test is not None:
         test = read_points(data, test=True, graded=is_graded(train.labels))
-        for name, found, wanted in (
+        for name, count, expected in (
             ("features", test.points.shape[1], train.points.shape[1]),
             ("labels", test.labels.shape[1], train.labels.shape[1]),
         ):
-            if found != wanted:
-                raise InvalidData(str(data.test), f"{found} {name}", f"{wanted}, as in {data.train}")
+            if count != expected:
+                raise InvalidData(str(data.test), f"{count} {name}", f"{expected}, as in {data.train}")
     else:
-        held, kept = _split(len(train), data.test_share, config.seed)
-        train, test = train.take(kept), train.take(held)
+        held_out, training = _split(len(train), data.test_share, config.seed)
+        train, test = train.take(training), train.take(held_out)
     labels = train.labels.shape[1]
     ids = pa.array(np.arange(labels)).cast(pa.large_string())
     items = ItemTable.build(pa.table({"id": ids})) if data.items is None else _table(data.items, data.items_format)
     if len(items) != labels:
         raise InvalidData(str(data.items), f"{len(items)} items", f"{labels}, one per label, in their order")
-    if along is not None:
-        before, items = items, joined_items(items, along.items, along.held)
-        train, test = (joined_points(part, before, items) for part in (train, test))
-        new = new_ids(before, items)
-        train = with_live_points(train, new, along.items, items)
-        train = LabelledPoints(train.points, with_likes(train.labels, new, along.items, items))
-    written = written_features(as_rows(test.points))
+    if run_journal is not None:
+        old_items, items = items, joined_items(items, run_journal.items, run_journal.held_through)
+        train, test = (joined_points(points, old_items, items) for points in (train, test))
+        new_items = new_ids(old_items, items)
+        train = with_live_points(train, new_items, run_journal.items, items)
+        train = LabelledPoints(train.points, with_likes(train.labels, new_items, run_journal.items, items))
+    written_queries = written_features(as_rows(test.points))
     if data.unit:
         train, test = _unit(train), _unit(test)
     relevance = LabelRelevance.of_training(config.relevance, train.labels)
-    train, test = (LabelledPoints(part.points, relevance.of(part.labels)) for part in (train, test))
+    train, test = (LabelledPoints(points.points, relevance.of(points.labels)) for points in (train, test))
     _check_something_is_left(config, train.labels)
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
-    tested = OF_TRAINING if data.test is None else OF_TEST
-    rest = _fingerprint(config), relevance
-    return Prepared(train, test, written, items, None, kind, None, tested, *rest, along=along)
+    test_source = OF_TRAINING if data.test is None else OF_TEST
+    common = _fingerprint(config), relevance
+    return Prepared(train, test, written_queries, items, None, kind, None, test_source, *common, run_journal=run_journal)
 
 
 def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
-    """Raise InvalidData where there are no features, or so many features or labels that their number alone would fill the memory."""
-    for name, found, least, most in (
+    """Raise InvalidData without features, or with so many features or labels that their number alone would fill the memory."""
+    for name, count, least, most in (
         ("features", train.points.shape[1], 1, MAX_FEATURES),
         ("labels", train.labels.shape[1], 0, MAX_LABELS),
     ):
-        if not least <= found <= most:
-            raise InvalidData(str(data.train), f"{found} {name}", f"at least {least}" if found < least else f"at most {most}")
+        if not least <= count <= most:
+            raise InvalidData(str(data.train), f"{count} {name}", f"at least {least}" if count < least else f"at most {most}")
 
 
-def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, vectoriser: Vectoriser | None) -> Prepared:
+def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | None, vectoriser: Vectoriser | None) -> Prepared:
     bad_rows = BadRows(data.bad_rows, data.SECTION)
     pairs = pl.DataFrame(schema=PAIRS) if data.train is None else _read_pairs(data, data.train, bad_rows)
     if data.items is None:
         items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
     else:
         items = _table(data.items, data.items_format)
-    columns = _columns(read_columns(_named(data.items), data.own_texts, data.items_format)) if data.own_texts else []
-    searched = _searched(pairs.select(pl.col("query").unique(maintain_order=True)), columns)
+    columns = _columns(read_columns(_existing(data.items), data.own_texts, data.items_format)) if data.own_texts else []
+    queries = _other_queries(pairs.select(pl.col("query").unique(maintain_order=True)), columns)
     if data.test is not None:
-        test_pairs, tested = _read_pairs(data, data.test, BadRows(data.bad_rows, data.SECTION)), OF_TEST
-    elif not data.own_texts or round(data.test_share * len(searched)):
-        held, tested = searched[_split(len(searched), data.test_share, config.seed)[0]], OF_LOG
-        test_pairs, pairs = (pairs.join(held, on="query", how=how, maintain_order="left") for how in ("semi", "anti"))
+        test_pairs, test_source = _read_pairs(data, data.test, BadRows(data.bad_rows, data.SECTION)), OF_TEST
+    elif not data.own_texts or round(data.test_share * len(queries)):
+        held_out, test_source = queries[_split(len(queries), data.test_share, config.seed)[0]], OF_LOG
+        test_pairs, pairs = (pairs.join(held_out, on="query", how=how, maintain_order="left") for how in ("semi", "anti"))
     else:
-        test_pairs, tested = made_queries(items.column("id").to_pylist(), columns, data.test_share, config.seed), OF_ITEMS
-    new: list[str] = []
-    if along is not None:
-        before, items = items, joined_items(items, along.items, along.held)
-        new = new_ids(before, items)
-        test_pairs, pairs = (without_gone(part, along.items) for part in (test_pairs, pairs))
-        pairs = pl.concat([pairs, live_pairs(new, along.items, pairs.columns)])
-        columns = with_live_texts(_columns(_frame_of(items, data.own_texts)), new, along.items, items)
-    asked = pairs["query"].unique()
-    pairs = pl.concat([pairs, *(_own_pairs(items, texts, asked) for texts in columns)])
+        test_pairs, test_source = made_queries(items.column("id").to_pylist(), columns, data.test_share, config.seed), OF_ITEMS
+    new_items: list[str] = []
+    if run_journal is not None:
+        old_items, items = items, joined_items(items, run_journal.items, run_journal.held_through)
+        new_items = new_ids(old_items, items)
+        test_pairs, pairs = (without_gone(part, run_journal.items) for part in (test_pairs, pairs))
+        pairs = pl.concat([pairs, live_pairs(new_items, run_journal.items, pairs.columns)])
+        frame = pl.DataFrame({name: pl.Series(name, items.column(name)) for name in dict.fromkeys(data.own_texts)})
+        columns = with_live_texts(_columns(frame), new_items, run_journal.items, items)
+    people_texts = pairs["query"].unique()
+    pairs = pl.concat([pairs, *(_text_pairs(items, texts, people_texts) for texts in columns)])
     smoothing = None
     if data.views is not None:
         smoothing = Smoothing.of(pairs["views"].to_numpy(), pairs["clicks"].to_numpy(), data.smoothing)
-    training, testing = (labelled(part, _rows_of(items), smoothing) for part in (pairs, test_pairs))
-    if along is not None:
-        training = LabelledTexts(training.texts, with_likes(training.labels, new, along.items, items))
-    log.info("%d queries to learn from, %d items; %d queries to measure on: %s", len(training), len(items), len(testing), tested)
-    if tested == OF_ITEMS:
-        log.warning("figures will be of queries %s: people's find less. Give some in data.test or data.train", tested)
-    relevance = LabelRelevance.of_training(config.relevance, training.labels)
-    training, testing = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (training, testing))
-    _check_something_is_left(config, training.labels)
-    vectoriser = vectoriser or Vectoriser.fit(training.texts, config.blocks)
-    if columns and not len(asked) and config.linear.prior > 0 and config.linear.min_positives > 0 and config.tail.form == "none":
-        training = LabelledTexts([], training.labels[:0])  # no node has anything to learn from (`fit_linear`), and no tail either
-    train = _vectorised(vectoriser, training)
+    train_texts, test_texts = (labelled(part, _rows_of(items), smoothing) for part in (pairs, test_pairs))
+    if run_journal is not None:
+        train_texts = LabelledTexts(train_texts.texts, with_likes(train_texts.labels, new_items, run_journal.items, items))
+    log.info("%d queries to learn from, %d items; %d queries to measure on: %s", len(train_texts), len(items), len(test_texts), test_source)
+    if test_source == OF_ITEMS:
+        log.warning("figures will be of queries %s: people's find less. Give some in data.test or data.train", test_source)
+    relevance = LabelRelevance.of_training(config.relevance, train_texts.labels)
+    train_texts, test_texts = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (train_texts, test_texts))
+    _check_something_is_left(config, train_texts.labels)
+    vectoriser = vectoriser or Vectoriser.fit(train_texts.texts, config.blocks)
+    if columns and not len(people_texts) and config.linear.prior > 0 and config.linear.min_positives > 0 and config.tail.form == "none":
+        train_texts = LabelledTexts([], train_texts.labels[:0])  # neither nodes (`fit_linear`) nor a tail would learn anything from it
+    train = _vectorised(vectoriser, train_texts)
     if columns:
-        texts = pl.Series(training.texts, dtype=pl.String)
-        seen_B, own_B = (~texts.is_in(others.implode()).to_numpy() for others in (searched["query"], asked))
+        texts = pl.Series(train_texts.texts, dtype=pl.String)
+        seen_B, own_B = (~texts.is_in(others.implode()).to_numpy() for others in (queries["query"], people_texts))
         train = LabelledPoints(train.points, train.labels, seen_B, own_B)
-    own, weights = None, list(data.own_weights)
+    own_texts, weights = None, list(data.own_weights)
     if columns:
         weights = weights or chosen_weights(vectoriser, columns, train)
-        own_IF = own_rows(vectoriser, columns, weights)
-        own = Own(own_IF, weights, chosen_queries(train, own_IF, config.linear))
+        own_IF = text_rows(vectoriser, columns, weights)
+        own_texts = OwnTexts(own_IF, weights, chosen_queries(train, own_IF, config.linear))
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
-    test, written = _vectorised(vectoriser, testing), pa.array(testing.texts, pa.string())
-    by_people = train.asked
-    known = LabelledTexts([training.texts[row] for row in by_people.tolist()], training.labels[by_people])
-    rest = _fingerprint(config), relevance, smoothing, known, columns, along, bad_rows.counts
-    return Prepared(train, test, written, items, own, kind, vectoriser, tested, *rest)
+    test, written_queries = _vectorised(vectoriser, test_texts), pa.array(test_texts.texts, pa.string())
+    people_rows = train.asked
+    people_queries = LabelledTexts([train_texts.texts[row] for row in people_rows.tolist()], train_texts.labels[people_rows])
+    common = _fingerprint(config), relevance, smoothing, people_queries, columns, run_journal, bad_rows.counts
+    return Prepared(train, test, written_queries, items, own_texts, kind, vectoriser, test_source, *common)
 
 
 def _columns(frame: pl.DataFrame) -> list[list[str]]:
     return [texts_of(frame, [column]) for column in frame.columns]
 
 
-def _own_pairs(items: ItemTable, texts: Sequence[str], asked: pl.Series) -> pl.DataFrame:
-    """Pairs of the texts of a column and their items, but for those that somebody asked for: the log says what they led to."""
+def _text_pairs(items: ItemTable, texts: Sequence[str], people_texts: pl.Series) -> pl.DataFrame:
+    """Pairs of the texts of a column and their items, without texts that are people's queries: for these the log has the items."""
     pairs = pl.DataFrame({"query": texts, "item": items.column("id").to_pylist(), "weight": 1.0}, schema=PAIRS)
-    return pairs.filter((pl.col("query") != "") & ~pl.col("query").is_in(asked.implode()))
+    return pairs.filter((pl.col("query") != "") & ~pl.col("query").is_in(people_texts.implode()))
 
 
-def _searched(queries: pl.DataFrame, columns: Sequence[Sequence[str]]) -> pl.DataFrame:
-    """The queries, a column of different texts, that are no text of an item, nor all of its texts, in the same words."""
+def _other_queries(queries: pl.DataFrame, columns: Sequence[Sequence[str]]) -> pl.DataFrame:
+    """The queries (a column of distinct texts) whose words are not those of an item's text, or of all its texts together."""
     if not columns:
         return queries
-    whole = [" ".join(filter(None, texts)) for texts in zip(*columns, strict=True)]
-    texts = pl.DataFrame({"query": [text for own in (*columns, whole) for text in own]}, schema={"query": pl.String})
+    joined_texts = [" ".join(filter(None, texts)) for texts in zip(*columns, strict=True)]
+    texts = pl.DataFrame({"query": [text for column in (*columns, joined_texts) for text in column]}, schema={"query": pl.String})
     words = pl.col("query").str.to_lowercase().str.extract_all(r"\w+").list.join(" ")
     return queries.join(texts, on=words, how="anti", maintain_order="left")
-
-
-def _frame_of(items: ItemTable, columns: tuple[str, ...]) -> pl.DataFrame:
-    return pl.DataFrame({name: pl.Series(name, items.column(name)) for name in dict.fromkeys(columns)})
 
 
 def _check_something_is_left(config: LinearConfig, labels: Csr) -> None:
@@ -319,28 +312,28 @@ def _unit(data: LabelledPoints) -> LabelledPoints:
 
 
 def _split(count: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The positions that are held out and the other positions, both ascending."""
+    """The held-out positions and the other positions, both ascending."""
     order = np.random.default_rng([seed, 0x5EED]).permutation(count)
-    held = round(share * count)
-    if held == count:
+    held_out = round(share * count)
+    if held_out == count:
         raise InvalidData("data", f"{count} queries", "enough of them to learn from")
-    return np.sort(order[:held]), np.sort(order[held:])
+    return np.sort(order[:held_out]), np.sort(order[held_out:])
 
 
 def _read_pairs(data: LogData, file: Path, bad_rows: BadRows) -> pl.DataFrame:
-    """The rows of a log, with texts in place of ids where the queries are ids."""
+    """The rows of a log; queries that are ids are replaced by their texts."""
     pairs = read_log(file, data.query, data.item, data.numbers, data, bad_rows)
-    return pairs if data.texts is None else _looked_up(pairs, data.texts, data.text_columns, data.items_format)
+    return pairs if data.texts is None else _with_texts(pairs, data.texts, data.text_columns, data.items_format)
 
 
-def _looked_up(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...], form: TextTable) -> pl.DataFrame:
-    """The texts of a log whose queries are ids of a table."""
+def _with_texts(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...], form: TextTable) -> pl.DataFrame:
+    """The log with the texts of a table in place of its queries, which are ids."""
     frame = read_columns(file, ["id", *columns], form)
     texts = pl.DataFrame({"query": frame["id"].cast(pl.String), "text": texts_of(frame, columns)})
-    found = pairs.join(texts, on="query", how="left", maintain_order="left")
-    if found["text"].null_count():
-        raise InvalidData("query", found["query"][int(found["text"].is_null().arg_max() or 0)], f"an id of {file}")
-    return found.select(pl.col("text").alias("query"), pl.exclude("query", "text"))
+    joined = pairs.join(texts, on="query", how="left", maintain_order="left")
+    if joined["text"].null_count():
+        raise InvalidData("query", joined["query"][int(joined["text"].is_null().arg_max() or 0)], f"an id of {file}")
+    return joined.select(pl.col("text").alias("query"), pl.exclude("query", "text"))
 
 
 def _table(file: Path, form: TextTable) -> ItemTable:
@@ -353,7 +346,7 @@ def _rows_of(items: ItemTable) -> dict[str, int]:
     return {item_id: row for row, item_id in enumerate(ids)}
 
 
-def _named(file: Path | None) -> Path:
+def _existing(file: Path | None) -> Path:
     if file is None:
         raise InvalidConfig("data.test", None, "a file")
     return file

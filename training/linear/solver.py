@@ -33,7 +33,7 @@ LANES = 16
 """Blocks are padded to this many float32 numbers."""
 FAST = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
 LEAST_RATE = 1e-4
-"""Of a child that is a positive of no point."""
+"""The rate of a child that is a positive of no point."""
 STEPS, NEAR, FAR = 20, 1e-3, 30.0
 """For a logistic example: most Newton steps, the step that is the last one, and the largest margin."""
 
@@ -99,7 +99,7 @@ def train_children(
     centroids  float32[K, F]: each child's weights are regularised towards `options.prior` times its row, and its bias towards
                −prior / 2, halfway between a point that shares nothing with the row and the row itself; None: towards 0. With an
                intercept of "base-rate", biases are regularised towards the log-odds of the child's mean target besides
-    number_of  int32[features of the data], −1 everywhere; is so again afterwards
+    number_of  int32[features of the data], −1 everywhere before and after
     """
     extra = np.empty(0, np.int32) if centroids is None else centroids.indices
     features = _number_features(points, examples.points, extra, number_of)
@@ -129,7 +129,7 @@ def base_rates(examples: Examples, children: int) -> NDArray[np.float32]:
 
 
 def _number_features(points: Csr, rows: NDArray[np.int64], extra: Array, number_of: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The features of some points and `extra` ones, each once, ascending; `number_of` gets their positions."""
+    """The distinct features of some points and the `extra` ones, ascending; writes their positions into `number_of`."""
     most = int((points.indptr[rows + 1] - points.indptr[rows]).sum()) + len(extra)
     features = np.empty(min(len(number_of), most), np.int32)
     features = np.sort(features[: _distinct_features(points.indptr, points.indices, rows, extra, number_of, features)])
@@ -139,13 +139,13 @@ def _number_features(points: Csr, rows: NDArray[np.int64], extra: Array, number_
 
 def _renumbered(points: Csr, rows: NDArray[np.int64], number_of: NDArray[np.int32], bias: float) -> Rows:
     begin = np.concatenate([[0], np.cumsum(points.indptr[rows + 1] - points.indptr[rows])]).astype(np.int64)
-    found = Rows(begin, np.empty(begin[-1], np.int32), np.empty(begin[-1], np.float32), np.empty(len(rows), np.float32))
-    _gather(points.indptr, points.indices, points.data, rows, number_of, np.float32(bias), found)
-    return found
+    renumbered = Rows(begin, np.empty(begin[-1], np.int32), np.empty(begin[-1], np.float32), np.empty(len(rows), np.float32))
+    _gather(points.indptr, points.indices, points.data, rows, number_of, np.float32(bias), renumbered)
+    return renumbered
 
 
 def _minimise(rows: Rows, examples: Examples, options: LinearOptions, weights_FK: NDArray[np.float32], seed: int) -> None:
-    """Take the weights, the bias's in the last row, from where they start to the optimum."""
+    """Optimise the weights in place; the last row is the bias's."""
     target, cost = examples.positive_target, examples.cost
     targets = Targets(
         examples.positive_from,
@@ -171,15 +171,15 @@ def _minimise(rows: Rows, examples: Examples, options: LinearOptions, weights_FK
 def _without_small(features: NDArray[np.int32], weights_FK: NDArray[np.float32], options: LinearOptions) -> NodeScorers:
     sizes_FK = np.abs(weights_FK[:-1])
     least_K = np.float32(options.relative_threshold) * sizes_FK.max(0, initial=0)
-    kept_FK = sizes_FK >= np.maximum(least_K, max(np.float32(options.threshold), np.finfo(np.float32).tiny))
-    row, child = np.nonzero(kept_FK)
+    is_kept_FK = sizes_FK >= np.maximum(least_K, max(np.float32(options.threshold), np.finfo(np.float32).tiny))
+    row, child = np.nonzero(is_kept_FK)
     per_row = np.bincount(row, minlength=len(features))
     used = per_row > 0
     return NodeScorers(
         row_feature=features[used],
         row_count=per_row[used].astype(np.int32),
         entry_child=child.astype(np.uint16),
-        entry_weight=weights_FK[:-1][kept_FK],
+        entry_weight=weights_FK[:-1][is_kept_FK],
         bias=weights_FK[-1] * np.float32(options.bias),
     )
 

@@ -1,10 +1,11 @@
-"""Learns a bundle's stacking (espalier.stacking): tables of training points, and a network that learns from points held out.
+"""Learns a bundle's stacking (espalier.stacking): tables of training points, and a network that learns from held-out points.
 
-Trees are trained on a part of the points, and the network learns from what they find for the others: for a fifth of the points at a time,
-until about 3,000 were held out. It is measured on a fifth of these, which it does not learn from. Texts of items are never held out: a
-tree has seen them in another form, and the network would learn to look for items whose whole text is the query.
+A fold holds out a fifth of the points, trains trees on the others, and the network learns from the trees' candidates for the held-out
+points. Folds are added until about 3,000 points were held out. The network is tested on a fifth of these, which it does not learn from.
+Texts of items are never held out: a tree has seen them in another form, and the network would learn to prefer items whose whole text is
+the query.
 
-Knows what is held out, and whether a network is kept. Does not know files of bundles.
+Knows which points are held out and whether the bundle gets a network. Does not know files of bundles.
 
 Legend: B points, C candidates, X features of candidates.
 """
@@ -28,29 +29,29 @@ from espalier.stacking import FARTHEST, NETWORK, Stacking, StackingNetwork
 
 from ..data.xmc import LabelledPoints
 from ..linear.choosing import MEASURES, RESULTS, measures_of
-from ..linear.stacking_examples import Examples, Train, examples_of
+from ..linear.stacking_examples import StackingExamples, Train, examples_of
 from ..linear.stacking_tables import Weighing, tables_of
 from ..specification.linear import StackingOptions
 
 log = logging.getLogger(__name__)
 
 LEAST_POINTS, LEAST_WANTED = 2000, 10
-"""With fewer labelled training points, `auto` is none; and `network` is refused, since nothing could be measured."""
-SHARE, HELD_OUT = 0.2, 3_000
-"""The share that a fold holds out, and the points that folds are added up to."""
+"""With fewer labelled training points than the first, `auto` gives no stacking; with fewer than the second, `network` is refused."""
+HELD_OUT_SHARE, HELD_OUT = 0.2, 3_000
+"""The share of the points that a fold holds out, and the number of held-out points at which no fold is added."""
 MOST_CANDIDATES = 1 << 23
-"""Of all points held out: 0.5 GB of features. Of more than 419 candidates fewer points are held out."""
-ONE_FOLD = 1 << 23
-"""Feature values of a set from which on one fold must do: each is a training."""
+"""Most candidates of all held-out points (0.5 GB of features): with more than 419 a point, fewer points are held out."""
+LARGE_SET = 1 << 23
+"""Sets with more feature values get one fold only: each fold is a training."""
 UNITS, NETWORKS = (64, 32), 3
 """Units of the layers of one network, and how many of different seeds are averaged: held-out P@1 of three sets rose by .1 to .2."""
 PASSES, STEPS, BATCH, RATE, DECAY = 10, 1000, 32, 3e-3, 1e-5
-"""Of Adam with one cycle of the learning rate: at most so many passes, of about so many steps; a batch is of points."""
+"""Adam with one cycle of the learning rate: most passes, about how many steps in all, points of a batch, rate and weight decay."""
 BLOCK = 256
 """Points whose hidden units are held at a time."""
 
 
-def learn(
+def learn_stacking(
     data: LabelledPoints,
     weighing: Weighing,
     train: Train,
@@ -60,42 +61,44 @@ def learn(
     seed: int,
     work: Path,
 ) -> Stacking | None:
-    """The stacking of trees as `train` makes them; None where none is wanted, or it finds no more.
+    """The stacking of trees as `train` makes them; None if none is configured, or it gains nothing.
 
     data      all training points
-    work      a folder; what a fold gave is kept there, for a run that was killed
-    Raises InvalidConfig where a network is wanted of fewer than LEAST_WANTED points with labels.
+    work      a folder where the examples of each fold are stored, so that a killed run can go on
+    Raises InvalidConfig if a network is configured and fewer than LEAST_WANTED points have labels.
     """
     if options.model == "none":
         return None
-    known = data.unseen[np.diff(data.labels.indptr)[data.unseen] > 0]
-    others = "" if data.seen_B is None else " that are not texts of items"
-    if options.model == "auto" and len(known) < LEAST_POINTS:
-        log.info("no stacking: %d points with labels%s, it takes %d", len(known), others, LEAST_POINTS)
+    labelled = data.unseen[np.diff(data.labels.indptr)[data.unseen] > 0]
+    condition = "" if data.seen_B is None else " that are not texts of items"
+    if options.model == "auto" and len(labelled) < LEAST_POINTS:
+        log.info("no stacking: %d points with labels%s, it takes %d", len(labelled), condition, LEAST_POINTS)
         return None
-    if len(known) < LEAST_WANTED:
-        expected = f"none: {len(known)} training points have labels{others}, a network takes {LEAST_WANTED}"
+    if len(labelled) < LEAST_WANTED:
+        expected = f"none: {len(labelled)} training points have labels{condition}, a network takes {LEAST_WANTED}"
         raise InvalidConfig("stacking.model", options.model, expected)
     depth = min(options.candidates, data.labels.shape[1])
-    parts: list[dict[str, NDArray[Any]]] = []
-    for fold, held in enumerate(folds(known, data.points.nnz, depth, seed)):
+    fold_examples: list[dict[str, NDArray[Any]]] = []
+    for fold, held_positions in enumerate(folds(labelled, data.points.nnz, depth, seed)):
         file = work / f"stacking-{fold + 1}.npz"
         if not file.is_file():
-            kept = np.setdiff1d(np.arange(len(data)), held)
-            part = examples_of(data, held, kept, weighing, train, ranking, depth, beam_size, options.points, seed)
+            training_positions = np.setdiff1d(np.arange(len(data)), held_positions)
+            of_fold = examples_of(
+                data, held_positions, training_positions, weighing, train, ranking, depth, beam_size, options.points, seed
+            )
             unfinished = file.with_suffix(".part.npz")
-            np.savez(unfinished, features=part.features, targets=part.targets, rows=part.rows, points=part.points)
+            np.savez(unfinished, features=of_fold.features, targets=of_fold.targets, rows=of_fold.rows, points=of_fold.points)
             unfinished.replace(file)
-        with np.load(file) as stored:
-            parts.append(dict(stored))
-        log.info("stacking: %d points held out so far", sum(len(part["points"]) for part in parts))
-    examples = Examples(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-    parts.clear()
+        with np.load(file) as arrays:
+            fold_examples.append(dict(arrays))
+        log.info("stacking: %d points held out so far", sum(len(of_fold["points"]) for of_fold in fold_examples))
+    examples = StackingExamples(**{name: np.concatenate([of_fold[name] for of_fold in fold_examples]) for name in fold_examples[0]})
+    fold_examples.clear()
     order = np.random.default_rng([seed, 0x57AC]).permutation(len(examples.points))
-    judged, learned = np.sort(order[: len(order) // 5]), np.sort(order[len(order) // 5 :])
+    test_rows, training_rows = np.sort(order[: len(order) // 5]), np.sort(order[len(order) // 5 :])
     weight_I = weighing.weights(data.labels.shape[1])
-    network = fit_network(examples.take(learned), seed)
-    report = gain_of(network, examples.take(judged), data, weight_I, options.power)
+    network = fit_network(examples.take(training_rows), seed)
+    report = gain_of(network, examples.take(test_rows), data, weight_I, options.power)
     is_kept = options.model == "network" or report["gain"] > report["standard_error"]
     log.info(
         "stacking: nDCG@5 %.4f instead of %.4f, recall@10 %.4f instead of %.4f on %d points held out, gain %.4f, standard error %.4f: %s",
@@ -109,26 +112,26 @@ def learn(
     return Stacking(info, tables, network)
 
 
-def folds(known: NDArray[np.int64], values: int, depth: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Positions that are held out together, ascending; no position twice."""
-    order = np.random.default_rng([seed, 0xF01D5]).permutation(known)
+def folds(labelled: NDArray[np.int64], values: int, depth: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """The held-out positions of each fold, ascending; no position is in two folds."""
+    order = np.random.default_rng([seed, 0xF01D5]).permutation(labelled)
     most = min(HELD_OUT, MOST_CANDIDATES // depth)
-    size = max(1, min(int(SHARE * len(order)), most))
-    count = 1 if values > ONE_FOLD else min(-(-most // size), int(1 / SHARE))
+    size = max(1, min(int(HELD_OUT_SHARE * len(order)), most))
+    count = 1 if values > LARGE_SET else min(-(-most // size), int(1 / HELD_OUT_SHARE))
     for fold in range(count):
         yield np.sort(order[fold * size : (fold + 1) * size])
 
 
 def gain_of(
-    network: StackingNetwork, examples: Examples, data: LabelledPoints, weight_I: NDArray[np.float64], power: float
+    network: StackingNetwork, examples: StackingExamples, data: LabelledPoints, weight_I: NDArray[np.float64], power: float
 ) -> dict[str, Any]:
-    """Means of nDCG@5 and recall@10 of points that the network did not see, in the order that is served and the trees', and the gain of
-    their mean.
+    """Mean nDCG@5 and recall@10 of points that the network did not learn from, in the stacked order and in the trees' order, and the gain
+    of their mean.
 
     weight_I, power  of `espalier.stacking`
     """
-    wide_BC = logits(network, examples.features).astype(np.float64)
-    keys_BC = -np.logaddexp(0, -wide_BC) + power * np.log(weight_I)[examples.rows]
+    logit_BC = logits(network, examples.features).astype(np.float64)
+    keys_BC = -np.logaddexp(0, -logit_BC) + power * np.log(weight_I)[examples.rows]
     keys_BC[examples.rows < 0] = -np.inf
     stacked_BC = np.take_along_axis(examples.rows, np.argsort(-keys_BC, axis=1, kind="stable"), axis=1)
     relevant = [data.labels_of(point) for point in examples.points.tolist()]
@@ -145,23 +148,23 @@ def gain_of(
     }
 
 
-def fit_network(examples: Examples, seed: int) -> StackingNetwork:
+def fit_network(examples: StackingExamples, seed: int) -> StackingNetwork:
     """The network, trained by the logistic loss of all candidates: several side by side, whose logits it averages."""
-    real = examples.rows >= 0
+    is_item = examples.rows >= 0
     mean, scale = np.empty((2, examples.features.shape[2]), np.float32)
     for x in range(len(mean)):  # one at a time: there may be a billion numbers
-        wide = examples.features[..., x][real].astype(np.float64)
-        mean[x], scale[x] = wide.mean(), 1 / max(float(wide.std()), 1e-3)
+        column = examples.features[..., x][is_item].astype(np.float64)
+        mean[x], scale[x] = column.mean(), 1 / max(float(column.std()), 1e-3)
     inputs = torch.from_numpy(_standardised(examples.features, mean, scale))
-    targets, weights = torch.from_numpy(examples.targets), torch.from_numpy(real.astype(np.float32))
+    targets, weights = torch.from_numpy(examples.targets), torch.from_numpy(is_item.astype(np.float32))
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so that their number makes no difference
+    torch.set_num_threads(1)  # so that the result does not depend on their number
     try:
-        found = [_trained(inputs, targets, weights, int(own)) for own in np.random.SeedSequence(seed).generate_state(NETWORKS)]
+        networks = [_train_network(inputs, targets, weights, int(state)) for state in np.random.SeedSequence(seed).generate_state(NETWORKS)]
     finally:
         torch.set_num_threads(threads)
     weight_1, bias_1, weight_2, bias_2, weight_3, bias_3 = (
-        [array.detach().numpy() for array in parts] for parts in zip(*found, strict=True)
+        [array.detach().numpy() for array in layers] for layers in zip(*networks, strict=True)
     )
     sums = (np.hstack(weight_1), np.concatenate(bias_1), block_diag(*weight_2), np.concatenate(bias_2))
     arrays = [array.astype(np.float32) for array in (*sums, np.concatenate(weight_3) / NETWORKS, np.mean(bias_3, axis=0))]
@@ -186,12 +189,12 @@ def _standardised(features: NDArray[np.float32], mean: NDArray[np.float32], scal
     return z
 
 
-def _trained(inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, seed: int) -> list[torch.Tensor]:
+def _train_network(inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, seed: int) -> list[torch.Tensor]:
     """weight_1, bias_1, …, bias_3."""
     random = torch.Generator().manual_seed(seed)
     layers = []
-    for narrow, wide in pairwise((inputs.shape[2], *UNITS, 1)):  # uniform, biases too: of outputs that began at 0, some stayed below it
-        layers += [(2 * torch.rand(shape, generator=random) - 1) / narrow**0.5 for shape in ((narrow, wide), (wide,))]
+    for fan_in, fan_out in pairwise((inputs.shape[2], *UNITS, 1)):  # uniform, biases too: with biases of 0, some outputs stayed below 0
+        layers += [(2 * torch.rand(shape, generator=random) - 1) / fan_in**0.5 for shape in ((fan_in, fan_out), (fan_out,))]
     layers[-2] = layers[-2][:, 0]
     for layer in layers:
         layer.requires_grad_()
@@ -200,7 +203,7 @@ def _trained(inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor,
     passes = max(1, min(PASSES, STEPS // (count // size)))
     steps = passes * (count // size)
     optimiser = torch.optim.AdamW(layers, lr=RATE, weight_decay=DECAY)
-    # One step more than are made: of ten, PyTorch would divide by the length of the first phase, which is 0.
+    # One step more than are made: with ten steps, PyTorch would divide by the length of the first phase, which is 0.
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=steps + 1, pct_start=0.1)
     for _ in range(passes):
         order = torch.randperm(count, generator=random)

@@ -1,4 +1,4 @@
-"""Tables of training points for a bundle's stacking (espalier.stacking): postings, labels, and labels that come together.
+"""Tables of training points for a bundle's stacking (espalier.stacking): postings, labels, and labels that co-occur.
 
 Legend: B points, I items, F features.
 """
@@ -19,19 +19,19 @@ from ..data.relevance import scale_of
 from ..data.xmc import LabelledPoints
 
 MOST_POSTINGS = 1 << 20
-"""Postings that a query reads on average; of larger sets fewer points vote."""
+"""Most postings that a query reads on average; in larger sets fewer points vote."""
 LEFT_OUT = 0.1
-"""The share of points' squared lengths that features without postings hold: frequent words say little and make most of the work. On
+"""The share of points' squared lengths in features without postings: frequent words tell little and cause most of the work. On
 EURLex-4K a query reads 80,000 numbers instead of 870,000, at the same quality of held-out points."""
 MOST_PAIRS = 1 << 28
 """Pairs of labels of a point that are counted."""
 BLOCK_PAIRS = 1 << 24
-"""Of these, held at a time, unless one item has more."""
+"""Most pairs in memory at a time, unless one item has more."""
 
 
 @dataclass(frozen=True)
 class Weighing:
-    """What relevance is: `labels` divided by `scale`; where `weight_I` is given, an item's own weight instead, and labels count 1.
+    """How relevance is computed: `labels` divided by `scale`, or with `weight_I` the item's weight, and labels count 1.
 
     weight_I  float64[I], in (0, 1], or None
     """
@@ -41,16 +41,16 @@ class Weighing:
 
     @staticmethod
     def of(labels: Csr, inverse_propensity_I: NDArray[np.float64] | None) -> Weighing:
-        """Of training labels; with inverse propensities where they are the relevance."""
+        """The weighing for training labels; with inverse propensities if these are the relevance."""
         scale = scale_of(labels)
         return Weighing(scale, None if inverse_propensity_I is None else np.minimum(inverse_propensity_I / scale, 1))
 
     def weights(self, items: int) -> NDArray[np.float64]:
-        """float64[I], in (0, 1]: what keys weigh items by."""
+        """float64[I], in (0, 1]: the weights of items in keys."""
         return np.ones(items) if self.weight_I is None else self.weight_I
 
     def targets(self, labels: Csr) -> Csr:
-        """float32[B, I], in (0, 1]: what the network estimates."""
+        """float32[B, I], in (0, 1]: the values that the network estimates."""
         values = np.ones(labels.nnz) if self.weight_I is not None else np.maximum(labels.data / self.scale, np.finfo(np.float32).tiny)
         return csr_array((values.astype(np.float32), labels.indices, labels.indptr), shape=labels.shape)
 
@@ -61,17 +61,17 @@ def tables_of(data: LabelledPoints, weighing: Weighing, most_points: int, seed: 
     frequency_F = np.bincount(points.indices, minlength=points.shape[1])
     idf_F = np.log1p(count / np.maximum(frequency_F, 1)).astype(np.float32)
     posted_F = _posted(points, idf_F, frequency_F)
-    read = float(((frequency_F[posted_F] / max(count, 1)) ** 2).sum())  # postings that a query reads, for each point
-    most = min(most_points, count, max(1, int(MOST_POSTINGS / max(read, 1e-9))))
+    postings_read = float(((frequency_F[posted_F] / max(count, 1)) ** 2).sum())  # postings that a query reads, for each point
+    most = min(most_points, count, max(1, int(MOST_POSTINGS / max(postings_read, 1e-9))))
     sizes_B = np.diff(data.labels.indptr)
-    usable = np.flatnonzero((sizes_B > 0) & (sizes_B <= MOST_LABELS)).astype(np.int64)
-    chosen = np.sort(rng.permutation(usable)[:most])
-    weighed = points[chosen].astype(np.float32)
-    weighed.data *= idf_F[weighed.indices]
-    unit = normalised(weighed)
-    unit.data[~posted_F[unit.indices]] = 0
-    unit.eliminate_zeros()
-    postings = csc_array(unit)
+    usable_points = np.flatnonzero((sizes_B > 0) & (sizes_B <= MOST_LABELS)).astype(np.int64)
+    chosen = np.sort(rng.permutation(usable_points)[:most])
+    weighted = points[chosen].astype(np.float32)
+    weighted.data *= idf_F[weighted.indices]
+    unit_rows = normalised(weighted)
+    unit_rows.data[~posted_F[unit_rows.indices]] = 0
+    unit_rows.eliminate_zeros()
+    postings = csc_array(unit_rows)
     postings.sort_indices()
     votes = csr_array(weighing.targets(data.labels[chosen]))
     votes.sort_indices()
@@ -94,7 +94,7 @@ def tables_of(data: LabelledPoints, weighing: Weighing, most_points: int, seed: 
 
 
 def _posted(points: Csr, idf_F: NDArray[np.float32], frequency_F: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """bool[F]: features that have postings: not the most frequent ones, which hold a LEFT_OUT of the points' squared lengths together."""
+    """bool[F]: features that have postings: all but the most frequent ones, which hold LEFT_OUT of the points' squared lengths."""
     mass_F = np.bincount(points.indices, (points.data * idf_F[points.indices]).astype(np.float64) ** 2, minlength=points.shape[1])
     order = np.argsort(-frequency_F, kind="stable")
     posted_F = np.ones(len(mass_F), np.bool_)
@@ -105,27 +105,27 @@ def _posted(points: Csr, idf_F: NDArray[np.float32], frequency_F: NDArray[np.int
 def _beside(labels: Csr, count_I: NDArray[np.int64], rng: np.random.Generator) -> Csr:
     """float32[I, I]: the share of the points with one item that have another, of each item the MOST_BESIDE largest; ties: the lower.
 
-    Of points with at most MOST_LABELS labels, as many as have MOST_PAIRS pairs.
+    Counts points with at most MOST_LABELS labels, up to MOST_PAIRS pairs.
     """
     sizes_B = np.diff(labels.indptr).astype(np.int64)
     order = rng.permutation(np.flatnonzero(sizes_B <= MOST_LABELS))
-    taken = np.sort(order[np.cumsum(sizes_B[order] ** 2) <= MOST_PAIRS])
-    ones = csr_array((np.ones(labels.nnz, np.float32), labels.indices, labels.indptr), shape=labels.shape)[taken]
-    by_item, parts = csr_array(ones.T), []
+    counted_points = np.sort(order[np.cumsum(sizes_B[order] ** 2) <= MOST_PAIRS])
+    ones = csr_array((np.ones(labels.nnz, np.float32), labels.indices, labels.indptr), shape=labels.shape)[counted_points]
+    by_item, blocks = csr_array(ones.T), []
     seen_I = np.diff(by_item.indptr)
-    block_I = np.cumsum(by_item.astype(np.int64) @ sizes_B[taken]) // BLOCK_PAIRS
+    block_I = np.cumsum(by_item.astype(np.int64) @ sizes_B[counted_points]) // BLOCK_PAIRS
     begins = np.flatnonzero(np.diff(block_I, prepend=-1)).tolist()
     for begin, end in pairwise([*begins, len(count_I)]):
         shares = (by_item[begin:end] @ ones).tocoo()
         row, column = shares.coords[0] + begin, shares.coords[1]
-        other = row != column
-        row, column, share = row[other], column[other], shares.data[other] / seen_I[row[other]]
+        is_pair = row != column
+        row, column, share = row[is_pair], column[is_pair], shares.data[is_pair] / seen_I[row[is_pair]]
         best = np.lexsort((column, -share, row))
         row, column, share = row[best], column[best], share[best]
         first = np.searchsorted(row, row)  # where the entries of its row begin
-        kept = np.arange(len(row)) - first < MOST_BESIDE
-        parts.append((row[kept], column[kept], share[kept]))
-    row, column, share = (np.concatenate(part) for part in zip(*parts, strict=True))
+        is_kept = np.arange(len(row)) - first < MOST_BESIDE
+        blocks.append((row[is_kept], column[is_kept], share[is_kept]))
+    row, column, share = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
     beside = csr_array((share.astype(np.float32), (row, column)), shape=(len(count_I), len(count_I)))
     beside.sort_indices()
     return beside

@@ -1,7 +1,7 @@
-"""What a model's journal says of its items now, for a training run: which were put, with what, and which are gone.
+"""The items of a model's journal, for a training run: which live items exist, with their fields and events, and which items are gone.
 
-A run reads the journal once and keeps what it read beside its checkpoints: all of its processes, and a run that is resumed, train with the
-same items whatever is written meanwhile. Knows operations. Does not know logs or trees.
+A run reads the journal once and keeps a copy beside its checkpoints. So all processes of the run, and the run after a resume, train with
+the same items, whatever the service writes meanwhile. Knows operations. Does not know logs or trees.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ PAGE = 1000
 
 @dataclass(frozen=True)
 class JournalItems:
-    """The last operation of every id, by id: of those that are there, and of those that are gone.
+    """The last operation of every id.
 
-    through  the last operation of all
+    through  the sequence of the last operation of all
+    put      id → operation, of the items that exist
+    gone     id → operation, of the items that were deleted or have expired
     """
 
     through: int
@@ -35,7 +37,7 @@ class JournalItems:
 
     @staticmethod
     def of(operations: Iterable[Operation], now: float) -> JournalItems:
-        """What operations, ascending, say at a time: an item past its `valid_until` is gone."""
+        """The items after some operations (ascending) at the time `now`: an item past its `valid_until` is gone."""
         last = {operation.id: operation for operation in operations}
         put = {item_id: operation for item_id, operation in last.items() if operation.kind == "put" and not operation.has_expired(now)}
         gone = {item_id: operation for item_id, operation in last.items() if item_id not in put}
@@ -43,22 +45,22 @@ class JournalItems:
 
     @property
     def operations(self) -> list[Operation]:
-        """Of all ids, ascending."""
+        """The last operations of all ids, ascending."""
         return sorted([*self.put.values(), *self.gone.values()], key=lambda operation: operation.sequence)
 
     def write(self, file: Path) -> None:
         """Write to a file, in one step."""
-        part = file.with_name(file.name + ".part")
-        with part.open("w") as stream:
+        unfinished = file.with_name(file.name + ".part")
+        with unfinished.open("w") as stream:
             for operation in self.operations:
-                body, gone = operation.body.to_bytes().decode(), operation.id in self.gone
-                values = operation.sequence, operation.id, operation.kind, body, operation.source_version, operation.at, gone
+                body, is_gone = operation.body.to_bytes().decode(), operation.id in self.gone
+                values = operation.sequence, operation.id, operation.kind, body, operation.source_version, operation.at, is_gone
                 stream.write(json.dumps(values) + "\n")
-        part.replace(file)
+        unfinished.replace(file)
 
     @staticmethod
     def read(file: Path) -> JournalItems:
-        """What `write` wrote. Raises InvalidData."""
+        """Read a file that `write` wrote. Raises InvalidData."""
         put: dict[str, Operation] = {}
         gone: dict[str, Operation] = {}
         through = 0
@@ -80,7 +82,7 @@ def journal_of(model: Path) -> Path:
 
 
 def read_items(file: Path, now: float | None = None) -> JournalItems | None:
-    """What a journal says at a time (None: now); None where nothing was ever written. Raises JournalError and its kinds."""
+    """The items of a journal at a time (None: now); None if nothing was ever written to it. Raises JournalError and its kinds."""
     if not file.exists():
         return None
     journal, operations = Journal.open(file, "read"), list[Operation]()
@@ -89,5 +91,5 @@ def read_items(file: Path, now: float | None = None) -> JournalItems | None:
             operations += page  # an id that is written meanwhile may come twice, its last operation last
     finally:
         journal.close()
-    found = JournalItems.of(operations, time.time() if now is None else now)
-    return found if found.through else None
+    items = JournalItems.of(operations, time.time() if now is None else now)
+    return items if items.through else None

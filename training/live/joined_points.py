@@ -1,7 +1,7 @@
 """Points and texts with the live items of a journal as labels, and without those that are gone.
 
-What trains a label that the data lack, in this order: its events and its text, which are points; its fields, where columns of the item
-table are texts; else the first points of the items that it is said to be like. Labels that the data have are not given their events again.
+A label that the data lack is trained on, in this order: its events and its text, which are points; its fields, if columns of the item table
+are texts; otherwise the first points of the items in its `like`. Events of labels that the data have are not added again.
 
 Legend: B points, I items, F features.
 """
@@ -25,20 +25,19 @@ from ..live.catalogue import JournalItems
 from ..live.joined_log import with_live_fields
 
 LIKE_POINTS = 16
-"""Points of each item that a label is like which train it, where nothing else does."""
+"""Points that a label without points of its own takes from each item in its `like`."""
 
 
 def joined_items(items: ItemTable, journal: JournalItems, after: int) -> ItemTable:
-    """The items that are there, in their order, then new ones in the order of their operations; fields as in `with_live_fields`."""
+    """The items that are not gone, in their order, then new ones in the order of their operations; fields as in `with_live_fields`."""
     table = items.to_table()
     ids = table.column("id").to_pylist()
-    kept = [row for row, item_id in enumerate(ids) if item_id not in journal.gone]
-    known = set(ids)
-    new = [item_id for item_id in journal.put if item_id not in known]
-    blank = pa.table(
-        {name: pa.array(new if name == "id" else [None] * len(new), table.schema.field(name).type) for name in table.column_names}
-    )
-    joined = pa.concat_tables([table.take(pa.array(kept, pa.int64())), blank])
+    kept_rows = [row for row, item_id in enumerate(ids) if item_id not in journal.gone]
+    known_ids = set(ids)
+    added_ids = [item_id for item_id in journal.put if item_id not in known_ids]
+    nulls = [None] * len(added_ids)
+    blank = pa.table({name: pa.array(added_ids if name == "id" else nulls, table.schema.field(name).type) for name in table.column_names})
+    joined = pa.concat_tables([table.take(pa.array(kept_rows, pa.int64())), blank])
     if not len(joined):
         raise InvalidData("items", f"{len(ids)} items, all gone", "an item that is there")
     return with_live_fields(ItemTable.build(joined), journal, after)
@@ -55,21 +54,21 @@ def without_gone(pairs: pl.DataFrame, journal: JournalItems) -> pl.DataFrame:
     return pairs.filter(~pl.col("item").is_in([*journal.gone]))
 
 
-def live_pairs(new: Sequence[str], journal: JournalItems, columns: Sequence[str]) -> pl.DataFrame:
-    """Pairs of `query` and `item` of what came with new items, with a 1 in other columns."""
-    found = []
-    for item_id in new:
+def live_pairs(added_ids: Sequence[str], journal: JournalItems, columns: Sequence[str]) -> pl.DataFrame:
+    """Pairs of `query` and `item` from the texts and text events of new items, with a 1 in other columns."""
+    pairs = []
+    for item_id in added_ids:
         body = journal.put[item_id].body
         texts = [event for event in body.events if isinstance(event, str)] + ([] if body.text is None else [body.text])
-        found += [(text, item_id) for text in texts if text]
-    live = pl.DataFrame(found, schema={"query": pl.String, "item": pl.String}, orient="row")
+        pairs += [(text, item_id) for text in texts if text]
+    live = pl.DataFrame(pairs, schema={"query": pl.String, "item": pl.String}, orient="row")
     return live.with_columns(pl.lit(1.0).alias(name) for name in columns if name not in live.columns).select(columns)
 
 
-def with_live_texts(columns: list[list[str]], new: Sequence[str], journal: JournalItems, items: ItemTable) -> list[list[str]]:
-    """The texts of all items by column. A new item that has none has the text that it came with in the first of them, else those of the
-    items that it is like."""
-    for item_id, row in zip(new, items.rows_of(list(new)).tolist(), strict=True):
+def with_live_texts(columns: list[list[str]], added_ids: Sequence[str], journal: JournalItems, items: ItemTable) -> list[list[str]]:
+    """The texts of all items by column. A new item without any gets the text of its put operation in the first column, or without events
+    the texts of the items in its `like`."""
+    for item_id, row in zip(added_ids, items.rows_of(list(added_ids)).tolist(), strict=True):
         body = journal.put[item_id].body
         if columns and body.text and not any(texts[row] for texts in columns):
             columns[0][row] = body.text
@@ -83,16 +82,16 @@ def with_live_texts(columns: list[list[str]], new: Sequence[str], journal: Journ
 def joined_points(points: LabelledPoints, before: ItemTable, after: ItemTable) -> LabelledPoints:
     """The points with the items of another table as labels."""
     row_of = before.rows_of(after.column("id").to_pylist())
-    kept = points.labels.tocsc()[:, row_of[row_of >= 0]].tocsr()
-    blank = csr_array((len(points), int(np.count_nonzero(row_of < 0))), dtype=points.labels.dtype)
-    return LabelledPoints(points.points, csr_array(hstack([kept, blank], format="csr")))
+    kept_labels = points.labels.tocsc()[:, row_of[row_of >= 0]].tocsr()
+    new_labels = csr_array((len(points), int(np.count_nonzero(row_of < 0))), dtype=points.labels.dtype)
+    return LabelledPoints(points.points, csr_array(hstack([kept_labels, new_labels], format="csr")))
 
 
-def with_live_points(points: LabelledPoints, new: Sequence[str], journal: JournalItems, items: ItemTable) -> LabelledPoints:
+def with_live_points(points: LabelledPoints, added_ids: Sequence[str], journal: JournalItems, items: ItemTable) -> LabelledPoints:
     """The points with those events of new items that are sparse vectors. Raises InvalidData for features that the points lack."""
     width, pairs, labels = points.points.shape[1], [], []
-    rows = items.rows_of(list(new)).tolist()
-    for item_id, row in zip(new, rows, strict=True):
+    rows = items.rows_of(list(added_ids)).tolist()
+    for item_id, row in zip(added_ids, rows, strict=True):
         for event in journal.put[item_id].body.events:
             if isinstance(event, dict):
                 pairs.append((event.get("indices", []), event.get("values", [])))
@@ -107,17 +106,17 @@ def with_live_points(points: LabelledPoints, new: Sequence[str], journal: Journa
     return LabelledPoints(csr_array(vstack([points.points, events], format="csr")), csr_array(vstack([points.labels, ones], format="csr")))
 
 
-def with_likes(labels: Csr, new: Sequence[str], journal: JournalItems, items: ItemTable) -> Csr:
-    """float32[B, I]: the labels; new items without a point get the first LIKE_POINTS points of each item that they are like."""
+def with_likes(labels: Csr, added_ids: Sequence[str], journal: JournalItems, items: ItemTable) -> Csr:
+    """float32[B, I]: the labels; new items without a point get the first LIKE_POINTS points of each item in their `like`."""
     counts_I = np.bincount(labels.indices, minlength=labels.shape[1])
     by_label, row, column = labels.tocsc(), [], []
-    for item_id, own in zip(new, items.rows_of(list(new)).tolist(), strict=True):
-        if counts_I[own]:
+    for item_id, label in zip(added_ids, items.rows_of(list(added_ids)).tolist(), strict=True):
+        if counts_I[label]:
             continue
         like = items.rows_of(list(journal.put[item_id].body.like))
         points = [by_label.indices[by_label.indptr[i] : by_label.indptr[i + 1]][:LIKE_POINTS] for i in like[like >= 0].tolist()]
-        near = np.unique(np.concatenate([np.empty(0, np.int64), *points]))
-        row += near.tolist()
-        column += [own] * len(near)
-    more = csr_array((np.ones(len(row), np.float32), (np.array(row, np.int64), np.array(column, np.int64))), shape=labels.shape)
-    return csr_array(labels + more)
+        like_points = np.unique(np.concatenate([np.empty(0, np.int64), *points]))
+        row += like_points.tolist()
+        column += [label] * len(like_points)
+    added = csr_array((np.ones(len(row), np.float32), (np.array(row, np.int64), np.array(column, np.int64))), shape=labels.shape)
+    return csr_array(labels + added)

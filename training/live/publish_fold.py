@@ -1,8 +1,8 @@
 """`espalier fold`: the next version of a model is its bundle with live items in it, published without training.
 
-Golden queries are those of the version before, answered anew; held-out queries and what they measure too. A ranker goes along. What is
-learned again only by training stays as it was: γ, λ, the calibration, stacking, the ranker. Where a log is given, the memory and the rows
-of live items learn from it (`learned_fold.py`).
+The golden and held-out queries are those of the version before: golden queries are answered again, held-out queries measured again. A fold
+keeps what only training can learn: γ, λ, the calibration, stacking, the ranker. With a log, the memory and the rows of live items are
+learned from it (`learned_fold.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from espalier.search import Engine
 from ..evaluate import held_out_queries, measure
 from ..golden import answered_anew
 from ..live.catalogue import journal_of, read_items
-from ..live.learned_fold import Lesson, learned, read_split, trained_through
-from ..live.replay import held_by, replayed
+from ..live.learned_fold import Lesson, learn_from_log, read_split, trained_through
+from ..live.replay import held_through, replay_operations
 from ..live.splitting import split_for_padding
 from ..publish import publish, reported_ms
 from ..versions import clear, new_version, only_run, work_folder
@@ -40,25 +40,25 @@ log = logging.getLogger(__name__)
 MS = (10, 50, 100)
 """Numbers of results that a version reports its figures for."""
 CROWDED = 0.1
-"""Share of the parents of leaves that are split, from which training anew is advised."""
+"""If more than this share of the parents of leaves is split, the log message is a warning that advises to train."""
 
 
 def fold(model: Path, out: Path, log_file: Path | None = None) -> Bundle:
     """Write models/NAME/VERSION (`out`), a version with all items of its journal in it, verified and measured on its held-out queries.
 
-    log_file  what it learns from; None: nothing
-    Raises InvalidConfig where `out` is of another model, the journal has nothing that the version does not hold, or the model is none that
-    learns from a log; InvalidData where the log cannot be read.
+    log_file  the log to learn from; None: learn nothing
+    Raises InvalidConfig if `out` is of another model, the version already holds all of the journal, or the model cannot learn from a log;
+    InvalidData if the log cannot be read.
     """
     new_version(out)
     bundle, now = Bundle.open(model), time.time()
     if out.absolute().parent != model.absolute().parent:
         raise InvalidConfig("--out", str(out), f"another version of {model.absolute().parent.name}: a journal is one model's")
-    items, held = read_items(journal_of(model), now), held_by(bundle)
-    if items is None or items.through <= held:
-        found = "no journal" if items is None else f"a journal through operation {items.through}, all of which it holds"
-        raise InvalidConfig("--model", f"{model} with {found}", "a version with live items that it does not hold")
-    state = replayed(bundle, journal_of(model), items.operations, now)
+    items, held_sequence = read_items(journal_of(model), now), held_through(bundle)
+    if items is None or items.through <= held_sequence:
+        problem = "no journal" if items is None else f"a journal through operation {items.through}, all of which it holds"
+        raise InvalidConfig("--model", f"{model} with {problem}", "a version with live items that it does not hold")
+    state = replay_operations(bundle, journal_of(model), items.operations, now)
     log.info("%d live items and %d tombstones, through operation %d", state.live_items, state.tombstones, state.sequence)
     if log_file is None:
         return publish_fold(bundle, state, out)
@@ -75,54 +75,54 @@ def fold(model: Path, out: Path, log_file: Path | None = None) -> Bundle:
 def publish_fold(bundle: Bundle, state: LiveState, out: Path, lesson: Lesson | None = None) -> Bundle:
     """Write models/NAME/VERSION (`out`), the bundle with all items of a state in it, verified and measured on its held-out queries.
 
-    lesson  what it learns from, of histories; None: nothing
-    Its ranker goes along. Raises BundleExists where `out` is taken, InvalidData where nothing would be left of the items.
+    lesson  the log of histories to learn from; None: learn nothing
+    The new bundle has the ranker of the old one. Raises BundleExists if `out` exists, InvalidData if no item would be left.
     """
-    content = fitted(bundle, folded(bundle, state.overlay(), state.table))
+    content = storable_content(bundle, folded(bundle, state.overlay(), state.table))
     draft = fold_draft(bundle, out, state.sequence)
     draft = draft.model_copy(update={"data": draft.data | {"items": len(content.items)}, "metrics": {}})
     if lesson is not None and isinstance(content, GraphContent):
-        content = learned(content, draft, lesson)
+        content = learn_from_log(content, draft, lesson)
     ms = reported_ms(MS, draft.search.max_m)
 
-    def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
-        queries = held_out_queries(bare)
-        return {"test": {"raw": measure(bare, engine, queries, [draft.search.beam_size], ms, batch=64)}} if len(queries) else {}
+    def measure_bundle(written: Bundle, engine: Engine) -> dict[str, Any]:
+        queries = held_out_queries(written)
+        return {"test": {"raw": measure(written, engine, queries, [draft.search.beam_size], ms, batch=64)}} if len(queries) else {}
 
-    def write(folder: Path) -> Bundle:
+    def write_version(folder: Path) -> Bundle:
         if bundle.manifest.ranker is None:
             return write_bundle(folder, draft, content)
-        bare = write_bundle(folder.with_name("unranked") / folder.name, draft, content)
-        return with_parts(bare, folder, {"ranker": bundle.manifest.ranker}, {RANKER: bundle.graph(RANKER)})
+        written = write_bundle(folder.with_name("unranked") / folder.name, draft, content)
+        return with_parts(written, folder, {"ranker": bundle.manifest.ranker}, {RANKER: bundle.graph(RANKER)})
 
     golden = bundle.golden()
-    return publish(out, write, lambda bare: answered_anew(golden, bare, encode_table(bare, golden)), measured, ms)
+    return publish(out, write_version, lambda written: answered_anew(golden, written, encode_table(written, golden)), measure_bundle, ms)
 
 
-def fitted(bundle: Bundle, fold: Folded) -> GraphContent | LinearContent:
-    """What is written of a fold: numbers as narrow as the bundle's, and no node with more children than padding allows."""
+def storable_content(bundle: Bundle, fold: Folded) -> GraphContent | LinearContent:
+    """The content of a fold, ready to write: numbers as narrow as the bundle's, and no node with more children than padding allows."""
     content = fold.content
     if isinstance(content, LinearContent):
         first, *others = [
-            tree._replace(chunks=_narrowed(tree.chunks, alone.chunks))
-            for tree, alone in zip((TreeChunks(content.tree, content.chunks), *content.others), bundle.alone, strict=True)
+            tree._replace(chunks=_narrowed(tree.chunks, original.chunks))
+            for tree, original in zip((TreeChunks(content.tree, content.chunks), *content.others), bundle.alone, strict=True)
         ]
         return replace(content, chunks=first.chunks, others=others)
-    found = split_for_padding(content.tree)
-    if found.split:
+    split_tree = split_for_padding(content.tree)
+    if split_tree.split_count:
         parents = bundle.tree.level_size(bundle.tree.height - 1)
         log.log(
-            logging.WARNING if found.split > CROWDED * parents else logging.INFO,
+            logging.WARNING if split_tree.split_count > CROWDED * parents else logging.INFO,
             "%d of %d nodes above the leaves have too many items and are split; where these are many, `fit` with `--earlier` finds more",
-            found.split,
+            split_tree.split_count,
             parents,
         )
-    stored = np.asarray(content.stored_rows)[found.source_N]
-    return replace(content, tree=found.tree, stored_rows=stored)
+    stored = np.asarray(content.stored_rows)[split_tree.source_N]
+    return replace(content, tree=split_tree.tree, stored_rows=stored)
 
 
-def _narrowed(chunks: Chunks, before: Chunks) -> Chunks:
-    """Weights in float16 where they were, if it can hold them."""
-    if chunks.entry_weight.dtype == before.entry_weight.dtype:
+def _narrowed(chunks: Chunks, original: Chunks) -> Chunks:
+    """The chunks with weights in float16, if the original ones are and it can hold them."""
+    if chunks.entry_weight.dtype == original.entry_weight.dtype:
         return chunks
     return rounded(chunks) or chunks

@@ -2,14 +2,14 @@
 
     after[a, b]  = Σ_users len^−γ · Σ_{p < q ≤ p + W} dec^(q−p−1) · 1[item p is a, item q is b],    before[a, b] = after[b, a]
 
-No user is left out, whatever the size of the log. Of a list the newest LONGEST events count, and an item keeps only as many neighbours as
-all items together have room for. Rows are counted one after another, each from the lists that its item is in. Memory is
+All users count, whatever the size of the log. Only the newest LONGEST events of a list count, and an item keeps only as many neighbours as
+fit into MOST_PAIRS for all items. Rows are counted one after another, each from the lists that contain its item. Memory is
 
-    4 bytes an event for the lists, 8 for where items are in them, 4 for weights (where γ is not 0); 12 bytes a pair, of at most MOST_PAIRS
+    4 bytes an event for the lists, 8 for positions of items in them, 4 for weights (if γ is not 0); 12 bytes for each of the pairs
 
 which is 0.8 GB for a million events, and 2.4 GB for 100 million. Time grows with the visits of pairs in a window, some nanoseconds each.
 
-Knows lists. Does not know what is made of the counts.
+Knows lists. Does not know how the counts are used.
 
 Legend: I items, U users, E events, N pairs of items that are in some window together.
 """
@@ -29,13 +29,13 @@ from ..data.interactions import Interactions
 from ..retrieval.scores import keep_best
 
 END = -1
-"""Stands behind each list."""
+"""The end of each list."""
 LONGEST = 1 << 14
-"""The newest events of a list that count: one program's million visits would otherwise be a trillion pairs."""
+"""Most events of a list that count, the newest: a program's million visits would otherwise make a trillion pairs."""
 MOST_PAIRS = 1 << 26
 """Most pairs of items whose counts are kept, 12 bytes each."""
 DAMPING = 0.25
-"""Of popularity, where an item keeps a part of its neighbours. 0 and ½ each find much less on one of two logs."""
+"""The exponent of popularity when an item keeps only some of its neighbours. 0 and ½ each find much less on one of two logs."""
 BLOCK_VISITS = 1 << 30
 """About how many pairs are visited in one compiled call, some seconds; an interrupt ends the counting after it."""
 
@@ -55,7 +55,7 @@ class Lists:
 
 
 def lists_of(interactions: Interactions, users: Int64, distinct: bool = False) -> Lists:
-    """The newest events of some users' lists, in the users' order. distinct: an item counts where a list has it first, and nowhere else."""
+    """The newest events of some users' lists, in the users' order. distinct: only the first event of an item in a list counts."""
     end_U = interactions.offset_U1[users + 1]
     begin_U = np.maximum(interactions.offset_U1[users], end_U - LONGEST)
     item_E, length_U = np.empty(int((end_U - begin_U).sum()) + len(users), np.int32), np.empty(len(users), np.int64)
@@ -99,21 +99,21 @@ class Counts(NamedTuple):
     before_N: Float32
 
 
-def counted(
+def count_pairs(
     lists: Lists, weight_W: NDArray[np.float64], user_exponent: float = 0.0, damping: float = DAMPING, most_pairs: int = MOST_PAIRS
 ) -> Counts:
-    """The counts. Where items could have too many neighbours for `most_pairs`, each keeps at most so many that all fit: those with the
-    largest (after + before) / events^damping, events being those of the neighbour."""
+    """The counts. If there could be more than `most_pairs`, each item keeps only as many neighbours as fit: those with the largest
+    (after + before) / events^damping, with the neighbour's events."""
     items = len(lists.events_I)
     first_I1 = np.concatenate([[0], np.cumsum(lists.events_I)]).astype(np.int64)
-    place_E = np.empty(first_I1[-1], np.int64)
-    _places(lists.item_E, first_I1[:-1].copy(), place_E)
+    position_E = np.empty(first_I1[-1], np.int64)
+    _places(lists.item_E, first_I1[:-1].copy(), position_E)
     window = max(1, min(len(weight_W), int(lists.length_U.max(initial=1)) - 1))
     reach_I = _reach(lists.item_E, window, items)
     bound_I = np.minimum(reach_I, items)
     most = _most_per_row(bound_I, most_pairs)
     bound = int(np.minimum(bound_I, most).sum())
-    found = (np.empty(bound, np.int32), np.empty(bound, np.float32), np.empty(bound, np.float32))
+    pairs = (np.empty(bound, np.int32), np.empty(bound, np.float32), np.empty(bound, np.float32))
     weight_D = weight_W[:window].astype(np.float32)
     weight_E = np.repeat(np.power(lists.length_U.astype(np.float32), np.float32(-user_exponent)), lists.length_U + 1)
     weight_E = weight_E if user_exponent else weight_E[:0]
@@ -121,9 +121,9 @@ def counted(
     offset_I1 = np.zeros(items + 1, np.int64)
     blocks = np.searchsorted(np.cumsum(reach_I), np.arange(0, int(reach_I.sum()), BLOCK_VISITS)[1:]).tolist()
     for first, last in zip([0, *blocks], [*blocks, items], strict=True):
-        _count_rows((lists.item_E, place_E, first_I1, weight_E, weight_D, damped_I), first, last, most, offset_I1, found)
+        _count_rows((lists.item_E, position_E, first_I1, weight_E, weight_D, damped_I), first, last, most, offset_I1, pairs)
     used = offset_I1[-1]
-    return Counts(offset_I1, found[0][:used], found[1][:used], found[2][:used])
+    return Counts(offset_I1, pairs[0][:used], pairs[1][:used], pairs[2][:used])
 
 
 @compiled()
@@ -150,7 +150,7 @@ def _reach(item_E: Array, window: int, items: int) -> Array:
 
 
 def _most_per_row(bound_I: Int64, most_pairs: int) -> int:
-    """The largest number of neighbours an item with which all items together have at most `most_pairs`; at least 1."""
+    """The largest limit of neighbours an item for which all items together have at most `most_pairs`; at least 1."""
     low, high = 1, max(1, int(bound_I.max(initial=1)))
     while low < high:
         middle = (low + high + 1) // 2

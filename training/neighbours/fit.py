@@ -8,10 +8,10 @@
 pop is how many events of training users an item has. Lists without an order have no distance, direction or recency: W is the whole list,
 and all these are 1. Item-CF (Sarwar et al. 2001) is the case row = column = ½ of lists without repeats.
 
-Options are chosen on validation users by coordinate passes over GRID (GRID_WITHOUT_ORDER), from the better of two starts. Near items stay
-where they gain over a standard error; then as few neighbours an item are kept as find as much. All training users count in every trial.
-Most options weigh the same counts anew; those of COUNTED take new ones, and are tried only where that takes a small part of the time that
-is left. Two counts are held at a time.
+Options are chosen on validation users by coordinate passes over GRID (GRID_WITHOUT_ORDER), from the better of two starts. Near items are
+used if they gain over a standard error. Then the fewest neighbours an item that find as much are kept. All training users count in every
+trial. Most options only weigh counts; those in COUNTED need new counts, and are tried only if counting takes a small part of the remaining
+time. Two counts are in memory at a time.
 
 Legend: I items, N pairs of items with a count, L items of a history that count.
 """
@@ -32,7 +32,7 @@ from espalier.compiled_code import compiled
 from ..arrays import Array, Float64, Int64
 from ..data.interactions import Interactions
 from ..data.splits import EvaluationPair
-from ..neighbours.cooccurrence import Counts, Lists, counted, lists_of
+from ..neighbours.cooccurrence import Counts, Lists, count_pairs, lists_of
 from ..neighbours.near_items import NearItems, near_items
 from ..neighbours.neighbour_lists import NeighbourLists
 from ..retrieval.scores import by_popularity
@@ -63,23 +63,23 @@ GRID_WITHOUT_ORDER = DAMPING
 COUNTED = ("window", "decay", "user")
 """Options that the counts depend on."""
 WEIGHED = tuple(option for option in DAMPING if option.name in ("near", "column", "row", "power"))
-"""Those of S that weigh the same counts and cosines anew and say most."""
-KEPT = (100, 200, 500, 1000, 2000, 5000)
-"""Neighbours an item that are tried in the end; all of them is the last that is."""
-_DAMPED: Options = {"near": 0.0, "column": 0.2, "row": 0.5, "power": 0.8, "user": 0.0, "shrink": 0.0}
-WIDE: Options = {"recency": 0.93, "back": 0.5, "decay": 0.95, **_DAMPED, "window": 50, "longest": 100}
-NARROW: Options = {"recency": 0.7, "back": 0.125, "decay": 0.85, **_DAMPED, "window": 20, "longest": 100}
-WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPED, "user": 0.5, "window": 2000, "longest": 2000}
-"""Starts: for lists whose order says little, for those whose next item follows from the last ones, and for those without an order."""
+"""Options of S that need no new counts or cosines and matter most."""
+NEIGHBOUR_LIMITS = (100, 200, 500, 1000, 2000, 5000)
+"""Limits of neighbours an item to try in the end, besides no limit."""
+_DAMPING_START: Options = {"near": 0.0, "column": 0.2, "row": 0.5, "power": 0.8, "user": 0.0, "shrink": 0.0}
+WIDE: Options = {"recency": 0.93, "back": 0.5, "decay": 0.95, **_DAMPING_START, "window": 50, "longest": 100}
+NARROW: Options = {"recency": 0.7, "back": 0.125, "decay": 0.85, **_DAMPING_START, "window": 20, "longest": 100}
+WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPING_START, "user": 0.5, "window": 2000, "longest": 2000}
+"""Starts: for lists whose order matters little, for lists whose next item depends on the last ones, and for lists without an order."""
 VALIDATION_QUERIES, QUERIES_PER_SECOND = 20_000, 100
-"""Most queries by which options are chosen, and for each second that the task has: a trial answers all of them."""
+"""Most validation queries to choose options by, in total and for each second of the task: a trial answers all of them."""
 COUNTS_LEFT = 10
-"""A trial that counts anew is made only if the time left is enough for so many: the others find more in it."""
+"""A trial with new counts is made only if the remaining time is enough for so many: other trials gain more in that time."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """`lists` holds S, made of the others; weight_L float64[L] those of the last item of a history, the one before it, …."""
+    """`lists` holds S, made of `counts` and `near`. weight_L: float64[L], the weights of a history's items, from the last one back."""
 
     lists: NeighbourLists
     weight_L: Float64
@@ -88,29 +88,29 @@ class Neighbours:
     events_I: Int64
 
     def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
-        """int64[B, M = m]: as `NeighbourLists.rank`: popular items come after those with a score."""
+        """int64[B, M = m]: as `NeighbourLists.rank`: items with a score, then popular ones."""
         return self.lists.rank(histories, m, exclude_seen, self.weight_L)
 
 
 def neighbours_of(counts: Counts, near: Near, events_I: Int64, options: Options) -> Neighbours:
-    """S and the history's weights, by what the options say. near: called where they want it."""
+    """S and the history's weights for these options. near: called only if the options use near items."""
     damped_I = np.maximum(events_I, 1) + options["shrink"]
     score_N = np.empty(len(counts.item_N), np.float32)
     scales = (damped_I ** -options["row"], damped_I ** -options["column"])
     _scale(counts, *scales, float(options["back"]), float(options["power"]), score_N)
     lists = NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(events_I))
     if options["near"]:
-        lists = _with_near(lists, near(), options["near"])
+        lists = _add_near(lists, near(), options["near"])
     return Neighbours(lists, fading(options["recency"], options["longest"]), counts, near, events_I)
 
 
-def _with_near(lists: NeighbourLists, near: NearItems, weight: float) -> NeighbourLists:
+def _add_near(lists: NeighbourLists, near: NearItems, weight: float) -> NeighbourLists:
     """C with the cosines added."""
-    has_I = np.diff(lists.offset_I1) > 0
-    unit = float(np.maximum.reduceat(lists.score_N, lists.offset_I1[:-1][has_I]).mean()) if has_I.any() else 1.0
+    has_neighbours_I = np.diff(lists.offset_I1) > 0
+    unit = float(np.maximum.reduceat(lists.score_N, lists.offset_I1[:-1][has_neighbours_I]).mean()) if has_neighbours_I.any() else 1.0
     rows = lists.offset_I1, lists.item_N, lists.score_N
-    offset_I1, most = np.zeros(len(has_I) + 1, np.int64), len(lists.item_N) + len(near.item_N)
-    item_N, score_N = np.empty(most, np.int32), np.empty(most, np.float32)
+    offset_I1, bound = np.zeros(len(has_neighbours_I) + 1, np.int64), len(lists.item_N) + len(near.item_N)
+    item_N, score_N = np.empty(bound, np.int32), np.empty(bound, np.float32)
     _fill_union(rows, near, np.float32(weight * unit), offset_I1, item_N, score_N)
     used = offset_I1[-1]
     return NeighbourLists(offset_I1, item_N[:used], score_N[:used], lists.popular_I)
@@ -138,7 +138,7 @@ def _fill_union(rows: Any, near: NearItems, weight: Any, offset_I1: Array, item_
 
 
 def fading(factor: float, most: int) -> Float64:
-    """float64[at most `most`]: factor^0, factor^1, …; what is below 1e−6 is left out."""
+    """float64[at most `most`]: factor^0, factor^1, …, without weights below 1e−6."""
     weights = np.power(float(factor), np.arange(most))
     return weights[weights >= 1e-6]
 
@@ -152,12 +152,12 @@ def _scale(counts: Counts, row_I: Array, column_I: Array, back: float, power: fl
 
 
 def count(lists: Lists, options: Options) -> Counts:
-    """The counts, by those options that they depend on."""
-    return counted(lists, fading(options["decay"], options["window"]), options["user"])
+    """The counts for these options, of which they depend on COUNTED."""
+    return count_pairs(lists, fading(options["decay"], options["window"]), options["user"])
 
 
-def fitted_to(interactions: Interactions, users: Int64, options: Options, seed: int) -> Neighbours:
-    """With options that were chosen, on the lists of some users."""
+def fit_neighbours(interactions: Interactions, users: Int64, options: Options, seed: int) -> Neighbours:
+    """Neighbours with given options, from the lists of some users."""
     lists = lists_of(interactions, users)
     return neighbours_of(count(lists, options), lambda: near_items(interactions, users, seed), lists.events_I, options)
 
@@ -170,12 +170,12 @@ def neighbours(task: Task) -> Fitted:
     starts, grid = ([WIDE, NARROW], GRID) if ordered else ([WITHOUT_ORDER], GRID_WITHOUT_ORDER)
     pairs = task.validation_pairs(most_queries(task))
     log.info("neighbours: %s", "; ".join(map(str, grid)))
-    count(lists_of(interactions, users[:0]), starts[0])  # loads what is compiled, or compiles
+    count(lists_of(interactions, users[:0]), starts[0])  # loads the compiled code, or compiles
     lists = lists_of(interactions, users)
     counts = Remembered(lambda options: count(lists, options), COUNTED)
-    counting = time.perf_counter()
+    count_begin = time.perf_counter()
     counts.of(starts[0])
-    count_s = time.perf_counter() - counting
+    count_s = time.perf_counter() - count_begin
 
     near = cache(lambda: near_items(interactions, users, task.seed))
 
@@ -186,18 +186,18 @@ def neighbours(task: Task) -> Fitted:
         return 0.0 if counts.has(options) else COUNTS_LEFT * count_s * options["window"] / starts[0]["window"]
 
     figure = counts.watched(lambda options: task.measured(fitted(options).rank, pairs))
-    found = search(figure, starts, grid, deadline, cost_s=cost_s)
-    chosen = _without_near(task, pairs, fitted, found.best)
+    result = search(figure, starts, grid, deadline, cost_s=cost_s)
+    chosen = _without_near(task, pairs, fitted, result.best)
     best = fitted(chosen.options)
-    kept, more = _fewest(task, pairs, best, chosen, deadline)
-    best = best if kept is None else replace(best, lists=best.lists.limited(kept))
-    options = {**chosen.options, "kept": kept}
-    seconds, trials = time.perf_counter() - begin, [*found.trials, *more]
-    return Fitted(best.rank, options, best.lists.bytes, seconds, trials, found.ended, source=best)
+    limit, limit_trials = _fewest_neighbours(task, pairs, best, chosen, deadline)
+    best = best if limit is None else replace(best, lists=best.lists.limited(limit))
+    options = {**chosen.options, "kept": limit}
+    seconds, trials = time.perf_counter() - begin, [*result.trials, *limit_trials]
+    return Fitted(best.rank, options, best.lists.bytes, seconds, trials, result.ended, source=best)
 
 
 def _without_near(task: Task, pairs: Sequence[EvaluationPair], fitted: Callable[[Options], Neighbours], best: Trial) -> Trial:
-    """The best options, or those without near items where these gain no more than a standard error: they are most of the memory."""
+    """The best options, or the same without near items if these gain no more than a standard error: they take most of the memory."""
     if not best.options["near"]:
         return best
     queries, options = [pair.query for pair in pairs], {**best.options, "near": 0.0}
@@ -216,17 +216,17 @@ def most_queries(task: Task) -> int:
     return VALIDATION_QUERIES if task.seconds is None else max(1000, min(VALIDATION_QUERIES, int(QUERIES_PER_SECOND * task.seconds)))
 
 
-def _fewest(
-    task: Task, pairs: Sequence[EvaluationPair], whole: Neighbours, best: Trial, deadline: Deadline
+def _fewest_neighbours(
+    task: Task, pairs: Sequence[EvaluationPair], unlimited: Neighbours, best: Trial, deadline: Deadline
 ) -> tuple[int | None, list[Trial]]:
-    """How many neighbours an item are kept: the fewest of KEPT that find at least as much as all, None for all; and what was tried."""
+    """The smallest of NEIGHBOUR_LIMITS that finds at least as much as no limit (else None), and the trials."""
     trials: list[Trial] = []
-    longest = int(np.diff(whole.lists.offset_I1).max(initial=0))
-    for kept in sorted((kept for kept in KEPT if kept < longest), reverse=True):
+    most = int(np.diff(unlimited.lists.offset_I1).max(initial=0))
+    for limit in sorted((limit for limit in NEIGHBOUR_LIMITS if limit < most), reverse=True):
         if deadline.is_over():
             break
-        limited = replace(whole, lists=whole.lists.limited(kept))
-        trials.append(Trial({**best.options, "kept": kept}, task.measured(limited.rank, pairs)))
+        limited = replace(unlimited, lists=unlimited.lists.limited(limit))
+        trials.append(Trial({**best.options, "kept": limit}, task.measured(limited.rank, pairs)))
         if trials[-1].figure < best.figure:
             break
     enough = [trial.options["kept"] for trial in trials if trial.figure >= best.figure]

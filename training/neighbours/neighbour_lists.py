@@ -1,6 +1,6 @@
-"""Item-to-item scores that answer queries: what a history's items have as neighbours, weighted by recency and summed.
+"""Item-to-item scores that answer queries: the neighbours of a history's items, weighted by recency and summed.
 
-Knows a sparse matrix of scores. Does not know how they came about (`fit.py`, `item_cf.py` of baselines).
+Knows a sparse matrix of scores. Does not know how they are made (`fit.py`, `item_cf.py` of baselines).
 
     score(b | history) = Σ_{d < L} qd^d · S[h_d, b],   h_0 the last item of the history
 
@@ -27,7 +27,7 @@ class NeighbourLists:
 
     offset_I1    int64[I + 1]: row a is offset_I1[a] … offset_I1[a + 1] − 1
     item_N       int32: the neighbours · score_N float32: S[a, b], above 0
-    popular_I    int64[I]: all item rows, most popular first; they fill up what neighbours leave empty
+    popular_I    int64[I]: all item rows, most popular first; they fill answers with fewer neighbours than m
     """
 
     offset_I1: Int64
@@ -40,17 +40,17 @@ class NeighbourLists:
         return sum(array.nbytes for array in (self.offset_I1, self.item_N, self.score_N, self.popular_I))
 
     def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool, weight_L: NDArray[np.float64] | None = None) -> Int64:
-        """int64[B, M = m]: the best items, ties by the lower row; then, where fewer than m have a score, the most popular others.
+        """int64[B, M = m]: the best items, ties by the lower row; then, if fewer than m have a score, the most popular others.
 
         weight_L  of the last item of a history, the one before it, …; None: all count alike. Entries below 0 (unknown items) are skipped
         """
         rows_BM = empty_rows(len(histories), m)
-        known = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
-        latest = [history[::-1][: None if weight_L is None else len(weight_L)] for history in known]
+        known_items = [np.asarray(history, np.int64)[np.asarray(history) >= 0] for history in histories]
+        latest = [history[::-1][: None if weight_L is None else len(weight_L)] for history in known_items]
         weight_L = np.ones(0) if weight_L is None else weight_L
         rows = (self.offset_I1, self.item_N, self.score_N)
-        _rank(rows, *_end_to_end(latest), *_end_to_end(known if exclude_seen else []), weight_L, rows_BM)
-        return filled(rows_BM, known, self.popular_I, exclude_seen)
+        _rank(rows, *_concatenated(latest), *_concatenated(known_items if exclude_seen else []), weight_L, rows_BM)
+        return filled(rows_BM, known_items, self.popular_I, exclude_seen)
 
     def limited(self, most: int) -> NeighbourLists:
         """The same with the best `most` neighbours of each item, best first, ties by the lower row."""
@@ -61,8 +61,8 @@ class NeighbourLists:
         return NeighbourLists(offset, item_N, score_N, self.popular_I)
 
 
-def _end_to_end(lists: Sequence[Int64]) -> tuple[Int64, Int64]:
-    """The items of all lists, and where each list begins in them, and the last ends."""
+def _concatenated(lists: Sequence[Int64]) -> tuple[Int64, Int64]:
+    """The items of all lists, and the offsets of the lists, with the end of the last."""
     offset = np.concatenate([[0], np.cumsum([len(items) for items in lists])]).astype(np.int64)
     return np.concatenate([np.zeros(0, np.int64), *lists]), offset
 

@@ -1,4 +1,4 @@
-"""What a ranker learns from: the candidates that a model itself retrieves for queries, with their features and grades.
+"""The training data of a ranker: the candidates that its model retrieves for queries, with their features and grades.
 
 Legend: B queries, M candidates, R candidates of all queries, F features.
 """
@@ -40,53 +40,52 @@ class Candidates:
 
     def quality(self, scores_R: NDArray[np.float32] | None, m: int) -> dict[str, float]:
         """`ndcg` and `recall` at m, means over the queries with a relevant item; in the order of the scores, None: as retrieved.
-
         Raises InvalidData where no query has a relevant item.
         """
         rows_BM = self.rows_BM if scores_R is None else self.ordered(scores_R)
-        some = np.flatnonzero([len(rows) > 0 for rows in self.relevant])
-        if not len(some):
+        with_relevant = np.flatnonzero([len(rows) > 0 for rows in self.relevant])
+        if not len(with_relevant):
             raise InvalidData("queries", "no relevant item", "at least one query with a relevant item")
-        relevant = [self.relevant[b] for b in some.tolist()]
-        found_BM = rows_BM[some]
+        relevant = [self.relevant[b] for b in with_relevant.tolist()]
+        answered_BM = rows_BM[with_relevant]
         return {
-            "ndcg": float(ndcg_at_m(found_BM, relevant, m).mean()),
-            "recall": float(precision_recall_f(found_BM, relevant, m)[1].mean()),
+            "ndcg": float(ndcg_at_m(answered_BM, relevant, m).mean()),
+            "recall": float(precision_recall_f(answered_BM, relevant, m)[1].mean()),
         }
 
     def ordered(self, scores_R: NDArray[np.float32]) -> Int64:
         """int64[B, M]: the candidates by their scores, best first."""
         rows_BM = self.rows_BM.copy()
         for b, row_M in enumerate(rows_BM):
-            own = scores_R[self.ranking.rows_of(b)]
-            row_M[: len(own)] = row_M[np.argsort(-own, kind="stable")]
+            query_scores = scores_R[self.ranking.rows_of(b)]
+            row_M[: len(query_scores)] = row_M[np.argsort(-query_scores, kind="stable")]
         return rows_BM
 
 
 def retrieve(engine: Engine, features: RankFeatures, graded: GradedQueries, depth: int, beam_size: int, name: str = "") -> Candidates:
     """The best `depth` candidates of each query. Raises InvalidData where no query has any."""
-    parts, counts, rows, relevant, grades = [], [], [], [], []
+    features_of_queries, counts, rows, relevant, grades = [], [], [], [], []
     with tqdm(total=len(graded), desc=f"candidates {name}".rstrip(), unit="query", disable=None, leave=False) as bar:
         for start in range(0, len(graded), BATCH):
-            places = np.arange(start, min(start + BATCH, len(graded)))
-            queries = graded.queries.take(places)
-            seen_BE = None if graded.seen is None else padded([graded.seen[b] for b in places.tolist()])
-            result = engine.search(queries, SearchParams.uniform(len(places), beam_size, depth, seen_BE))
-            for b, place in enumerate(places.tolist()):
+            positions = np.arange(start, min(start + BATCH, len(graded)))
+            queries = graded.queries.take(positions)
+            seen_BE = None if graded.seen is None else padded([graded.seen[b] for b in positions.tolist()])
+            result = engine.search(queries, SearchParams.uniform(len(positions), beam_size, depth, seen_BE))
+            for b, position in enumerate(positions.tolist()):
                 count = int(result.count_B[b])
                 if count == 0:
                     continue
                 rows_N = result.item_rows_BM[b, :count]
                 candidates = rows_N, result.ranks_BM[b, :count], result.scores_BM[b, :count]
-                parts.append(features.of(queries, b, *candidates, graded.caller_features_of(place)))
-                grade_of = dict(zip(graded.items[place].tolist(), graded.grades[place].tolist(), strict=True))
+                features_of_queries.append(features.of(queries, b, *candidates, graded.caller_features_of(position)))
+                grade_of = dict(zip(graded.items[position].tolist(), graded.grades[position].tolist(), strict=True))
                 grades.append(np.array([grade_of.get(row, 0.0) for row in rows_N.tolist()], np.float32))
                 counts.append(count)
                 rows.append(np.pad(rows_N, (0, depth - count), constant_values=NO_ITEM))
-                relevant.append(graded.items[place])
-            bar.update(len(places))
-    if not parts:
+                relevant.append(graded.items[position])
+            bar.update(len(positions))
+    if not features_of_queries:
         raise InvalidData("queries", f"{len(graded)} queries", "at least one that retrieves something")
     offset = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    ranking = RankingSet(np.concatenate(parts), np.concatenate(grades), offset, features.names)
+    ranking = RankingSet(np.concatenate(features_of_queries), np.concatenate(grades), offset, features.names)
     return Candidates(ranking, np.stack(rows), relevant)

@@ -13,7 +13,7 @@ scores. The printed form of the gradient (after Eq. 5) has the sum at the wrong 
 Items of equal grade come in a random order, or all their orders count. A choice model gives each order a probability; grades are a partial
 order: groups of items without an order inside. The likelihood of the groups is the sum over all orders that agree with them (the marginal
 likelihood of Kalbfleisch and Prentice 1973 for tied lifetimes in Cox's model; both models of choice are instances of it). A group D leaves
-before the rest R with probability
+before the others R with probability
 
     P = ∫_0^∞ Π_{j ∈ D} (1 − exp(−a_j s)) exp(−s) ds,   a_j = w_j / Σ_{i ∈ R} w_i
 
@@ -21,9 +21,9 @@ before the rest R with probability
 With s = exp(x) the integrand is log-concave and its mode is in [0, log(1 + |D|)]. The trapezoid rule around the mode has an error of about
 1e-7 with 68 nodes; its cost is linear in the items of each group. No library has this likelihood with gradients.
 
-Knows scores, grades and which places are padding. Does not know rank functions.
+Knows scores, grades and which positions are padding. Does not know rank functions.
 
-Legend: B queries, N places from best to worst, M members of the group, T nodes of the rule.
+Legend: B queries, N positions from best to worst, M members of the group, T nodes of the rule.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def elimination_loss(scores_BN: Tensor, present_BN: Tensor) -> Tensor:
     """[B]: −log P of each query's order under choice by elimination (Eq. 5).
 
     scores_BN  f of each item, best item first; float32 or float64, any device
-    present_BN    bool: where there is an item; elsewhere is padding, whose scores may be anything finite
+    present_BN    bool: whether the position holds an item; scores of padding may be any finite number
     """
     loss_B: Tensor = _Elimination.apply(scores_BN, present_BN)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return loss_B
@@ -74,7 +74,7 @@ class _Elimination(torch.autograd.Function):
 
 
 def random_order(grades_BN: Tensor, present_BN: Tensor, generator: torch.Generator) -> Tensor:
-    """int64[B, N]: places of the items from the best grade to the worst, equal ones in random order, padding last."""
+    """int64[B, N]: positions of the items from the best grade to the worst, equal grades in random order, padding last."""
     shuffled_BN = torch.rand(grades_BN.shape, generator=generator, device=grades_BN.device).argsort(-1)
     key_BN = torch.where(present_BN, -grades_BN, torch.inf).gather(-1, shuffled_BN)
     return shuffled_BN.gather(-1, key_BN.argsort(dim=-1, stable=True))
@@ -82,37 +82,37 @@ def random_order(grades_BN: Tensor, present_BN: Tensor, generator: torch.Generat
 
 def tied_elimination_loss(scores_BN: Tensor, grades_BN: Tensor, present_BN: Tensor) -> Tensor:
     """[B]: −log P that all items of each grade are eliminated before those of higher ones. A pass per distinct grade."""
-    return _chain(-scores_BN, grades_BN, present_BN, torch.gt)
+    return _group_losses(-scores_BN, grades_BN, present_BN, torch.gt)
 
 
 def tied_plackett_luce_loss(scores_BN: Tensor, grades_BN: Tensor, present_BN: Tensor) -> Tensor:
     """[B]: −log P that all items of each grade are chosen before those of lower ones. A pass per distinct grade."""
-    return _chain(scores_BN, grades_BN, present_BN, torch.lt)
+    return _group_losses(scores_BN, grades_BN, present_BN, torch.lt)
 
 
-def _chain(log_worth_BN: Tensor, grades_BN: Tensor, present_BN: Tensor, left: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _group_losses(log_worth_BN: Tensor, grades_BN: Tensor, present_BN: Tensor, remains: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     loss_B = log_worth_BN.sum(-1) * 0  # with a gradient, also where all grades are equal
     for grade in torch.unique(grades_BN[present_BN]):
-        loss_B = loss_B - _log_group_first(log_worth_BN, present_BN & (grades_BN == grade), present_BN & left(grades_BN, grade))
+        loss_B = loss_B - _log_group_first(log_worth_BN, present_BN & (grades_BN == grade), present_BN & remains(grades_BN, grade))
     return loss_B
 
 
-def _log_group_first(log_worth_BN: Tensor, group_BN: Tensor, rest_BN: Tensor) -> Tensor:
-    """[B]: the log of the probability that all items of the group leave before any of the rest; 0 where one of both is empty."""
-    both_B = group_BN.any(-1) & rest_BN.any(-1)
-    if not both_B.any():
+def _log_group_first(log_worth_BN: Tensor, group_BN: Tensor, others_BN: Tensor) -> Tensor:
+    """[B]: the log-probability that all items of the group leave before any of the others; 0 if the group or the others are empty."""
+    has_both_B = group_BN.any(-1) & others_BN.any(-1)
+    if not has_both_B.any():
         return log_worth_BN.new_zeros(len(log_worth_BN))
     dtype, log_worth_BN = log_worth_BN.dtype, log_worth_BN.double()  # the integrand's log is a sum over items, and differences of it count
-    # A query without either gets numbers that stay finite, and is left out at the end.
-    rest_B = torch.where(rest_BN | ~both_B[:, None], log_worth_BN, -torch.inf).logsumexp(-1)
-    query_M, place_M = group_BN.nonzero(as_tuple=True)
-    share_M = log_worth_BN[query_M, place_M] - rest_B[query_M]
+    # A query with an empty group or no others gets finite numbers here, and 0 at the end.
+    others_B = torch.where(others_BN | ~has_both_B[:, None], log_worth_BN, -torch.inf).logsumexp(-1)
+    query_M, position_M = group_BN.nonzero(as_tuple=True)
+    share_M = log_worth_BN[query_M, position_M] - others_B[query_M]
     with torch.no_grad():
-        mode_B, width_B = _mode(share_M, query_M, len(rest_B))
+        mode_B, width_B = _mode(share_M, query_M, len(others_B))
     x_BT = mode_B[:, None] + width_B[:, None] * NODES.to(mode_B)
     height_BT = (x_BT - x_BT.exp()).index_add(0, query_M, _log_cdf(share_M[:, None] + x_BT[query_M]))
     log_p_B = height_BT.logsumexp(-1) + (STEP * width_B).log()
-    return torch.where(both_B, log_p_B, 0).to(dtype)
+    return torch.where(has_both_B, log_p_B, 0).to(dtype)
 
 
 def _mode(share_M: Tensor, query_M: Tensor, queries: int) -> tuple[Tensor, Tensor]:

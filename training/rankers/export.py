@@ -1,4 +1,4 @@
-"""A trained ranker as ranker.onnx, compared with itself before it is kept.
+"""A trained ranker as ranker.onnx, compared with the torch model before use.
 
 The graph takes `features float32[N, F]`, raw and with NaN where a value is missing, and gives `scores float32[N]`, higher is better. N is
 any number of items, of any number of queries: an item's score depends on its own features alone. No control flow, no external data.
@@ -29,8 +29,8 @@ def ranker_onnx(ranker: Ranker) -> bytes:
     session = ort.InferenceSession(serialised, providers=["CPUExecutionProvider"])
     for rows in (COMPARED_ROWS, 1):
         expected_R = ranker.scores(example_RF[:rows])
-        (found_R,) = session.run(["scores"], {"features": example_RF[:rows]})
-        worst = float(np.abs(found_R - expected_R).max()) if found_R.shape == expected_R.shape else math.inf
+        (actual_R,) = session.run(["scores"], {"features": example_RF[:rows]})
+        worst = float(np.abs(actual_R - expected_R).max()) if actual_R.shape == expected_R.shape else math.inf
         limit = PARITY_TOLERANCE * max(1.0, float(np.abs(expected_R).max()))
         if not worst <= limit:
             raise ArithmeticError(f"scores: got a difference of {worst} between ONNX Runtime and torch, expected at most {limit}")

@@ -2,12 +2,12 @@
 
 Knows ranking sets and `RankerConfig`. Does not know where features come from. As in NCE §5.2: gradient descent over batches of queries, a
 query's loss divided by its items, a learning rate that is halved when an epoch's training loss is no better than the best before. With
-validation queries, the weights of the epoch with the best NDCG on them are kept; without, those of the last.
+validation queries, the result has the weights of the epoch with the best NDCG on them; without, those of the last epoch.
 
 A fit is a function of configuration and data: order of queries, dropout and ties of epoch e are drawn from generators seeded with
 (seed, e), on the CPU and in fixed order.
 
-Legend: R rows, F features, Q queries, B queries of a batch, N places.
+Legend: R rows, F features, Q queries, B queries of a batch, N positions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Descent:
 
     batch_queries  queries of a step; the loss is the mean over them of each one's mean over its items
     max_norm       highway: the longest that a unit's incoming weights may be; None: no limit
-    average        the weights that count are a running mean over about so many epochs; 0: the last ones
+    average        the result is a running mean of the weights over about so many epochs; 0: the last weights
     least_rate     training ends when the learning rate falls below
     validate_at    k of the NDCG@k by which the epoch is chosen
     """
@@ -88,13 +88,13 @@ class Ranker(nn.Module):
 
     @torch.no_grad()
     def scores(self, features_RF: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32[R]. Raises InvalidData where there are other features than it was trained with."""
+        """float32[R]. Raises InvalidData if the number of features is not that of the training."""
         if features_RF.ndim != 2 or features_RF.shape[1] != len(self.feature_names):
             raise InvalidData("features_RF", list(features_RF.shape), f"[R, {len(self.feature_names)}]")
         device = self.standardise.mean.device
         blocks = [torch.from_numpy(features_RF[start : start + SCORED_ROWS]) for start in range(0, len(features_RF), SCORED_ROWS)]
-        parts = [self(block.to(device)).cpu().numpy() for block in blocks]
-        return np.concatenate([np.zeros(0, np.float32), *parts])
+        scores = [self(block.to(device)).cpu().numpy() for block in blocks]
+        return np.concatenate([np.zeros(0, np.float32), *scores])
 
 
 def fit_ranker(
@@ -108,7 +108,7 @@ def fit_ranker(
     """Train a ranker. `progress` is called after each epoch; the ranker is on the CPU.
 
     Raises InvalidData where no training query has items of different grades, or validation queries have other features;
-    FloatingPointError where weights stop being numbers.
+    FloatingPointError if the loss is not finite.
     """
     if valid is not None and valid.feature_names != train.feature_names:
         raise InvalidData("valid.feature_names", valid.feature_names[:8], f"those of the training queries, {train.feature_names[:8]}")
@@ -116,26 +116,27 @@ def fit_ranker(
     if len(informative) == 0:
         raise InvalidData("train.grades_R", "equal grades in every query", "a query with items of different grades")
     run = _Run(train, informative, config, descent, device or torch.device("cpu"))
-    best_loss, best_ndcg, best_state, since = np.inf, -np.inf, run.averaged.function.state_dict(), 0
+    best_loss, best_ndcg, best_state, epochs_since_best = np.inf, -np.inf, run.averaged.function.state_dict(), 0
     for number in range(1, config.max_epochs + 1):
         rate, loss = run.rate, run.epoch(number)
         value = None if valid is None else _ndcg(run.averaged, valid, descent.validate_at)
         if progress is not None:
             progress(Epoch(number, loss, rate, value))
-        since += 1
+        epochs_since_best += 1
         if value is None or value > best_ndcg:
-            best_ndcg, best_state, since = -np.inf if value is None else value, copy.deepcopy(run.averaged.function.state_dict()), 0
+            best_ndcg, epochs_since_best = -np.inf if value is None else value, 0
+            best_state = copy.deepcopy(run.averaged.function.state_dict())
         if loss >= best_loss:
             run.halve_rate()
         best_loss = min(best_loss, loss)
-        if run.rate < descent.least_rate or (valid is not None and config.patience is not None and since >= config.patience):
+        if run.rate < descent.least_rate or (valid is not None and config.patience is not None and epochs_since_best >= config.patience):
             break
     run.averaged.function.load_state_dict(best_state)
     return run.averaged.cpu().eval()
 
 
 class _Run:
-    """A training under way. `averaged` has the weights that count: those of the last step, or their running mean."""
+    """A training run. `averaged` has the weights of the result: those of the last step, or their running mean."""
 
     def __init__(self, train: RankingSet, queries: NDArray[np.int64], config: RankerConfig, descent: Descent, device: torch.device) -> None:
         self.config, self.descent, self.query_offset, self.queries, self.device = config, descent, train.query_offset, queries, device
@@ -200,11 +201,11 @@ def new_ranker(train: RankingSet, config: RankerConfig) -> Ranker:
 
 
 def padded(query_offset: NDArray[np.int64], queries: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """int64[B, N] rows of some queries, 0 where a query has fewer, and bool[B, N] where there is one."""
+    """int64[B, N] rows of some queries, 0 as padding, and bool[B, N], whether there is a row."""
     begin_B, size_B = query_offset[queries], query_offset[queries + 1] - query_offset[queries]
-    place_N = np.arange(size_B.max())
-    present_BN = place_N < size_B[:, None]
-    return torch.from_numpy(np.where(present_BN, begin_B[:, None] + place_N, 0)), torch.from_numpy(present_BN)
+    position_N = np.arange(size_B.max())
+    present_BN = position_N < size_B[:, None]
+    return torch.from_numpy(np.where(present_BN, begin_B[:, None] + position_N, 0)), torch.from_numpy(present_BN)
 
 
 def _with_different_grades(train: RankingSet) -> NDArray[np.int64]:
@@ -221,7 +222,7 @@ def query_losses(config: RankerConfig, scores_BN: Tensor, grades_BN: Tensor, pre
     """[B]: −log P of each query's grades under the configured model.
 
     scores_BN  float32 or float64; grades_BN likewise, higher is better
-    present_BN    bool: where there is an item; elsewhere is padding
+    present_BN    bool: whether the position holds an item
     generator  of the order inside a grade, for `ties = "random"`
     """
     if config.ties == "marginal":

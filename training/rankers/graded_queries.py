@@ -1,4 +1,4 @@
-"""Queries that a ranker learns from, with the items that answer them and their grades.
+"""Queries that a ranker learns from, with their relevant items and grades.
 
 Knows queries and grades. Does not know where they came from (`log_queries.py`, `judgements.py`) nor what a model retrieves for them.
 
@@ -20,11 +20,11 @@ from ..arrays import Int64
 
 @dataclass(frozen=True, eq=False)
 class GradedQueries:
-    """B queries with the items that answer them.
+    """B queries with their relevant items.
 
     items, grades    of each query: int64 item rows that are relevant, each once, and float32 grades above 0
     seen             of each query: int64 item rows of its history that the search excludes; None: nothing is excluded
-    caller_features  of each query: the features that a caller sends with it; empty: no query comes with any
+    caller_features  of each query: the features that callers send with it; empty: no query has any
     """
 
     queries: QueryBatch

@@ -1,6 +1,6 @@
 """Queries that a ranker learns from, out of a file of judgements: a row for each judged item of a query.
 
-Knows the columns of the file and what is wrong with them. Does not know what a model retrieves.
+Knows the columns of the file and checks them. Does not know what a model retrieves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..rankers.graded_queries import GradedQueries, QuerySplit
 log = logging.getLogger(__name__)
 
 MIN_QUERIES = 10
-"""Below this a tenth of the queries is none."""
+"""With fewer, a tenth of the queries would be none."""
 
 
 def from_judgements(bundle: Bundle, file: Path, seed: int) -> QuerySplit:
@@ -41,8 +41,8 @@ def from_judgements(bundle: Bundle, file: Path, seed: int) -> QuerySplit:
     if len(queries) < MIN_QUERIES:
         raise InvalidData(str(file), f"{len(queries)} queries", f"at least {MIN_QUERIES}")
     order, tenth = np.random.default_rng(seed).permutation(len(queries)), len(queries) // 10
-    parts = (order[2 * tenth :], order[:tenth], order[tenth : 2 * tenth])
-    return QuerySplit(*(queries.take(np.sort(part)) for part in parts))
+    splits = (order[2 * tenth :], order[:tenth], order[tenth : 2 * tenth])
+    return QuerySplit(*(queries.take(np.sort(split)) for split in splits))
 
 
 def _read(file: Path, query_column: str) -> tuple[pl.DataFrame, list[str]]:
@@ -59,9 +59,9 @@ def _read(file: Path, query_column: str) -> tuple[pl.DataFrame, list[str]]:
         if not (frame.schema[name].is_numeric() or frame.schema[name] == pl.Boolean):
             raise InvalidData(f"{file}, {name}", str(frame.schema[name]), "a column of numbers")
     frame = frame.with_columns(pl.col("grade", *features).cast(pl.Float64), pl.col("item").cast(pl.String))
-    wrong = ~(frame["grade"].is_finite().fill_null(False) & (frame["grade"].fill_null(-1) >= 0))
-    if wrong.any():
-        row = int(wrong.arg_max() or 0)
+    is_wrong = ~(frame["grade"].is_finite().fill_null(False) & (frame["grade"].fill_null(-1) >= 0))
+    if is_wrong.any():
+        row = int(is_wrong.arg_max() or 0)
         raise InvalidData(f"{file}, row {row + 1}, grade", frame["grade"][row], "a number of at least 0")
     return frame, features
 
@@ -71,7 +71,7 @@ def _graded_queries(bundle: Bundle, file: Path, frame: pl.DataFrame, features: l
     kind = bundle.manifest.query.kind
     groups = frame.group_by("query_id", maintain_order=True).agg(pl.all())
     queries = encode_table(bundle, pa.table({kind: groups[kind].list.first().to_arrow()}))
-    items, grades, sent = [], [], []
+    items, grades, caller_features = [], [], []
     for group in groups.iter_rows(named=True):
         rows, grade = np.array(group["row"], np.int64), np.array(group["grade"], np.float32)
         if len(np.unique(rows[rows >= 0])) != np.count_nonzero(rows >= 0):
@@ -79,8 +79,8 @@ def _graded_queries(bundle: Bundle, file: Path, frame: pl.DataFrame, features: l
         relevant = (rows >= 0) & (grade > 0)
         items.append(rows[relevant])
         grades.append(grade[relevant])
-        sent.append(_caller_features(group, features, rows))
-    return GradedQueries(queries, items, grades, None, sent if features else [])
+        caller_features.append(_caller_features(group, features, rows))
+    return GradedQueries(queries, items, grades, None, caller_features if features else [])
 
 
 def _caller_features(group: dict[str, list[float | None]], names: list[str], rows: NDArray[np.int64]) -> CallerFeatures:

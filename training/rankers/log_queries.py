@@ -27,21 +27,21 @@ from ..specification.linear import LinearConfig
 from ..specification.models import config_of, was_trained_here
 
 VECTOR_NUMBERS = 1 << 27
-"""Of more numbers of training vectors so many are kept, of queries at even distances."""
+"""Most numbers of training vectors; of more queries, evenly spaced ones are used."""
 
 Users = Literal["training", "validation"]
 
 
 def default_users(bundle: Bundle) -> Users:
-    """Whose lists a ranker learns from if nobody says: of a model with users, of those that it was not trained on. What the model retrieves
-    for its training users is better than what it retrieves for others, and a ranker would trust it too much."""
+    """The default users whose lists a ranker learns from: for a model with users, those that it was not trained on. A model retrieves
+    better candidates for its training users than for others, so a ranker would trust it too much."""
     return "validation" if isinstance(bundle.manifest.query, HistoryKind | VectorKind) else "training"
 
 
 def query_source(bundle: Bundle, users: Users) -> str:
-    """What the queries of `from_log` are, for people."""
-    known = "" if users == "validation" else ", which the model was trained on"
-    return (f"{users} users" if isinstance(bundle.manifest.query, HistoryKind) else f"{users} queries") + known
+    """A description of the queries of `from_log`, for people."""
+    condition = "" if users == "validation" else ", which the model was trained on"
+    return (f"{users} users" if isinstance(bundle.manifest.query, HistoryKind) else f"{users} queries") + condition
 
 
 def from_log(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool) -> QuerySplit:
@@ -50,9 +50,8 @@ def from_log(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
     data   the log, if it is no longer at the configured path
     users  of models of histories and vectors: whose lists the ranker learns from. `training`, or `validation`, which the model was not
            trained on: then half of the validation users choose the weights. Of other models: `training`, without texts of items
-
-    Raises InvalidConfig for a bundle that was not trained here, or of which the log has nothing but texts of items; InvalidData for another
-    log than the one it was trained on.
+    Raises InvalidConfig for a bundle that was not trained here, or whose log has only texts of items; InvalidData if the log is not the one
+    that it was trained on.
     """
     if not was_trained_here(bundle.manifest):
         raise InvalidConfig("--model", bundle.manifest.name, "a model that was trained here, or --judgements")
@@ -72,26 +71,26 @@ def _from_lists(bundle: Bundle, data: Path | None, users: Users, exclude_seen: b
             expected = "the one that the model was trained on: it says who is a test user"
             raise InvalidData(str(data or config.data.log), "another log", expected)
 
-        def asked(pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
-            found = in_rows(pairs, row_of)
-            return without_seen(found) if exclude_seen else found
+        def in_bundle(pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
+            mapped = in_rows(pairs, row_of)
+            return without_seen(mapped) if exclude_seen else mapped
 
         if interactions.vectors_UF is None:
             pairs = halves(split.lists, split.train, seed=config.seed)
         else:
             most = max(1, VECTOR_NUMBERS // interactions.vectors_UF.shape[1])
             pairs = whole_lists(split.lists, split.train[:: -(-len(split.train) // most)])
-        train, valid, test = asked(pairs), asked(split.validation), asked(split.test)
+        train, valid, test = in_bundle(pairs), in_bundle(split.validation), in_bundle(split.test)
     if users == "validation":
         if bundle.manifest.data.get(LEARNED_VALIDATION):
             expected = "training, since this model has learned from validation users; or a model that was trained with refit = false"
             raise InvalidConfig("--users", users, expected)
         if len(valid) < 2:
-            found = f"validation, and {len(valid)} validation users of the model have a query"
-            raise InvalidConfig("--users", found, "at least 2 of them, or training")
+            problem = f"validation, and {len(valid)} validation users of the model have a query"
+            raise InvalidConfig("--users", problem, "at least 2 of them, or training")
         order = np.random.default_rng(config.seed).permutation(len(valid))
         train, valid = [valid[i] for i in order[len(order) // 2 :]], [valid[i] for i in order[: len(order) // 2]]
-    return QuerySplit(*(_of_pairs(bundle, part, exclude_seen) for part in (train, valid, test)))
+    return QuerySplit(*(_of_pairs(bundle, pairs_of_split, exclude_seen) for pairs_of_split in (train, valid, test)))
 
 
 def _of_pairs(bundle: Bundle, pairs: Sequence[EvaluationPair], exclude_seen: bool) -> GradedQueries:
@@ -112,20 +111,20 @@ def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
 
     row_of = bundle.items.rows_of(prepared.items.column("id").to_pylist())
 
-    def graded(points: LabelledPoints, rows: Int64) -> GradedQueries:
-        found = [row_of[points.labels_of(b)] for b in rows.tolist()]  # −1 for items that were deleted and folded
-        labels = [own[own >= 0] for own in found]
-        kept = np.flatnonzero([len(own) > 0 for own in labels])
-        queries = QueryBatch(bundle.manifest.query, as_rows(points.points[rows[kept]]))
-        return equally_relevant(queries, [labels[k] for k in kept.tolist()])
+    def grade_points(points: LabelledPoints, rows: Int64) -> GradedQueries:
+        row_lists = [row_of[points.labels_of(b)] for b in rows.tolist()]  # −1 for items that were deleted and folded
+        labels = [rows_of_query[rows_of_query >= 0] for rows_of_query in row_lists]
+        with_labels = np.flatnonzero([len(rows_of_query) > 0 for rows_of_query in labels])
+        queries = QueryBatch(bundle.manifest.query, as_rows(points.points[rows[with_labels]]))
+        return equally_relevant(queries, [labels[k] for k in with_labels.tolist()])
 
     order = np.random.default_rng(config.seed).permutation(prepared.train.unseen)
     if len(order) < 2:
-        found = f"{len(order)} training queries that are not texts of items"
-        raise InvalidConfig("--model", found, "at least 2, for a ranker would learn to look for whole texts of items; or --judgements")
+        problem = f"{len(order)} training queries that are not texts of items"
+        raise InvalidConfig("--model", problem, "at least 2, for a ranker would learn to look for whole texts of items; or --judgements")
     cut = max(1, len(order) // 10)
     return QuerySplit(
-        graded(prepared.train, np.sort(order[cut:])),
-        graded(prepared.train, np.sort(order[:cut])),
-        graded(prepared.test, np.arange(len(prepared.test))),
+        grade_points(prepared.train, np.sort(order[cut:])),
+        grade_points(prepared.train, np.sort(order[:cut])),
+        grade_points(prepared.test, np.arange(len(prepared.test))),
     )

@@ -4,8 +4,8 @@
     H(z) = g(b_H + W_H z),  T(z) = σ(b_T + W_T z),  g = ReLU
 
 Layers 2 … L share their weights, and the input layer shares b_H. The paper states neither the standard deviation of the initial weights nor
-what dropout drops. Here each item draws one mask of hidden units for all layers, since these are the same units: z_1 and every H(z_l) are
-multiplied by it, so a dropped unit is 0 in all layers.
+which values dropout drops. Here each item draws one mask of hidden units for all layers, since these are the same units: z_1 and every
+H(z_l) are multiplied by it, so a dropped unit is 0 in all layers.
 
 Legend: F features, K hidden units; items have any number of dimensions in front.
 """
@@ -27,7 +27,7 @@ class LinearFunction(nn.Module):
         self.weight = nn.Parameter(torch.randn(features, generator=generator) * init_std)
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """`generator` is that of dropout, which this function lacks."""
+        """`generator` is for dropout, which this function lacks."""
         return x @ self.weight
 
 
@@ -39,30 +39,22 @@ class HighwayFunction(nn.Module):
     init_std                   of all weights at the start; b_H starts at 0, b_T at −1
     """
 
-    def __init__(
-        self,
-        features: int,
-        hidden: int,
-        layers: int,
-        dropout: float,
-        init_std: float,
-        generator: torch.Generator,
-    ) -> None:
+    def __init__(self, features: int, hidden: int, layers: int, dropout: float, init_std: float, generator: torch.Generator) -> None:
         super().__init__()
 
-        def drawn(*shape: int) -> nn.Parameter:
+        def draw(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(shape, generator=generator) * init_std)
 
         self.layers, self.dropout = layers, dropout
-        self.input_KF = drawn(hidden, features)
-        self.transform_KK = drawn(hidden, hidden)
-        self.gate_KK = drawn(hidden, hidden)
+        self.input_KF = draw(hidden, features)
+        self.transform_KK = draw(hidden, hidden)
+        self.gate_KK = draw(hidden, hidden)
         self.transform_bias = nn.Parameter(torch.zeros(hidden))
         self.gate_bias = nn.Parameter(torch.full((hidden,), GATE_BIAS))
-        self.weight = drawn(hidden)
+        self.weight = draw(hidden)
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Scores; `generator` is that of dropout, and without one nothing is dropped."""
+        """Scores; `generator` is for dropout; without one nothing is dropped."""
         z = linear(x, self.input_KF, self.transform_bias).relu()
         mask = _mask(x, z.shape[-1], self.dropout, generator) if generator is not None and self.dropout else None
         if mask is not None:
@@ -82,5 +74,5 @@ class HighwayFunction(nn.Module):
 
 def _mask(x: Tensor, width: int, share: float, generator: torch.Generator) -> Tensor:
     """[… , width]: 0 for a share of the units of each item, 1 / (1 − share) for the others."""
-    kept = torch.rand((*x.shape[:-1], width), generator=generator, device=x.device) >= share
-    return kept.to(x.dtype) / (1 - share)
+    is_kept = torch.rand((*x.shape[:-1], width), generator=generator, device=x.device) >= share
+    return is_kept.to(x.dtype) / (1 - share)

@@ -1,4 +1,4 @@
-"""A ranker for a model: trained on what the model retrieves, measured, and added to a new version of its bundle."""
+"""A ranker for a model: trained on the model's candidates, measured, and added to a new version of its bundle."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StageConfig:
 
     depth     candidates that it learns to order, and that it orders unless a request says otherwise
     features  its inputs; empty: all that the bundle and the queries have
-    queries   at most so many training queries; a tenth as many choose the weights, at least MIN_VALIDATION_QUERIES
+    queries   most training queries; a tenth as many choose the weights, at least MIN_VALIDATION_QUERIES
     ranker    the rank function and its training
     """
 
@@ -53,28 +53,28 @@ def default_features(bundle: Bundle, split: QuerySplit) -> tuple[str, ...]:
     """All features that the bundle and the queries have."""
     manifest = bundle.manifest
     columns = [f"attribute.{name}" for name in bundle.items.fields if is_numeric(bundle.items.column(name).type)]
-    query = {f"query.{name}" for sent in split.train.caller_features for name in sent.query}
-    item = {f"item.{name}" for sent in split.train.caller_features for numbers in sent.items.values() for name in numbers}
+    query = {f"query.{name}" for features in split.train.caller_features for name in features.query}
+    item = {f"item.{name}" for features in split.train.caller_features for numbers in features.items.values() for name in numbers}
     history = HISTORY if isinstance(manifest.query, HistoryKind) else ()
-    own = [name for name in (*RETRIEVAL, *LEAF, *history) if isinstance(manifest.scorer, GraphScorer) or not needs_node_rows(name)]
-    return (*own, *columns, *sorted(query), *sorted(item))
+    built_in = [name for name in (*RETRIEVAL, *LEAF, *history) if isinstance(manifest.scorer, GraphScorer) or not needs_node_rows(name)]
+    return (*built_in, *columns, *sorted(query), *sorted(item))
 
 
 def features_of(bundle: Bundle, names: Sequence[str], split: QuerySplit) -> RankFeatures:
-    """Raises InvalidConfig where the bundle has no such features, or the queries come with others than these."""
-    known = default_features(bundle, split)
+    """The features by name. Raises InvalidConfig if neither the bundle nor the queries have them."""
+    available = default_features(bundle, split)
     try:
         check_names(names)
     except ValueError as error:
         raise InvalidConfig("--features", ",".join(names), str(error)) from error
     for name in names:
-        if name not in known:
-            raise InvalidConfig("--features", name, f"some of {', '.join(known)}")
+        if name not in available:
+            raise InvalidConfig("--features", name, f"some of {', '.join(available)}")
     return RankFeatures(bundle, names)
 
 
 def add_ranker(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageConfig, out: Path, notes: dict[str, Any]) -> Bundle:
-    """Train a ranker and write the bundle with it to models/NAME/VERSION, verified, with what it brings on test queries.
+    """Train a ranker and write the bundle with it to models/NAME/VERSION, verified, with its gain on test queries.
 
     notes  further entries of the manifest's description of the training
     """
@@ -88,12 +88,11 @@ def add_ranker(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageC
         time.perf_counter() - begin,
     )
     ranker = fit(train, valid, config.ranker)
-    metrics = {
-        name: {"retrieved": part.quality(None, REPORTED_M), "reranked": part.quality(ranker.scores(part.ranking.features_RF), REPORTED_M)}
-        for name, part in (("validation", valid), ("test", test))
-    }
-    for name, rows in metrics.items():
-        log.info("%s, best %d of %d: %s", name, REPORTED_M, config.depth, _figures(rows))
+    metrics = {}
+    for name, candidates in (("validation", valid), ("test", test)):
+        scores_R = ranker.scores(candidates.ranking.features_RF)
+        metrics[name] = {"retrieved": candidates.quality(None, REPORTED_M), "reranked": candidates.quality(scores_R, REPORTED_M)}
+        log.info("%s, best %d of %d: %s", name, REPORTED_M, config.depth, _figures(metrics[name]))
     names = train.ranking.feature_names
     training = notes | {"config": config.ranker.model_dump(), "queries": len(train.relevant), "m": REPORTED_M, "metrics": metrics}
     info = RankerInfo(features=names, depth=config.depth, max_depth=bundle.manifest.search.max_m, training=training)
@@ -105,12 +104,12 @@ def collect(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageConf
     """The candidates of the training, validation and test queries."""
     features = features_of(bundle, config.features or default_features(bundle, split), split)
     beam_size, seed = bundle.manifest.search.beam_size, config.ranker.seed
-    parts = {
+    splits = {
         "to learn from": split.train.sample(config.queries, seed),
         "to choose by": split.valid.sample(max(MIN_VALIDATION_QUERIES, config.queries // 10), seed),
         "to measure on": split.test,
     }
-    train, valid, test = (retrieve(engine, features, part, config.depth, beam_size, name) for name, part in parts.items())
+    train, valid, test = (retrieve(engine, features, queries, config.depth, beam_size, name) for name, queries in splits.items())
     return train, valid, test
 
 

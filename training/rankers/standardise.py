@@ -1,7 +1,7 @@
 """Standardisation of raw features, NaN where a value is missing: mean 0 and standard deviation 1 on the training rows.
 
 Knows columns. Does not know queries: the same value gets the same result in every query. By hand, as a torch module: it is exported in
-ranker.onnx with the rank function, which scikit-learn's StandardScaler and QuantileTransformer are not, and NaN becomes 0.
+ranker.onnx with the rank function, unlike scikit-learn's StandardScaler and QuantileTransformer, and NaN becomes 0.
 
 Legend: F features, K knots; rows have any number of dimensions in front.
 """
@@ -25,7 +25,7 @@ QUANTILES = 16
 class Standardise(nn.Module):
     """(x − mean) / std, 0 where x is missing.
 
-    missing   append, for each feature with missing values, the same of its indicator "is missing"
+    missing   append, for each feature with missing values, its standardised indicator "is missing"
     scaling   `quantile`: first map x by a rising piecewise linear function from the training quantiles to those of the normal distribution;
               values beyond the outermost quantiles map to these
 
@@ -53,10 +53,10 @@ class Standardise(nn.Module):
         flagged = np.flatnonzero(absent_RF.any(axis=0) & ~absent_RF.all(axis=0)) if missing else np.zeros(0, np.int64)
         self.register_buffer("flagged", torch.from_numpy(flagged))
         columns_RF = np.concatenate([values_RF, absent_RF[:, flagged].astype(np.float64)], axis=1)
-        known_RF = ~np.isnan(columns_RF)
-        count_F = np.maximum(known_RF.sum(axis=0), 1)
-        mean_F = np.where(known_RF, columns_RF, 0).sum(axis=0) / count_F
-        std_F = np.sqrt((np.where(known_RF, columns_RF - mean_F, 0) ** 2).sum(axis=0) / count_F)
+        is_known_RF = ~np.isnan(columns_RF)
+        count_F = np.maximum(is_known_RF.sum(axis=0), 1)
+        mean_F = np.where(is_known_RF, columns_RF, 0).sum(axis=0) / count_F
+        std_F = np.sqrt((np.where(is_known_RF, columns_RF - mean_F, 0) ** 2).sum(axis=0) / count_F)
         varies_F = std_F > 1e-7 * np.abs(mean_F)  # smaller deviations are float32 rounding
         self.register_buffer("mean", torch.from_numpy(mean_F.astype(np.float32)))
         self.register_buffer("scale", torch.from_numpy(np.divide(1, std_F, out=np.zeros_like(std_F), where=varies_F).astype(np.float32)))
@@ -78,15 +78,15 @@ def _normal_map(values_RF: NDArray[np.float64]) -> tuple[NDArray[np.float64], ND
     level_K = (np.arange(QUANTILES + 1) + 0.5) / (QUANTILES + 1)
     knots_FK = np.zeros((values_RF.shape[1], QUANTILES + 1))
     rise_FK = np.zeros((values_RF.shape[1], QUANTILES))
-    for place, column in enumerate(values_RF.T):
-        known = column[~np.isnan(column)]
-        if len(known) == 0:
+    for feature, column in enumerate(values_RF.T):
+        values = column[~np.isnan(column)]
+        if len(values) == 0:
             continue
-        knots, group = np.unique(np.quantile(known, level_K), return_inverse=True)
+        knots, group = np.unique(np.quantile(values, level_K), return_inverse=True)
         # Equal quantiles, of a value that is frequent, are one knot at the mean of their normal scores.
         score = np.bincount(group, weights=norm.ppf(level_K)) / np.bincount(group)
-        knots_FK[place] = np.concatenate([knots, np.full(len(level_K) - len(knots), knots[-1])])
-        rise_FK[place, : len(knots) - 1] = np.diff(score)
+        knots_FK[feature] = np.concatenate([knots, np.full(len(level_K) - len(knots), knots[-1])])
+        rise_FK[feature, : len(knots) - 1] = np.diff(score)
     return knots_FK, rise_FK
 
 

@@ -1,4 +1,4 @@
-"""Balanced trees over items in a given order, in random order and by category. A k-means tree (kmeans.py) differs in the order alone."""
+"""Balanced trees over items in a given order, in random order and by category. A k-means tree (kmeans.py) differs only in the order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tree_height(items: int, branching: int) -> int:
 
 
 def level_edges(items: int, nodes: int) -> Int64:
-    """int64[nodes + 1]: node k of a level of `nodes` holds the places edges[k] … edges[k+1] − 1 of the order.
+    """int64[nodes + 1]: node k of a level of `nodes` holds the positions edges[k] … edges[k+1] − 1 of the order.
 
     ⌊k · I / nodes⌋: sizes differ by at most one, and the edges of a level are among those of every level below it.
     """
@@ -44,11 +44,11 @@ def random_tree(items: int, branching: int, *, seed: int) -> Tree:
 
 
 def category_tree(category_of_item_I: NDArray[np.int32], branching: int, *, seed: int) -> Tree:
-    """The first tree of TDM (§3.5): items of one category fill consecutive leaves, in random order inside; categories are in random order.
+    """The first tree of TDM (§3.5): the items of a category fill consecutive leaves in random order; categories are in random order.
 
-    category_of_item_I   int32[I], −1 for an item without a category; those form one category of their own
+    category_of_item_I   int32[I], −1 for an item without a category; these form one more category
     """
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(category_of_item_I)).astype(np.int64)
-    place_of_category = rng.permutation(int(category_of_item_I.max()) + 2)
-    return balanced_tree(shuffled[np.argsort(place_of_category[category_of_item_I[shuffled] + 1], kind="stable")], branching)
+    position_of_category = rng.permutation(int(category_of_item_I.max()) + 2)
+    return balanced_tree(shuffled[np.argsort(position_of_category[category_of_item_I[shuffled] + 1], kind="stable")], branching)

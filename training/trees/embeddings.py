@@ -1,9 +1,9 @@
-"""Item embeddings from who touched what, for the first tree: a truncated SVD of the weighted user–item matrix.
+"""Item embeddings from users' events, for the first tree: a truncated SVD of the weighted user–item matrix.
 
 The SVD is that of Halko, Martinsson and Tropp (2011), by subspace iteration on AᵀA. By hand, because scikit-learn's holds four arrays of
-float64[U + I, D + 10] besides the matrix. Here there is one of float32[I, D + 10], and one of U rows for the columns at work, which are
-fewer where it would be large. The matrix is stored without values, by users and by items, since A_ui is a factor of the user times a factor
-of the item.
+float64[U + I, D + 10] besides the matrix. Here there is one of float32[I, D + 10], and one of U rows for a block of columns, which is
+narrower if the array would be large. The matrix is stored without values, by users and by items, since A_ui is a factor of the user times a
+factor of the item.
 
 Legend: U training users, I items, D embedding width, N pairs of a user and an item, K columns of a block, R rows, C columns of a product.
 """
@@ -24,19 +24,19 @@ from ..arrays import Array, Float32, Float64, Int32, Int64
 from ..data.interactions import Interactions
 
 OVERSAMPLED = 10
-"""Columns more than are asked for, at least, with which the iteration finds these."""
+"""Columns that the iteration has in addition to the requested ones, which it then finds more exactly."""
 ITERATIONS = 8
 """Products with AᵀA; scikit-learn's default makes as many."""
 BLOCK_BYTES = 1 << 31
-"""Of a product's columns: all columns at once are fastest, since rows are read in random order and a whole row costs as much as a part."""
+"""Most bytes of a product's columns. All columns at once are fastest: rows are read in random order, so a part costs as much as a row."""
 ROWS = 1 << 16
-"""Rows of all columns that are turned at a time."""
+"""Rows that are rotated at a time."""
 LEAST_SHARE = 1e-12
-"""Of the largest eigenvalue of YᵀY: what is below is rounding, and becomes a column of zeros."""
+"""Smaller shares of the largest eigenvalue of YᵀY are rounding, and give a column of zeros."""
 
 
 class Touches(NamedTuple):
-    """Which of the users touched which items, however often: rows of one side with the numbers of the other.
+    """Distinct pairs of users and items, as rows of one side with the numbers of the other.
 
     offset_R1  int64[R + 1]: row r has other_N[offset[r]] … other_N[offset[r + 1] − 1]
     """
@@ -45,7 +45,7 @@ class Touches(NamedTuple):
     other_N: Int32
 
     def transposed(self, others: int) -> Touches:
-        """The rows of the other side, each in the order of the first one's."""
+        """The rows of the other side, each in the order of this side's rows."""
         shape = len(self.offset_R1) - 1, others
         columns = csr_array((np.ones(len(self.other_N), np.bool_), self.other_N, self.offset_R1), shape=shape).tocsc()
         return Touches(columns.indptr.astype(np.int64), columns.indices.astype(np.int32, copy=False))
@@ -73,24 +73,24 @@ def item_embeddings(interactions: Interactions, users: Int64, width: int, *, see
     y_IC = np.concatenate([rng.standard_normal((items, block.stop - block.start), np.float32) for block in blocks], axis=1)
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads) as pool:
-        for done in range(ITERATIONS):
+        for iteration in range(ITERATIONS):
             for block in blocks:
                 y_IK = np.ascontiguousarray(y_IC[:, block])
                 z_UK = np.empty((len(users), y_IK.shape[1]), np.float32)
                 _multiply(pool, threads, by_user, scales[0], scales[1], y_IK, z_UK)
                 _multiply(pool, threads, by_item, scales[1], scales[0], z_UK, y_IK)
                 y_IC[:, block] = y_IK
-            values, turn = _principal(y_IC)
+            values, rotation = _principal(y_IC)
             # Y = AᵀA Q with orthonormal Q has the singular values σ², and right singular vectors of A on its left.
-            power = -0.5 if done < ITERATIONS - 1 else -0.25
+            power = -0.5 if iteration < ITERATIONS - 1 else -0.25
             factor = np.power(values, power, out=np.zeros_like(values), where=values > LEAST_SHARE * values.max())
-            turn *= factor
-            if done < ITERATIONS - 1:
+            rotation *= factor
+            if iteration < ITERATIONS - 1:
                 for start in range(0, items, ROWS):
-                    y_IC[start : start + ROWS] = y_IC[start : start + ROWS].astype(np.float64) @ turn
+                    y_IC[start : start + ROWS] = y_IC[start : start + ROWS].astype(np.float64) @ rotation
     embeddings = np.empty((items, width), np.float32)
     for start in range(0, items, ROWS):
-        embeddings[start : start + ROWS] = y_IC[start : start + ROWS].astype(np.float64) @ turn[:, :width]
+        embeddings[start : start + ROWS] = y_IC[start : start + ROWS].astype(np.float64) @ rotation[:, :width]
     return embeddings
 
 
@@ -112,13 +112,13 @@ def _inverse_root(count: Int64) -> Float32:
 def _multiply(
     pool: ThreadPoolExecutor, threads: int, side: Touches, scale_R: Float32, scale_C: Float32, x_CK: Float32, out_RK: Float32
 ) -> None:
-    """The product of a scaled side with some columns, to out_RK. Threads change nothing but the time."""
+    """Write the product of a scaled side with some columns to out_RK. The number of threads changes only the time."""
     cuts = np.searchsorted(side.offset_R1, np.linspace(0, side.offset_R1[-1], 4 * threads + 1)[1:-1]).tolist()
 
-    def part(first: int, last: int) -> None:
+    def sum_part(first: int, last: int) -> None:
         _sum_rows(side.offset_R1, side.other_N, scale_R, scale_C, x_CK, first, last, out_RK)
 
-    list(pool.map(part, [0, *cuts], [*cuts, len(scale_R)]))
+    list(pool.map(sum_part, [0, *cuts], [*cuts, len(scale_R)]))
 
 
 def _principal(y_IC: Float32) -> tuple[Float64, Float64]:
@@ -165,9 +165,9 @@ def _sum_rows(offset_R1: Array, other_N: Array, scale_R: Array, scale_C: Array, 
 
 
 def spread_unseen(embeddings_ID: Float32, category_of_item_I: Int32 | None = None, *, seed: int) -> Float32:
-    """A copy in which each zero row takes the vector of a random other item: of its category where one with a vector is known, else of any.
+    """A copy in which each zero row gets the vector of a random other item: of its category if that has one with a vector, else of any.
 
-    Items nobody touched thus end up beside items of their kind, spread over the tree as the known ones are, instead of in one clump.
+    So items without events are near items of their category, spread over the tree like the others, and not in one cluster.
     """
     rng = np.random.default_rng(seed)
     filled = embeddings_ID.copy()
@@ -178,10 +178,10 @@ def spread_unseen(embeddings_ID: Float32, category_of_item_I: Int32 | None = Non
     donor = seen[rng.integers(len(seen), size=len(unseen))]
     if category_of_item_I is not None:
         by_category = seen[np.argsort(category_of_item_I[seen], kind="stable")]
-        wanted = category_of_item_I[unseen]
-        first = np.searchsorted(category_of_item_I[by_category], wanted, side="left")
-        count = np.searchsorted(category_of_item_I[by_category], wanted, side="right") - first
-        has = (wanted >= 0) & (count > 0)
-        donor[has] = by_category[first[has] + rng.integers(count[has])]
+        category = category_of_item_I[unseen]
+        first = np.searchsorted(category_of_item_I[by_category], category, side="left")
+        count = np.searchsorted(category_of_item_I[by_category], category, side="right") - first
+        has_donor = (category >= 0) & (count > 0)
+        donor[has_donor] = by_category[first[has_donor] + rng.integers(count[has_donor])]
     filled[unseen] = embeddings_ID[donor]
     return filled

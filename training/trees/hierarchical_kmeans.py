@@ -34,7 +34,7 @@ def hierarchical_kmeans(labels: Csr, branching: int, max_leaf: int, seed: int, t
     """The tree over labels 0 … I − 1, given by float32 rows [I, F] of length 1.
 
     branching  most children of a node above the leaf clusters · max_leaf: most labels in a leaf cluster
-    threads    change nothing but the time
+    threads    change only the time
     Raises InvalidConfig.
     """
     for name, value, least in (("branching", branching, 2), ("max_leaf", max_leaf, 2)):
@@ -43,25 +43,25 @@ def hierarchical_kmeans(labels: Csr, branching: int, max_leaf: int, seed: int, t
     cuts = max(0, math.ceil(math.log2(max(1, labels.shape[0]) / max_leaf)))
     clusters = [np.arange(labels.shape[0])]
     with ThreadPoolExecutor(threads) as pool:
-        own = threading.local()
+        scratch = threading.local()
 
-        def halved(depth: int, number: int, members: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-            if not hasattr(own, "number_of"):
-                own.number_of = np.full(labels.shape[1], -1, np.int32)
-            # A seed of its own for each cut, so that none depends on the others.
+        def halve(depth: int, number: int, members: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+            if not hasattr(scratch, "number_of"):
+                scratch.number_of = np.full(labels.shape[1], -1, np.int32)
+            # A separate seed for each cut, so that cuts do not depend on each other.
             seed_of_cut = (seed << 24) + (1 << depth) + number
-            left = _halved(labels.indptr, labels.indices, labels.data, members, own.number_of, ROUNDS, seed_of_cut)
+            left = _halved(labels.indptr, labels.indices, labels.data, members, scratch.number_of, ROUNDS, seed_of_cut)
             return [members[left], members[~left]]
 
         for depth in range(cuts):
-            halves = pool.map(halved, repeat(depth), range(len(clusters)), clusters)
+            halves = pool.map(halve, repeat(depth), range(len(clusters)), clusters)
             clusters = [half for both in halves for half in both]
     counts = [[len(members) for members in clusters]]
     step = 1 << (branching.bit_length() - 1)  # cuts are halves, so nodes have a power of two of children
     while len(counts[0]) > 1:
         size = len(counts[0])
-        above = -(-size // step)
-        counts.insert(0, [min(step, size - step * k) for k in range(above)])
+        parents = -(-size // step)
+        counts.insert(0, [min(step, size - step * k) for k in range(parents)])
     return tree_from_children(counts, np.concatenate(clusters))
 
 

@@ -1,7 +1,7 @@
 """Balanced recursive k-means over item embeddings: TDM's learned tree (§3.4), PECOS' hierarchical k-means, for any branching.
 
-A node's items are divided among its b children by binary splits, b → ⌊b/2⌋ + ⌈b/2⌉ → … → 1. A split is spherical 2-means with the sizes
-given: items are sorted by ⟨x, c_right − c_left⟩ and cut where the balanced tree wants it; the centres are recomputed until no item
+A node's items are divided among its b children by binary splits, b → ⌊b/2⌋ + ⌈b/2⌉ → … → 1. A split is spherical 2-means with fixed
+sizes: items are sorted by ⟨x, c_right − c_left⟩ and cut at the size that the balanced tree needs; the centres are recomputed until no item
 changes side. The cost is about log₂(I) passes over the embeddings per iteration, and no copy of them is made. Compiled by numba. By hand:
 scikit-learn's k-means does not balance its clusters.
 
@@ -11,7 +11,7 @@ Legend: I items, D embedding width, R rows of a group, G groups being split.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,11 +25,19 @@ from ..arrays import Array, Float32, Int64
 from ..trees.balanced import balanced_tree, level_edges, tree_height
 
 ITERATIONS = 20
-"""Of a split, as long as some item still changes side; at most."""
+"""Most iterations of a split; it ends earlier if no item changes side."""
+
+
+class Groups(NamedTuple):
+    """int64[G] each: group g has the positions start_G[g] … stop_G[g] − 1 of the order; the right half begins at cut_G[g]."""
+
+    start_G: Int64
+    cut_G: Int64
+    stop_G: Int64
 
 
 def kmeans_tree(embeddings_ID: Float32, branching: int, *, seed: int) -> Tree:
-    """A tree in which similar items share subtrees; exactly as balanced as `balanced_tree`.
+    """A tree in which similar items share subtrees, as balanced as `balanced_tree`.
 
     embeddings_ID  float32[I, D], finite; only directions count. Zero rows are similar to nothing: see `embeddings.spread_unseen`.
 
@@ -49,33 +57,30 @@ def kmeans_tree(embeddings_ID: Float32, branching: int, *, seed: int) -> Tree:
             while len(first_G):
                 half_G = nodes_G // 2
                 start_G, cut_G, stop_G = edges[first_G], edges[first_G + half_G], edges[first_G + nodes_G]
-                _split_all(pool, threads, x_ID, order, (start_G, cut_G, stop_G), rng)
+                _split_all(pool, threads, x_ID, order, Groups(start_G, cut_G, stop_G), rng)
                 first_G = np.stack([first_G, first_G + half_G], axis=1).ravel()
                 nodes_G = np.stack([half_G, nodes_G - half_G], axis=1).ravel()
                 first_G, nodes_G = first_G[nodes_G > 1], nodes_G[nodes_G > 1]
     return balanced_tree(order, branching)
 
 
-def _split_all(
-    pool: ThreadPoolExecutor, threads: int, x_ID: Float32, order: Int64, places_G: tuple[Int64, Int64, Int64], rng: np.random.Generator
-) -> None:
-    """Reorders places start … stop − 1 of each group in `order` so that its left part, up to the cut, comes first.
+def _split_all(pool: ThreadPoolExecutor, threads: int, x_ID: Float32, order: Int64, groups: Groups, rng: np.random.Generator) -> None:
+    """Reorders positions start … stop − 1 of each group in `order` so that its left half, up to the cut, comes first.
 
-    places_G  start, cut and stop; groups have at least two items each
+    groups  of at least two items each
     """
-    start_G, _, stop_G = places_G
-    size_G = stop_G - start_G
+    size_G = groups.stop_G - groups.start_G
     one_G = rng.integers(size_G)
     other_G = (one_G + 1 + rng.integers(size_G - 1)) % size_G  # another member
     score_I = np.empty(len(order), np.float32)
-    # Groups do not depend on each other: threads change nothing but the time.
+    # Groups do not depend on each other: the number of threads changes only the time.
     cuts = np.searchsorted(np.cumsum(size_G), np.linspace(0, size_G.sum(), 4 * threads + 1)[1:-1]).tolist()
 
-    def part(first: int, last: int) -> None:
-        _split_groups(x_ID, order, *places_G, one_G, other_G, first, last, ITERATIONS, score_I)
+    def split_part(first: int, last: int) -> None:
+        _split_groups(x_ID, order, *groups, one_G, other_G, first, last, ITERATIONS, score_I)
 
-    list(pool.map(part, [0, *cuts], [*cuts, len(size_G)]))
-    slots = spans(start_G, stop_G)
+    list(pool.map(split_part, [0, *cuts], [*cuts, len(size_G)]))
+    slots = spans(groups.start_G, groups.stop_G)
     order[slots] = order[slots][np.lexsort((score_I[slots], np.repeat(np.arange(len(size_G)), size_G)))]
 
 

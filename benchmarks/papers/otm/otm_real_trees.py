@@ -26,7 +26,7 @@ from training.deep.fit import CURVE, fit, use_bfloat16
 from training.deep.prepare import Prepared, build_tree
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
-from training.deep.validation import ranked_by, search_pairs
+from training.deep.validation import search_pairs, trained_ranking
 from training.specification.deep import DeepConfig, RobustObjective, WindowConfig
 from training.specification.models import deep_config
 from training.specification.networks import OptimiserConfig, ProductScorer
@@ -139,7 +139,7 @@ def train_tree(run: Run, method: str) -> tuple[Tree, NodeScorer, Row]:
 def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None) -> list[Row]:
     tree, model, training = train_tree(run, method)
     config = method_config(run.config, method)
-    own, gamma = ranked_by(config)
+    own, gamma = trained_ranking(config)
     gammas = [gamma] if own == "log_activation" else sorted({0.0, gamma} | ({0.5} if config.kind == "tdm" else set()))
     topology, rows = Topology(tree, CPU), []
     for gamma in gammas:

@@ -138,7 +138,7 @@ def nearest(model: Bundle, data: Texts, texts: Sequence[str]) -> Int64:
     """As `found_by`, by the cosine to centroids, of the same features as the model of the old items."""
     config = config_of(model.manifest, LinearConfig)
     prepared = prepare(config)
-    _, centroids = label_features(prepared.train, prepared.own, config.linear)
+    _, centroids = label_features(prepared.train, prepared.own_texts, config.linear)
     own = as_matrix(model.vectoriser.transform([data.texts[row] for row in np.flatnonzero(data.hidden_I).tolist()]))
     by_feature = csr_array(vstack([centroids, own])).T.tocsr()
     number_I = np.concatenate([np.flatnonzero(~data.hidden_I), np.flatnonzero(data.hidden_I)])

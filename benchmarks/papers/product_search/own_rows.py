@@ -29,7 +29,7 @@ from training.linear.own_texts import column_weights, made_queries
 from training.specification.linear import LinearConfig
 
 POWERS = (1.0, 0.75, 0.5, 0.0)
-MOST_ASKED, MOST_MADE = 700, 1000
+MOST_ASKED, MOST_MADE_QUERIES = 700, 1000
 
 
 def best_of_rows(queries: Mapping[str, int], rows_BF: Csr, own_IF: Csr) -> Find:
@@ -52,7 +52,7 @@ def rows_of(products: Products) -> list[dict[str, Any]]:
     )
     vectoriser = Vectoriser.fit(list(dict.fromkeys(text for texts in columns for text in texts if text)), config.blocks)
     made = made_queries(ids, columns, 1.0, seed=1)
-    made = made.sample(min(MOST_MADE, len(made)), seed=0)
+    made = made.sample(min(MOST_MADE_QUERIES, len(made)), seed=0)
     asked = list(products.right)[::2][:MOST_ASKED]
     right_of_made = {query: {int(item): 1} for query, item in zip(made["query"], made["item"], strict=True)}
     measured: dict[str, tuple[Sequence[str], Products]] = {

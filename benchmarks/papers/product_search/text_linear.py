@@ -92,7 +92,7 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     )  # fmt: skip
     begin = time.process_time()
     prepared = prepare(config)
-    labels, centroids = label_features(prepared.train, prepared.own, config.linear)
+    labels, centroids = label_features(prepared.train, prepared.own_texts, config.linear)
     branching, max_leaf = (recipe.tree.branching, recipe.tree.leaf_of(*centroids.shape)) if recipe.whole_tree else (2, max(2, len(ids)))
     tree = hierarchical_kmeans(labels, branching, max_leaf, config.seed)
     chunks = fit_linear(prepared.train, tree, config.linear, 1, config.seed, centroids=centroids)

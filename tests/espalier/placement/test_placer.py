@@ -44,7 +44,7 @@ from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree
 from tests.training.logs import log_of
 from training.deep.memory import FORMULA
-from training.neighbours.fit import fitted_to
+from training.neighbours.fit import fit_neighbours
 from training.retrieval.tuning import Options
 
 Dtype = Literal["float32", "float16", "int8"]
@@ -315,7 +315,7 @@ def test_events_of_a_new_item_give_what_training_would_have_counted(ordered: boo
     options = ORDERED | {"window": 3, "longest": 20} if ordered else WITHOUT_ORDER
     lists = [rng.permutation(9)[: rng.integers(3, 7)].tolist() for _ in range(60)]
     with_new = [[*rows, 9] for rows in lists[:10] for _ in range(2)]
-    trained = fitted_to(log_of([*with_new, *lists[10:]], items=10), np.arange(70), options, 0)
+    trained = fit_neighbours(log_of([*with_new, *lists[10:]], items=10), np.arange(70), options, 0)
     found, pairs = trained.lists, dict[tuple[int, int], float]()
     for a, (begin, end) in enumerate(pairwise(found.offset_I1.tolist())):
         pairs |= {

@@ -385,7 +385,7 @@ def test_a_split_tree_may_be_written_and_keeps_leaves_under_their_ancestors(seed
     assert_array_equal(after.leaf_item, tree.leaf_item)
     leaves = np.arange(size)
     assert_array_equal(found.source_N[after.ancestors(after.leaf_offset + leaves)], tree.ancestors(tree.leaf_offset + leaves))
-    assert (found.split == 0) == (after.node_count == tree.node_count)
+    assert (found.split_count == 0) == (after.node_count == tree.node_count)
 
 
 # -- `fit` takes live items along -----------------------------------------------------------------------------------------

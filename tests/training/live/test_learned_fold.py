@@ -35,8 +35,8 @@ from training.live import fitted_rows as fitting
 from training.live import learned_fold
 from training.live.catalogue import JournalItems
 from training.live.fitted_rows import fitted_rows, mean_states
-from training.live.fold_log import fold_log, given_counts
-from training.live.learned_fold import counted_anew, trained_through
+from training.live.fold_log import fold_log, stated_counts
+from training.live.learned_fold import trained_through, with_new_counts
 
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -67,7 +67,7 @@ def test_an_event_of_an_ordered_list_has_what_came_before_it(split: Split, tmp_p
     found = fold_log(split, items_of(put(1, "new")), table("i0", "i1", "i2", "new"), tmp_path)
     of_n, histories = found.events_of(np.array([2, 3, 0]), 5, np.random.default_rng(0))
     assert (of_n.tolist(), [history.tolist() for history in histories]) == ([0], [[0, 1]])
-    assert {tuple(history.tolist()) for history in found.drawn(20, np.random.default_rng(0))} == {(0,), (0, 1)}
+    assert {tuple(history.tolist()) for history in found.draw_histories(20, np.random.default_rng(0))} == {(0,), (0, 1)}
 
 
 def test_an_event_of_a_list_without_an_order_has_all_others(split: Split, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def counted(
     assert isinstance(content, GraphContent)
     content = replace(content, items=table(*ids), counts=None if counts is None else LabelCounts(np.array(counts), sum(counts)))
     (folder / "work").mkdir()
-    after = counted_anew(content, fold_log(split, journal, content.items, folder / "work"), given_counts(journal, content.items))
+    after = with_new_counts(content, fold_log(split, journal, content.items, folder / "work"), stated_counts(journal, content.items))
     assert after.counts is not None
     assert after.memory is not None
     after.memory.check(len(ids))

@@ -25,7 +25,7 @@ def draw_nodes(topology: Topology, h: int, batch: int, count: int, generator: to
     """int64[B, C]: different nodes of level h for each query, ascending, every set of them as likely; the whole level where it has no
     more than `count` nodes.
 
-    Where several processes share a batch, each gets what one alone would have drawn for its instances.
+    Where several processes share a batch, each gets the nodes that a single process would have drawn for its instances.
     """
     span = topology.tree.level(h)
     if len(span) <= count:
@@ -42,15 +42,15 @@ def drawn_sets(size: int, rows: int, count: int, generator: torch.Generator, dev
         keys = torch.rand((rows, size), generator=generator, device=device)
         return keys.topk(count, dim=1).indices.sort(1).values
     drawn = torch.randint(size, (rows, count), generator=generator, device=device).sort(1).values
-    at = torch.arange(rows, device=device)
-    while len(at):
-        part = drawn[at]
-        repeated = torch.zeros_like(part, dtype=torch.bool)
-        repeated[:, 1:] = part[:, 1:] == part[:, :-1]
-        again = repeated.any(1)
-        at, part, repeated = at[again], part[again], repeated[again]
-        part[repeated] = torch.randint(size, (int(repeated.sum()),), generator=generator, device=device)
-        drawn[at] = part.sort(1).values
+    open_rows = torch.arange(rows, device=device)
+    while len(open_rows):
+        numbers = drawn[open_rows]
+        is_repeat = torch.zeros_like(numbers, dtype=torch.bool)
+        is_repeat[:, 1:] = numbers[:, 1:] == numbers[:, :-1]
+        has_repeats = is_repeat.any(1)
+        open_rows, numbers, is_repeat = open_rows[has_repeats], numbers[has_repeats], is_repeat[has_repeats]
+        numbers[is_repeat] = torch.randint(size, (int(is_repeat.sum()),), generator=generator, device=device)
+        drawn[open_rows] = numbers.sort(1).values
     return drawn
 
 

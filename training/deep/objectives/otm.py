@@ -51,21 +51,21 @@ def otm_loss(
     total = state_BLS.new_zeros(())
     beam_BK = torch.zeros((batch, 1), dtype=torch.int64, device=topology.device)
     rank_BK = torch.zeros((batch, 1), device=topology.device)
-    pruned = False
+    is_pruned = False
     for h in range(1, tree.height + 1):
         children_BKb = topology.children(beam_BK, h - 1)
         nodes_BC = children_BKb.flatten(1)
         eligible_BC = (nodes_BC != topology.padding) & ~topology.ineligible_N[nodes_BC.clamp(max=topology.padding - 1)]
         # Until something is pruned the candidates are the whole level.
-        extra_BC = draw_nodes(topology, h, batch, config.random_nodes, generator) if pruned and config.random_nodes else nodes_BC[:, :0]
+        extra_BC = draw_nodes(topology, h, batch, config.random_nodes, generator) if is_pruned and config.random_nodes else nodes_BC[:, :0]
         all_BC = torch.cat([nodes_BC, extra_BC], 1)
         logits_BC = model.logits(state_BLS, all_BC.clamp(max=topology.padding - 1), h)
-        place_BC, hit_BC = topology.find(positives[h], all_BC)
-        label_BC = labels[h].gather(1, place_BC) * hit_BC
+        position_BC, hit_BC = topology.find(positives[h], all_BC)
+        label_BC = labels[h].gather(1, position_BC) * hit_BC
         counted_BC = torch.cat([eligible_BC, ~topology.ineligible_N[extra_BC.clamp(max=topology.padding - 1)]], 1)
         total = total + level_loss(logits_BC, label_BC, counted_BC)
         if h < tree.height:
-            pruned = pruned or nodes_BC.shape[1] > config.beam_size
+            is_pruned = is_pruned or nodes_BC.shape[1] > config.beam_size
             own_BC = logits_BC.detach()[:, : nodes_BC.shape[1]].float()
             rank_BC = own_BC + config.gamma * rank_BK.repeat_interleave(children_BKb.shape[2], 1)
             beam_BK, rank_BK = keep_best(topology, nodes_BC, rank_BC.masked_fill(~eligible_BC, -torch.inf), config.beam_size)
@@ -86,9 +86,9 @@ def otm_no_bs_loss(
     total = state_BLS.new_zeros(())
     for h in range(1, topology.tree.height + 1):
         nodes_BC = draw_nodes(topology, h, len(target_BP), 2 * config.beam_size, generator)
-        place_BC, hit_BC = topology.find(positives[h], nodes_BC)
+        position_BC, hit_BC = topology.find(positives[h], nodes_BC)
         logits_BC = model.logits(state_BLS, nodes_BC, h)
-        total = total + level_loss(logits_BC, labels[h].gather(1, place_BC) * hit_BC, ~topology.ineligible_N[nodes_BC])
+        total = total + level_loss(logits_BC, labels[h].gather(1, position_BC) * hit_BC, ~topology.ineligible_N[nodes_BC])
     return total / len(target_BP)
 
 
@@ -108,8 +108,8 @@ def pseudo_targets(model: NodeScorer, topology: Topology, state_BLS: Tensor, pos
         # A leaf without an item has η = 0, so it is never the best; the same for subtrees of such leaves.
         ineligible_BC = (flat_BC == topology.padding) | topology.ineligible_N[flat_BC.clamp(max=topology.padding - 1)]
         logits_BPb = logits_BC.masked_fill(ineligible_BC, -torch.inf).view(children_BPb.shape)
-        place_BC, hit_BC = topology.find(positives[h + 1], flat_BC)
-        label_BPb = (labels[-1].gather(1, place_BC) * hit_BC).view(children_BPb.shape)
+        position_BC, hit_BC = topology.find(positives[h + 1], flat_BC)
+        label_BPb = (labels[-1].gather(1, position_BC) * hit_BC).view(children_BPb.shape)
         best_BPb = logits_BPb >= logits_BPb.amax(-1, keepdim=True)
         labels.append((best_BPb * label_BPb).amax(-1))
     return labels[::-1]

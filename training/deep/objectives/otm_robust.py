@@ -1,10 +1,10 @@
-"""OTM made robust (`otm-robust`): the softmax over whole levels, its sums estimated from what beam search visits.
+"""OTM made robust (`otm-robust`): the softmax over whole levels, its sums estimated from the nodes that beam search visits.
 
     L(θ) = − Σ_h d^{H−h} Σ_{n ∈ S_h⁺} (1 / |S_h⁺|) · log( e^{r(n)} / Z_h ),   r(n) = g_θ(x, n) + γ · r(parent(n))
     Z_h  ≈ Σ_{n ∈ B̃_h ∪ S_h⁺} e^{r(n)} + Σ_{n ∈ R_h \\ (B̃_h ∪ S_h⁺)} e^{r(n)} / E[times n is drawn]
 
 B̃_h are the candidates of a beam search with the current parameters (OTM Eq. 3), S_h⁺ the targets' ancestors (z_n = 1, Eq. 1) and R_h the
-ancestors of random items. OTM's own loss (Eq. 16) leaves nodes untrained that no training beam visits, so a wider serving beam ranks some
+ancestors of random items. OTM's loss (Eq. 16) leaves nodes untrained that no training beam visits, so a wider serving beam ranks some
 of them too high. Here every node of a level has its weight in expectation: the estimate of Z_h is unbiased (so w_n > 0 everywhere, as
 Proposition 3 requires). Beam search finds the largest terms of the sum, which keeps the variance small. The beam only serves the estimate,
 so the serving beam may differ from it. A softmax over the nodes of a level is the loss of TDR and DTR too (Liu et al. 2024, arXiv
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from espalier.tree import Tree
 
-from ...deep.beam import best_places
+from ...deep.beam import best_columns
 from ...deep.objectives.levels import draw_items
 from ...deep.scorers.heads import ProductHead
 from ...deep.scorers.model import NodeScorer
@@ -37,9 +37,9 @@ from ...deep.topology import Topology
 from ...specification.deep import RobustObjective
 
 WHOLE = 170
-"""Score a level whole up to this multiple of the nodes that an instance would look up: there both cost about the same on a CPU."""
+"""Score a level whole if it has at most this multiple of the nodes that an instance would look up: then it costs no more on a CPU."""
 NEVER = -1e30
-"""The rank of places that do not count; finite, because 0 · −inf is NaN."""
+"""The rank of entries that do not count; finite, because 0 · −inf is NaN."""
 
 
 def otm_robust_loss(
@@ -60,9 +60,9 @@ def otm_robust_loss(
         total = total - config.level_decay ** (tree.height - h) * batch.log_shares(h, level).sum()
         beam_BK, rank_BK = level.nodes_BC, level.rank_BC
         if batch.whole <= h < tree.height and beam_BK.shape[1] > config.beam_size:
-            place_BK = best_places(rank_BK.detach().masked_fill(level.ineligible_BC, -torch.inf), config.beam_size).sort(1).values
-            beam_BK, rank_BK = beam_BK.gather(1, place_BK), rank_BK.gather(1, place_BK)
-            beam_BK = torch.where(level.ineligible_BC.gather(1, place_BK), topology.padding, beam_BK)
+            column_BK = best_columns(rank_BK.detach().masked_fill(level.ineligible_BC, -torch.inf), config.beam_size).sort(1).values
+            beam_BK, rank_BK = beam_BK.gather(1, column_BK), rank_BK.gather(1, column_BK)
+            beam_BK = torch.where(level.ineligible_BC.gather(1, column_BK), topology.padding, beam_BK)
     return total / len(target_BP)
 
 
@@ -70,7 +70,7 @@ def otm_robust_loss(
 class _Level:
     """Ranks on one level: of the beam's candidates, of the targets' ancestors and of the random items' ancestors.
 
-    counted_BX  the ranks whose exponentials add up to Z, NEVER in places that do not count
+    counted_BX  the ranks whose exponentials add up to Z, NEVER for entries that do not count
     """
 
     nodes_BC: Tensor
@@ -118,7 +118,7 @@ class _Batch:
         topology, positive_BP, random_BR = self.topology, self.positives[h], self.random_nodes[h]
         children_BKb = topology.children(beam_BK, h - 1)
         nodes_BC = children_BKb.flatten(1)
-        parent_BP = topology.find(self.positives[h - 1], topology.parent_N1[positive_BP])[0]
+        parent_BP = topology.find(self.positives[h - 1], topology.parent_N1[positive_BP]).position_BC
         parent_rank = [
             rank_BK.repeat_interleave(children_BKb.shape[2], 1), above.positive_rank_BP.gather(1, parent_BP), above.random_rank_BR
         ]  # fmt: skip
@@ -127,17 +127,17 @@ class _Batch:
         widths = [nodes_BC.shape[1], positive_BP.shape[1], random_BR.shape[1]]
         rank_BC, positive_rank_BP, random_rank_BR = (logits + self.gamma * torch.cat(parent_rank, 1)).split_with_sizes(widths, 1)
         ineligible_BC = (nodes_BC == topology.padding) | topology.ineligible_N[nodes_BC.clamp(max=topology.padding - 1)]
-        in_beam_BR = topology.find(beam_BK.sort(1).values, topology.parent_N1[random_BR])[1]
-        known_BR = in_beam_BR | topology.find(positive_BP, random_BR)[1] | topology.ineligible_N[random_BR]
+        in_beam_BR = topology.find(beam_BK.sort(1).values, topology.parent_N1[random_BR]).is_match_BC
+        already_counted_BR = in_beam_BR | topology.find(positive_BP, random_BR).is_match_BC | topology.ineligible_N[random_BR]
         counted = [  # every node once: a target in its own block
-            rank_BC.masked_fill(ineligible_BC | topology.find(positive_BP, nodes_BC)[1], NEVER),
+            rank_BC.masked_fill(ineligible_BC | topology.find(positive_BP, nodes_BC).is_match_BC, NEVER),
             positive_rank_BP.masked_fill(positive_BP == topology.padding, NEVER),
-            (random_rank_BR - (topology.items_below_N[random_BR] * self.drawn_per_item).log()).masked_fill(known_BR, NEVER),
+            (random_rank_BR - (topology.items_below_N[random_BR] * self.drawn_per_item).log()).masked_fill(already_counted_BR, NEVER),
         ]
         return _Level(nodes_BC, rank_BC, ineligible_BC, torch.cat(counted, 1), positive_rank_BP, random_rank_BR)
 
     def log_shares(self, h: int, level: _Level) -> Tensor:
-        """[B, P]: log(e^r / Z) of the targets' ancestors, weighted alike within an instance; 0 at padding."""
+        """[B, P]: log(e^r / Z) of the targets' ancestors, weighted equally within an instance; 0 at padding."""
         is_target_BP = self.positives[h] != self.topology.padding
         weight_BP = is_target_BP / is_target_BP.sum(1, keepdim=True).clamp(min=1)
         return weight_BP * (level.positive_rank_BP - torch.logsumexp(level.counted_BX, 1, keepdim=True))

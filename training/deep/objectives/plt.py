@@ -1,6 +1,6 @@
 """PLT: each node conditional on its parent; only the children of positive nodes are trained (Jasinska et al. 2016; OTM §3.2.1).
 
-S_h = {n : z_parent(n) = 1}, p(z_n | x) = the product of sigmoids along the path, which is also what the search ranks by. With one target
+S_h = {n : z_parent(n) = 1}, p(z_n | x) = the product of sigmoids along the path, by which the search ranks, too. With one target
 an instance it is HSM.
 
 Legend: B instances, P positives, C candidates.
@@ -26,7 +26,7 @@ def plt_loss(
     total = state_BLS.new_zeros(())
     for h in range(1, topology.tree.height + 1):
         nodes_BC = topology.children(positives[h - 1], h - 1).flatten(1)
-        _, hit_BC = topology.find(positives[h], nodes_BC)
+        hit_BC = topology.find(positives[h], nodes_BC).is_match_BC
         logits_BC = model.logits(state_BLS, nodes_BC.clamp(max=topology.padding - 1), h)
         total = total + level_loss(logits_BC, hit_BC.float(), nodes_BC != topology.padding)
     return total / len(target_BP)

@@ -31,7 +31,7 @@ def tdm_loss(
     for h in range(1, height + 1):
         negatives = max(MIN_NEGATIVES, round(config.negatives * config.negative_decay ** (height - h)))  # most at the leaves
         drawn_BC = draw_nodes(topology, h, batch, negatives, generator)
-        _, hit_BC = topology.find(positives[h], drawn_BC)
+        hit_BC = topology.find(positives[h], drawn_BC).is_match_BC
         if drawn_BC.shape[1] == topology.tree.level_size(h):  # the whole level: its positives are among it
             nodes_BC, label_BC, counted_BC = drawn_BC, hit_BC.float(), torch.ones_like(hit_BC)
         else:

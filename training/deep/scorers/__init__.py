@@ -1,1 +1,1 @@
-"""Node scorers: what makes a query state of a query, and a logit of a query state and a node row."""
+"""Node scorers: they map a query to a query state, and a query state and a node row to a logit."""

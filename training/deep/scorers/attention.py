@@ -1,11 +1,11 @@
-"""TDM's attention unit (TDM §5.1, figure 2): a behaviour counts for a node as much as a small network of the two says.
+"""TDM's attention unit (TDM §5.1, figure 2): the weight of a behaviour for a node comes from a small network of both.
 
     a_t(n) = v · φ(U [i_t; i_t ⊙ n; n] + c) + d                 one weight per behaviour and node, no softmax
     p_w(n) = Σ_{t ∈ window w} a_t(n) · i_t / (number of behaviours in w)
     g(n)   = MLP([p_1(n); …; p_W(n); n])                         the 128–64–24 network of `heads.py`
 
-i_t is the row of behaviour t's ancestor on the level at hand (JTM's history), n the node's row; φ = PReLU with one slope. As for the other
-encoders padding counts nothing, neither in the sum nor in the number.
+i_t is the row of behaviour t's ancestor on the level at hand (JTM's history), n the node's row; φ = PReLU with one slope. As in the other
+encoders, padding counts neither in the sum nor in the number.
 
 Nothing of width 3D is ever made, by exact algebra:
 
@@ -36,7 +36,7 @@ from ...deep.scorers.heads import MlpHead, SharedPReLU
 from ...deep.scorers.row_table import Rows, lookup
 
 BLOCK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 30}
-"""Hidden attention units that training holds at a time: what a processor's cache keeps, and what a GPU needs to be busy."""
+"""Bytes of hidden attention units in memory at a time in training: what fits a CPU's cache, and what keeps a GPU busy."""
 
 
 class BehaviourEncoder(nn.Module):
@@ -95,8 +95,8 @@ class AttentionHead(nn.Module):
     def forward(self, query_state: Tensor, node_rows: Tensor) -> Tensor:
         """query_state [B, T·D + T·S], node_rows [B, C, D] → logits [B, C].
 
-        Outside of an export it goes through the queries in blocks, each computed again for the gradient, so that memory does not grow with
-        B · C · T · A.
+        Outside of an export, queries are scored in blocks, and each block is computed again for the gradient, so that memory does not grow
+        with B · C · T · A.
         """
         if torch.compiler.is_exporting():
             return self.score(query_state, node_rows)

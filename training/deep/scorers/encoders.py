@@ -22,7 +22,7 @@ class WindowEncoder(nn.Module):
 
     A window's mean is over its behaviours, padding left out; an empty window is 0. Levels are independent of each other, but padding is
     padding on all of them.
-    (The authors' code adds the padding's row into the sum; that is treated as a slip and left out.)
+    (The authors' code adds the padding's row into the sum. We take that for a slip.)
     """
 
     def __init__(self, windows: Sequence[int], node_dim: int) -> None:
@@ -38,12 +38,11 @@ class WindowEncoder(nn.Module):
 
     def forward(self, history_nodes: Tensor, node_rows: Rows) -> Tensor:
         if node_rows.device.type == "cpu" and not torch.compiler.is_exporting():
-            return self._without_padding(
-                history_nodes, node_rows
-            )  # histories are mostly padding; a GPU would add them up in no fixed order
+            # Histories are mostly padding. A GPU would add rows up in no fixed order.
+            return self._without_padding(history_nodes, node_rows)
         present_B1T = (history_nodes[:, :1] >= 0).to(node_rows.dtype)  # padding is the same on every level
-        own_WT = self.member_WT[:, self.member_WT.shape[1] - history_nodes.shape[2] :]  # a shorter history lacks the oldest places
-        weight_B1WT = own_WT * present_B1T.unsqueeze(2)
+        member_WT = self.member_WT[:, self.member_WT.shape[1] - history_nodes.shape[2] :]  # a shorter history lacks the oldest positions
+        weight_B1WT = member_WT * present_B1T.unsqueeze(2)
         weight_B1WT = weight_B1WT / weight_B1WT.sum(-1, keepdim=True).clamp(min=1)
         rows_BLTD = lookup(history_nodes.clamp(min=0), node_rows)
         return (weight_B1WT @ rows_BLTD).flatten(2)
@@ -53,9 +52,9 @@ class WindowEncoder(nn.Module):
         batch, levels, _ = history_nodes.shape
         present_BT = history_nodes[:, 0] >= 0
         count_BW = present_BT.to(node_rows.dtype) @ self.member_WT.T
-        query_R, place_R = torch.nonzero(present_BT, as_tuple=True)
-        window_R = self.member_WT.argmax(0)[place_R]
-        rows_RLD = lookup(history_nodes[query_R, :, place_R], node_rows) / count_BW[query_R, window_R, None, None]
+        query_R, position_R = torch.nonzero(present_BT, as_tuple=True)
+        window_R = self.member_WT.argmax(0)[position_R]
+        rows_RLD = lookup(history_nodes[query_R, :, position_R], node_rows) / count_BW[query_R, window_R, None, None]
         sums = rows_RLD.new_zeros((batch * len(self.member_WT), levels, node_rows.shape[1]))
         sums = sums.index_add(0, query_R * len(self.member_WT) + window_R, rows_RLD)
         return sums.view(batch, -1, levels, node_rows.shape[1]).transpose(1, 2).flatten(2)

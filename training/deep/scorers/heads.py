@@ -2,7 +2,7 @@
 
 `MlpHead` is the papers' 128–64–24 network with PReLU. Its first dense layer is split into the query part, which goes into the state,
 and the node part: exact, and two thirds of the work saved at search time. `ProductHead` is an inner product with a network of the query: a
-candidate costs D multiplications, and what an inner product says well, dense layers on a sum of projections learn slowly.
+candidate costs D multiplications, and dense layers on a sum of projections are slow to learn an inner product.
 
 Legend: B queries, L levels, C candidates, D node row, F features, S state.
 """
@@ -96,12 +96,11 @@ class MlpHead(nn.Module):
 class ProductHead(nn.Module):
     """g(x, n) = ⟨u(x), row_n⟩ + b_n, with the bias in the last entry of the node row; the state is u(x) and a 1.
 
-    hidden  layers with ReLU of the network u; without any u is linear. None: u(x) = x, where the node rows are as wide as the query, the
-            linear node scorer of OTM's synthetic experiments
+    hidden   widths of the ReLU layers of the network u; empty: u is linear. None: u(x) = x, and node rows are as wide as the query: the
+             linear node scorer of OTM's synthetic experiments
+    dropout  share of the inputs of each layer of u that is 0 in training, the same on all levels
 
-    dropout share of the inputs of each layer of u that is 0 in training, the same on all levels
-
-    All logits of a level are one matrix product; `otm_robust_loss` takes that where the level is small.
+    All logits of a level are one matrix product; `otm_robust_loss` uses that for small levels.
     """
 
     def __init__(self, features: int, node_dim: int, hidden: Sequence[int] | None, dropout: float = 0.0) -> None:
@@ -111,12 +110,12 @@ class ProductHead(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
 
     def state(self, features_BLF: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """[B, L, S]; a generator drops inputs."""
-        part = features_BLF
-        for place, layer in enumerate(self.layers):
-            part = torch.relu(part) if place else part
-            part = layer(part if generator is None else dropped(part, self.dropout, generator))
-        return torch.cat([part, torch.ones_like(part[..., :1])], -1)
+        """[B, L, S]; with a generator, inputs are dropped."""
+        features = features_BLF
+        for number, layer in enumerate(self.layers):
+            features = torch.relu(features) if number else features
+            features = layer(features if generator is None else dropped(features, self.dropout, generator))
+        return torch.cat([features, torch.ones_like(features[..., :1])], -1)
 
     def forward(self, query_state: Tensor, node_rows: Tensor) -> Tensor:
         """query_state [B, S], node_rows [B, C, S] → logits [B, C]."""

@@ -33,8 +33,8 @@ class NodeScorer(nn.Module):
     """g(query, node) → logit, over all nodes of a tree.
 
     node_rows      float32[N, D], drawn from N(0, init_std²); where processes share the rows, this process's (`training.deep.row_shares`)
-    row_table      what lookups go through in training, and where processes share the rows
-    content_table  float32[F, D], what the features of items add to the rows of their leaves (`training.deep.content_rows`); None: nothing
+    row_table      the table for lookups, in training and if processes share the rows; None: lookups read node_rows
+    content_table  float32[F, D]: item features @ content_table is added to leaf rows (`training.deep.content_rows`); None: nothing is
     """
 
     content_table: nn.Parameter | None
@@ -49,13 +49,13 @@ class NodeScorer(nn.Module):
 
     @property
     def table(self) -> Rows:
-        """All node rows, wherever they are."""
+        """The node rows to look up in."""
         return self.node_rows if self.row_table is None else self.row_table
 
     def state(self, query: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """history_nodes [B, L, T], history_leaves [B, T] or vector [B, F] → query states [B, L, S] (L = 1 for vectors).
 
-        generator  of what a head with dropout drops; without one, as in serving, nothing is
+        generator  for a head with dropout; without one, as in serving, nothing is dropped
         """
         features_BLF = self.encoder(query, self.table)
         return self.head.state(features_BLF, generator) if isinstance(self.head, ProductHead) else self.head.state(features_BLF)
@@ -76,7 +76,7 @@ def new_model(config: DeepConfig, tree: Tree, kind: Kind, nodes: int | None = No
     """The model of a whole configuration over a tree, with random weights, from torch's generator as it stands.
 
     kind   of queries: vectors or histories
-    nodes  node rows that it begins with; None: those of the tree
+    nodes  number of node rows at the start; None: one for each node of the tree
     """
     scorer, nodes = config.scorer, tree.node_count if nodes is None else nodes
     if not isinstance(scorer, SequenceScorer):
@@ -88,7 +88,7 @@ def new_model(config: DeepConfig, tree: Tree, kind: Kind, nodes: int | None = No
 
 
 def sequence_parts(config: SequenceScorer, length: int, levels: int, ordered: bool = True) -> list[SequencePart]:
-    """The configured parts, with equal shares of the row, for lists with an order or without."""
+    """The configured parts, with equal shares of the row's columns, for lists with an order or without."""
     encoders, windows, parts = config.readers(ordered), windows_of(length) if ordered else (length,), []
     width = config.width // len(encoders)
     for number, name in enumerate(encoders):
@@ -107,7 +107,7 @@ def new_scorer(config: Scorer, windows: Sequence[int], nodes: int, vector_width:
     """A configured model with random weights, from torch's generator as it stands.
 
     windows       of histories
-    vector_width  queries are vectors so wide, not histories
+    vector_width  width of query vectors; None: queries are histories
     """
     encoder: Encoder
     head: Head
@@ -141,8 +141,8 @@ def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[
     """The bytes of query.onnx and scorer.onnx.
 
     query_name  `history_nodes`, `history_leaves` or `vector`
-    example     a batch of at least two such queries, of at least two places, which fixes the sizes that are not dynamic: F of vectors,
-                and T where the states grow with it
+    example     a batch of at least two such queries, of at least two positions; it fixes the sizes that are not dynamic: F of vectors,
+                and T if the states grow with it
     """
     model = model.eval().cpu()
     dim = torch.export.Dim
@@ -156,7 +156,7 @@ def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[
     query = onnx_bytes(
         QueryGraph(model), (example, rows_ND), [query_name, "node_rows"], "query_state", [query_dims, {0: dim.DYNAMIC} if uses_rows else {}]
     )
-    state_BS = model.state(example)[:, -1].detach().contiguous()  # other strides would be written into the graph
+    state_BS = model.state(example)[:, -1].detach().contiguous()  # the graph would record other strides
     rows_BCD = rows_ND[torch.arange(3 * len(state_BS)).view(len(state_BS), 3) % len(rows_ND)]
     scorer = onnx_bytes(
         model.head, (state_BS, rows_BCD), ["query_state", "node_rows"], "logits", [{0: dim.DYNAMIC}, {0: dim.DYNAMIC, 1: dim.DYNAMIC}]

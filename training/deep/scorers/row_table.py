@@ -1,7 +1,7 @@
-"""The node rows of a model in training: rows that are looked up, and their gradients, which cost what was looked up.
+"""The node rows of a model in training: lookups and their gradients, whose cost grows with the rows that are looked up.
 
 Several processes share the rows: process p of P holds those of the nodes n with n mod P = p, in ascending order, so that every level is
-spread evenly. Then a lookup is a collective call, which all processes make in the same order, each for nodes of its own: distinct nodes go
+spread evenly. Then a lookup is a collective call, which all processes make in the same order, each for different nodes: distinct nodes go
 to their owners, rows come back. After the backward pass each node's gradient goes to its owner in one exchange.
 
 Knows rows and processes. Does not know models or trees.
@@ -21,53 +21,53 @@ from ...deep.parallel import process, processes
 from ...deep.row_adam import RowAdam
 
 
-def own_count(nodes: int) -> int:
+def held_rows(nodes: int) -> int:
     """The rows of `nodes` that this process holds."""
     return len(range(process(), nodes, processes()))
 
 
 class RowTable:
-    """float32[N, D], of which this process holds `own`, float32[n, D].
+    """float32[N, D], of which this process holds `held_nD`, float32[n, D].
 
-    adam      brings rows up to date before they are read; None: no row waits for that
-    composed  what a lookup makes of distinct nodes int64[U] and their rows float32[U, D]; None: nothing else
+    adam      brings rows up to date before they are read; None: they always are
+    compose   changes the rows of a lookup: distinct nodes int64[U], their rows float32[U, D] → rows; None: no change
     """
 
     def __init__(
-        self, own: nn.Parameter, nodes: int, adam: RowAdam | None = None, composed: Callable[[Tensor, Tensor], Tensor] | None = None
+        self, held_nD: nn.Parameter, nodes: int, adam: RowAdam | None = None, compose: Callable[[Tensor, Tensor], Tensor] | None = None
     ) -> None:
-        self.own, self.nodes = own, nodes
-        self._adam, self._composed = adam, composed
+        self.held_nD, self.nodes = held_nD, nodes
+        self._adam, self._compose = adam, compose
         self._lookups: list[tuple[Tensor, Tensor]] = []
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((self.nodes, self.own.shape[1]))
+        return torch.Size((self.nodes, self.held_nD.shape[1]))
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.own.dtype
+        return self.held_nD.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.own.device
+        return self.held_nD.device
 
     def lookup(self, nodes: Tensor) -> Tensor:
-        """float32[…, D]: the rows at nodes int64[…], each 0 … N − 1. Where gradients are wanted, `gradients` has them later."""
-        distinct_U, place = torch.unique(nodes, return_inverse=True)
+        """float32[…, D]: the rows at nodes int64[…], each 0 … N − 1. With gradients enabled, `gradients` returns them later."""
+        distinct_U, position = torch.unique(nodes, return_inverse=True)
         rows_UD = self._fetch(distinct_U)
-        if torch.is_grad_enabled() and self.own.requires_grad:
+        if torch.is_grad_enabled() and self.held_nD.requires_grad:
             self._lookups.append((distinct_U, rows_UD.requires_grad_()))
-        if self._composed is not None:
-            rows_UD = self._composed(distinct_U, rows_UD)
+        if self._compose is not None:
+            rows_UD = self._compose(distinct_U, rows_UD)
         if torch.equal(distinct_U, nodes):
             return rows_UD
-        return nn.functional.embedding(place, rows_UD)
+        return nn.functional.embedding(position, rows_UD)
 
     @torch.no_grad()
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """Of the lookups since the last call: distinct places int64[R] among own rows, and float32[R, D], the mean over the processes of
-        the gradients there. A collective call.
+        """For the lookups since the last call: distinct positions int64[R] among the held rows, and float32[R, D], the mean of the
+        gradients there over the processes. A collective call.
         """
         lookups = [(nodes_U, torch.zeros_like(rows_UD) if rows_UD.grad is None else rows_UD.grad) for nodes_U, rows_UD in self._lookups]
         self._lookups.clear()
@@ -76,65 +76,65 @@ class RowTable:
             return nodes_U, sum_UD
         route = _Route(nodes_U)
         sums_RD = route.forth(sum_UD / processes())
-        return _summed(list(zip(route.place_R.split(route.answered), sums_RD.split(route.answered), strict=True)))
+        return _summed(list(zip(route.position_R.split(route.received_counts), sums_RD.split(route.received_counts), strict=True)))
 
     @torch.no_grad()
     def _fetch(self, nodes_U: Tensor) -> Tensor:
         """float32[U, D]: the rows of distinct nodes, not part of a graph."""
         if processes() == 1:
-            return self._own_rows(nodes_U)
+            return self._held_rows(nodes_U)
         route = _Route(nodes_U)
-        return route.back(self._own_rows(route.place_R))
+        return route.back(self._held_rows(route.position_R))
 
-    def _own_rows(self, places: Tensor) -> Tensor:
+    def _held_rows(self, positions: Tensor) -> Tensor:
         if self._adam is not None:
-            self._adam.refresh(places if processes() == 1 else torch.unique(places))
-        return self.own.detach().index_select(0, places)
+            self._adam.refresh(positions if processes() == 1 else torch.unique(positions))
+        return self.held_nD.detach().index_select(0, positions)
 
 
-def _summed(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The distinct numbers of some (int64[U], float32[U, D]), and the sums of their values in the parts' order. A part has none twice."""
-    if len(parts) == 1:
-        return parts[0]
-    distinct, place = torch.unique(torch.cat([numbers for numbers, _ in parts]), return_inverse=True)
-    sums = parts[0][1].new_empty((len(distinct), parts[0][1].shape[1]))
-    begun = torch.zeros(len(distinct), dtype=torch.bool, device=sums.device)
-    for place_U, (_, values) in zip(place.split([len(numbers) for numbers, _ in parts]), parts, strict=True):
-        begun_U = begun[place_U]
-        if begun_U.any():
-            sums.index_fill_(0, place_U[~begun_U], 0).index_add_(0, place_U, values)
+def _summed(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The distinct numbers in pairs (int64[U], float32[U, D]), and the sums of their values in the pairs' order. A pair has none twice."""
+    if len(pairs) == 1:
+        return pairs[0]
+    distinct, position = torch.unique(torch.cat([numbers for numbers, _ in pairs]), return_inverse=True)
+    sums = pairs[0][1].new_empty((len(distinct), pairs[0][1].shape[1]))
+    is_written = torch.zeros(len(distinct), dtype=torch.bool, device=sums.device)
+    for position_U, (_, values) in zip(position.split([len(numbers) for numbers, _ in pairs]), pairs, strict=True):
+        is_written_U = is_written[position_U]
+        if is_written_U.any():
+            sums.index_fill_(0, position_U[~is_written_U], 0).index_add_(0, position_U, values)
         else:
-            sums.index_copy_(0, place_U, values)  # most parts: without a pass over zeros
-        begun[place_U] = True
+            sums.index_copy_(0, position_U, values)  # the usual case: without a pass over zeros
+        is_written[position_U] = True
     return distinct, sums
 
 
 class _Route:
     """Between distinct nodes int64[U] and their owners.
 
-    place_R   int64[R]: of the nodes that processes ask this one for, process 0's first, the places among its own rows
-    answered  how many each process asks for
+    position_R       int64[R]: the rows that the processes request from this one (process 0 first), as positions among its held rows
+    received_counts  how many rows each process requests
     """
 
     def __init__(self, nodes_U: Tensor) -> None:
         owner_U = nodes_U % processes()
         self._order_U = owner_U.argsort(stable=True)
-        asked = torch.bincount(owner_U, minlength=processes())
-        answered = torch.empty_like(asked)
-        dist.all_to_all_single(answered, asked)
-        self._asked, self.answered = asked.tolist(), answered.tolist()
-        self.place_R = self.forth(nodes_U // processes())
+        requested = torch.bincount(owner_U, minlength=processes())
+        received = torch.empty_like(requested)
+        dist.all_to_all_single(received, requested)
+        self._requested_counts, self.received_counts = requested.tolist(), received.tolist()
+        self.position_R = self.forth(nodes_U // processes())
 
     def forth(self, values: Tensor) -> Tensor:
-        """[R, …]: what processes have for the rows of this one; values [U, …] of the nodes."""
-        received = values.new_empty((sum(self.answered), *values.shape[1:]))
-        dist.all_to_all_single(received, values[self._order_U], self.answered, self._asked)
+        """[R, …]: the processes' values for the rows of this one, from values [U, …] for the nodes."""
+        received = values.new_empty((sum(self.received_counts), *values.shape[1:]))
+        dist.all_to_all_single(received, values[self._order_U], self.received_counts, self._requested_counts)
         return received
 
     def back(self, values: Tensor) -> Tensor:
-        """[U, …]: what owners have for the nodes; values [R, …] of the rows that this process was asked for."""
+        """[U, …]: the owners' values for the nodes, from values [R, …] for the rows that were requested from this process."""
         received = values.new_empty((len(self._order_U), *values.shape[1:]))
-        dist.all_to_all_single(received, values, self._asked, self.answered)
+        dist.all_to_all_single(received, values, self._requested_counts, self.received_counts)
         ordered = torch.empty_like(received)
         ordered[self._order_U] = received
         return ordered

@@ -1,15 +1,15 @@
-"""An encoder of histories that averages items inside time windows: the papers' input (TDM §5.1), at every place of a sequence at once.
+"""An encoder of histories that averages items inside time windows: the papers' input (TDM §5.1), at all positions of a sequence at once.
 
     x_w = mean of the items in a window, counted back from the newest; 0 for an empty window;   x_0 that of all items
     z   = W₂ relu(W₁ x + b₁) + b₂ + c_0 x_0 + Σ_w c_w x_w
 
-A model that starts from embeddings starts with W₂ = 0 and c_w = 0: it finds the items nearest to the mean of a history. On a log of few
-events an item that finds as much as training from elsewhere does in the end.
+A model that starts from embeddings starts with W₂ = 0 and c_w = 0: it finds the items nearest to the mean of a history. On a log with few
+events an item, this start finds as much as other starts do after training.
 
-Knows vectors of items and their order. Does not know item tables, losses or search. What a transformer has to learn, that the last item
-says most and older ones less, stands in the windows; it learns in a third of the steps, and errs on other queries.
+Knows vectors of items and their order. Does not know item tables, losses or search. A transformer must learn that the last item matters
+most; the windows state it. So this encoder learns in a third of the steps, and errs on other queries.
 
-Legend: B sequences, T places of a history, X = T + 1, W windows, D width.
+Legend: B sequences, T positions of a history, X = T + 1, W windows, D width.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECENT = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)
 
 
 def windows_of(length: int) -> tuple[int, ...]:
-    """Windows over a history of so many items, newest first: the papers', cut to it, and one for what is older."""
+    """Windows over a history of `length` items, newest first: the papers', cut to the length, and one for older items."""
     ends = [min(end, length) for end in accumulate(RECENT)]
     sizes = [end - begin for begin, end in zip([0, *ends], [*ends, length], strict=False)]
     return tuple(size for size in sizes if size)
@@ -51,13 +51,13 @@ class WindowStates(nn.Module):
 
     @torch.no_grad()
     def start_from_mean(self, weight: float) -> None:
-        """Let a state be `weight` times the mean of all items."""
+        """Set the parameters so that a state is `weight` times the mean of all items."""
         self.direct[0] = weight
         self.down.weight.zero_()
         self.down.bias.zero_()
 
     def forward(self, items_BTD: Tensor, dropout: Dropout | None = None) -> Tensor:
-        """[B, T, D] → [B, X, D]: the states before the first item and after each; oldest first, padding behind."""
+        """[B, T, D] → [B, X, D]: the states before the first item and after each; oldest first, padding last."""
         batch, length, width = items_BTD.shape
         sum_BXD = torch.cat([items_BTD.new_zeros(batch, 1, width), items_BTD.cumsum(1)], 1).float()
         end_X = torch.arange(length + 1, device=items_BTD.device)
@@ -71,9 +71,9 @@ class WindowStates(nn.Module):
         return self._state(mean_BXD, torch.cat(means, 2), dropout)
 
     def last(self, items_BTD: Tensor, present_BT: Tensor) -> Tensor:
-        """[B, D]: the state after the newest item; T places or fewer, padding in front.
+        """[B, D]: the state after the newest item; T positions or fewer, padding in front.
 
-        present_BT  bool[B, T]; what stands where it is false changes nothing
+        present_BT  bool[B, T]; values where it is false have no effect
         """
         weight_BWT = self.member_WT[:, self.member_WT.shape[1] - present_BT.shape[1] :] * present_BT.to(items_BTD.dtype).unsqueeze(1)
         weight_BWT = weight_BWT / weight_BWT.sum(-1, keepdim=True).clamp(min=1)

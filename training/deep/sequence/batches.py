@@ -1,9 +1,9 @@
-"""Batches of item sequences for models that predict at every place of them: the next item, or several of those that follow.
+"""Batches of item sequences for models that predict at every position: the next item, or several of the items that follow.
 
-Batches hold sequences of about one length, so that little padding is computed: a list of six items does not cost what the longest one
-costs. Knows lists and their order. Does not know trees or models.
+A batch holds sequences of about one length, so that it has little padding: a list of six items costs less than the longest one. Knows lists
+and their order. Does not know trees or models.
 
-Legend: B sequences, T places, W windows, N places that are trained, P targets of a place.
+Legend: B sequences, T positions, W windows, N positions that are trained, P targets of a position.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ...data.interactions import Interactions
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """int64[B, T], oldest first, −1 behind the last: at each place an item row and the row of the item after it.
+    """int64[B, T], oldest first, −1 after the last: at each position an item row (history_BT) and the next item's row (target_BT).
 
-    first_B   int64[B]: the first item's place among all events; the others follow it there
+    first_B   int64[B]: the first item's position among all events; the others follow it there
     events_E  int[E]: the item rows of all events, in the order of this epoch
     """
 
@@ -37,8 +37,8 @@ class SequenceBatch:
 class SequenceSource:
     """The lists of some users (int64 rows), those with at least two events.
 
-    length  most places of a sequence. A longer list is cut into windows, elsewhere in each epoch, that hold every pair of neighbours once
-    places  most places of a batch, padding included; at least one sequence is in it
+    length  most positions of a sequence. A longer list is cut into windows, elsewhere in each epoch; every pair of neighbours is in one
+    places  most positions of a batch, padding included; a batch has at least one sequence
 
     A list without an order is shuffled for each epoch.
     """
@@ -51,7 +51,7 @@ class SequenceSource:
         self.targets = int((np.diff(lists.offset_U1)[self.users] - 1).sum())
 
     def epoch(self, number: int) -> Iterator[SequenceBatch]:
-        """The batches of one epoch, in random order; they depend on (seed, number) alone."""
+        """The batches of one epoch, in random order; they depend only on (seed, number)."""
         rng = np.random.default_rng([self.seed, 2, number])
         start_W, count_W = self._windows(rng)
         events_E = self._shuffled(rng) if self.lists.order == "none" else self.lists.item_of_event_E
@@ -62,7 +62,7 @@ class SequenceSource:
             yield self._batch(events_E, start_W[chosen_B], count_W[chosen_B])
 
     def _windows(self, rng: np.random.Generator) -> tuple[Int64, Int64]:
-        """(first event, places) of each window: a list's places are cut at every multiple of `length` after a random first cut."""
+        """(first event, positions) of each window: a list is cut at every multiple of `length` after a random first cut."""
         start_U = self.lists.offset_U1[self.users]
         places_U = self.lists.offset_U1[self.users + 1] - start_U - 1
         first_U = np.where(places_U <= self.length, places_U, 1 + (rng.random(len(start_U)) * self.length).astype(np.int64))
@@ -79,18 +79,18 @@ class SequenceSource:
         return self.lists.item_of_event_E[np.lexsort((rng.random(len(user_E)), user_E))]
 
     def _batch(self, events_E: NDArray[np.integer], start_B: Int64, count_B: Int64) -> SequenceBatch:
-        place_T = np.arange(min(int(count_B.max()), self.length) + 1)
-        place_BT = np.where(place_T <= count_B[:, None], start_B[:, None] + place_T, -1)
-        items_BT = np.where(place_BT >= 0, events_E[np.maximum(place_BT, 0)], -1).astype(np.int64)
+        position_T = np.arange(min(int(count_B.max()), self.length) + 1)
+        position_BT = np.where(position_T <= count_B[:, None], start_B[:, None] + position_T, -1)
+        items_BT = np.where(position_BT >= 0, events_E[np.maximum(position_BT, 0)], -1).astype(np.int64)
         return SequenceBatch(np.where(items_BT[:, 1:] >= 0, items_BT[:, :-1], -1), items_BT[:, 1:], start_B, events_E)
 
 
 def _cuts(length_W: Int64, places: int) -> list[int]:
-    """Where ascending lengths are cut so that each part times its longest is at most `places`; a part holds at least one."""
+    """Cuts ascending lengths so that the size of each part times its longest length is at most `places`; a part holds at least one."""
     cuts = [0]
     while cuts[-1] < len(length_W):
         first = cuts[-1]
-        # The longest of a part is its last: part size × length grows with the part, so the last that fits is searched for.
+        # The longest of a part is its last, so size × length grows with the part: take the largest part that fits.
         size = np.arange(1, 1 + min(len(length_W) - first, max(1, places // max(1, int(length_W[first])))))
         fits = int(np.count_nonzero(size * length_W[first : first + len(size)] <= places))
         cuts.append(first + max(1, fits))
@@ -98,55 +98,55 @@ def _cuts(length_W: Int64, places: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Some places of a batch, each before the first item or after one.
+class TrainedPositions:
+    """The positions of a batch at which the model is trained, each before the first item or after one.
 
-    sequence_N, place_N  int64[N]: which sequence, and how many items were read, 0 … T
-    target_NP            int64[N, P]: item rows, nearest first; an item may stand there several times
+    sequence_N, position_N  int64[N]: the sequence, and how many of its items the model has read, 0 … T
+    target_NP               int64[N, P]: item rows, nearest first; an item may be there several times
     """
 
     sequence_N: Int64
-    place_N: Int64
+    position_N: Int64
     target_NP: Int64
 
-    def of(self, sequences: slice, inner_N: Int64) -> tuple[Places, Int64]:
-        """The places of some sequences, numbered from their first, and where those of the ascending inner_N are among them."""
+    def of(self, sequences: slice, inner_N: Int64) -> tuple[TrainedPositions, Int64]:
+        """The positions of some sequences, numbered from their first, and the indices of those that are in the ascending inner_N."""
         first, stop = sequences.start, sequences.stop
-        own_N = np.flatnonzero((self.sequence_N >= first) & (self.sequence_N < stop))
-        inner = np.flatnonzero(np.isin(own_N, inner_N))
-        return Places(self.sequence_N[own_N] - first, self.place_N[own_N], self.target_NP[own_N]), inner
+        member_N = np.flatnonzero((self.sequence_N >= first) & (self.sequence_N < stop))
+        inner_members = np.flatnonzero(np.isin(member_N, inner_N))
+        return TrainedPositions(self.sequence_N[member_N] - first, self.position_N[member_N], self.target_NP[member_N]), inner_members
 
 
-def trained_places(
+def trained_positions(
     lists: Interactions, batch: SequenceBatch, targets: int, nearness: float, cold_share: float, rng: np.random.Generator
-) -> Places:
-    """All places behind an item, and of those where a list begins as many as make `cold_share` of all, at random.
+) -> TrainedPositions:
+    """All positions after an item, and random ones where a list begins, so that these make `cold_share` of all.
 
-    targets   of a place. One is the next item; several are drawn from all items that follow in the list, systematically: with replacement,
-              but each as often as it is likely to be, rounded up or down
+    targets   of a position. One target is the next item. Several are a systematic sample with replacement of the items that follow in the
+              list: each is drawn as often as expected, rounded up or down
     nearness  a: the chance of the d-th item that follows is in proportion to the integral of t^−a over d ± ½
 
-    Before the first item, targets are any items of the list: a user without a history is not one at the start of theirs.
+    Before the first item, targets are any items of the list: a user without a history may be anywhere in a list.
     """
-    sequence_N, place_N = np.nonzero(batch.target_BT >= 0)
-    place_N += 1
+    sequence_N, position_N = np.nonzero(batch.target_BT >= 0)
+    position_N += 1
     begins = np.flatnonzero(lists.offset_U1[np.searchsorted(lists.offset_U1, batch.first_B)] == batch.first_B)
-    cold = rng.permutation(begins)[: round(len(place_N) * cold_share / (1 - cold_share))]
-    sequence_N, place_N = np.concatenate([np.sort(cold), sequence_N]), np.concatenate([np.zeros(len(cold), np.int64), place_N])
-    next_N = batch.first_B[sequence_N] + place_N
-    left_N = lists.offset_U1[np.searchsorted(lists.offset_U1, next_N, side="right")] - next_N
+    cold = rng.permutation(begins)[: round(len(position_N) * cold_share / (1 - cold_share))]
+    sequence_N, position_N = np.concatenate([np.sort(cold), sequence_N]), np.concatenate([np.zeros(len(cold), np.int64), position_N])
+    next_N = batch.first_B[sequence_N] + position_N
+    remaining_N = lists.offset_U1[np.searchsorted(lists.offset_U1, next_N, side="right")] - next_N
     share_NP = (np.arange(targets) + rng.random((len(next_N), 1))) / targets
-    skipped_NP = np.zeros((len(next_N), 1), np.int64) if targets == 1 else _drawn(share_NP, left_N[:, None], nearness)
-    skipped_NP[: len(cold)] = _drawn(share_NP[: len(cold)], left_N[: len(cold), None], 0.0)
+    skipped_NP = np.zeros((len(next_N), 1), np.int64) if targets == 1 else _skip_counts(share_NP, remaining_N[:, None], nearness)
+    skipped_NP[: len(cold)] = _skip_counts(share_NP[: len(cold)], remaining_N[: len(cold), None], 0.0)
     target_NP = batch.events_E[next_N[:, None] + skipped_NP].astype(np.int64)
-    return Places(sequence_N, place_N, target_NP)
+    return TrainedPositions(sequence_N, position_N, target_NP)
 
 
-def _drawn(share: NDArray[np.float64], left: Int64, nearness: float) -> Int64:
-    """How many items are skipped, 0 … left − 1: where shares (0 to 1) of the integral of t^−nearness from ½ to left + ½ end."""
+def _skip_counts(share: NDArray[np.float64], remaining: Int64, nearness: float) -> Int64:
+    """How many items are skipped, 0 … remaining − 1: where shares (0 to 1) of the integral of t^−nearness from ½ to remaining + ½ end."""
     if abs(1 - nearness) < 1e-6:
-        end = 0.5 * (2 * left + 1.0) ** share
+        end = 0.5 * (2 * remaining + 1.0) ** share
     else:
         power = 1 - nearness
-        end = (0.5**power + share * ((left + 0.5) ** power - 0.5**power)) ** (1 / power)
-    return np.minimum(end - 0.5, left - 1).astype(np.int64)  # a share that was rounded to 1 ends behind the last
+        end = (0.5**power + share * ((remaining + 0.5) ** power - 0.5**power)) ** (1 / power)
+    return np.minimum(end - 0.5, remaining - 1).astype(np.int64)  # a share that was rounded to 1 would skip all

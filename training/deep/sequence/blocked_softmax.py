@@ -1,7 +1,7 @@
 """Sums of a softmax over columns, whole or sampled, whose logits exist a block of positions at a time.
 
-Knows states, the vectors of columns and targets. Does not know how they are made. A language model's loss at every position has positions ×
-items logits, which a log of any size makes too many to hold; gradients are made with the sums, block by block, so that none is kept.
+Knows states, the vectors of columns and targets. Does not know how they are made. A loss at every position has positions × items logits,
+too many to hold at once. So gradients are computed with the sums, block by block, and no logits are stored.
 
     Z_n  = exp(own_n) + Σ_{s ∈ columns ∖ own} exp(⟨h_n, v_s⟩ + offset_s)
     loss = mean_n (log Z_n − own_n)
@@ -19,14 +19,14 @@ from torch import Tensor
 LOGITS = 1 << 20
 """Logits that exist at a time; at least those of one position. Fewer make the products slow, more no faster."""
 ROWS, COLUMNS = 64, 128
-"""Positions and columns of a product are padded to multiples of these: a CPU compiles products in bfloat16 anew for every shape."""
+"""Positions and columns of a product are padded to multiples of these: a CPU recompiles products in bfloat16 for every shape."""
 
 
 def softmax_loss(state_ND: Tensor, target_ND: Tensor, negative_SD: Tensor, own_N: Tensor, log_weight_S: Tensor | None = None) -> Tensor:
     """The mean cross-entropy against one target a position.
 
     target_ND     float32[N, D], each position's target
-    own_N         int64[N], where the target is among the negatives, which does not count there; −1 = nowhere
+    own_N         int64[N], the target's position among the negatives, where it does not count; −1 = not among them
     log_weight_S  float32[S], of a sample: log of (times drawn / times expected), the log-q correction, with which Z is an unbiased estimate
 
     The others as in `mean_log_sum`.
@@ -43,8 +43,8 @@ def mean_log_sum(
     state_ND     float32 or bfloat16, which products then run in; sums and gradients of columns are float32
     column_SD    float32[S, D], shared by all positions: all items, or a sample
     offset_S     float32[S], added to the logits of the columns: biases, log weights of a sample, −inf for columns that do not count
-    own_score_N  float32[N], the logit of a column of each position's own, without an offset; none: Z is the sum over the shared columns
-    own_N        int64[N], where a position's own column is among the shared ones, which then does not count there; −1 = nowhere
+    own_score_N  float32[N], the logit of a separate column of each position, without an offset; None: Z is the sum over the shared columns
+    own_N        int64[N], the index of that column among the shared ones, where it then does not count; −1 = not among them
     """
     empty = column_SD.new_zeros(0)
     offset_S = empty if offset_S is None else offset_S
@@ -53,10 +53,10 @@ def mean_log_sum(
     return cast(Tensor, _MeanLogSum.apply(state_ND, column_SD, offset_S, own_score_N, own_N))  # type: ignore[no-untyped-call]  # as torch is
 
 
-def places_of(target_N: Tensor, negative_S: Tensor) -> Tensor:
-    """int64[N]: where each item is among others, distinct and ascending int64[S]; −1 = nowhere."""
-    place_N = torch.searchsorted(negative_S, target_N).clamp(max=len(negative_S) - 1)
-    return torch.where(negative_S[place_N] == target_N, place_N, -1)
+def positions_in(target_N: Tensor, negative_S: Tensor) -> Tensor:
+    """int64[N]: the index of each item in the distinct, ascending int64[S]; −1 = not in it."""
+    position_N = torch.searchsorted(negative_S, target_N).clamp(max=len(negative_S) - 1)
+    return torch.where(negative_S[position_N] == target_N, position_N, -1)
 
 
 def softmax_in_place(score_BC: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,32 +72,32 @@ class _MeanLogSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, state_ND: Tensor, column_SD: Tensor, offset_S: Tensor, own_score_N: Tensor, own_N: Tensor) -> Tensor:
-        count, columns, own = len(state_ND), len(column_SD), int(len(own_score_N) > 0)
+        count, columns, has_own = len(state_ND), len(column_SD), int(len(own_score_N) > 0)
         offset_S = offset_S if len(offset_S) else column_SD.new_zeros(columns)
         column_SD, offset_S = _padded(column_SD, COLUMNS), _padded(offset_S, COLUMNS, -torch.inf)
         low_SD = column_SD.to(state_ND.dtype)
         state_gradient_ND, own_gradient_N = torch.empty_like(state_ND), torch.empty_like(own_score_N)
         column_gradient_SD, offset_gradient_S = torch.zeros_like(column_SD), torch.zeros_like(offset_S)
         total = state_ND.new_zeros((), dtype=torch.float32)
-        size = max(1, LOGITS // (own + len(column_SD)))
+        size = max(1, LOGITS // (has_own + len(column_SD)))
         size = size // ROWS * ROWS or size
         for start in range(0, count, size):
             block = slice(start, min(start + size, count))
             rows = block.stop - start
             state_BD = _padded(state_ND[block], ROWS)
-            score_BC = torch.empty(len(state_BD), own + len(column_SD), device=state_ND.device)
-            torch.add(state_BD @ low_SD.T, offset_S, out=score_BC[:, own:])
-            if own:
+            score_BC = torch.empty(len(state_BD), has_own + len(column_SD), device=state_ND.device)
+            torch.add(state_BD @ low_SD.T, offset_S, out=score_BC[:, has_own:])
+            if has_own:
                 score_BC[:, 0] = _padded(own_score_N[block], ROWS)
                 masked_B = torch.nonzero(own_N[block] >= 0).squeeze(1)
                 score_BC[masked_B, 1 + own_N[block][masked_B]] = -torch.inf
             share_BC, log_sum_B = softmax_in_place(score_BC)
             total += log_sum_B[:rows].sum()
-            share_BS = share_BC[:, own:].to(state_ND.dtype)
+            share_BS = share_BC[:, has_own:].to(state_ND.dtype)
             state_gradient_ND[block] = (share_BS @ low_SD)[:rows]
             column_gradient_SD += share_BS.T @ state_BD
-            offset_gradient_S += share_BC[:rows, own:].sum(0)
-            if own:
+            offset_gradient_S += share_BC[:rows, has_own:].sum(0)
+            if has_own:
                 own_gradient_N[block] = share_BC[:rows, 0]
         ctx.save_for_backward(state_gradient_ND, column_gradient_SD[:columns], offset_gradient_S[:columns], own_gradient_N)
         ctx.count = max(1, count)
@@ -117,6 +117,6 @@ class _MeanLogSum(torch.autograd.Function):
 
 
 def _padded(values: Tensor, multiple: int, value: float = 0.0) -> Tensor:
-    """The rows, and so many more of one value that their number is a multiple; fewer than that are left as they are."""
+    """The rows, padded with a value to a multiple; fewer rows than `multiple` are not padded."""
     missing = -len(values) % multiple if len(values) > multiple else 0
     return torch.cat([values, values.new_full((missing, *values.shape[1:]), value)]) if missing else values

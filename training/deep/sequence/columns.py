@@ -1,13 +1,13 @@
-"""The columns of the softmax on each level: whole levels, and below them the ancestors of leaves that a batch draws as negatives.
+"""The columns of the softmax on each level: whole levels, and on larger levels the ancestors of leaves that a batch draws as negatives.
 
-Knows trees and chances of items. Does not know models. A level is whole while it is small. The negatives of the others are one draw of
-leaves, with replacement, and their ancestors. A node comes up as often as the leaves below it do, so with
+Knows trees and chances of items. Does not know models. Small levels are whole. The negatives of the others are one draw of leaves,
+with replacement, and their ancestors. A node comes up as often as the leaves below it do, so with
 
     offset_n = log (times n comes up / (draws · q(n)))        q(n) the sum of the chances of the leaves below
 
 the sum of e^{score + offset} over the columns is an unbiased estimate of the sum over the level (the log-q correction).
 
-Legend: N places, P targets of a place, S columns, M nodes, U distinct targets, I items.
+Legend: N positions, P targets of a position, S columns, M nodes, U distinct targets, I items.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...deep.jtm import sum_below
-from ...deep.sequence.blocked_softmax import places_of
+from ...deep.sequence.blocked_softmax import positions_in
 from ...deep.topology import Topology
 
 
 @dataclass(frozen=True)
 class LevelColumns:
-    """What a batch needs of one level.
+    """The columns and targets of a batch on one level.
 
     nodes_M    int64[M] ascending node numbers: all of the level, or columns and targets
-    parent_M   int64[M]: places of their parents among the nodes of the level above
-    target_NP  int64[N, P]: places of the targets' ancestors among the nodes
-    column_S   int64[S]: places of the columns among the nodes; None: all of them, and Z is the sum over the level
-    offset_S   float32[S]: what is added to the columns' scores; −inf for a node without eligible items
-    own_N      int64[N]: of an estimate, where the first target's ancestor is among the columns, −1 = nowhere
+    parent_M   int64[M]: indices of their parents among the nodes of the level above
+    target_NP  int64[N, P]: indices of the targets' ancestors among the nodes
+    column_S   int64[S]: indices of the columns among the nodes; None: all of them, and Z is the sum over the level
+    offset_S   float32[S]: added to the columns' scores; −inf for a node without eligible items
+    own_N      int64[N]: for an estimate, the index of the first target's ancestor among the columns, −1 = not among them
     """
 
     nodes_M: Tensor
@@ -45,11 +45,11 @@ class LevelColumns:
 
 
 class ColumnSource:
-    """Draws the columns of batches. Items that are not eligible in the topology are in none.
+    """Draws the columns of batches, without items that are ineligible in the topology.
 
     share_I  float64[I]: the chances of the items in a draw, up to a factor; positive
     draws    leaves that a batch draws
-    whole    most nodes of a level that is not estimated
+    whole    a level with at most so many nodes is not estimated
     """
 
     def __init__(self, topology: Topology, share_I: NDArray[np.float64], draws: int, whole: int) -> None:
@@ -63,19 +63,19 @@ class ColumnSource:
         self.upper_n = self.share_N[tree.leaf_offset :].cumsum(0)
 
     def levels(self, target_NP: Tensor, generator: torch.Generator) -> list[LevelColumns]:
-        """Of the levels 1 … H, for targets int64[N, P] (item rows)."""
+        """The columns of the levels 1 … H, for targets int64[N, P] (item rows)."""
         topology, tree = self.topology, self.topology.tree
-        targets_U, place_NP = torch.unique(topology.leaf_of_item_I1[target_NP], return_inverse=True)
-        negatives, targets = [self._drawn(generator)], [(targets_U, place_NP)]
+        targets_U, index_NP = torch.unique(topology.leaf_of_item_I1[target_NP], return_inverse=True)
+        negatives, targets = [self._draw(generator)], [(targets_U, index_NP)]
         for _ in range(tree.height - 1):
-            negatives.append(self._above(*negatives[-1]))
-            targets_U, above_U = torch.unique(topology.parent_N1[targets_U], return_inverse=True)
-            place_NP = above_U[place_NP]
-            targets.append((targets_U, place_NP))
+            negatives.append(self._parents(*negatives[-1]))
+            targets_U, parent_U = torch.unique(topology.parent_N1[targets_U], return_inverse=True)
+            index_NP = parent_U[index_NP]
+            targets.append((targets_U, index_NP))
         levels: list[LevelColumns] = []
         nodes_M = torch.zeros(1, dtype=torch.int64, device=topology.device)  # the root
-        for h, (negative_S, count_S), (targets_U, place_NP) in zip(range(1, tree.height + 1), negatives[::-1], targets[::-1], strict=True):
-            above_M = nodes_M
+        for h, (negative_S, count_S), (targets_U, index_NP) in zip(range(1, tree.height + 1), negatives[::-1], targets[::-1], strict=True):
+            upper_nodes_M = nodes_M
             if tree.level_size(h) <= self.whole:
                 nodes_M = topology.level_nodes(h)
                 column_S = own_N = None
@@ -84,19 +84,19 @@ class ColumnSource:
                 nodes_M = torch.unique(torch.cat([negative_S, targets_U]))
                 column_S = torch.searchsorted(nodes_M, negative_S)
                 offset_S = (count_S / (self.draws * self.share_N[negative_S])).log().float()
-                own_N = places_of(targets_U, negative_S)[place_NP[:, 0]]
-            parent_M = torch.searchsorted(above_M, topology.parent_N1[nodes_M])
-            levels.append(LevelColumns(nodes_M, parent_M, torch.searchsorted(nodes_M, targets_U)[place_NP], column_S, offset_S, own_N))
+                own_N = positions_in(targets_U, negative_S)[index_NP[:, 0]]
+            parent_M = torch.searchsorted(upper_nodes_M, topology.parent_N1[nodes_M])
+            levels.append(LevelColumns(nodes_M, parent_M, torch.searchsorted(nodes_M, targets_U)[index_NP], column_S, offset_S, own_N))
         return levels
 
-    def _drawn(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Distinct leaves, ascending, and how often each was drawn."""
         point = torch.rand(self.draws, generator=generator, dtype=torch.float64, device=self.topology.device) * self.upper_n[-1]
         leaf = torch.searchsorted(self.upper_n, point, right=True).clamp(max=len(self.upper_n) - 1)
         nodes_S, count_S = torch.unique(leaf + self.topology.tree.leaf_offset, return_counts=True)
         return nodes_S, count_S
 
-    def _above(self, nodes_S: Tensor, count_S: Tensor) -> tuple[Tensor, Tensor]:
+    def _parents(self, nodes_S: Tensor, count_S: Tensor) -> tuple[Tensor, Tensor]:
         """The parents, and how often each came up."""
         parents_S, inverse = torch.unique(self.topology.parent_N1[nodes_S], return_inverse=True)
         return parents_S, torch.zeros_like(parents_S).index_add_(0, inverse, count_S)

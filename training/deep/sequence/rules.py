@@ -1,4 +1,4 @@
-"""What the log says where a configuration of sequences leaves it open: targets, width of a row, length of a history, dropout, updates.
+"""Chooses by the log what a configuration of sequences leaves `auto`: targets, width of a row, length of a history, dropout, updates.
 
 Knows lengths of lists, and the shape of an earlier model. Does not know models.
 """
@@ -17,13 +17,13 @@ from ...specification.deep import DeepConfig, SequenceConfig
 
 
 def history_length(lists: Interactions, users: Int64, most: int = 200) -> int:
-    """As many items as 99 of 100 lists of the users hold, from 50 to `most`."""
+    """The length that 99 of 100 lists of the users do not exceed, from 50 to `most`."""
     length_U = np.diff(lists.offset_U1)[users]
     return int(np.clip(np.quantile(length_U, 0.99), 50, most)) if len(users) else 50
 
 
 def places_of_a_batch(lists: Interactions, users: Int64) -> int:
-    """Some 400 batches an epoch, of 1,024 to 4,096 places."""
+    """Positions of a batch: about 400 batches an epoch, of 1,024 to 4,096 positions."""
     return int(np.clip(np.diff(lists.offset_U1)[users].sum() // 400, 1024, 4096))
 
 
@@ -31,7 +31,7 @@ FEW_EVENTS = 50
 """Events an item below which a transformer overfits soon."""
 MANY_ITEMS = 65_536
 LONGEST_MEAN = 1000
-"""Items of a history that is averaged as a whole: more cost next to nothing, where each place of a transformer sees all others."""
+"""Longest history that is averaged as a whole: more items cost next to nothing there, unlike for a transformer."""
 LEAST_STEPS = 1000
 """Fewer updates learn too little of a small log, however often they see it."""
 
@@ -54,7 +54,7 @@ def epochs_of(lists: Interactions, users: Int64, encoders: Sequence[str]) -> flo
 
 
 def steps_of(lists: Interactions, users: Int64, epochs: float, places: int, most: int) -> int:
-    """The updates of so many passes over the users' lists, from LEAST_STEPS, and never more than `most`."""
+    """The updates in `epochs` passes over the users' lists; at least LEAST_STEPS, at most `most`."""
     events = int(np.diff(lists.offset_U1)[users].sum())
     return min(most, max(LEAST_STEPS, round(epochs * events / places)))
 
@@ -70,7 +70,7 @@ def is_wide(items: int, encoders: Sequence[str]) -> bool:
 
 
 def nearness_of(validation: Sequence[EvaluationPair]) -> float:
-    """1 where validation queries have two relevant items or more, on average; else 2: what comes next is looked for."""
+    """1 if validation queries have two relevant items or more, on average; else 2: then the next item matters most."""
     relevant = [len(pair.relevant) for pair in validation]
     return 1.0 if relevant and np.mean(relevant) >= 2 else 2.0
 

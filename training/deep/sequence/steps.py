@@ -1,8 +1,8 @@
-"""The training steps of a model with a sequence encoder: batches of sequences, the level-wise softmax at every place, updates.
+"""The training steps of a model with a sequence encoder: batches of sequences, the level-wise softmax at every position, updates.
 
-A run is a function of its configuration and data: the batches are those of epoch after epoch; what a step draws comes from (seed, step).
+A run is a function of its configuration and data: batches come epoch after epoch, and the draws of a step depend on (seed, step).
 
-Legend: B sequences, T places, N places that are trained, P targets of a place, I items, D node row.
+Legend: B sequences, T positions, N positions that are trained, P targets of a position, I items, D node row.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from espalier.errors import InvalidConfig
 from ...data.user_item_matrix import events_of_items
 from ...deep.content_rows import ContentRows
 from ...deep.optimiser import Optimiser
-from ...deep.parallel import own_rows, processes
+from ...deep.parallel import process_rows, processes
 from ...deep.prepare import Prepared
 from ...deep.scorers.model import NodeScorer
 from ...deep.scorers.row_table import lookup
 from ...deep.scorers.sequence import SequenceQuery
-from ...deep.sequence.batches import SequenceBatch, SequenceSource, trained_places
+from ...deep.sequence.batches import SequenceBatch, SequenceSource, trained_positions
 from ...deep.sequence.columns import ColumnSource
 from ...deep.sequence.level_softmax import level_softmax_loss
 from ...deep.topology import Topology, on_device
@@ -37,10 +37,10 @@ MAX_NORM = 1.0
 
 
 class SequenceSteps:
-    """One step after the other. Where several processes train, each takes its sequences of every batch.
+    """The training steps. With several processes, each takes its share of the sequences of every batch.
 
     topology  its eligible items are the columns of the softmax
-    content   of rows, where they have a part from it
+    content   of leaf rows; None: rows have no part from content
     """
 
     def __init__(
@@ -59,19 +59,19 @@ class SequenceSteps:
         self.lists, self.bfloat16, self.content = lists, bfloat16, content
         self.source = SequenceSource(lists, users, config.history_length, config.places, config.seed)
         events_I = events_of_items(lists, users)
-        share_I = events_I / max(1.0, events_I.sum()) + 1 / len(events_I)  # half by popularity, half alike
+        share_I = events_I / max(1.0, events_I.sum()) + 1 / len(events_I)  # half by popularity, half uniform
         self.columns = ColumnSource(topology, share_I, config.objective.negatives, config.objective.whole)
         optimiser = config.optimiser
         self.optimiser = Optimiser(model, BETAS, optimiser.average, optimiser.weight_decay, content)
-        self.batches = self._endless()
+        self.batches = self._all_batches()
 
-    def _endless(self) -> Iterator[SequenceBatch]:
+    def _all_batches(self) -> Iterator[SequenceBatch]:
         for number in count():
             yield from self.source.epoch(number)
 
     def start_at(self, step: int) -> None:
-        """Go on with the batch of a step, where steps were made earlier."""
-        self.batches = islice(self._endless(), step, None)
+        """Go on with the batch of a step, after the steps before it were made earlier."""
+        self.batches = islice(self._all_batches(), step, None)
 
     def make(self, step: int) -> Tensor:
         """The next batch and one update, with the learning rate of `step`; returns this process's loss (a scalar on the device).
@@ -91,22 +91,22 @@ class SequenceSteps:
         config, device, objective = self.config, self.topology.device, self.config.objective
         generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
         instances = config.instances
-        places = trained_places(self.lists, batch, instances.targets, config.nearness, instances.cold_share, rng)
-        count, sequences = len(places.place_N), len(batch.history_BT)
+        positions = trained_positions(self.lists, batch, instances.targets, config.nearness, instances.cold_share, rng)
+        count, sequences = len(positions.position_N), len(batch.history_BT)
         inner = np.sort(rng.permutation(count)[: max(1, round(objective.inner_share * count))])
-        own, inner_count = own_rows(sequences), len(inner)
-        places, inner = places.of(own, inner)
-        shares = processes() * len(places.place_N) / count, processes() * len(inner) / inner_count
-        leaves_BT = self.topology.leaf_of_item_I1[on_device(batch.history_BT[own], device)]
+        rows_of_process, inner_count = process_rows(sequences), len(inner)
+        positions, inner = positions.of(rows_of_process, inner)
+        shares = processes() * len(positions.position_N) / count, processes() * len(inner) / inner_count
+        leaves_BT = self.topology.leaf_of_item_I1[on_device(batch.history_BT[rows_of_process], device)]
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
             states = self.encoder.states(leaves_BT, self.model.table, generator, sequences)
-        levels = self.columns.levels(on_device(places.target_NP, device), generator)
-        widths = [part.columns.stop - part.columns.start for part in self.encoder.each]
-        rows = [lookup(level.nodes_M, self.model.table).split(widths, 1) for level in levels]  # whose gradients are put together at once
-        sequence_N, place_N, inner_N = (on_device(array, device) for array in (places.sequence_N, places.place_N, inner))
+        levels = self.columns.levels(on_device(positions.target_NP, device), generator)
+        widths = [part.columns.stop - part.columns.start for part in self.encoder.typed_parts]
+        rows = [lookup(level.nodes_M, self.model.table).split(widths, 1) for level in levels]  # one lookup for all parts
+        sequence_N, position_N, inner_N = (on_device(array, device) for array in (positions.sequence_N, positions.position_N, inner))
         total = torch.zeros((), device=device)
-        for part, state_BXD, columns in zip(self.encoder.each, states, zip(*rows, strict=True), strict=True):
-            state_ND = state_BXD[sequence_N, place_N]
+        for part, state_BXD, columns in zip(self.encoder.typed_parts, states, zip(*rows, strict=True), strict=True):
+            state_ND = state_BXD[sequence_N, position_N]
             total = total + level_softmax_loss(
                 state_ND.bfloat16() if self.bfloat16 else state_ND.float(),
                 columns,
