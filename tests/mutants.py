@@ -2,8 +2,8 @@
 
     pip install pytest-cov
     python -m pytest --cov espalier --cov espalier_client --cov service --cov training --cov loadtest --cov-context test --cov-report=
-    python -m tests.mutants draw --coverage .coverage --out tests/mutants.json
-    python -m tests.mutants run --coverage .coverage --checkout COPY --json FILE
+    python -m tests.mutants draw --coverage .coverage --out LIST
+    python -m tests.mutants run --list LIST --coverage .coverage --checkout COPY --json FILE
 
 `draw` takes lines that tests reach, as many from each package, at most one from a function. `run` puts each mutant into COPY, a clean
 checkout of the commit that was covered, and runs the tests that reach its line there. It goes on where an earlier run with the same FILE
@@ -240,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands.choices["draw"].add_argument("--seed", type=int, default=0)
     commands.choices["draw"].add_argument("--count", type=int, default=150)
     commands.choices["draw"].add_argument("--out", type=Path, required=True, help="the list")
-    commands.choices["run"].add_argument("--list", type=Path, default=Path(__file__).with_name("mutants.json"))
+    commands.choices["run"].add_argument("--list", type=Path, required=True, help="what `draw` wrote")
     commands.choices["run"].add_argument("--checkout", type=Path, required=True, help="a copy that may be written to")
     commands.choices["run"].add_argument("--json", type=Path, required=True)
     options = parser.parse_args(arguments)

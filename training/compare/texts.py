@@ -164,7 +164,8 @@ def task_of(config: LinearConfig, prepared: Prepared, deadline: Deadline = NO_DE
     """
     if prepared.people_queries is None or prepared.vectoriser is None:
         raise InvalidConfig("data.format", config.data.format, "log")
-    log_queries, whole = prepared.people_queries, Learned(prepared.people_queries, label_features(prepared.train, prepared.own_texts, config.linear)[1])
+    log_queries = prepared.people_queries
+    whole = Learned(log_queries, label_features(prepared.train, prepared.own_texts, config.linear)[1])
     part, has_made_queries = whole, bool(prepared.columns) and len(log_queries) < LEAST_VALIDATION / VALIDATION_SHARE
     if has_made_queries:
         ids = prepared.items.column("id").to_pylist()
