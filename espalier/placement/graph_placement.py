@@ -2,10 +2,10 @@
 
     row = (n · e + l · mean of l neighbours' rows + κ · prior) / (n + l + κ)
 
-e is the row of n events. If a score is an inner product, `graph_rows.py` computes it, and its shift is added to the whole row; else e is the
-mean row of the leaves that a search with the events finds. The prior is the row by the item's fields (content.onnx) if the bundle reads
-fields and the item has some, else the mean row of the parent's leaves; κ = 1, one event. An item with nothing but fields has a row in the
-direction of its row by content, a shift for such items, and the memory of the trained items with the nearest rows.
+e is the row of n events. For scores that are inner products, `graph_rows.py` computes it, and a shift that is added to the whole row; else
+e is the mean row of the leaves that a search with the events finds. The prior is the row by the item's fields (content.onnx) if the bundle
+reads fields and the item has some, else the mean row of the parent's leaves; κ = 1, one event. An item with nothing but fields has a row in
+the direction of its row by content, a shift for such items, and the memory of the trained items with the nearest rows.
 
 Legend: B queries, D node row.
 """
