@@ -102,10 +102,7 @@ class EntryLists:
         return self.closed > spare + self.used // 4 or self.used > 2 * (self._in_order + spare)
 
     def drop_closed(self) -> Int64:
-        """Replace the arrays by new ones that hold the open entries only, in order of key.
-
-        Returns int64: the old number of each new entry; 0 of entry 0.
-        """
+        """Replace the arrays by new ones with only the open entries, in order of key. int64: the old number of each, 0 of entry 0."""
         old_numbers = np.flatnonzero(self.rows_EC[: self.used, DIED] == FOREVER)
         old_numbers = np.append(0, old_numbers[np.argsort(self.rows_EC[old_numbers, KEY], kind="stable")])
         rows_EC = _unwritten(max(FIRST, 2 * len(old_numbers)), self.rows_EC.shape[1])

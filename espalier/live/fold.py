@@ -134,14 +134,12 @@ def folded_rows(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> NDArr
 
 
 def _folded_tree(bundle: Bundle, rows: FoldedRows, overlay: Overlay, leaves: LiveLeaves) -> FoldedTree:
-    """The first tree of a bundle, folded."""
     row_I = rows.row_I.copy()
     row_I[overlay.hidden] = -1
     return folded_tree(bundle.tree, row_I, leaves.parent_X, leaves.slot_X, rows.row_R[leaves.handle_X])
 
 
 def _folded_chunks(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> TreeChunks:
-    """The chunks of the first tree of a bundle, folded."""
     if leaves.sparse is None:
         raise BundleCorrupt(f"{bundle.path}: the overlay has no weights of leaves")
     return TreeChunks(folded.tree, folded_chunks(bundle.tree, bundle.chunks, folded, leaves.sparse, leaves.entry_X))

@@ -7,7 +7,7 @@ Knows rows of the journal. Does not know how messages travel.
 from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -24,7 +24,7 @@ class PlacedOperation(NamedTuple):
     """An operation, and its placements by version."""
 
     operation: Operation
-    placements: dict[int, tuple[Placement, ...]]
+    placements: Mapping[int, tuple[Placement, ...]]
 
 
 class Message:

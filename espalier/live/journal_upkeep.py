@@ -50,10 +50,8 @@ def compact(journal: Journal, versions: Versions, keep_from: int | None = None) 
     """Drop operations that a later one of the same id has replaced, old tombstones, and placements in versions that are gone.
 
     The last operation of every id stays, so that any version on disk can be brought up to date. A delete is dropped when all versions hold
-    it and it is TOMBSTONES_S old.
-
-    keep_from  from this sequence on all operations stay; None: no such sequence
-    versions   called under the journal's lock before each drop, because a version may be published meanwhile; its errors are raised
+    it and it is TOMBSTONES_S old. keep_from: from this sequence on all operations stay; None: no such sequence. versions: called under the
+    journal's lock before each drop, because a version may be published meanwhile; its errors are raised.
     """
     if not journal.exists():
         return Compacted(0, 0, 0)

@@ -66,11 +66,7 @@ def of_handles(eligible_R: Bool, handle_X: Int64) -> Bool:
 
 
 def live_mask(
-    trees: Sequence[Tree],
-    overlay: Overlay,
-    trained: NodeMask | None,
-    passing_R: Bool,
-    earlier: EarlierMask | None = None,
+    trees: Sequence[Tree], overlay: Overlay, trained: NodeMask | None, passing_R: Bool, earlier: EarlierMask | None = None
 ) -> NodeMask:
     """The mask of a query whose filter lets some items pass.
 

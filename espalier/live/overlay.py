@@ -24,16 +24,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.entry_lists import (
-    KEY,
-    NEXT,
-    OTHER_KEY,
-    OTHER_NEXT,
-    EntryArrays,
-    entries_of,
-    entries_under,
-    open_entries,
-)
+from espalier.entry_lists import KEY, NEXT, OTHER_KEY, OTHER_NEXT, EntryArrays, entries_of, entries_under, open_entries
 from espalier.memory_sums import SOURCE, TARGET
 from espalier.read_only import read_only
 from espalier.search import NodeMask

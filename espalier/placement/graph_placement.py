@@ -54,6 +54,7 @@ from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import NodeMask, SearchParams
 from espalier.tree import EMPTY_LEAF
 
+Float32 = NDArray[np.float32]
 Floats = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
@@ -133,13 +134,7 @@ class GraphPlacement:
         return [(self._parents(item, searches[i], content.get(i), scale, catalogue, overlay),) for i, item in enumerate(items)]
 
     def _parents(
-        self,
-        item: Evidence,
-        searched: EventSearch | None,
-        content_D: NDArray[np.float32] | None,
-        scale: RowScale,
-        catalogue: Items,
-        overlay: Overlay,
+        self, item: Evidence, searched: EventSearch | None, content_D: Float32 | None, scale: RowScale, catalogue: Items, overlay: Overlay
     ) -> Parents:
         if content_D is not None and searched is None and not len(item.like):
             by_fields = self._by_fields(content_D, scale)
@@ -149,9 +144,7 @@ class GraphPlacement:
             return Parents(best_first([(1.0, by_fields.votes)]).tolist(), lambda _: fields_row)
         events = len(item.events)
         like = [self._leaf(int(row), overlay) for row in item.like]
-        votes: list[tuple[float, Votes]] = []
-        if searched is not None:
-            votes += [(1.0, votes_of_search(searched.beams.frontiers[0], [b])) for b in searched.queries]
+        votes = [] if searched is None else [(1.0, votes_of_search(searched.beams.frontiers[0], [b])) for b in searched.queries]
         votes += [(1.0, (np.array([parent]), np.ones(1))) for parent, _ in like]
         if content_D is not None:
             votes.append((PRIOR, self._nearest(content_D.astype(np.float64), scale)))

@@ -175,10 +175,8 @@ class Background:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A trained item placed as if it were new.
-
-    queries  its evidence: positions of queries · row_S: without a shift
-    memory   by the number of events that it has had: the item rows that lift it, with S
+    """A trained item placed as if it were new. queries: its evidence, positions of queries; row_S: without a shift; memory: returns, for a
+    number of events that the item has had, the item rows that lift it, with S.
     """
 
     item: int

@@ -129,13 +129,7 @@ class LinearPlacement:
         return parents
 
     def _row(
-        self,
-        leaves: LinearRows,
-        tree: int,
-        x: Weights,
-        like: Int64,
-        near: tuple[Sequence[int], Sequence[float]],
-        overlay: Overlay,
+        self, leaves: LinearRows, tree: int, x: Weights, like: Int64, near: tuple[Sequence[int], Sequence[float]], overlay: Overlay
     ) -> Callable[[int], LiveRow]:
         """Returns a function that makes the row on first use; it is the same under every parent."""
         cached: list[LiveRow] = []

@@ -1,7 +1,6 @@
 """Decides a group of writes, inside the transaction that stores them.
 
-Writes are decided in order, and no id comes twice in a group. Knows the journal's transaction and the versions. Does not know threads or
-HTTP.
+They are decided in order; no id comes twice in a group. Knows the journal's transaction and the versions. Does not know threads or HTTP.
 """
 
 from __future__ import annotations
@@ -111,8 +110,7 @@ class Group:
         results: list[Decision | Refusal] = []
         for write in writes:
             try:
-                request = write.request
-                results.append(self._put(write, request) if isinstance(request, Put) else self._delete(write, request))
+                results.append(self._put(write, write.request) if isinstance(write.request, Put) else self._delete(write, write.request))
             except JournalError:  # the whole transaction has failed
                 raise
             except EspalierError as error:

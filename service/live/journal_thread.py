@@ -16,11 +16,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from espalier.errors import InvalidData, JournalBusy, JournalError
 from espalier.live.journal import Journal, Transaction
-from espalier.live.journal_messages import read_message
+from espalier.live.journal_messages import PlacedOperation, read_message
 from espalier.live.operations import Operation
 
 from ..errors import BeingChanged, NotReady, NotWritable
@@ -52,7 +52,6 @@ IDLE_S = 0.5
 """Longest sleep while an item may expire, because the clock may be set."""
 
 Job = Write | Callable[[], None]
-"""A write, or a call between two turns of the thread."""
 
 
 class JournalThread:
@@ -190,7 +189,7 @@ class JournalThread:
         try:
             return self._take(timeout)
         except Empty:
-            return _nothing
+            return lambda: None
 
     def _take(self, timeout: float | None = 0.0) -> Job | None:
         """The first waiting job. Raises Empty if there is none. Skips writes whose outcome is cancelled."""
@@ -273,10 +272,10 @@ class JournalThread:
         self._remark(None)
         self.progress += 1  # before anybody sees the operations
         decisions = [result for result in results if isinstance(result, Decision)]
-        stored = [decision for decision in decisions if decision.operation is not None]
+        placed = [PlacedOperation(decision.operation, decision.placements) for decision in decisions if decision.operation is not None]
         try:
-            if stored:
-                self._apply_decisions(stored)
+            if placed:
+                self._apply_placed(placed)
                 self._notices.committed(self.model, transaction.message.to_bytes())
                 self._compaction.look()
         finally:
@@ -298,15 +297,6 @@ class JournalThread:
                 write.outcome.set_exception(BeingChanged(f"{write.request.id!r} is being changed by others; try again."))
             else:
                 self._put_back.appendleft(replace(write, evidence=error.operation.body, attempts=write.attempts + 1))
-
-    def _apply_decisions(self, decisions: Sequence[Decision]) -> None:
-        """Apply operations that this process has committed."""
-        operations = [decision.operation for decision in decisions if decision.operation is not None]
-        stored = {
-            number: {decision.sequence: placements for decision in decisions if (placements := decision.placements.get(number))}
-            for number in self.versions
-        }
-        self._apply(operations, stored, self.journal.store_placements)
 
     def _outcome(self, decision: Decision, default: LiveVersion | None) -> Outcome:
         placed: Placed | None = None
@@ -353,11 +343,7 @@ class JournalThread:
             return False
         if new:
             self._replay()
-            stored = {
-                number: {operation.sequence: placements[number] for operation, placements in new if number in placements}
-                for number in self.versions
-            }
-            self._apply([operation for operation, _ in new], stored, self.journal.store_placements)
+            self._apply_placed(new)
         return bool(new)  # messages of applied operations do not tell whether there are later ones
 
     def _replay(self) -> None:
@@ -371,6 +357,11 @@ class JournalThread:
             sequences = [operation.sequence for operation in operations]
             stored = {number: journal.placements(number, sequences) for number in self.versions}
             self._apply(operations, stored, journal.store_placements)
+
+    def _apply_placed(self, placed: Sequence[PlacedOperation]) -> None:
+        """Apply operations that this process has committed, or that came in messages."""
+        stored = {n: {new.operation.sequence: leaves for new in placed if (leaves := new.placements.get(n))} for n in self.versions}
+        self._apply([operation for operation, _ in placed], stored, self.journal.store_placements)
 
     def _apply(self, operations: Sequence[Operation], stored: Mapping[int, Stored], store: Store) -> None:
         """Apply operations, in their order, to all versions, and publish them. stored: their placements by version."""
@@ -422,24 +413,12 @@ class JournalThread:
         self._unreadable = False
 
 
-def _nothing() -> None:
-    """An item may have expired."""
-
-
-class _Answer(NamedTuple):
-    """An outcome that waits for the other workers, until a time of time.monotonic."""
-
-    future: Future[Outcome]
-    outcome: Outcome
-    until: float
-
-
 class _AnsweringThread:
     """Answers writes when the other workers have applied them, in the order of their sequence."""
 
     def __init__(self, model: str, notices: Notices) -> None:
         self._model, self._notices = model, notices
-        self._answers: SimpleQueue[_Answer | None] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Future[Outcome], Outcome, float] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def answer(self, future: Future[Outcome], outcome: Outcome) -> None:
@@ -450,7 +429,7 @@ class _AnsweringThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"visible-{self._model}", daemon=True)
             self._thread.start()
-        self._answers.put(_Answer(future, outcome, time.monotonic() + VISIBLE_S))
+        self._answers.put((future, outcome, time.monotonic() + VISIBLE_S))
 
     def stop(self) -> None:
         if self._thread is not None:

@@ -51,7 +51,6 @@ REOPENED_AT = MAX_HANDLES // 8 * 7
 CLOCK_S = 60.0
 """If the clock goes back by less, the version is not opened anew, and items that expired meanwhile stay away."""
 Placements = tuple[Placement, ...]
-"""One for each tree."""
 TRAINED = "trained"
 """`Placed.by` of an item with the row of training."""
 FIELDS = "fields"

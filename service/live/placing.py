@@ -57,7 +57,7 @@ def _candidates(
     results: dict[int, dict[int, Candidates] | Exception] = {i: {} for i in range(len(writes))}
     try:
         for version in versions if items else ():
-            for i, candidates in _candidates_in(version, items, is_default=version is default).items():
+            for i, candidates in _in_version(version, items, is_default=version is default).items():
                 by_version = results[i]
                 if isinstance(by_version, Exception):
                     continue
@@ -74,9 +74,7 @@ def _candidates(
     return list(zip(writes, results.values(), strict=True))
 
 
-def _candidates_in(
-    version: LiveVersion, items: Mapping[int, tuple[str, ItemBody]], is_default: bool
-) -> Mapping[int, Candidates | EspalierError]:
+def _in_version(version: LiveVersion, items: Mapping[int, tuple[str, ItemBody]], is_default: bool) -> dict[int, Candidates | EspalierError]:
     """The candidates of items in a version; none if the version is being dropped and is not the default."""
     try:
         return dict(zip(items, version.candidates(list(items.values())), strict=True))
