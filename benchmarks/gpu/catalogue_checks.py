@@ -173,7 +173,7 @@ def _live_queries(case: Case, bundle: Bundle, overlay: Overlay) -> QueryBatch:
     if not isinstance(kind, HistoryKind):
         return random_queries(case.rng, bundle, case.batch)
     rows = FoldedRows.of(overlay)
-    there = np.concatenate([rows.kept, overlay.items + rows.new])
+    there = np.concatenate([rows.kept_rows, overlay.items + rows.new_handles])
     return pad_histories(kind, [case.rng.choice(there, case.rng.integers(1, kind.length + 2)) for _ in range(case.batch)])
 
 

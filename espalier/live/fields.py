@@ -1,8 +1,8 @@
-"""Fields of live items: as the item table's columns take them, and by column, as arrays, for filters.
+"""Fields of live items: typed as the item table's columns, and stored by column, as arrays, for filters.
 
-A field is given as JSON and kept as its column would keep it: a number of a float32 column is rounded, so that filters, features and a fold
-see the same value. Which items meet a filter's conditions is found without a loop over them. Knows columns, values and what a condition is.
-Does not know filters as a whole, nor which items are live.
+A field comes as JSON and is stored as its column would store it: a number of a float32 column is rounded, so that filters, features and a
+fold see the same value. Conditions of filters are evaluated on whole columns. Knows columns, values and conditions. Does not know filters
+as a whole, nor which items are live.
 
 Legend: V values of a column, those of a list one by one, R handles, M handles that match, repeats included.
 """
@@ -27,9 +27,9 @@ from espalier.masks.filters import Condition, Range, Value
 
 Array = NDArray[Any]
 UNUSED = 1024
-"""Values that may be without use, beside as many as are in use."""
+"""Unused values that a column may hold, in addition to as many as it uses."""
 GONE = -1
-"""The handle of a value that its item has no more."""
+"""The handle of an unused value."""
 
 
 class Columns:
@@ -39,7 +39,7 @@ class Columns:
         self._types: dict[str, pa.DataType] = {field: items.column(field).type for field in items.fields if field != "id"}
 
     def typed(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields as their columns keep them, those that are null left out. Raises InvalidInput, naming the field."""
+        """The fields as their columns store them, without those that are null. Raises InvalidInput with the field's name."""
         typed = {}
         for name, value in fields.items():
             kind = self._types.get(name)
@@ -50,7 +50,7 @@ class Columns:
         return typed
 
     def fitting(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The same of fields that were checked for another version: those that this one does not have, or has otherwise, are left out."""
+        """As `typed`, of fields that were checked for another version: fields that do not fit this version are left out."""
         typed: dict[str, Any] = {}
         for name, value in fields.items():
             with suppress(InvalidInput):
@@ -60,20 +60,20 @@ class Columns:
 
 def _typed(path: str, value: Any, kind: pa.DataType) -> Any:
     if not _fits(value, kind):
-        raise InvalidInput(path, value, _wanted(kind))
+        raise InvalidInput(path, value, _expected(kind))
     if isinstance(value, str) and (pt.is_string(kind) or pt.is_large_string(kind)):
         return value
     try:
-        kept = pa.array([value], kind)[0].as_py()
-        if not all(math.isfinite(entry) for entry in (kept if isinstance(kept, list) else [kept]) if isinstance(entry, float)):
-            raise InvalidInput(path, value, f"{_wanted(kind)} (a number that it can hold)")
-        return kept
+        typed = pa.array([value], kind)[0].as_py()
+        if not all(math.isfinite(entry) for entry in (typed if isinstance(typed, list) else [typed]) if isinstance(entry, float)):
+            raise InvalidInput(path, value, f"{_expected(kind)} (a number that it can hold)")
+        return typed
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise InvalidInput(path, value, f"{_wanted(kind)} ({error})") from error
+        raise InvalidInput(path, value, f"{_expected(kind)} ({error})") from error
 
 
 def _fits(value: Any, kind: pa.DataType) -> bool:
-    """Whether a JSON value is of a column's kind. Arrow alone would take true for a number, and a text for a list of letters."""
+    """Whether a JSON value is of a column's kind. Arrow would accept true as a number, and a text as a list of letters."""
     if _is_list(kind):
         return isinstance(value, list | tuple) and all(entry is None or _fits(entry, kind.value_type) for entry in value)
     if pt.is_boolean(kind):
@@ -85,7 +85,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
     return isinstance(value, str) or not (pt.is_string(kind) or pt.is_large_string(kind))
 
 
-def _wanted(kind: pa.DataType) -> str:
+def _expected(kind: pa.DataType) -> str:
     return f"a list of {kind.value_type}" if _is_list(kind) else f"a value of the column's type, {kind}"
 
 
@@ -94,57 +94,56 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 class FieldColumn:
-    """One column. Not for several threads at once.
+    """One column. For one thread at a time.
 
-    Numbers are kept as they are, integers exactly and others in float64; texts and booleans by numbers of their own. Null and NaN are not
-    kept: they meet no condition.
+    Integers are stored exactly, other numbers as float64, texts and booleans as codes. Null and NaN are not stored: they meet no condition.
     """
 
     def __init__(self, kind: pa.DataType) -> None:
-        kind = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
+        kind = kind.value_type if _is_list(kind) else kind
         self._is_integer, self._is_number = pt.is_integer(kind), pt.is_integer(kind) or pt.is_floating(kind)
         self._value_V: Array = np.empty(0, kind.to_pandas_dtype() if self._is_integer else np.float64 if self._is_number else np.int64)
         self._handle_V = np.empty(0, np.int64)
         self._used = 0
-        self._own: dict[int, tuple[int, int]] = {}  # handle → its values are those from here to there
-        self._number_of: dict[Value, int] = {}  # of texts and booleans
+        self._span_of: dict[int, tuple[int, int]] = {}  # handle → (begin, end) of its values
+        self._code_of: dict[Value, int] = {}  # of texts and booleans
 
     def set(self, handle: int, value: Any) -> None:
-        """What an item has in the column from now on: a value, a list of values, or None."""
-        begin, end = self._own.pop(handle, (0, 0))
+        """Replace an item's values: by a value, a list of values, or None."""
+        begin, end = self._span_of.pop(handle, (0, 0))
         self._handle_V[begin:end] = GONE
-        found = [one for one in (value if isinstance(value, list) else [value]) if one is not None and one == one]
-        if not found:
+        values = [entry for entry in (value if isinstance(value, list) else [value]) if entry is not None and entry == entry]
+        if not values:
             return
-        begin, end = self._used, self._used + len(found)
+        begin, end = self._used, self._used + len(values)
         if end > len(self._value_V):
-            self._make_room(len(found))
-            begin, end = self._used, self._used + len(found)
-        self._value_V[begin:end] = found if self._is_number else [self._number_of.setdefault(one, len(self._number_of)) for one in found]
+            self._make_room(len(values))
+            begin, end = self._used, self._used + len(values)
+        self._value_V[begin:end] = values if self._is_number else [self._code_of.setdefault(text, len(self._code_of)) for text in values]
         self._handle_V[begin:end] = handle
-        self._own[handle], self._used = (begin, end), end
+        self._span_of[handle], self._used = (begin, end), end
 
     def matching(self, condition: Condition) -> Array:
-        """int64[M]: the handles of the items that have a value which meets a condition."""
+        """int64[M]: the handles of the items with a value that meets a condition."""
         value_V = self._value_V[: self._used]
         if isinstance(condition, Range):
             low, high = self._bounds(condition)
             meets_V = (value_V >= low) & (value_V <= high) if low <= high else np.zeros(len(value_V), np.bool_)
         else:
-            meets_V = np.isin(value_V, np.array(self._numbers(condition), value_V.dtype))
+            meets_V = np.isin(value_V, np.array(self._stored_values(condition), value_V.dtype))
         handle_V = self._handle_V[: self._used]
         handle_M: Array = handle_V[meets_V & (handle_V != GONE)]
         return handle_M
 
-    def _numbers(self, values: Sequence[Value]) -> list[Any]:
-        """Those of some values that the column can hold, as it keeps them."""
+    def _stored_values(self, values: Sequence[Value]) -> list[Any]:
+        """The values that the column can hold, as it stores them."""
         if not self._is_number:
-            return [self._number_of[value] for value in values if value in self._number_of]
+            return [self._code_of[value] for value in values if value in self._code_of]
         bounds = [(value, *self._bounds(Range(value, value))) for value in values if not isinstance(value, str)]
         return [low for value, low, high in bounds if low == high == value]
 
     def _bounds(self, range_: Range) -> tuple[Any, Any]:
-        """The least and the largest number of the column's type in a range, exactly. The first is larger where there is none."""
+        """The least and the largest number of the column's type in a range, exactly. If there is none, the first is larger."""
         low, high = range_.low, range_.high
         if self._is_integer:
             least, largest = (int(bound) for bound in (np.iinfo(self._value_V.dtype).min, np.iinfo(self._value_V.dtype).max))
@@ -154,26 +153,26 @@ class FieldColumn:
         return (-math.inf if low is None else -_at_most(-low)), (math.inf if high is None else _at_most(high))
 
     def _make_room(self, more: int) -> None:
-        """Give up values that are not used any more, and the numbers of texts that nobody has; then double what there is."""
+        """Drop unused values and codes; then double the room."""
         used_V = np.flatnonzero(self._handle_V[: self._used] != GONE)
         value_V, handle_V = self._value_V[used_V], self._handle_V[used_V]
         if not self._is_number:
-            kept, value_V = np.unique(value_V, return_inverse=True)
-            texts = list(self._number_of)
-            self._number_of = {texts[number]: place for place, number in enumerate(kept.tolist())}
+            used_codes, value_V = np.unique(value_V, return_inverse=True)
+            texts = list(self._code_of)
+            self._code_of = {texts[old]: new for new, old in enumerate(used_codes.tolist())}
         size = 2 * (len(used_V) + more) + UNUSED
         self._value_V, self._handle_V = np.zeros(size, self._value_V.dtype), np.full(size, GONE, np.int64)
         self._used = len(used_V)
         self._value_V[: self._used], self._handle_V[: self._used] = value_V, handle_V
         first_V = np.flatnonzero(np.diff(handle_V, prepend=GONE))
         bounds = pairwise([*first_V.tolist(), self._used])
-        self._own = {int(handle_V[begin]): (begin, end) for begin, end in bounds}
+        self._span_of = {int(handle_V[begin]): (begin, end) for begin, end in bounds}
 
 
 def _at_most(number: float) -> float:
     """The largest float that is not above a number, which may be an integer of any size."""
     try:
-        found = float(number)
+        nearest = float(number)
     except OverflowError:
         return sys.float_info.max if number > 0 else -math.inf
-    return math.nextafter(found, -math.inf) if found > number else found
+    return math.nextafter(nearest, -math.inf) if nearest > number else nearest

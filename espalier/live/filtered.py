@@ -1,8 +1,8 @@
-"""Filters over a catalogue with live items: whether each passes by the fields that it has now, and the masks that follow.
+"""Filters over a catalogue with live items: which items pass by their present fields, and the node masks.
 
-What a filter lets pass of the trained items is kept by `ItemFilters`, the fields of live items by `FieldColumn`. A mask is brought forward
-from one snapshot to another: only what is below parents that were touched between the two is looked at again. Knows fields and overlays.
-Does not know how filters are parsed.
+`ItemFilters` evaluates filters on trained items; a `FieldColumn` has one field of the live items. A mask is updated from one snapshot to
+the next: only the leaves below parents that were touched in between are evaluated again. Knows fields and overlays. Does not know how
+filters are parsed.
 
 Legend: R handles, W rows.
 """
@@ -28,7 +28,7 @@ from espalier.search import NodeMask
 from espalier.tree import Tree
 
 MOST_FILTERS = 64
-"""Filters whose last mask is kept, if all take no more than the trained items' masks may."""
+"""Most filters whose last mask is cached. All cached masks together take at most as many bytes as those of trained items may."""
 
 
 class LiveFilters:
@@ -38,10 +38,10 @@ class LiveFilters:
         self.trained = trained
         self._trees, self._table, self._touched = trees, table, touched
         self._columns = {field: FieldColumn(table.trained.column(field).type) for field in trained.fields if field != "id"}
-        self._reading = threading.Lock()  # guards the columns
-        self._kept: OrderedDict[Filter, SnapshotMask] = OrderedDict()  # least recently used first
+        self._columns_lock = threading.Lock()  # guards the columns
+        self._last_masks: OrderedDict[Filter, SnapshotMask] = OrderedDict()  # least recently used first
         self._bytes = 0
-        self._lock = threading.Lock()  # guards all but the columns, for moments only
+        self._lock = threading.Lock()  # guards all but the columns; held only briefly
         for handle in range(table.handles):
             if (entry := table.entry_at(handle)) is not None:
                 self._read(entry)
@@ -49,64 +49,64 @@ class LiveFilters:
     # -- the one writer -------------------------------------------------------------------------------------------------
 
     def touch(self, item_id: str) -> None:
-        """The fields of an item were changed, or it is new."""
+        """Note that the fields of an item were changed, or that it is new."""
         entry = self._table.entry(item_id)
         if entry is not None:
             self._read(entry)
 
     def _read(self, entry: LiveItem) -> None:
-        """Note an item's fields, those of training where it was given none."""
+        """Read an item's fields; those of training if it has no others."""
         row, fields = np.array([entry.item_row]), entry.fields
-        is_trained = fields is None and entry.item_row < len(self._table.trained)
-        with self._reading:
+        has_trained_fields = fields is None and entry.item_row < len(self._table.trained)
+        with self._columns_lock:
             for field, column in self._columns.items():
-                column.set(entry.handle, self._table.values(field, row)[0] if is_trained else (fields or NO_FIELDS).get(field))
+                column.set(entry.handle, self._table.values(field, row)[0] if has_trained_fields else (fields or NO_FIELDS).get(field))
 
     # -- readers --------------------------------------------------------------------------------------------------------
 
     def cached(self, filter: Filter, overlay: Overlay) -> NodeMask | None:
-        """The mask, if it is there. Takes microseconds."""
+        """The mask, if it is cached. Takes microseconds."""
         if overlay.is_empty:
             return self.trained.cached(filter)
         with self._lock:
-            kept = self._kept.get(filter)
-            if kept is None or kept.overlay() is not overlay:
+            last = self._last_masks.get(filter)
+            if last is None or last.overlay() is not overlay:
                 return None
-            self._kept.move_to_end(filter)
-            return kept.mask
+            self._last_masks.move_to_end(filter)
+            return last.mask
 
     def mask(self, filter: Filter, overlay: Overlay) -> NodeMask:
-        """The mask of the items that pass a filter, and are not removed.
+        """The mask of the items that pass a filter and are not removed.
 
-        A copy of N bytes and O(R), and what was touched since the filter's last mask; where there is none, all live items.
+        Takes a copy of N bytes, O(R), and O(changes since the filter's last mask), or O(live items) if there is no last mask.
         """
         if overlay.is_empty:
             return self.trained.mask(filter)
         with self._lock:
-            last = self._kept.get(filter)
+            last = self._last_masks.get(filter)
         passing_R = self._passing(filter)[: overlay.handles]
         passing_R &= overlay.shown_R[: len(passing_R)]
         made = SnapshotMask.of(self._trees, overlay, self.trained.mask(filter), passing_R, self._touched, last)
         made = replace(made, mask=replace(made.mask, at=partial(self._at, filter, made.overlay)))
         with self._lock:
             self._forget(filter)
-            self._kept[filter] = made
+            self._last_masks[filter] = made
             self._bytes += _cost_of(filter, made)
-            while len(self._kept) > MOST_FILTERS or self._bytes > self.trained.max_bytes:
-                self._forget(next(iter(self._kept)))
+            while len(self._last_masks) > MOST_FILTERS or self._bytes > self.trained.max_bytes:
+                self._forget(next(iter(self._last_masks)))
         return made.mask
 
-    def _at(self, filter: Filter, own: weakref.ref[Overlay], overlay: Overlay) -> NodeMask | None:
-        """The mask of a filter for another snapshot than its own, None for that one: `NodeMask.at`."""
-        return None if own() is overlay else self.cached(filter, overlay) or self.mask(filter, overlay)
+    def _at(self, filter: Filter, mask_overlay: weakref.ref[Overlay], overlay: Overlay) -> NodeMask | None:
+        """`NodeMask.at`: the mask of a filter for another snapshot; None for the snapshot of the mask itself."""
+        return None if mask_overlay() is overlay else self.cached(filter, overlay) or self.mask(filter, overlay)
 
     def _forget(self, filter: Filter) -> None:
-        """Drop what is kept of a filter, if anything is. Holds the lock."""
-        kept = self._kept.pop(filter, None)
-        self._bytes -= 0 if kept is None else _cost_of(filter, kept)
+        """Drop the mask of a filter, if it is cached. Holds the lock."""
+        last = self._last_masks.pop(filter, None)
+        self._bytes -= 0 if last is None else _cost_of(filter, last)
 
     def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """bool[W]: whether the items at some rows pass a filter by the fields that they have now, removed or not."""
+        """bool[W]: whether the items at some rows pass a filter by their present fields, removed or not."""
         passing_R = self._passing(filter)
         entries = [self._table.entry(item_id) for item_id in self._table.ids_of(rows)]
         handle_W = np.array([-1 if entry is None else entry.handle for entry in entries], np.int64)
@@ -119,8 +119,8 @@ class LiveFilters:
         return passing_W
 
     def _passing(self, filter: Filter) -> NDArray[np.bool_]:
-        """bool[R]: which of the handles that there are now have items that pass; others may come meanwhile."""
-        with self._reading:
+        """bool[R]: which of the present handles have items that pass. More handles may come meanwhile."""
+        with self._columns_lock:
             passing_R = np.ones(self._table.handles, np.bool_)
             for field, condition in filter.wanted:
                 meets_R = np.zeros(len(passing_R), np.bool_)
@@ -131,15 +131,15 @@ class LiveFilters:
         return passing_R
 
     def _matching(self, field: str, condition: Condition, handles: int) -> NDArray[np.int64]:
-        """int64: those of the first handles whose items meet a condition. Holds the columns' lock."""
+        """int64: the handles below `handles` whose items meet a condition. Holds the columns' lock."""
         if field == "id" and isinstance(condition, tuple):
             entries = [self._table.entry(str(item_id)) for item_id in condition]
             return np.array([entry.handle for entry in entries if entry is not None and entry.handle < handles], np.int64)
-        found = self._columns[field].matching(condition)
-        return found[found < handles]
+        matching = self._columns[field].matching(condition)
+        return matching[matching < handles]
 
 
-def _cost_of(filter: Filter, kept: SnapshotMask) -> int:
+def _cost_of(filter: Filter, cached: SnapshotMask) -> int:
     """Bytes that a mask takes."""
-    live_R = kept.mask.live_R
-    return cost_of(filter, kept.mask) + (0 if live_R is None else len(live_R))
+    live_R = cached.mask.live_R
+    return cost_of(filter, cached.mask) + (0 if live_R is None else len(live_R))

@@ -1,8 +1,8 @@
-"""A bundle with an overlay in it: the next version without training, and what every search of live items must equal.
+"""A fold: a bundle with an overlay in it. It is the next version without training, and the oracle of every search of live items.
 
 `search(bundle + overlay)` is `search(fold(bundle, overlay))`: inner levels stay, live leaves hang at their slots, and items that are gone
-leave vacant leaves. Item rows are counted anew, so `Folded.rows` says which is which. Golden queries are not answered here, and trees are
-not checked for padding: see training/fold.
+leave vacant leaves. Items get new rows; `Folded.rows` maps old rows to new ones. Golden queries are not answered here, and trees are not
+checked for padding: see training/live.
 
 Legend: N nodes, D node row.
 """
@@ -34,7 +34,7 @@ from espalier.queries import TextKind
 
 @dataclass(frozen=True, eq=False)
 class Folded:
-    """content: everything of a bundle, without golden queries; rows: which items it has; trees: where their leaves come from."""
+    """content: everything of a bundle, without golden queries; rows: its items; trees: its trees, with the origin of their leaves."""
 
     content: GraphContent | LinearContent
     rows: FoldedRows
@@ -42,12 +42,12 @@ class Folded:
 
 
 def folded(bundle: Bundle, overlay: Overlay, table: LiveItems) -> Folded:
-    """The bundle with the overlay in it; `table`: its items with those that are live.
+    """The bundle with the overlay in it. table: the items of the bundle with the live ones.
 
-    Arrays of the bundle that stay as they are are not copied. Raises InvalidData where live leaves do not fit the trees.
+    Unchanged arrays of the bundle are not copied. Raises InvalidData if live leaves do not fit the trees.
     """
     rows = FoldedRows.of(overlay)
-    trees = tuple(_folded_tree(alone, rows, overlay, leaves) for alone, leaves in zip(bundle.alone, overlay.trees, strict=True))
+    trees = tuple(_folded_tree(single, rows, overlay, leaves) for single, leaves in zip(bundle.alone, overlay.trees, strict=True))
     content = content_of(bundle)
     content = replace(content, items=folded_items(bundle.items, table, rows, np.union1d(overlay.changed[1], overlay.row_W)))
     if isinstance(content, GraphContent):
@@ -57,7 +57,7 @@ def folded(bundle: Bundle, overlay: Overlay, table: LiveItems) -> Folded:
         stored = folded_rows(bundle, trees[0], overlay.trees[0])
         content = replace(content, tree=trees[0].tree, stored_rows=stored, memory=memory, counts=_folded_counts(content, rows, overlay))
         return Folded(content, rows, trees)
-    first, *others = (_folded_chunks(*parts) for parts in zip(bundle.alone, trees, overlay.trees, strict=True))
+    first, *others = (_folded_chunks(single, tree, leaves) for single, tree, leaves in zip(bundle.alone, trees, overlay.trees, strict=True))
     return Folded(
         replace(
             content,
@@ -79,22 +79,22 @@ def write_fold(path: Path, bundle: Bundle, overlay: Overlay, table: LiveItems) -
 
 
 def fold_draft(bundle: Bundle, path: Path, through: int) -> ManifestDraft:
-    """What the manifest of a fold says beside what follows from its files; `through`: the last operation in it."""
+    """The draft of a fold's manifest. through: the last operation in the fold."""
     fields = {name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields}
     live = LiveInfo(through=through, folded_from=bundle.manifest.version)
-    made = {"name": path.absolute().parent.name, "version": int(path.name), "created": datetime.now(UTC), "live": live}
-    return ManifestDraft(**fields | made)
+    new_fields = {"name": path.absolute().parent.name, "version": int(path.name), "created": datetime.now(UTC), "live": live}
+    return ManifestDraft(**fields | new_fields)
 
 
 def content_of(bundle: Bundle) -> GraphContent | LinearContent:
-    """Everything that a bundle was written from, but its ranker, with golden queries that are not answered."""
+    """Everything that a bundle was written from, without its ranker and with unanswered golden queries."""
     manifest, golden = bundle.manifest, bundle.golden().slice(0, 0)
     if isinstance(manifest.scorer, LinearScorer):
         (tree, chunks), *others = bundle.trees
         vectoriser = bundle.vectoriser if isinstance(manifest.query, TextKind) else None
         counts = bundle.label_counts()
-        second = bundle.tail, bundle.stacking
-        return LinearContent(tree, chunks, bundle.items, golden, bundle.heldout(), vectoriser, counts, others, *second)
+        tail, stacking = bundle.tail, bundle.stacking
+        return LinearContent(tree, chunks, bundle.items, golden, bundle.heldout(), vectoriser, counts, others, tail, stacking)
     content = None
     if manifest.content is not None:
         content = ContentParts(manifest.content, map_safetensors(bundle.path / CONTENT_ARRAYS), bundle.graph(CONTENT))
@@ -123,23 +123,23 @@ def _folded_counts(content: GraphContent | LinearContent, rows: FoldedRows, over
 
 def folded_rows(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> NDArray[Any]:
     """The stored rows of the folded tree. Live rows were rounded to what the bundle stores when they were placed."""
-    before, offset = bundle.stored_rows, bundle.tree.leaf_offset
+    old_rows, offset = bundle.stored_rows, bundle.tree.leaf_offset
     if leaves.rows_PD is None:
         raise BundleCorrupt(f"{bundle.path}: the overlay has no node rows")
-    stored = np.empty((folded.tree.node_count, before.shape[1]), before.dtype)
-    stored[:offset] = before[:offset]
-    stored[offset:][folded.live] = stored_as(leaves.rows_PD[leaves.entry_X[-1 - folded.source[folded.live]]], before.dtype)
-    stored[offset:][~folded.live] = before[offset + folded.source[~folded.live]]
+    stored = np.empty((folded.tree.node_count, old_rows.shape[1]), old_rows.dtype)
+    stored[:offset] = old_rows[:offset]
+    stored[offset:][folded.live] = stored_as(leaves.rows_PD[leaves.entry_X[-1 - folded.source[folded.live]]], old_rows.dtype)
+    stored[offset:][~folded.live] = old_rows[offset + folded.source[~folded.live]]
     return stored
 
 
-def _folded_tree(alone: Bundle, rows: FoldedRows, overlay: Overlay, leaves: LiveLeaves) -> FoldedTree:
-    own_I = rows.row_I.copy()
-    own_I[overlay.hidden] = -1
-    return folded_tree(alone.tree, own_I, leaves.parent_X, leaves.slot_X, rows.row_R[leaves.handle_X])
+def _folded_tree(bundle: Bundle, rows: FoldedRows, overlay: Overlay, leaves: LiveLeaves) -> FoldedTree:
+    row_I = rows.row_I.copy()
+    row_I[overlay.hidden] = -1
+    return folded_tree(bundle.tree, row_I, leaves.parent_X, leaves.slot_X, rows.row_R[leaves.handle_X])
 
 
-def _folded_chunks(alone: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> TreeChunks:
+def _folded_chunks(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> TreeChunks:
     if leaves.sparse is None:
-        raise BundleCorrupt(f"{alone.path}: the overlay has no weights of leaves")
-    return TreeChunks(folded.tree, folded_chunks(alone.tree, alone.chunks, folded, leaves.sparse, leaves.entry_X))
+        raise BundleCorrupt(f"{bundle.path}: the overlay has no weights of leaves")
+    return TreeChunks(folded.tree, folded_chunks(bundle.tree, bundle.chunks, folded, leaves.sparse, leaves.entry_X))

@@ -1,8 +1,8 @@
 """The item table of a version with live items: trained items by their rows, live ones by I + handle.
 
-An id that becomes live gets the next handle, and keeps it as long as the version is open: item rows that a request resolved stay right
-whatever happens meanwhile. Written by one thread (`state.py`), read by any: entries are added and replaced, never moved. Knows ids and
-fields. Does not know leaves.
+An id that becomes live gets the next handle, and keeps it as long as the version is open. So item rows that a request has resolved stay
+valid. Written by one thread (`state.py`), read by any: entries are added and replaced, never moved. Knows ids and fields. Does not know
+leaves.
 
 Legend: I trained items, R handles.
 """
@@ -23,13 +23,13 @@ NO_FIELDS: Mapping[str, Any] = {}
 
 @dataclass(frozen=True)
 class LiveItem:
-    """What is known of an id that was put or deleted.
+    """The present state of an id that was put or deleted.
 
     item_row     I + handle, or the row of a trained item
-    fields       the columns that it was given; None where a trained item keeps its own
-    sequence     of the operation that made it so
+    fields       its columns; None: a trained item has those of training
+    sequence     of the id's last operation
     since        when it was put first, seconds since 1970
-    by           what placed it, in words for people; empty where nothing did
+    by           the evidence that placed it, in words for people; may be empty
     is_deleted   whether no answer may hold it
     valid_until  seconds since 1970, or None
     """
@@ -46,7 +46,7 @@ class LiveItem:
 
 
 class LiveItems:
-    """Stands where an ItemTable stands in answers: ids, fields and rows of trained and live items."""
+    """Ids, fields and rows of trained and live items; takes the role of an ItemTable in answers."""
 
     def __init__(self, trained: ItemTable) -> None:
         self.trained = trained
@@ -56,12 +56,12 @@ class LiveItems:
         self._handle_of: dict[str, int] = {}
         self._row_of_live: dict[str, int] = {}  # ids that are no trained items and are live now
         self._fields_of_row: dict[int, Mapping[str, Any]] = {}  # of trained items whose fields were changed
-        self.characters = 0  # of the fields of all entries that are not deleted
+        self.characters = 0  # total of the fields of all entries that are not deleted
 
     # -- readers, on any thread -----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Item rows that there may be: I + R."""
+        """Number of item rows: I + R."""
         return self._base + len(self._ids)
 
     @property
@@ -86,7 +86,7 @@ class LiveItems:
         return ids
 
     def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
-        """One column's Python values at item rows (int64); None where a live item was given none."""
+        """One column's Python values at item rows (int64); None for a live item without a value."""
         if field == "id":
             return self.ids_of(rows)
         live = self._live(rows)
@@ -102,11 +102,11 @@ class LiveItems:
         return values
 
     def _live(self, rows: NDArray[np.int64]) -> list[int]:
-        """Where item rows are those of items that were not trained: in most answers nowhere."""
+        """The positions of the rows of items that were not trained. In most answers there are none."""
         return [] if rows.max(initial=-1) < self._base else np.flatnonzero(rows >= self._base).tolist()
 
     def entry(self, item_id: str) -> LiveItem | None:
-        """What was put or deleted under an id, last; None for an id that was never touched."""
+        """The present state of an id; None for an id that was never put or deleted."""
         handle = self._handle_of.get(item_id)
         return None if handle is None else self._entries[handle]
 
@@ -115,11 +115,11 @@ class LiveItems:
 
     @property
     def handles(self) -> int:
-        """R, the handles that were given."""
+        """R, the number of handles in use."""
         return len(self._ids)
 
     def known_row(self, item_id: str) -> int:
-        """The item row that an id has whenever it is there, also of one that is deleted now; −1 for an id that was never there."""
+        """The item row of an id, even if the item is deleted now; −1 for an id that never was an item."""
         row = self.trained.row_of(item_id)
         if row < 0 and item_id in self._handle_of:
             row = self._base + self._handle_of[item_id]
@@ -128,7 +128,7 @@ class LiveItems:
     # -- the one writer -------------------------------------------------------------------------------------------------
 
     def handle_for(self, item_id: str) -> int:
-        """The handle of an id; a new one where it has none."""
+        """The handle of an id; a new one if it has none."""
         handle = self._handle_of.get(item_id)
         if handle is None:
             handle = len(self._ids)
@@ -138,9 +138,9 @@ class LiveItems:
         return handle
 
     def write(self, entry: LiveItem) -> None:
-        """Make an entry what its id is from now on."""
-        before = self._entries[entry.handle]
-        self.characters += _held(entry) - (0 if before is None else _held(before))
+        """Replace the present state of an id."""
+        old = self._entries[entry.handle]
+        self.characters += _characters(entry) - (0 if old is None else _characters(old))
         self._entries[entry.handle] = entry
         if entry.item_row >= self._base:
             if entry.is_deleted:
@@ -154,9 +154,9 @@ class LiveItems:
 
 
 def characters_of(fields: Mapping[str, Any] | None) -> int:
-    """About how much a worker holds of an item's fields."""
+    """Approximate size of an item's fields in memory, in characters."""
     return 0 if fields is None else sum(len(name) + len(str(value)) for name, value in fields.items())
 
 
-def _held(entry: LiveItem) -> int:
+def _characters(entry: LiveItem) -> int:
     return 0 if entry.is_deleted else characters_of(entry.fields)

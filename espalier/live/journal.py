@@ -1,12 +1,12 @@
-"""The journal of a live catalogue: every operation in order, and where each item was placed in each version, in one SQLite file.
+"""The journal of a live catalogue: all operations in order, and each item's placements in each version, in one SQLite file.
 
-    ops         sequence, id, kind, body, source version, time; sequences are never given twice
-    latest      the last operation of every id, but for old deletes (journal_upkeep.py)
-    placements  (version, sequence, tree) → parent, slot, row: stored, so that every process and every replay agrees
+    ops         sequence, id, kind, body, source version, time; no sequence is used twice
+    latest      the last operation of every id, without old deletes (journal_upkeep.py)
+    placements  (version, sequence, tree) → parent, slot, row: stored, so that all processes and replays agree
     meta        identity of the sequence numbers; the last delete that was dropped
 
-An operation that `writing` has committed survives the death of the process and of the machine. There is no file until the first one. Knows
-operations and their order; journal_file.py knows SQLite's files and locks. Used by one process with several threads, and by many processes.
+An operation that `writing` has committed survives a crash of the process and of the machine. The first operation creates the file. Knows
+operations and their order; journal_file.py knows SQLite's files and locks. Used by several threads of a process, and by many processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
 from espalier.live import journal_file
-from espalier.live.journal_file import LOCK_S, empty_log, errors_of, locked, log_bytes, named, open_reader, open_writer
+from espalier.live.journal_file import LOCK_S, Reader, empty_log, errors_of, locked, log_bytes, named, open_reader, open_writer
 from espalier.live.journal_messages import Message
 from espalier.live.journal_tables import COLUMNS, MAX_TREES, JournalTables
 from espalier.live.operations import Operation
@@ -34,22 +34,22 @@ log = logging.getLogger(__name__)
 MAX_ROW_BYTES = 16 << 20
 """Largest row of a leaf."""
 CHECKPOINT_BYTES = 8 << 20
-"""Size of the write-ahead log from which a commit is followed by a checkpoint."""
+"""Size of the write-ahead log at which a commit is followed by a checkpoint."""
 INSERT_PLACEMENT = "INSERT OR IGNORE INTO placements(version, seq, tree, parent, slot, row) VALUES (?, ?, ?, ?, ?, ?)"
 MAX_LOG_BYTES = 256 << 20
-"""Size of the write-ahead log from which nothing is committed: a process that stands still while it reads keeps it from being emptied."""
+"""Size of the write-ahead log at which commits are refused: a process that stands still while it reads keeps it from being emptied."""
 
 
 class Transaction(JournalTables):
-    """What a writer does under the lock: reads what others have committed, then appends. Everything is committed together.
+    """A writer's transaction under the lock: it reads what others have committed, then appends. Everything is committed together.
 
-    message  of what was appended, for other processes, once it is committed
+    message  the appended operations, to be sent to other processes after the commit
     """
 
     def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
         self.connection, self.file = connection, file
         self.message = Message()
-        self._last: int | None = None  # sequence, once it was asked for: nobody else writes meanwhile
+        self._last: int | None = None  # cached last sequence: nobody else writes meanwhile
 
     @contextmanager
     def _selected(self, statement: str, values: tuple[object, ...] = ()) -> Iterator[Iterator[Any]]:
@@ -66,24 +66,23 @@ class Transaction(JournalTables):
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, str(value)))
 
     def identify(self, identity: str, dropped: int = 0) -> None:
-        """Give the sequence numbers another identity: they are those of the journal that this one copies. dropped: of that journal."""
+        """Take the identity and the `dropped` of another journal, which this one copies."""
         self.note("identity", identity)
         self.note("dropped", dropped)
 
-    def append(self, operation: Operation, places: Mapping[int, Sequence[Placement]] | None = None) -> Operation:
-        """Add an operation, and where it was placed in some versions; returns it with its sequence and time.
+    def append(self, operation: Operation, placements: Mapping[int, Sequence[Placement]] | None = None) -> Operation:
+        """Append an operation and its placements by version. Returns it with its sequence and time.
 
-        Sequence 0 takes the next one. An operation copied from another journal brings its own, which must be above all of this journal.
-        Nothing is added where it raises InvalidData.
+        Sequence 0 gets the next number. An operation copied from another journal keeps its sequence, which must be above all of this
+        journal. Raises InvalidData, and then appends nothing.
         """
         journal_file.show_progress(self.file)
         body = operation.body.to_bytes()
-        rows = [(version, *row) for version, own in (places or {}).items() for row in _rows_of(own)]
-        given = operation.sequence
-        if given and given <= self.last_sequence():
-            raise InvalidData("sequence", given, f"above {self.last_sequence()}, the last one")
+        rows = [(version, *row) for version, of_trees in (placements or {}).items() for row in _rows_of(of_trees)]
+        if operation.sequence and operation.sequence <= self.last_sequence():
+            raise InvalidData("sequence", operation.sequence, f"above {self.last_sequence()}, the last one")
         at = operation.at or time.time()
-        values = (given or None, operation.id, operation.kind, body, operation.source_version, at)
+        values = (operation.sequence or None, operation.id, operation.kind, body, operation.source_version, at)
         sequence = self.connection.execute(f"INSERT INTO ops({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values).lastrowid
         if sequence is None:
             raise JournalCorrupt(f"{named(self.file)}: it gives no sequence numbers")
@@ -95,31 +94,31 @@ class Transaction(JournalTables):
         self.message.add(stored, body, rows)
         return stored
 
-    def store_placements(self, version: int, found: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
-        """Store where operations were placed in a version, by sequence, unless another process did before; returns those that hold.
+    def store_placements(self, version: int, placements: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
+        """Store the placements of operations in a version, by sequence. Returns the stored ones: those of an earlier process hold.
 
-        An operation of an item whose row stays as it was needs its placement stored again: the earlier operation may be compacted away.
+        An operation that leaves its item's row as it was also needs its placements stored: the earlier operation may be compacted away.
         """
-        for sequence, placements in found.items():
-            rows = _rows_of(placements)
-            stored = "SELECT 1 FROM placements WHERE version = ? AND seq = ?"
-            if self.connection.execute(stored, (version, sequence)).fetchone() is None:
+        for sequence, of_trees in placements.items():
+            rows = _rows_of(of_trees)
+            is_stored = "SELECT 1 FROM placements WHERE version = ? AND seq = ?"
+            if self.connection.execute(is_stored, (version, sequence)).fetchone() is None:
                 self.connection.executemany(INSERT_PLACEMENT, ((version, sequence, *row) for row in rows))
-        return self.placements(version, [*found])
+        return self.placements(version, [*placements])
 
 
 def _rows_of(placements: Sequence[Placement]) -> list[tuple[int, int, int, bytes]]:
-    """Tree, parent, slot and row of each, as they are stored. Raises InvalidData."""
+    """(tree, parent, slot, row) of each placement, as they are stored. Raises InvalidData."""
     rows = [(p.tree, p.parent, p.slot, p.row.to_bytes()) for p in placements]
     for tree, parent, slot, row in rows:
         if not 0 <= tree < MAX_TREES or parent < 0 or slot < 0 or len(row) > MAX_ROW_BYTES:
-            found = tree, parent, slot, len(row)
-            raise InvalidData("placement", found, f"a node, a slot and a row of at most {MAX_ROW_BYTES} bytes")
+            expected = f"a node, a slot and a row of at most {MAX_ROW_BYTES} bytes"
+            raise InvalidData("placement", (tree, parent, slot, len(row)), expected)
     return rows
 
 
 class Journal(JournalTables):
-    """A journal, opened when it is first needed. All methods may be called from any thread, and raise JournalError and its kinds."""
+    """A journal, opened on first use. All methods may be called from any thread, and raise JournalError and its subclasses."""
 
     def __init__(self, file: Path, mode: Literal["read", "write"] = "write") -> None:
         self.file, self._mode = file, mode
@@ -127,21 +126,21 @@ class Journal(JournalTables):
         self._damage: JournalCorrupt | None = None
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
-        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._reader_lock, self._writer_lock = threading.Lock(), threading.Lock()
         self._checkpoint_at = CHECKPOINT_BYTES
 
     @staticmethod
     def open(file: Path, mode: Literal["read", "write"] = "write") -> Journal:
-        """The journal of a file that need not be there yet. Reads all of it.
+        """The journal of a file that need not exist yet. Reads all of it.
 
-        Raises JournalCorrupt where it is damaged, UnsupportedJournal where it has another schema.
+        Raises JournalCorrupt for a damaged journal, UnsupportedJournal for one of another schema.
         """
         journal = Journal(file, mode)
         journal.check()
         return journal
 
     def check(self) -> None:
-        """What `open` does with the file. A damaged journal is neither read nor written afterwards."""
+        """Check the file, as `open` does. Afterwards a damaged journal is neither read nor written."""
         if self._mode == "write" and self.exists():
             try:
                 with self.exclusive():
@@ -162,28 +161,27 @@ class Journal(JournalTables):
 
     @contextmanager
     def _selected(self, statement: str, values: tuple[object, ...] = ()) -> Iterator[Iterator[Any]]:
-        with self._reading:
+        with self._reader_lock:
             self._check_file()
-            found = (self._reader, True) if self._reader is not None else open_reader(self.file)
-            if found is None:
+            reader = Reader(self._reader, True) if self._reader is not None else open_reader(self.file)
+            if reader is None:
                 yield iter(())
                 return
-            connection, keep = found
-            if keep:
-                self._reader = connection
+            if reader.is_reusable:
+                self._reader = reader.connection
                 self._inode = self._inode or os.stat(self.file).st_ino
             try:
                 with errors_of(self.file):
-                    yield connection.execute(statement, values)
+                    yield reader.connection.execute(statement, values)
             finally:
-                if not keep:
-                    connection.close()
+                if not reader.is_reusable:
+                    reader.connection.close()
 
     # -- writing --------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def writing(self, timeout_s: float = LOCK_S) -> Iterator[Transaction]:
-        """Hold the lock, and commit what the block appends when it ends; nothing of it where it raises.
+        """Hold the lock. Commits what the block appends when it ends; if it raises, nothing.
 
         Raises JournalFull, JournalReadOnly or JournalBusy, after which a later attempt may succeed.
         """
@@ -194,17 +192,17 @@ class Journal(JournalTables):
             connection.execute("COMMIT")
             self._checkpoint(connection)
 
-    def store_placements(self, version: int, found: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
-        """As `Transaction.store_placements`, in a transaction of its own."""
+    def store_placements(self, version: int, placements: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
+        """As `Transaction.store_placements`, in a separate transaction."""
         with self.writing() as transaction:
-            return transaction.store_placements(version, found)
+            return transaction.store_placements(version, placements)
 
     @contextmanager
     def exclusive(self, timeout_s: float = LOCK_S) -> Iterator[sqlite3.Connection]:
-        """Hold the lock, with the connection that writes. A transaction that is open in the end is rolled back."""
+        """Hold the lock, with the connection that writes. A transaction that is still open at the end is rolled back."""
         if self._mode == "read":
             raise JournalReadOnly(f"{named(self.file)}: it was opened to be read")
-        with self._writing, locked(self.file, timeout_s):
+        with self._writer_lock, locked(self.file, timeout_s):
             self._check_file()
             if self._writer is None:
                 self._writer = self._open_writer()
@@ -213,7 +211,7 @@ class Journal(JournalTables):
                 with errors_of(self.file):
                     yield self._writer
             except JournalError:
-                self._close_writer()  # what SQLite keeps in memory of a failed transaction goes with its connection
+                self._close_writer()  # discards SQLite's cache of the failed transaction
                 raise
             finally:
                 if self._writer is not None and self._writer.in_transaction:
@@ -224,16 +222,16 @@ class Journal(JournalTables):
         """The connection that writes. Holds the lock."""
         try:
             return open_writer(self.file)
-        except JournalReadOnly:  # a reader that was opened in a read-only folder has read-only memory, which all of a process share
-            with self._reading:
+        except JournalReadOnly:  # a reader opened in a read-only folder made SQLite's memory of this process read-only
+            with self._reader_lock:
                 self._close_reader()
             return open_writer(self.file)
 
     def close(self, timeout_s: float = LOCK_S) -> None:
         """Close the file. A later call opens it again."""
-        with self._reading:
+        with self._reader_lock:
             self._close_reader()
-        with self._writing:
+        with self._writer_lock:
             if self._writer is None:
                 return
             try:
@@ -243,17 +241,17 @@ class Journal(JournalTables):
                 log.warning("%s; its log stays for the next process that opens it", error)
 
     def _check_log(self, connection: sqlite3.Connection) -> None:
-        """Raise JournalBusy where the write-ahead log has reached its bound and cannot be emptied. Holds the lock."""
+        """Raise JournalBusy if the write-ahead log has reached its bound and cannot be emptied. Holds the lock."""
         if log_bytes(self.file) < MAX_LOG_BYTES:
             return
         self._checkpoint_at = 0
         self._checkpoint(connection)
         if (size := log_bytes(self.file)) >= MAX_LOG_BYTES:
-            found = f"its write-ahead log has {size >> 20} MiB, and a process that stands still while it reads keeps it from being emptied"
-            raise JournalBusy(f"{named(self.file)}: {found}. Writes are taken again when that process goes on or ends")
+            reason = f"its write-ahead log has {size >> 20} MiB, and a process that stands still while it reads keeps it from being emptied"
+            raise JournalBusy(f"{named(self.file)}: {reason}. Writes are taken again when that process goes on or ends")
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
-        """Move a long write-ahead log into the database. Holds the lock. Its failure changes nothing that was committed."""
+        """Move a long write-ahead log into the database. Holds the lock. A failure does not affect committed operations."""
         size = log_bytes(self.file)
         if size < self._checkpoint_at:
             return
@@ -264,16 +262,16 @@ class Journal(JournalTables):
         self._checkpoint_at = log_bytes(self.file) + CHECKPOINT_BYTES
 
     def _check_file(self) -> None:
-        """Raises JournalCorrupt where the file is damaged, or was replaced or deleted while open: what is written to it would be lost."""
+        """Raise JournalCorrupt if the file is damaged, or was replaced or deleted while open: writes to it would be lost."""
         if self._damage is not None:
             raise JournalCorrupt(str(self._damage))
         if self._inode is None:
             return
         try:
-            found = os.stat(self.file).st_ino
+            inode = os.stat(self.file).st_ino
         except OSError:
-            found = None
-        if found != self._inode:
+            inode = None
+        if inode != self._inode:
             raise JournalCorrupt(f"{named(self.file)}: it was deleted or replaced while in use; restart the service")
 
     def _close_reader(self) -> None:

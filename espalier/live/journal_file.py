@@ -1,8 +1,8 @@
-"""The SQLite file of a journal: how it is opened, what it must look like, and what its errors mean.
+"""The SQLite file of a journal: opening, schema, locking and errors.
 
 Every commit and every checkpoint holds a lock on a file of its own, `.live.lock` beside the journal: SQLite 3.7.0 to 3.51.2 can lose
 commits when one connection checkpoints while another one commits and so resets the write-ahead log (sqlite.org/wal.html#walresetbug). For
-the same reason SQLite never checkpoints by itself here. Readers take no lock. Knows files and SQL. Does not know operations (journal.py).
+the same reason automatic checkpoints are off. Readers take no lock. Knows files and SQL. Does not know operations (journal.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from espalier.durable import flush
@@ -27,7 +28,7 @@ LOCK = ".live.lock"
 APPLICATION = 0x4573704A
 """SQLite's application_id of a journal: "EspJ"."""
 SCHEMA_VERSION = 3
-"""SQLite's user_version of a journal: what is written, and all that is read."""
+"""SQLite's user_version of a journal. Journals of other schemas are refused."""
 TABLES = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE ops(seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
@@ -40,29 +41,36 @@ TABLES = (
 MAX_VALUE_BYTES = 32 << 20
 """Largest value that SQLite reads or writes."""
 LOCK_S = 5.0
-"""Longest wait for a lock that goes from one process to another."""
+"""Longest wait for a lock that other processes pass on among themselves."""
 HELD_S = 0.75
-"""Longest wait for a holder that shows no progress. A step of its work takes milliseconds; a process that was stopped holds it for good."""
+"""Longest wait for a holder that shows no progress. A step of its work takes milliseconds; a stopped process would hold it for ever."""
 LOCK_POLL_S = 0.0005
 BUSY_MS = 5000
-"""Longest wait for readers, where they hold up a commit: on network file systems alone."""
+"""Longest wait for readers that hold up a commit, which they do only on network file systems."""
 NETWORK = ("nfs", "cifs", "smb", "ceph", "glusterfs", "lustre", "afs", "9p", "beegfs", "gpfs", "ocfs2", "gfs2", "fuse.sshfs", "fuse.s3")
-"""How the names of file systems begin that several hosts share: shared memory, which a write-ahead log needs, does not work on them."""
+"""Prefixes of the names of network file systems. On them a write-ahead log does not work, because hosts do not share memory."""
 PROBE_BYTES = 64 << 10
+
+
+class Reader(NamedTuple):
+    """A connection that only reads. is_reusable: whether later readings may use it, too."""
+
+    connection: sqlite3.Connection
+    is_reusable: bool
 
 
 @contextmanager
 def locked(file: Path, timeout_s: float = LOCK_S) -> Iterator[None]:
-    """Hold the lock of the journal `file`. Raises JournalBusy, or JournalReadOnly where the lock cannot be made.
+    """Hold the lock of the journal `file`. Raises JournalBusy, or JournalReadOnly if the lock's file cannot be created.
 
-    The holder sets the time of the lock's file, so that those who wait see that it is at work, or another one is.
+    The holder sets the time of the lock's file, so that waiting processes see progress.
     """
     try:
         descriptor = os.open(os.path.join(os.path.dirname(file), LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
         raise os_error(file, error) from error
     try:
-        began = since = time.monotonic()
+        began = progress_at = time.monotonic()
         worked_ns = None
         while True:
             try:
@@ -71,8 +79,8 @@ def locked(file: Path, timeout_s: float = LOCK_S) -> Iterator[None]:
             except BlockingIOError as error:
                 now = time.monotonic()
                 if worked_ns != (worked_ns := os.fstat(descriptor).st_mtime_ns):
-                    since = now
-                if now - since > HELD_S:
+                    progress_at = now
+                if now - progress_at > HELD_S:
                     raise JournalBusy(f"{named(file)}: another process holds its lock and has done nothing for {HELD_S:g} s") from error
                 if now - began > timeout_s:
                     raise JournalBusy(f"{named(file)}: other processes have held its lock for {timeout_s:g} s") from error
@@ -84,15 +92,15 @@ def locked(file: Path, timeout_s: float = LOCK_S) -> Iterator[None]:
 
 
 def show_progress(file: Path) -> None:
-    """Let those who wait for the lock see that its holder, this process, is at work."""
+    """Show processes that wait for the lock that its holder, this process, is at work."""
     with suppress(OSError):  # a full disk
         os.utime(os.path.join(os.path.dirname(file), LOCK))
 
 
 def open_writer(file: Path) -> sqlite3.Connection:
-    """A connection that writes, to a file that is made where there is none. The caller holds the lock.
+    """A connection that writes. Creates the file if it is missing. The caller holds the lock.
 
-    Raises JournalError and its kinds.
+    Raises JournalError and its subclasses.
     """
     try:
         if not file.exists():
@@ -102,18 +110,18 @@ def open_writer(file: Path) -> sqlite3.Connection:
     with errors_of(file):
         connection = _connect(file, "rw")
         try:
-            is_made = _has_tables(connection, file)
+            has_tables = _has_tables(connection, file)
             mode = "TRUNCATE" if on_network(file) else "WAL"
-            if not is_made:
+            if not has_tables:
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute(f"PRAGMA journal_mode = {mode}")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.execute("PRAGMA secure_delete = ON")
-            if not is_made:
+            if not has_tables:
                 _make_tables(connection)
                 flush(file.parent)
-            connection.execute("BEGIN IMMEDIATE")  # raises where nothing can be written
+            connection.execute("BEGIN IMMEDIATE")  # raises if nothing can be written
             connection.execute("ROLLBACK")
         except BaseException:
             connection.close()
@@ -121,16 +129,16 @@ def open_writer(file: Path) -> sqlite3.Connection:
     return connection
 
 
-def open_reader(file: Path) -> tuple[sqlite3.Connection, bool] | None:
-    """A connection that only reads, and whether it may be kept. None where there is no journal, or none that is finished.
+def open_reader(file: Path) -> Reader | None:
+    """A connection that only reads. None if there is no journal, or if its creation was not finished.
 
-    A folder that is read-only, or on a full disk, has no room for the shared memory of a write-ahead log. Where the log is empty the file
-    is read without one; then others may write at any time, so the connection is for one reading. On a network file system, where there is
-    no write-ahead log, a reader may have to undo what a dead writer began. Raises JournalError and its kinds.
+    A write-ahead log needs shared memory in the folder, which fails if the folder is read-only or the disk is full. If the log is empty,
+    the file is then read without one. Others may write at any time, so that connection is for one reading. On a network file system, which
+    has no write-ahead log, a reader may have to roll back the transaction of a dead writer. Raises JournalError and its subclasses.
     """
     if not file.exists():
         return None
-    keep = True
+    is_reusable = True
     with errors_of(file):
         connection = _connect(file, "rw" if on_network(file) else "ro")
         try:
@@ -140,31 +148,31 @@ def open_reader(file: Path) -> tuple[sqlite3.Connection, bool] | None:
             connection.close()
             if log_bytes(file, "-wal") or log_bytes(file, "-journal"):
                 raise
-            connection, keep = _connect(file, "ro", "&immutable=1"), False
+            connection, is_reusable = _connect(file, "ro", "&immutable=1"), False
         try:
-            is_made = _has_tables(connection, file)
+            has_tables = _has_tables(connection, file)
         except BaseException:
             connection.close()
             raise
-    if is_made:
-        return connection, keep
+    if has_tables:
+        return Reader(connection, is_reusable)
     connection.close()
     return None
 
 
 def check(file: Path) -> None:
-    """Read all of a journal. Raises JournalCorrupt where it is damaged, UnsupportedJournal where it has another schema."""
-    found = open_reader(file)
-    if found is None:
+    """Read all of a journal. Raises JournalCorrupt for a damaged one, UnsupportedJournal for another schema."""
+    reader = open_reader(file)
+    if reader is None:
         return
-    with closing(found[0]) as connection, errors_of(file):
-        wrong = [text for (text,) in connection.execute("PRAGMA quick_check(1)")]
-    if wrong != ["ok"]:
-        raise JournalCorrupt(f"{named(file)}: {' '.join(wrong[0].split())}; put a backup in its place")
+    with closing(reader.connection) as connection, errors_of(file):
+        results = [text for (text,) in connection.execute("PRAGMA quick_check(1)")]
+    if results != ["ok"]:
+        raise JournalCorrupt(f"{named(file)}: {' '.join(results[0].split())}; put a backup in its place")
 
 
 def log_bytes(file: Path, ending: str = "-wal") -> int:
-    """Size of the write-ahead log, or of another file of the journal by its ending; 0 where there is none."""
+    """Size of the write-ahead log, or of another file of the journal by its ending; 0 if it is missing."""
     try:
         return os.stat(f"{file}{ending}").st_size
     except OSError:
@@ -172,26 +180,26 @@ def log_bytes(file: Path, ending: str = "-wal") -> int:
 
 
 def empty_log(connection: sqlite3.Connection) -> bool:
-    """Move the write-ahead log into the database, unless somebody reads it now; whether it is empty. The caller holds the lock."""
-    connection.execute("PRAGMA busy_timeout = 0")  # readers of a moment ago need not be waited for: it is tried again
+    """Move the write-ahead log into the database, unless a reader uses it. Returns whether it is empty. The caller holds the lock."""
+    connection.execute("PRAGMA busy_timeout = 0")  # no wait for readers: the caller tries again later
     (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     return not busy
 
 
 def new_identity() -> str:
-    """Names the sequence numbers of a journal: journals of one identity never give one number to two operations."""
+    """A new identity of sequence numbers: journals of one identity never give the same number to two operations."""
     return secrets.token_hex(8)
 
 
 def named(file: Path) -> str:
-    """A journal as messages call it."""
+    """A journal's name in messages."""
     return f"{file.parent.name}/{file.name}"
 
 
 @contextmanager
 def errors_of(file: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours."""
+    """Turn SQLite's errors into JournalError and its subclasses."""
     try:
         yield
     except sqlite3.ProgrammingError:
@@ -201,7 +209,7 @@ def errors_of(file: Path) -> Iterator[None]:
 
 
 def os_error(file: Path, error: OSError) -> JournalError:
-    """What the system says of the journal, or of its folder."""
+    """The JournalError for a system error of the journal's file or folder."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return JournalFull(f"{named(file)}: the disk or a quota has no room for another operation ({error.strerror})")
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
@@ -210,7 +218,7 @@ def os_error(file: Path, error: OSError) -> JournalError:
 
 
 def on_network(file: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """Whether several hosts may share the file system of a file. False where the system does not say."""
+    """Whether several hosts may share the file system of a file. False if the system does not tell."""
     folder = str(file.parent.resolve())
     kind, longest = "", -1
     with suppress(OSError):
@@ -223,7 +231,7 @@ def on_network(file: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
 
 
 def _connect(file: Path, mode: str, more: str = "") -> sqlite3.Connection:
-    """A connection in autocommit mode, for any thread at a time, that trusts nothing in the file."""
+    """A connection in autocommit mode, for one thread at a time, whichever, that trusts nothing in the file."""
     address = f"file:{quote(str(file.absolute()))}?mode={mode}{more}"
     connection = sqlite3.connect(address, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
@@ -237,7 +245,7 @@ def _has_tables(connection: sqlite3.Connection, file: Path) -> bool:
 
     Raises JournalCorrupt for other files, UnsupportedJournal for journals of another schema.
     """
-    connection.execute("BEGIN")  # of one moment: a writer may be making the file
+    connection.execute("BEGIN")  # one snapshot: a writer may be creating the file
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -285,7 +293,7 @@ def _error(file: Path, error: sqlite3.Error) -> JournalError:
 
 
 def _probed(file: Path) -> JournalError | None:
-    """Why nothing can be written beside the journal, as the system says it: SQLite does not tell a quota from a broken disk."""
+    """The system's error of a write beside the journal, if it fails: SQLite does not distinguish a quota from a broken disk."""
     try:
         with tempfile.TemporaryFile(dir=file.parent) as probe:
             probe.write(b"\0" * PROBE_BYTES)

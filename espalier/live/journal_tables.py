@@ -1,4 +1,4 @@
-"""What is read from the tables of a journal: operations and placements, each checked.
+"""Reads operations and placements from the tables of a journal, and checks each.
 
 Knows rows of SQLite. Does not know files or locks.
 """
@@ -19,46 +19,46 @@ from espalier.live.rows import LiveRow, Placement
 
 MAX_TREES = 16
 PAGE_BYTES = 16 << 20
-"""Bodies that `since` and `current` return; they end with the one that exceeds this."""
+"""Bytes of bodies after which `since` and `current` return no further operation."""
 IDS = 500
-"""Ids or sequences of one SQL statement."""
+"""Most ids or sequences of one SQL statement."""
 COLUMNS = "seq, id, kind, body, source_version, at"
 
 
 class JournalTables(ABC):
-    """The tables as a transaction sees them, or as they are between transactions. Raises JournalError and its kinds."""
+    """The tables as a transaction sees them, or as they are between transactions. Raises JournalError and its subclasses."""
 
     file: Path
 
     @abstractmethod
     def _selected(self, statement: str, values: tuple[object, ...] = ()) -> AbstractContextManager[Iterator[Any]]:
-        """The rows of a SELECT; none where there is no journal yet."""
+        """The rows of a SELECT; none if there is no journal yet."""
 
     def last_sequence(self) -> int:
-        """The last sequence number that was given; 0 before the first."""
+        """The last sequence number in use; 0 before the first."""
         with self._selected("SELECT seq FROM sqlite_sequence WHERE name = 'ops'") as rows:
             return int(next(rows, (0,))[0])
 
     def identity(self) -> str | None:
-        """Names the journal's sequence numbers: another one means that a backup was put in place. None before the first operation."""
+        """The identity of the journal's sequence numbers. It changes when a backup is put in place. None before the first operation."""
         return self._meta("identity")
 
     def dropped(self) -> int:
-        """The last delete that is missing because no version needed it any more; 0 where none is."""
+        """The sequence of the last delete that was dropped because no version needed it any more; 0 if none was."""
         return int(self._meta("dropped") or 0)
 
     def erasures(self) -> int:
-        """How often events of a person were erased: that changes operations under their numbers."""
+        """How often events of a person were erased, which changes operations without changing their sequences."""
         return int(self._meta("erasures") or 0)
 
     def since(self, sequence: int, limit: int) -> list[Operation]:
-        """Operations after a sequence, ascending, at most `limit`, fewer where they are large; empty where there are none."""
+        """Operations after a sequence, ascending, at most `limit`, fewer if they are large; empty if there are none."""
         return self._operations("seq > ? ORDER BY seq LIMIT ?", (sequence, limit), PAGE_BYTES)
 
     def current(self, sequence: int, limit: int) -> list[Operation]:
-        """As `since`, only the last operation of each id: all that a replay needs."""
-        where = "seq > ? AND seq = (SELECT latest.seq FROM latest WHERE latest.id = ops.id) ORDER BY seq LIMIT ?"
-        return self._operations(where, (sequence, limit), PAGE_BYTES)
+        """As `since`, but only the last operation of each id, which is all that a replay needs."""
+        condition = "seq > ? AND seq = (SELECT latest.seq FROM latest WHERE latest.id = ops.id) ORDER BY seq LIMIT ?"
+        return self._operations(condition, (sequence, limit), PAGE_BYTES)
 
     def latest(self, item_id: str) -> Operation | None:
         """The last operation of an id."""
@@ -66,41 +66,40 @@ class JournalTables(ABC):
 
     def read(self, ids: Sequence[str]) -> dict[str, Operation]:
         """The last operation of each id that has one."""
-        found: list[Operation] = []
-        for some in _chunks(ids):
-            found += self._operations(f"seq IN (SELECT seq FROM latest WHERE id IN ({_marks(some)}))", some)
-        return {operation.id: operation for operation in found}
+        operations: list[Operation] = []
+        for chunk in _chunks(ids):
+            operations += self._operations(f"seq IN (SELECT seq FROM latest WHERE id IN ({_marks(chunk)}))", chunk)
+        return {operation.id: operation for operation in operations}
 
     def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
         """Stored placements in a version, by sequence, in order of trees; without operations that have none."""
-        found: dict[int, list[Placement]] = {}
-        for some in _chunks(sequences):
-            statement = (
-                f"SELECT seq, tree, parent, slot, row FROM placements WHERE version = ? AND seq IN ({_marks(some)}) ORDER BY seq, tree"
-            )
-            with self._selected(statement, (version, *some)) as rows:
+        lists: dict[int, list[Placement]] = {}
+        for chunk in _chunks(sequences):
+            condition = f"version = ? AND seq IN ({_marks(chunk)}) ORDER BY seq, tree"
+            statement = f"SELECT seq, tree, parent, slot, row FROM placements WHERE {condition}"
+            with self._selected(statement, (version, *chunk)) as rows:
                 for seq, tree, parent, slot, row in rows:
                     try:
                         if not 0 <= tree < MAX_TREES or parent < 0 or slot < 0:
                             raise InvalidData("placement", (tree, parent, slot), "a tree, a node and a slot")
-                        found.setdefault(seq, []).append(Placement(tree, parent, slot, LiveRow.from_bytes(row)))
+                        lists.setdefault(seq, []).append(Placement(tree, parent, slot, LiveRow.from_bytes(row)))
                     except (InvalidData, TypeError) as error:
                         raise JournalCorrupt(f"{named(self.file)}: placement of operation {seq} in version {version}: {error}") from error
-        return {sequence: tuple(placements) for sequence, placements in found.items()}
+        return {sequence: tuple(placements) for sequence, placements in lists.items()}
 
-    def _operations(self, where: str, values: tuple[object, ...], most_bytes: float = float("inf")) -> list[Operation]:
-        """The operations that a condition selects, up to the one whose body exceeds `most_bytes` with those before it."""
-        found: list[Operation] = []
-        with self._selected(f"SELECT {COLUMNS} FROM ops WHERE {where}", values) as rows:
+    def _operations(self, condition: str, values: tuple[object, ...], most_bytes: float = float("inf")) -> list[Operation]:
+        """The operations that a condition selects, up to and with the first at which their bodies exceed `most_bytes`."""
+        operations: list[Operation] = []
+        with self._selected(f"SELECT {COLUMNS} FROM ops WHERE {condition}", values) as rows:
             for seq, item, kind, body, source_version, at in rows:
                 try:
-                    found.append(Operation(seq, item, kind, ItemBody.from_bytes(body), source_version, at))
+                    operations.append(Operation(seq, item, kind, ItemBody.from_bytes(body), source_version, at))
                 except (InvalidData, TypeError, AttributeError) as error:
                     raise JournalCorrupt(f"{named(self.file)}: operation {seq}: {error}") from error
                 most_bytes -= len(body)
                 if most_bytes < 0:
                     break
-        return found
+        return operations
 
     def _meta(self, key: str) -> str | None:
         with self._selected("SELECT value FROM meta WHERE key = ?", (key,)) as rows:
@@ -109,9 +108,9 @@ class JournalTables(ABC):
 
 
 def _chunks(values: Iterable[object]) -> Iterator[tuple[object, ...]]:
-    rest = iter(values)
-    while some := tuple(islice(rest, IDS)):
-        yield some
+    iterator = iter(values)
+    while chunk := tuple(islice(iterator, IDS)):
+        yield chunk
 
 
 def _marks(values: Sequence[object]) -> str:

@@ -1,6 +1,6 @@
-"""Upkeep of a journal beside the processes that use it: compaction, backups, the erasure of a person's events.
+"""Upkeep of a journal while other processes use it: compaction, backups, the erasure of a person's events.
 
-Each works in short transactions, so that writers wait for milliseconds. Knows what may be dropped. Does not know commands
+All work is in short transactions, so that writers wait only milliseconds. Knows what may be dropped. Does not know commands
 (service/journal.py).
 """
 
@@ -21,25 +21,25 @@ from espalier.live.journal import Journal, Transaction
 from espalier.live.journal_file import check, empty_log, errors_of, named, new_identity, open_reader, open_writer, os_error
 
 BLOCK = 500
-"""Operations that one transaction looks at."""
+"""Operations that one transaction examines."""
 FREE_PAGES = 2000
-"""Pages that one transaction gives back to the disk."""
+"""Pages that one transaction returns to the disk."""
 READERS_S, PAUSE_S = 5.0, 0.02
-"""How long an erasure waits for readers, and between two looks."""
+"""How long an erasure waits for readers, and the pause between two attempts."""
 LEFT_OUT = 1 << 32
-"""Sequence numbers that are left out where some may have been given that the journal does not know of."""
+"""Sequence numbers to skip if some may be in use that the journal does not know of."""
 NUMBERS_PER_S = 1 << 20
-"""More sequence numbers than a journal can give in a second."""
+"""More sequence numbers than a journal can use in a second."""
 TOMBSTONES_S = 30 * 86400.0
-"""How long a delete stays that no version needs: for hosts that follow and were away, and for late writes of a lower source version."""
+"""How long a delete stays that no version needs: for followers that were offline, and for late writes of a lower source version."""
 
 Versions = Callable[[], Mapping[int, int]]
-"""The versions that are on disk now: number → the last operation that each holds. Raises OSError where nobody can say."""
+"""Returns the versions that are on disk now: number → the last operation that each holds. Raises OSError if they cannot be read."""
 
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction has dropped: operations that were replaced, tombstones, and placements that nothing needs any more."""
+    """Counts of what a compaction has dropped: replaced operations, tombstones, and placements that nothing needs any more."""
 
     operations: int
     tombstones: int
@@ -49,9 +49,9 @@ class Compacted:
 def compact(journal: Journal, versions: Versions, keep_from: int | None = None) -> Compacted:
     """Drop operations that a later one of the same id has replaced, old tombstones, and placements in versions that are gone.
 
-    The last operation of every id stays, so that any version on disk can be brought to the present state; but a delete goes once all of
-    them hold it and it is TOMBSTONES_S old. keep_from: the first sequence of which everything stays; None: there is none. versions: asked
-    under the journal's lock, before anything is dropped that a version may need: one may be published meanwhile. Raises what it raises.
+    The last operation of every id stays, so that any version on disk can be brought up to date. A delete is dropped when all versions hold
+    it and it is TOMBSTONES_S old. keep_from: from this sequence on all operations stay; None: no such sequence. versions: called under the
+    journal's lock before each drop, because a version may be published meanwhile; its errors are raised.
     """
     if not journal.exists():
         return Compacted(0, 0, 0)
@@ -66,30 +66,30 @@ def compact(journal: Journal, versions: Versions, keep_from: int | None = None) 
             tombstones += _drop_tombstones(transaction, first, min(after, end - 1, min(versions().values(), default=0)))
     while True:
         with journal.writing() as transaction:
-            kept = ", ".join(str(int(version)) for version in versions())
-            unused = f"version NOT IN ({kept}) OR seq NOT IN (SELECT seq FROM ops)"
-            some = f"SELECT version, seq, tree FROM placements WHERE {unused} LIMIT {BLOCK}"
-            dropped = transaction.connection.execute(f"DELETE FROM placements WHERE (version, seq, tree) IN ({some})").rowcount
+            present = ", ".join(str(int(version)) for version in versions())
+            unused = f"version NOT IN ({present}) OR seq NOT IN (SELECT seq FROM ops)"
+            keys = f"SELECT version, seq, tree FROM placements WHERE {unused} LIMIT {BLOCK}"
+            dropped = transaction.connection.execute(f"DELETE FROM placements WHERE (version, seq, tree) IN ({keys})").rowcount
         placements += dropped
         if dropped < BLOCK:
             break
-    _give_back(journal)
+    _shrink(journal)
     return Compacted(operations, tombstones, placements)
 
 
 def versions_on_disk(folder: Path) -> Versions:
-    """Those in the folder of a model. One whose manifest cannot be read needs every operation."""
-    held: dict[int, int] = {}  # a manifest never changes
+    """The versions in the folder of a model. A version with an unreadable manifest counts as one that needs every operation."""
+    through: dict[int, int] = {}  # by version, cached: a manifest never changes
 
-    def now() -> Mapping[int, int]:
-        found = versions_in(folder)
-        held.update((version, _holds(folder / str(version) / "manifest.json")) for version in found if version not in held)
-        return {version: held[version] for version in found}
+    def versions() -> Mapping[int, int]:
+        present = versions_in(folder)
+        through.update((version, _through(folder / str(version) / "manifest.json")) for version in present if version not in through)
+        return {version: through[version] for version in present}
 
-    return now
+    return versions
 
 
-def _holds(manifest: Path) -> int:
+def _through(manifest: Path) -> int:
     """The last operation that a version holds."""
     try:
         live = parse_manifest(manifest.read_bytes(), str(manifest)).live
@@ -99,34 +99,34 @@ def _holds(manifest: Path) -> int:
 
 
 def _drop_tombstones(transaction: Transaction, first: int, last: int) -> int:
-    """Drop the old deletes after a sequence and up to another, and note up to which they are gone: hosts that follow may lack them."""
-    tombstone = "seq > ? AND seq <= ? AND kind = 'delete' AND at < ?"
-    old = time.time() - TOMBSTONES_S
-    found = transaction.connection.execute(f"SELECT seq, id FROM ops WHERE {tombstone}", (first, last, old)).fetchall()
-    if found:
-        transaction.connection.executemany("DELETE FROM ops WHERE seq = ?", ((seq,) for seq, _ in found))
-        transaction.connection.executemany("DELETE FROM latest WHERE seq = ? AND id = ?", found)
-        transaction.note("dropped", max(transaction.dropped(), *(seq for seq, _ in found)))
-    return len(found)
+    """Drop the old deletes after `first` and up to `last`, and note the last one in `dropped`: followers may lack them."""
+    condition = "seq > ? AND seq <= ? AND kind = 'delete' AND at < ?"
+    before = time.time() - TOMBSTONES_S
+    tombstones = transaction.connection.execute(f"SELECT seq, id FROM ops WHERE {condition}", (first, last, before)).fetchall()
+    if tombstones:
+        transaction.connection.executemany("DELETE FROM ops WHERE seq = ?", ((seq,) for seq, _ in tombstones))
+        transaction.connection.executemany("DELETE FROM latest WHERE seq = ? AND id = ?", tombstones)
+        transaction.note("dropped", max(transaction.dropped(), *(seq for seq, _ in tombstones)))
+    return len(tombstones)
 
 
 def backup(journal: Journal, to: Path) -> None:
-    """Write a copy of the journal as of now, one file, which can be put in its place.
+    """Write a copy of the present journal, one file, which can replace the journal.
 
-    The copy has another identity, and goes on LEFT_OUT sequence numbers later: those given between the backup and its use are not given
-    again. Raises InvalidInput where `to` is there already, its folder is not, or there is no journal, JournalFull where there is no room.
+    The copy has another identity and skips LEFT_OUT sequence numbers, so that numbers used between the backup and its use are not used
+    again. Raises InvalidInput if `to` exists, its folder does not exist, or there is no journal; JournalFull if there is no room.
     """
     if to.exists():
         raise InvalidInput("to", str(to), "a file that is not there yet")
     if not to.parent.is_dir():
         raise InvalidInput("to", str(to), "a file in a folder that is there")
-    found = open_reader(journal.file)
-    if found is None:
+    reader = open_reader(journal.file)
+    if reader is None:
         raise InvalidInput("journal", named(journal.file), "a journal; nothing was ever written to this model")
     temporary = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         with errors_of(to):
-            with closing(found[0]) as connection:
+            with closing(reader.connection) as connection:
                 connection.execute("PRAGMA query_only = OFF")
                 connection.execute("VACUUM INTO ?", (str(temporary),))
             temporary.chmod(0o640)
@@ -144,17 +144,17 @@ def backup(journal: Journal, to: Path) -> None:
 
 
 def leave_out(journal: Journal) -> None:
-    """Go on LEFT_OUT sequence numbers later, under another identity: for a copy of a journal whose original is lost."""
+    """Skip LEFT_OUT sequence numbers, and take another identity: for a copy of a journal whose original is lost."""
     with journal.exclusive() as connection:
         _leave_out(connection)
 
 
 def put_in_place(copy: Path, now: float) -> None:
-    """Make a copy that `backup` wrote a journal that takes writes: check all of it, and leave sequence numbers out.
+    """Turn a copy that `backup` wrote into a journal that takes writes: check all of it, and skip sequence numbers.
 
-    Any number may have been given since the backup, by the journal of then or by one that came from the same backup. So numbers go on as if
-    NUMBERS_PER_S had been given in each second since 1970, and LEFT_OUT more in case clocks differ; they stay below 2^53 for 200 years.
-    now: Unix seconds. Raises JournalError.
+    Any number may have been used since the backup, by the original journal or by another copy. So numbers continue as if NUMBERS_PER_S had
+    been used in each second since 1970, and LEFT_OUT more in case clocks differ; they stay below 2^53 for 200 years. now: Unix seconds.
+    Raises JournalError.
     """
     check(copy)
     with errors_of(copy), closing(open_writer(copy)) as connection:
@@ -167,20 +167,20 @@ def put_in_place(copy: Path, now: float) -> None:
 
 
 def erase_user(journal: Journal, user: str) -> list[str]:
-    """Drop the events that carry a person's tag, from every operation that is kept, and from the pages that SQLite has freed.
+    """Erase the events that carry a person's tag, from every operation in the journal and from the pages that SQLite has freed.
 
-    Items stay where they are, and so do the rows of their leaves. Returns the ids of the items whose operations were changed. Raises
-    JournalBusy where readers kept the write-ahead log in use, so that the old bytes may still be in it; then it is to be called again.
+    Placements and rows of the items stay. Returns the ids of the items whose operations were changed. Raises JournalBusy if readers kept
+    the write-ahead log in use: the old bytes may still be in it, and the caller must call again.
     """
     changed: dict[str, None] = {}
     after = 0
     while block := journal.since(after, BLOCK):
         after = block[-1].sequence
-        found = [operation for operation in block if user in operation.body.users]
-        if not found:
+        tagged = [operation for operation in block if user in operation.body.users]
+        if not tagged:
             continue
         with journal.writing() as transaction:
-            for operation in found:
+            for operation in tagged:
                 body = operation.body.without(user).to_bytes()
                 transaction.connection.execute("UPDATE ops SET body = ? WHERE seq = ?", (body, operation.sequence))
                 changed[operation.id] = None
@@ -192,7 +192,7 @@ def erase_user(journal: Journal, user: str) -> list[str]:
                 break
         if time.monotonic() >= until:
             raise JournalBusy(f"{named(journal.file)}: readers kept its write-ahead log in use; try again")
-        time.sleep(PAUSE_S)  # without the lock: whoever holds it and does nothing is taken for a process that has stopped
+        time.sleep(PAUSE_S)  # without the lock: other processes take an idle holder for a stopped process
     return [*changed]
 
 
@@ -204,13 +204,13 @@ def _leave_out(connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
-def _give_back(journal: Journal) -> None:
-    """Shrink the file by its free pages, some at a time."""
+def _shrink(journal: Journal) -> None:
+    """Return the file's free pages to the disk, some at a time."""
     while True:
         with journal.exclusive() as connection:
             (free,) = connection.execute("PRAGMA freelist_count").fetchone()
             connection.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
-            (left,) = connection.execute("PRAGMA freelist_count").fetchone()
+            (remaining,) = connection.execute("PRAGMA freelist_count").fetchone()
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        if not 0 < left < free:
+        if not 0 < remaining < free:
             return

@@ -1,7 +1,7 @@
 """Node masks of trained trees with live leaves under them.
 
-A node is eligible if an eligible item lies below it, live ones included: so a parent whose own leaves are all gone stays open for the live
-leaf under it, and its ancestors too. Knows trees and overlays. Does not know filters.
+A node is eligible if an eligible item, trained or live, lies below it. So a parent whose trained leaves are all gone stays eligible while
+it has an eligible live leaf, and so do its ancestors. Knows trees and overlays. Does not know filters.
 
 Legend: B queries, N nodes, R handles, P parents (nodes of the level above the leaves), C trained leaves, K keys.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,91 +24,94 @@ Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 
-def recompute(tree: Tree, eligible_N: Bool, touched_P: Int64, has_live_P: Bool) -> None:
-    """Set, in place, whether some parents and the nodes above them are eligible; `eligible_N` is right of their leaves.
+class EarlierMask(NamedTuple):
+    """The mask of another snapshot and, of each tree, all parents (int64[P]) below which that snapshot differs."""
 
-    touched_P   int64, ascending, each once: the parents whose leaves, trained or live, may have changed
-    has_live_P  bool by node: parents with an eligible live leaf, at least those of `touched_P`
+    mask: NodeMask
+    touched: Sequence[Int64]
+
+
+def recompute(tree: Tree, eligible_N: Bool, touched_P: Int64, has_live_P: Bool) -> None:
+    """Set, in place, whether some parents and the nodes above them are eligible. `eligible_N` must be right for their leaves.
+
+    touched_P   int64, ascending, distinct: the parents whose leaves, trained or live, may have changed
+    has_live_P  bool by node: parents with an eligible live leaf; must be right for those of `touched_P`
     """
     nodes = touched_P
     for level in range(tree.height - 1, -1, -1):
         if not len(nodes):
             return
         children, of = tree.children(nodes)
-        found = np.bincount(of[eligible_N[children]], minlength=len(nodes)) > 0
-        eligible_N[nodes] = found | has_live_P[nodes] if level == tree.height - 1 else found
+        has_eligible = np.bincount(of[eligible_N[children]], minlength=len(nodes)) > 0
+        eligible_N[nodes] = has_eligible | has_live_P[nodes] if level == tree.height - 1 else has_eligible
         above = tree.parent[nodes]  # ascending, as nodes are
         nodes = above[np.append(True, above[1:] != above[:-1])]
 
 
 def parents_of(tree: Tree, leaves: LiveLeaves, entries: Int64, eligible_R: Bool) -> Bool:
-    """bool by node: the parents of those leaves, of some entries, whose handles are eligible (later handles are not)."""
+    """bool by node: the parents of the leaves, among some entries, whose handles are eligible."""
     has_live_P = np.zeros(tree.leaf_offset, np.bool_)
     has_live_P[leaves.column(PARENT, entries[of_handles(eligible_R, leaves.column(HANDLE, entries))])] = True
     return has_live_P
 
 
 def of_handles(eligible_R: Bool, handle_X: Int64) -> Bool:
-    """bool[X]: whether handles are eligible; those past the end of `eligible_R` are not."""
-    known_X = handle_X < len(eligible_R)
-    if known_X.all():
+    """bool[X]: whether handles are eligible; later handles, past the end of `eligible_R`, are not."""
+    is_within_X = handle_X < len(eligible_R)
+    if is_within_X.all():
         return np.asarray(eligible_R[handle_X])
     eligible_X = np.zeros(len(handle_X), np.bool_)
-    eligible_X[known_X] = eligible_R[handle_X[known_X]]
+    eligible_X[is_within_X] = eligible_R[handle_X[is_within_X]]
     return eligible_X
 
 
 def live_mask(
-    trees: Sequence[Tree],
-    overlay: Overlay,
-    trained: NodeMask | None,
-    passing_R: Bool,
-    since: tuple[NodeMask, Sequence[Int64]] | None = None,
+    trees: Sequence[Tree], overlay: Overlay, trained: NodeMask | None, passing_R: Bool, earlier: EarlierMask | None = None
 ) -> NodeMask:
     """The mask of a query whose filter lets some items pass.
 
-    trained    the mask of the trained items that pass and are not removed, by the fields that they were trained with; None: all
-    passing_R  bool[R]: the handles whose items pass by the fields that they have now and are not removed
-    since      the mask of another snapshot and, of each tree, all parents (int64[P]) below which that one differs; None: there is none
-    O(N) for a copy, and O((live items and changed ones, or items below those parents) · levels).
+    trained    the mask of the trained items that pass, by the fields that they were trained with, and are not removed; None: all
+    passing_R  bool[R]: the handles whose items pass, by their present fields, and are not removed
+    earlier    a mask to update; None: build the mask
+    Takes O(N) for a copy, and O(n · levels), where n is the number of live and changed items, or of items below `earlier.touched`.
     """
     passing_R = passing_R[: overlay.handles]
     live_R = overlay.eligible_R[: len(passing_R)] & passing_R
     masks = []
-    for place, tree in enumerate(trees):
-        base, leaves = every_item(tree) if trained is None else trained.of_tree(place), overlay.trees[place]
-        if since is None:
+    for t, tree in enumerate(trees):
+        base, leaves = every_item(tree) if trained is None else trained.of_tree(t), overlay.trees[t]
+        if earlier is None:
             start, items = base, base.items
             leaf_T, entries = tree.leaf_of_item[np.concatenate([overlay.hidden, overlay.changed[1]])], leaves.open
             is_touched_P = np.zeros(tree.leaf_offset, np.bool_)
             is_touched_P[tree.parent[leaf_T]] = is_touched_P[leaves.column(PARENT, entries)] = True
             touched_P = np.flatnonzero(is_touched_P)
         else:
-            start, touched_P = since[0].of_tree(place), since[1][place]
+            start, touched_P = earlier.mask.of_tree(t), earlier.touched[t]
             entries, _ = leaves.under(touched_P)
             items = start.items - (0 if start.live_R is None else int(np.count_nonzero(start.live_R)))
         children, _ = tree.children(touched_P)
-        own = _own_leaves(tree, overlay, base, passing_R, children)
-        items += int(np.count_nonzero(own)) - int(np.count_nonzero(start.eligible_N[children]))
+        eligible_C = _eligible_trained_leaves(tree, overlay, base, passing_R, children)
+        items += int(np.count_nonzero(eligible_C)) - int(np.count_nonzero(start.eligible_N[children]))
         eligible_N = start.eligible_N.copy()
-        eligible_N[children] = own
+        eligible_N[children] = eligible_C
         recompute(tree, eligible_N, touched_P, parents_of(tree, leaves, entries, live_R))
         masks.append(NodeMask(eligible_N, items + int(np.count_nonzero(live_R)), (), live_R))
     return replace(masks[0], others=tuple(masks[1:]))
 
 
-def _own_leaves(tree: Tree, overlay: Overlay, base: NodeMask, passing_R: Bool, leaves_C: Int64) -> Bool:
-    """bool[C]: which trained leaves (node numbers) count. base: as if no item had changed."""
+def _eligible_trained_leaves(tree: Tree, overlay: Overlay, base: NodeMask, passing_R: Bool, leaves_C: Int64) -> Bool:
+    """bool[C]: which trained leaves (node numbers) are eligible. base: the mask as if no item had changed."""
     row_C = tree.leaf_item[leaves_C - tree.leaf_offset]
-    eligible_C = base.eligible_N[leaves_C] & ~_found(overlay.hidden, row_C)[0]
+    eligible_C = base.eligible_N[leaves_C] & ~_lookup(overlay.hidden, row_C)[0]
     handle_K, row_K = overlay.changed
-    changed_C, at_C = _found(row_K, row_C)
+    changed_C, at_C = _lookup(row_K, row_C)
     eligible_C[changed_C] = of_handles(passing_R, handle_K[at_C[changed_C]])
     return eligible_C
 
 
-def _found(sorted_K: Int64, value_C: Int64) -> tuple[Bool, Int64]:
-    """bool[C] and int64[C]: which values are in an ascending array, and where."""
+def _lookup(sorted_K: Int64, value_C: Int64) -> tuple[Bool, Int64]:
+    """bool[C] and int64[C]: whether each value is in an ascending array, and its position there."""
     if not len(sorted_K):
         return np.zeros(len(value_C), np.bool_), np.zeros(len(value_C), np.int64)
     at_C = np.minimum(np.searchsorted(sorted_K, value_C), len(sorted_K) - 1)
@@ -120,23 +124,21 @@ def eligible_rows(tree: Tree, overlay: Overlay, rows: Int64) -> Bool:
     is_live = handles >= 0
     eligible = np.empty(len(rows), np.bool_)
     eligible[is_live] = of_handles(overlay.eligible_R, handles[is_live])
-    own = rows[~is_live]
+    trained_rows = rows[~is_live]
     standing = overlay.standing
-    eligible[~is_live] = ~np.isin(own, overlay.hidden) & (standing is None or standing.eligible_N[tree.leaf_of_item[own]])
+    eligible[~is_live] = ~np.isin(trained_rows, overlay.hidden) & (standing is None or standing.eligible_N[tree.leaf_of_item[trained_rows]])
     return eligible
 
 
-def eligible_with_live_items(
-    tree: Tree, params: SearchParams, unrestricted: NodeMask | None, place: int, overlay: Overlay
-) -> EligibleNodes:
-    """What the queries of a search may visit of a tree and of its live leaves; arguments and errors as `eligible_nodes` has them."""
-    every = unrestricted if overlay.standing is None else overlay.standing.of_tree(place)
-    items_B, mask_B = masks_of(tree, params, every, place, overlay.eligible)
+def eligible_with_live_items(tree: Tree, params: SearchParams, unrestricted: NodeMask | None, t: int, overlay: Overlay) -> EligibleNodes:
+    """The nodes and live leaves of tree number t that the queries of a search may visit; arguments and errors as in `eligible_nodes`."""
+    standing = unrestricted if overlay.standing is None else overlay.standing.of_tree(t)
+    items_B, mask_B = masks_of(tree, params, standing, t, overlay.eligible)
     masks: Sequence[NodeMask | None] = params.mask_B or (None,) * len(params.m_B)
     live_BR = [overlay.shown_R if mask is None else mask.live_R for mask in masks]
     if params.exclude_BE is None or not params.exclude_BE.size:
         return EligibleNodes(items_B, mask_B, None, tuple(live_BR))
-    live = LiveExclusions(overlay.items, overlay.handle_I, overlay.trees[place].entries)
+    live = LiveExclusions(overlay.items, overlay.handle_I, overlay.trees[t].entries)
     excluded = excluded_nodes(tree, params.exclude_BE, mask_B, live, live_BR)
     for b in np.flatnonzero(excluded.handles_BX[:, 0] != NO_NODE).tolist():
         live_R, handles = live_BR[b], excluded.handles_BX[b]

@@ -1,7 +1,7 @@
-"""One operation on the live catalogue: which item was put or deleted, with what, as the journal keeps it and every process reads it.
+"""One operation on the live catalogue, a put or a delete of an item, as the journal stores it and every process reads it.
 
-A body is kept as canonical JSON, so that two bodies are equal exactly where their bytes are. Knows nothing of files (journal.py), of where
-an item goes (espalier.placement), or of HTTP.
+A body is stored as canonical JSON, so that two bodies are equal exactly if their bytes are. Does not know files (journal.py), placements
+(espalier.placement) or HTTP.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ MAX_SEQUENCE = (1 << 63) - 1
 """Also the largest source version."""
 MAX_TAG_BYTES = 512
 """Longest tag of a person."""
-_PARTS = ("count", "events", "fields", "like", "text", "users", "valid_until")
-_NAMES = frozenset(_PARTS)
+_KEYS = ("count", "events", "fields", "like", "text", "users", "valid_until")
 
 
 @dataclass(frozen=True)
 class ItemBody:
-    """What is known of a live item, apart from its id. Empty for a deleted one.
+    """Everything known of a live item, apart from its id. Empty for a deleted item.
 
-    fields       columns of the item table, JSON values; None: none were given
-    text         what a text model places it by
+    fields       columns of the item table, JSON values; None: not given
+    text         the text by which a text model places it
     like         ids of items that it resembles
     events       queries that led to it, JSON values as the model's query kind takes them: lists of item ids, texts, lists of numbers,
                  or {"indices", "values"}
-    users        a tag for each event, saying whose it is, so that a person's events can be erased; or nothing
+    users        a tag of the person of each event, so that a person's events can be erased; or empty
     valid_until  Unix time in s from which the item counts as deleted; None: never
-    count        events that the item has had, those of `events` among them; None: nobody says
+    count        number of events that the item has had, `events` included; None: not given
     """
 
     fields: Mapping[str, object] | None = None
@@ -67,14 +66,14 @@ class ItemBody:
 
     @property
     def has_evidence(self) -> bool:
-        """Whether it says more than fields about where the item belongs."""
+        """Whether it has evidence of where the item belongs, beyond fields."""
         return bool(self.events or self.like) or self.text is not None
 
     def over(self, earlier: ItemBody) -> ItemBody:
-        """What is known of the item once this body is put over an earlier one.
+        """The item's body after this body is put over an earlier one.
 
-        Fields replace fields; events, likes and text replace them together; what is not given stays, `valid_until` and `count` too. So the
-        last operation of an id holds all that is known of it, and the earlier ones may be dropped.
+        Fields replace fields. Events, like and text replace the earlier three together. Whatever is not given stays, also `valid_until` and
+        `count`. So the last operation of an id holds all that is known of it, and earlier ones may be dropped.
         """
         fields = earlier.fields if self.fields is None else self.fields
         until = earlier.valid_until if self.valid_until is None else self.valid_until
@@ -82,26 +81,25 @@ class ItemBody:
         return replace(self if self.has_evidence else earlier, fields=fields, valid_until=until, count=count)
 
     def without(self, user: str) -> ItemBody:
-        """Without the events of a person."""
-        left = [(event, tag) for event, tag in zip(self.events, self.users, strict=False) if tag != user]
-        if len(left) == len(self.users):
+        """The body without the events of a person."""
+        others = [(event, tag) for event, tag in zip(self.events, self.users, strict=False) if tag != user]
+        if len(others) == len(self.users):
             return self
-        return replace(self, events=tuple(event for event, _ in left), users=tuple(tag for _, tag in left))
+        return replace(self, events=tuple(event for event, _ in others), users=tuple(tag for _, tag in others))
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON: keys in order, parts that were not given left out. Raises InvalidData on what is no JSON or over the limit."""
+        """Canonical JSON: sorted keys, without values that were not given. Raises InvalidData if that is no JSON or too large."""
         return self._bytes
 
     @cached_property
     def _bytes(self) -> bytes:
-        found = {part: getattr(self, part) for part in _PARTS}
-        given = {part: value for part, value in found.items() if value is not None and value != ()}
+        values = {key: value for key in _KEYS if (value := getattr(self, key)) is not None and value != ()}
         if self.valid_until is not None:
-            given["valid_until"] = float(self.valid_until)  # 5 and 5.0 are one time
+            values["valid_until"] = float(self.valid_until)  # 5 and 5.0 are one time
         try:
-            data = orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
-            if b"null" in data:  # of orjson also NaN and infinite numbers, which are no JSON
-                json.dumps(given, allow_nan=False)
+            data = orjson.dumps(values, option=orjson.OPT_SORT_KEYS)
+            if b"null" in data:  # orjson also writes NaN and infinite numbers as null, which are no JSON
+                json.dumps(values, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidData("body", str(error), "JSON") from error
         if len(data) > MAX_BODY_BYTES:
@@ -110,17 +108,17 @@ class ItemBody:
 
     @staticmethod
     def from_bytes(data: bytes) -> ItemBody:
-        """Raises InvalidData where the bytes are not what `to_bytes` made."""
+        """Raises InvalidData for bytes that `to_bytes` did not make."""
         if len(data) > MAX_BODY_BYTES:
             raise InvalidData("body", f"{len(data)} bytes", f"at most {MAX_BODY_BYTES}")
         try:
-            found = orjson.loads(data)
+            values = orjson.loads(data)
         except (ValueError, RecursionError) as error:
             raise InvalidData("body", data[:100], "JSON") from error
-        if type(found) is not dict or not found.keys() <= _NAMES:
-            raise InvalidData("body", data[:100], f"an object with some of {', '.join(_PARTS)}")
-        fields, text, until, count = (found.get(name) for name in ("fields", "text", "valid_until", "count"))
-        like, events, users = found.get("like", ()), found.get("events", ()), found.get("users", ())
+        if type(values) is not dict or not values.keys() <= set(_KEYS):
+            raise InvalidData("body", data[:100], f"an object with some of {', '.join(_KEYS)}")
+        fields, text, until, count = (values.get(key) for key in ("fields", "text", "valid_until", "count"))
+        like, events, users = values.get("like", ()), values.get("events", ()), values.get("users", ())
         if not (
             (fields is None or type(fields) is dict)
             and (text is None or type(text) is str)
@@ -140,10 +138,10 @@ NOTHING = ItemBody()
 class Operation:
     """One operation, immutable once committed.
 
-    sequence        1, 2, 3, … of one journal, never given twice; 0: not committed yet
+    sequence        1, 2, 3, … of one journal, never used twice; 0: not committed yet
     id              of the item
-    body            what is known of the item from now on
-    source_version  the caller's own number of this state of the item; None: none
+    body            everything known of the item from now on
+    source_version  the caller's version number of this state of the item; None: none
     at              Unix time of the commit, s
     """
 
@@ -168,11 +166,11 @@ class Operation:
             raise InvalidData("at", self.at, "a time")
 
     def has_expired(self, now: float) -> bool:
-        """Whether the time of what was put has passed. now: seconds since 1970."""
+        """Whether the item's `valid_until` has passed. now: seconds since 1970."""
         return self.body.valid_until is not None and self.body.valid_until <= now
 
     def same_state(self, other: Operation) -> bool:
-        """Whether both leave the item in the same state: such an operation is not journalled again."""
+        """Whether both leave the item in the same state. Such an operation is not written to the journal."""
         return (self.kind, self.source_version) == (other.kind, other.source_version) and self.body.to_bytes() == other.body.to_bytes()
 
 

@@ -1,7 +1,7 @@
-"""A snapshot of what is live in one version: leaves beside those of its trees, and trained items that are gone.
+"""A snapshot of what is live in one version: live leaves beside those of its trees, and the trained items that are gone.
 
-It holds no copy: a moment, counts, and the arrays that the version's one writer goes on appending to (espalier.entry_lists). What a
-snapshot shows never changes. What most searches do not need is worked out when it is first asked for.
+It copies nothing: it holds a moment, counts, and the arrays to which the version's one writer goes on appending (espalier.entry_lists).
+What a snapshot shows never changes. Properties that most searches do not need are computed on first use.
 
 A live leaf hangs under a node of the level above the leaves, its parent, at a slot: its position among the parent's children in a fold
 (fold.py), a version with the overlay in it. Inner levels do not change, so a search of the trained tree finds the parents, and one more
@@ -12,8 +12,7 @@ The answer of a bundle with an overlay is that of the fold, for every engine, fi
 (tests/espalier/live/test_oracle.py). So vacant trained leaves are taken first, ties break by slot, and a live item in a history counts by
 its own row on the leaf level and by its parent's path above.
 
-Legend: I trained items, R handles, X live leaves, E entries, P entries of leaves, C live leaves that were asked for, W item rows,
-D node row.
+Legend: I trained items, R handles, X live leaves, E entries, P entries of leaves, C live leaves under given nodes, W item rows, D node row.
 """
 
 from __future__ import annotations
@@ -25,16 +24,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.entry_lists import (
-    KEY,
-    NEXT,
-    OTHER_KEY,
-    OTHER_NEXT,
-    EntryArrays,
-    entries_of,
-    entries_under,
-    open_entries,
-)
+from espalier.entry_lists import KEY, NEXT, OTHER_KEY, OTHER_NEXT, EntryArrays, entries_of, entries_under, open_entries
 from espalier.memory_sums import SOURCE, TARGET
 from espalier.read_only import read_only
 from espalier.search import NodeMask
@@ -46,16 +36,16 @@ PARENT, HANDLE, SLOT = KEY, OTHER_KEY, OTHER_NEXT + 1
 KIND, ITEM = NEXT + 1, NEXT + 2
 """Columns of a change of a trained item, whose key is its handle."""
 DELETED, MOVED, CHANGED = range(3)
-"""Kinds of such changes: deleted or expired; live with another row; with other fields, but its own leaf counts."""
+"""Kinds of such changes: deleted or expired; live with another row; other fields, while the trained leaf still counts."""
 
 
 @dataclass(frozen=True, eq=False)
 class SparsePool:
-    """Weights of live leaves of linear scorers: those of an entry are weight[begin_P[entry] : end_P[entry]].
+    """Weights of live leaves of linear scorers: an entry has weight[begin_P[entry] : end_P[entry]].
 
-    Arrays are shared by snapshots; what a snapshot refers to never changes.
+    Snapshots share the arrays. Values that a snapshot refers to never change.
 
-    tail_begin_P, tail_end_P, tail_feature, tail_value   likewise: the items' rows of the bundle's tail, in the first tree of a forest
+    tail_begin_P, tail_end_P, tail_feature, tail_value   likewise: the items' rows in the bundle's tail, in the first tree of a forest
     """
 
     begin_P: Int64
@@ -73,11 +63,11 @@ class SparsePool:
 class LiveLeaves:
     """The live leaves of one tree.
 
-    entries  by parent and by handle; what a leaf holds is at its entry's number in the arrays below
-    size     how many leaves there are
+    entries  by parent and by handle; a leaf's entry number is its index in the arrays below
+    size     number of leaves
     rows_PD  float32[P, D]: node rows, of a model of graphs
     sparse   weights, of a linear one
-    count_P  float64[P]: how many events their items are taken to have had, of a model of graphs
+    count_P  float64[P]: assumed number of events of their items, of a model of graphs
     """
 
     entries: EntryArrays
@@ -90,12 +80,12 @@ class LiveLeaves:
         return self.size
 
     def of_handles(self, handles: Int64) -> Int64:
-        """int64: the entries of the leaves of some handles, 0 where one has none."""
+        """int64: the entries of the leaves of some handles, 0 for a handle without a leaf."""
         entry_W: Int64 = entries_of(*read_only(handles), self.entries)
         return entry_W
 
     def under(self, nodes_K: Int64) -> tuple[Int64, Int64]:
-        """int64[C] and int64[C]: the entries of the leaves under some nodes, and the place 0 … K − 1 of each one's parent."""
+        """int64[C] and int64[C]: the entries of the leaves under some nodes, and for each the position 0 … K − 1 of its parent."""
         entry_C, of_C = entries_under(*read_only(nodes_K), self.entries)
         return entry_C, of_C
 
@@ -132,7 +122,7 @@ class LiveLeaves:
 
 @dataclass(frozen=True, eq=False)
 class LiveMemory:
-    """Entries of the memory that trained arrays do not have: S[source, target], where one of the two is live.
+    """Entries of the memory that trained arrays lack: S[source, target], where the source or the target is live.
 
     entries  by source, an item row; also entries of items that are not live now
     value    float32[E]: S, above 0
@@ -170,11 +160,11 @@ class Overlay:
     removed    the mask of the trained items that no standing list removes; None: it removes none
     trees      of each tree
     trained    changes of trained items, see KIND
-    moved      how many of them are live with another row
-    eligible   items that a query without a filter may get
+    moved      number of trained items that are live with another row
+    eligible   number of items that a query without a filter may get
     is_open    whether every node of the trained trees is eligible to a query without a filter
     memory     None where the bundle has none
-    touched    how many changes there had been, as `TouchedParents` counts them
+    touched    the moment of the snapshot, as `TouchedParents` counts changes
     mask_of    makes `standing`
     """
 
@@ -196,24 +186,24 @@ class Overlay:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a search finds the same as without it, and no request can have an item row that the bundle does not have."""
+        """Whether searches answer as without the overlay, and no request can hold an item row that the bundle lacks."""
         return self.handles == 0
 
     @property
     def is_as_trained(self) -> bool:
-        """Whether a query without a filter may get the items of the bundle, and these alone: all that came has gone again."""
+        """Whether a query without a filter may get exactly the items of the bundle: all changes were undone."""
         return self.is_open and not len(self.trees[0])
 
     def handles_of(self, rows: Int64) -> Int64:
-        """int64[len(rows)]: the handles of item rows that have live leaves' rows, −1 for rows of trained items as they were trained."""
+        """int64[len(rows)]: the handle of each item row; −1 for a trained item whose trained leaf is its leaf."""
         handles, is_trained = rows - self.items, rows < self.items
-        own = np.where(rows[is_trained] >= 0, self.handle_I[rows[is_trained]], -1).astype(np.int64)
-        own[self.trees[0].of_handles(own) == 0] = -1
-        handles[is_trained] = own
+        trained_handles = np.where(rows[is_trained] >= 0, self.handle_I[rows[is_trained]], -1).astype(np.int64)
+        trained_handles[self.trees[0].of_handles(trained_handles) == 0] = -1
+        handles[is_trained] = trained_handles
         return handles
 
     def live_leaf(self, row: int, tree: int) -> int:
-        """The entry of an item's live leaf in a tree; 0 where it has none."""
+        """The entry of an item's live leaf in a tree; 0 for an item without one."""
         return int(self.trees[tree].of_handles(self.handles_of(np.array([row])))[0])
 
     @cached_property
@@ -230,12 +220,12 @@ class Overlay:
 
     @cached_property
     def eligible_R(self) -> Bool:
-        """bool[R]: which of them a query without a filter may get: not removed by a standing list."""
+        """bool[R]: which handles with live leaves a query without a filter may get: those that no standing list removes."""
         return self.leaf_R & self.shown_R[: self.handles]
 
     @cached_property
     def hidden(self) -> Int64:
-        """int64, ascending: trained item rows whose own leaves do not count: deleted, expired or live with another row."""
+        """int64, ascending: trained item rows whose trained leaves do not count: deleted, expired or live with another row."""
         return np.sort(np.concatenate([self._changes(DELETED)[1], self.row_W]))
 
     @property
@@ -246,11 +236,11 @@ class Overlay:
 
     @cached_property
     def changed(self) -> Int64:
-        """int64[2, …], ascending by item row: (handle, trained item row) of trained items with other fields whose own leaves count."""
+        """int64[2, …], ascending by item row: (handle, trained item row) of trained items with other fields whose trained leaves count."""
         return self._changes(CHANGED)
 
     def _changes(self, kind: int) -> Int64:
-        """int64[2, …]: handles and item rows of trained items that have changed in one way, ascending by item row."""
+        """int64[2, …]: handles and item rows of trained items with one kind of change, ascending by item row."""
         entry_E = open_entries(self.trained)
         rows_EC = self.trained.rows[entry_E[self.trained.rows[entry_E, KIND] == kind]]
         changes: Int64 = rows_EC[np.argsort(rows_EC[:, ITEM])][:, [KEY, ITEM]].T

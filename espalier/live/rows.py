@@ -1,6 +1,6 @@
-"""What a live item's leaf is made of in one tree, and where it hangs: immutable, and the same bytes for every process.
+"""The row of a live item's leaf in one tree, and its placement: immutable, with the same bytes in every process.
 
-Knows numbers and their bytes. Does not know how a row is found (espalier.placement) nor what searches it.
+Knows numbers and their bytes. Does not know how a row is computed (espalier.placement) nor who searches it.
 
 Legend: D node row.
 """
@@ -38,11 +38,11 @@ class LiveRow:
     feature      int32, ascending: features with a weight; empty for graphs
     bias         of a linear model
     dense        whether `values` are a node row
-    memory_to    (item id, S[this item, that item]), what a history with this item lifts
-    memory_from  (item id, S[that item, this item]), the items that lift this one
-    tail_feature, tail_value  int32 ascending, float32, of length 1 or empty: the item's own features, where a bundle has a tail; in the
-                              row of the first tree alone
-    count        events that the item is taken to have had, of a model of graphs
+    memory_to    (item id, S[this item, that item]): the items that a history with this item lifts
+    memory_from  (item id, S[that item, this item]): the items that lift this one
+    tail_feature, tail_value  int32 ascending, float32, of length 1 or empty: the item's features, where a bundle has a tail; only in the
+                              row of the first tree
+    count        assumed number of events of the item, of a model of graphs
     """
 
     values: NDArray[np.float32]
@@ -83,7 +83,7 @@ class LiveRow:
 
     @property
     def numbers(self) -> int:
-        """How many it holds, without its memory."""
+        """How many numbers the row holds, without its memory."""
         return len(self.values) + len(self.tail_value)
 
     def to_bytes(self) -> bytes:
@@ -94,27 +94,28 @@ class LiveRow:
 
     @staticmethod
     def from_bytes(data: bytes) -> LiveRow:
-        """Raises InvalidData where the bytes are not what `to_bytes` made."""
+        """Raises InvalidData for bytes that `to_bytes` did not make."""
         if len(data) < HEAD.size:
             raise InvalidData("row", f"{len(data)} bytes", f"at least {HEAD.size}")
-        number, dense, count, tail, memory_bytes, bias, events = HEAD.unpack_from(data)
+        format_number, dense, count, tail, memory_bytes, bias, events = HEAD.unpack_from(data)
         features = 0 if dense else count
         numbers = features + count + 2 * tail
-        if number != FORMAT or max(count, tail) > MAX_NUMBERS or len(data) != HEAD.size + 4 * numbers + memory_bytes:
-            raise InvalidData("row", f"format {number}, {len(data)} bytes", f"a row of format {FORMAT}")
+        if format_number != FORMAT or max(count, tail) > MAX_NUMBERS or len(data) != HEAD.size + 4 * numbers + memory_bytes:
+            raise InvalidData("row", f"format {format_number}, {len(data)} bytes", f"a row of format {FORMAT}")
         begins = HEAD.size, HEAD.size + 4 * features, HEAD.size + 4 * (features + count), HEAD.size + 4 * (features + count + tail)
         feature = np.frombuffer(data, "<i4", features, begins[0]).astype(np.int32) if features else NO_FEATURES
         values = np.frombuffer(data, "<f4", count, begins[1]).astype(np.float32)
         tail_feature = np.frombuffer(data, "<i4", tail, begins[2]).astype(np.int32) if tail else NO_FEATURES
         tail_value = np.frombuffer(data, "<f4", tail, begins[3]).astype(np.float32) if tail else NO_VALUES
-        to: Entries = ()
-        of: Entries = ()
+        memory_to: Entries = ()
+        memory_from: Entries = ()
         if memory_bytes:
             try:
-                to, of = (tuple((str(item), float(value)) for item, value in entries) for entries in orjson.loads(data[-memory_bytes:]))
+                memories = orjson.loads(data[-memory_bytes:])
+                memory_to, memory_from = (tuple((str(item), float(value)) for item, value in entries) for entries in memories)
             except (ValueError, TypeError) as error:
                 raise InvalidData("row.memory", "something else", "pairs of ids and numbers") from error
-        return LiveRow(values, feature, float(bias), bool(dense), to, of, tail_feature, tail_value, events)
+        return LiveRow(values, feature, float(bias), bool(dense), memory_to, memory_from, tail_feature, tail_value, events)
 
 
 def _check_ascending(name: str, feature: NDArray[np.int32]) -> None:

@@ -1,6 +1,6 @@
-"""Masks that are brought forward from one snapshot to another: O(what has changed), and a copy of N bytes.
+"""Masks that are updated from one snapshot to the next, in O(changes) and a copy of N bytes.
 
-Made when the first query needs them, not when an item is put.
+A mask is made when the first query needs it, not when an item is put.
 
 Legend: N nodes, P parents.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.live.masks import live_mask
+from espalier.live.masks import EarlierMask, live_mask
 from espalier.live.overlay import Overlay
 from espalier.search import NodeMask
 from espalier.tree import Tree
@@ -24,37 +24,37 @@ from espalier.tree import Tree
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 LONGEST = 1 << 18
-"""Changes that are kept; then all are forgotten, and masks are built anew."""
+"""Most changes in the log. A full log is forgotten, and masks are rebuilt."""
 
 
 class TouchedParents:
-    """Which parents had a leaf under them changed, in order: what was made for one snapshot can be brought forward to a later one.
+    """A log of the parents under which a leaf changed, in order, so that masks can be updated from one snapshot to a later one.
 
-    A moment is how many changes there had been. Written by one thread, read by any.
+    A moment is the number of changes so far. Written by one thread, read by any.
 
-    trees  how many the version has
+    trees  number of trees of the version
     """
 
     def __init__(self, trees: int) -> None:
         self._trees = trees
-        self._kept = 0, array("q")  # how many were forgotten, and parent · trees + tree of the later ones; replaced as a whole
+        self._log = 0, array("q")  # number of forgotten changes; parent · trees + tree of each later one. Replaced as a whole
 
     def touch(self, tree: int, parent: int) -> None:
-        """A leaf under a parent, trained or live, has changed, or the fields of its item."""
-        forgotten, log = self._kept
+        """Log that a leaf under a parent, trained or live, has changed, or the fields of its item."""
+        forgotten, log = self._log
         if len(log) >= LONGEST:
-            forgotten, log = self._kept = forgotten + len(log), array("q")
+            forgotten, log = self._log = forgotten + len(log), array("q")
         log.append(parent * self._trees + tree)
 
     @property
     def now(self) -> int:
-        """The moment."""
-        forgotten, log = self._kept
+        """The present moment."""
+        forgotten, log = self._log
         return forgotten + len(log)
 
     def since(self, moment: int) -> list[Int64] | None:
-        """int64[P] of each tree, ascending, each once: the parents that were touched after a moment; None where that was forgotten."""
-        forgotten, log = self._kept
+        """int64[P] of each tree, ascending, distinct: the parents that were touched after a moment; None if some were forgotten."""
+        forgotten, log = self._log
         if moment < forgotten:
             return None
         touched = np.unique(np.array(log[moment - forgotten :], np.int64))
@@ -63,9 +63,9 @@ class TouchedParents:
 
 @dataclass(frozen=True, eq=False)
 class SnapshotMask:
-    """The mask of one snapshot for one filter, from which that of a later one is made.
+    """The mask of one snapshot for one filter. The mask of a later snapshot is made from it.
 
-    overlay  weak: an old one must not stay in memory for its masks
+    overlay  weak, so that masks do not keep old overlays in memory
     """
 
     mask: NodeMask
@@ -83,19 +83,19 @@ class SnapshotMask:
         touched: TouchedParents,
         last: SnapshotMask | None,
     ) -> SnapshotMask:
-        """See `live_mask`. The last mask is brought forward, unless it was made by another list of removed items."""
-        since = None
+        """See `live_mask`. The last mask is updated, unless it was made with another list of removed items."""
+        earlier = None
         if last is not None and last.removed is overlay.removed and last.shown_R is overlay.shown_R:
-            parents = touched.since(min(last.touched, overlay.touched))  # also by what came after the overlay
-            since = None if parents is None else (last.mask, parents)
-        mask = live_mask(trees, overlay, trained, passing_R, since)
+            parents = touched.since(min(last.touched, overlay.touched))  # includes changes after the overlay
+            earlier = None if parents is None else EarlierMask(last.mask, parents)
+        mask = live_mask(trees, overlay, trained, passing_R, earlier)
         return SnapshotMask(mask, weakref.ref(overlay), overlay.removed, overlay.shown_R, overlay.touched)
 
 
 class Standing:
-    """The masks of queries without a filter, of one version's snapshots. Any thread may ask for one.
+    """The masks of queries without a filter, for the snapshots of one version. Any thread may ask for one.
 
-    Snapshots refer to it, so it does not refer to what makes them.
+    Snapshots refer to it, so it must not refer to the version's state.
     """
 
     def __init__(self, trees: Sequence[Tree], touched: TouchedParents) -> None:

@@ -1,1 +1,1 @@
-"""Where a live item goes and with what row: `placer.py` is the door, the others are what it is made of."""
+"""Chooses a live item's parents and its row. `placer.py` is the entry point; the other files are its parts."""

@@ -1,19 +1,19 @@
-"""The node row of a new leaf, where a score is an inner product of query state and row: by the states of queries that led to its item.
+"""The node row of a new leaf from the states of the queries that led to its item, for scores that are inner products of state and row.
 
     e = r̄ + ρ · (s̄ − µ) / |s̄ − µ|
 
-s̄ is the mean state of the item's events, µ that of the bundle's held-out queries, r̄ the mean row of trained leaves, and ρ the median of
-their distances from it. Only the direction of s̄ − µ is used: a trained row lies in that of its queries, but how long states are says
-nothing of rows. Longer rows are found more often by their own queries, but encoders misread the histories that hold them: they were trained
-with no such rows. Columns in which all states are equal hold biases, in which r̄ is the trained leaves' median.
+s̄ is the mean state of the item's events, µ the mean state of the bundle's held-out queries, r̄ the mean row of trained leaves, and ρ the
+median of their distances from r̄. Only the direction of s̄ − µ is used: a trained row lies in the direction of its queries, but the length of
+states says nothing of rows. Their queries would find longer rows more often, but encoders misread histories that hold such rows, because
+they were trained without any. Columns in which all states are equal hold biases; there r̄ is the median of the trained leaves.
 
-The shift goes into the last bias, and is the same for all items that are taken to have had n events (`popularity.py`), of which as many are
-at hand. Some trained items are placed as if they were new, by so many of the held-out queries that they are relevant for, with the memory
-of an item that has had n events, and asked for by the others. With the shift they come back EXPLORED · share(n) times as often as the
-catalogue's mean item. Items by their fields alone have shifts of their own, found in the same way: trained items are placed by their
-fields, next to others than themselves. The constants were chosen on the embedded sample and MovieLens.
+A shift is added to the last bias. It is the same for all items with the same assumed number of events n (`popularity.py`) and as many
+events at hand. To compute it, some trained items are placed as if they were new: by as many of the held-out queries that they are relevant
+for, and with the memory of an item of n events. The other held-out queries test them. With the shift, searches find these items EXPLORED ·
+share(n) times as often as the catalogue's mean item. Items with fields alone have separate shifts: trained items are placed by their
+fields, without being their own neighbours. The constants were chosen on the embedded sample and MovieLens.
 
-Legend: B queries, S state = row, K beam, I items, J trained items that are placed.
+Legend: B queries, S state = row, K beam, I items, T trials, G gaps.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from espalier.tree import EMPTY_LEAF, Tree
 Floats = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 EQUAL = 1e-6
-"""Columns of states that differ by less have a standard deviation of 0."""
+"""A column of states with a smaller standard deviation is constant."""
 BLOCK = 1 << 16
 """Leaves whose rows are read at a time."""
 LONGEST = 0.99
-"""No new row is farther from the mean row than this quantile of the trained ones."""
+"""Quantile of the trained rows' distances from the mean row that no new row exceeds."""
 EXPLORED = 1.3
-"""How often live items come back, in multiples of what their counts say."""
+"""How often searches find live items, in multiples of the share that their counts imply."""
 NEAREST = 10
-"""Items that are named."""
+"""Most neighbours of an item."""
 FEWEST = 32
-"""Trial items, if held-out queries look for so many."""
+"""Fewest trial items, if held-out queries have so many relevant items."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shifts:
     """The shift of the module.
 
-    gap_G  ascending: what trial items lacked to come back for a query, each for each
-    mean   how many of the gaps are closed if each trial item comes back as often as the catalogue's mean item
+    gap_G  ascending: for each trial item and query, the logit that the item lacked to be in the answer
+    mean   number of gaps that are closed if queries find each trial item as often as the catalogue's mean item
     """
 
     gap_G: NDArray[np.float32]
     mean: float
 
     def of(self, share: float) -> float:
-        """That of items that are wanted `share` times as often as a mean one; 0 where trial items never come back."""
+        """The shift of items that are relevant `share` times as often as a mean item; 0 without gaps."""
         if not len(self.gap_G):
             return 0.0
         closed = round(EXPLORED * share * self.mean)
@@ -73,10 +73,10 @@ NO_SHIFTS = Shifts(np.empty(0, np.float32), 0.0)
 
 @dataclass(frozen=True, eq=False)
 class RowScale:
-    """What rows of new leaves are made with.
+    """Mean and scale of a bundle's rows.
 
     state_S   µ · row_S: r̄ · is_free_S bool[S]: columns in which states differ
-    length    ρ · longest: see LONGEST
+    length    ρ · longest: largest distance from r̄, see LONGEST
     """
 
     state_S: Floats
@@ -86,13 +86,13 @@ class RowScale:
     longest: float
 
     def row_of_events(self, state_S: Floats) -> Floats:
-        """float64[S]: e, by the mean state of an item's events."""
+        """float64[S]: e, from the mean state of an item's events."""
         return self._row_towards(state_S - self.state_S)
 
     def row_of_content(self, row_S: Floats) -> Floats:
-        """float64[S]: the row in the direction of one by content, as far from the mean row as trained ones and with their biases.
+        """float64[S]: the row in the direction of a row by content, at the distance of trained rows from the mean row, with its biases.
 
-        Rows by content are shorter: training added what it learned for each item. Their biases are those of items that nobody touched.
+        Rows by content are shorter, because training added what it learned of each item. Their biases are those of untouched items.
         """
         return self._row_towards(row_S - self.row_S)
 
@@ -102,7 +102,7 @@ class RowScale:
         return self.row_S + (self.length / distance if distance > 0 else 0.0) * away_S
 
     def shifted(self, row_S: Floats, shift: float) -> Floats:
-        """A row with a shift; without a column of biases there is none."""
+        """A row with a shift, which is 0 for bundles without a column of biases."""
         if shift:
             row_S = row_S.copy()
             row_S[self._bias] += shift
@@ -114,7 +114,7 @@ class RowScale:
         return int(np.flatnonzero(~self.is_free_S)[-1])
 
     def capped(self, row_S: Floats) -> Floats:
-        """A row that is not farther from the mean row than trained ones are."""
+        """A row moved towards the mean row, if it is farther from it than `longest`."""
         away_S = np.where(self.is_free_S, row_S - self.row_S, 0)
         distance = _length(away_S)
         return row_S if distance <= self.longest else row_S - away_S * (1 - self.longest / distance)
@@ -125,7 +125,7 @@ def _length(row_S: Floats) -> float:
 
 
 def scale_of(tree: Tree, node_rows_ND: NodeRows, states_BS: NDArray[np.float32] | None) -> RowScale:
-    """That of a bundle, without a shift. states_BS: of its held-out queries; None: they say nothing of rows."""
+    """The scale of a bundle's rows. states_BS: of its held-out queries; None: not inner products, or no queries."""
     leaves = tree.leaf_offset + np.flatnonzero(tree.leaf_item != EMPTY_LEAF)
     width = node_rows_ND.shape[1]
     blocks = [leaves[begin : begin + BLOCK] for begin in range(0, len(leaves), BLOCK)]
@@ -142,41 +142,41 @@ def scale_of(tree: Tree, node_rows_ND: NodeRows, states_BS: NDArray[np.float32] 
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """Held-out queries of a bundle, searched.
+    """Held-out queries of a bundle and their answers.
 
-    history_BT  item rows, −1: no item; None for vectors
-    states_BS   float32[B, S]: on the leaf level
-    found_BM    item rows that came back · key_B: what the last of them was ordered by; −inf where fewer came
-    relevant    for each query the item rows that it should find
-    memory      of the bundle
+    history_BT    item rows, −1: no item; None for vectors
+    states_BS     float32[B, S]: on the leaf level
+    item_rows_BM  the answers · key_B: the key of the last item of each; −inf for an answer of fewer than M items
+    relevant      for each query the rows of its relevant items
+    memory        of the bundle
     """
 
     history_BT: Int64 | None
     frontier: Frontier
     states_BS: NDArray[np.float32]
-    found_BM: Int64
+    item_rows_BM: Int64
     key_B: NDArray[np.float32]
     relevant: Sequence[Int64]
     memory: Memory | None = None
 
     @cached_property
-    def places(self) -> dict[int, tuple[Int64, Floats]]:
-        """Item row → the queries whose histories hold it, and the weights of its places."""
+    def history_weights(self) -> dict[int, tuple[Int64, Floats]]:
+        """Item row → the queries whose histories hold it, and for each the summed weights of its positions."""
         if self.history_BT is None or self.memory is None:
             return {}
-        found: dict[int, dict[int, float]] = {}
+        weights_of: dict[int, dict[int, float]] = {}
         for b, history in enumerate(self.history_BT):
-            known = history[history >= 0][::-1].tolist()
-            for a, weight in zip(known, self.memory.weight.tolist(), strict=False):
-                of_item = found.setdefault(a, {})
-                of_item[b] = of_item.get(b, 0.0) + weight
-        return {a: (np.array(list(at)), np.array(list(at.values()))) for a, at in found.items()}
+            newest_first = history[history >= 0][::-1].tolist()
+            for a, weight in zip(newest_first, self.memory.weight.tolist(), strict=False):
+                weight_of = weights_of.setdefault(a, {})
+                weight_of[b] = weight_of.get(b, 0.0) + weight
+        return {a: (np.array(list(weight_of)), np.array(list(weight_of.values()))) for a, weight_of in weights_of.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A trained item placed as if it were new: its evidence (positions of queries), its row without a shift, its parent, and the item rows
-    that lift it with S, if it has had so many events.
+    """A trained item placed as if it were new. queries: its evidence, positions of queries; row_S: without a shift; memory: returns, for a
+    number of events that the item has had, the item rows that lift it, with S.
     """
 
     item: int
@@ -187,9 +187,9 @@ class Trial:
 
 
 def trial_items(relevant: Sequence[Int64], most: int, events: int) -> list[tuple[int, list[int]]]:
-    """Items that at least `events` queries should find, or the FEWEST of the most queries; the first `events` of those queries.
+    """Items that are relevant for at least `events` queries, or the FEWEST of the most queries; and the first `events` of these queries.
 
-    Of more than `most` items those at even distances.
+    Of more than `most` items, evenly spaced ones.
     """
     queries_of: dict[int, list[int]] = {}
     for b, rows in enumerate(relevant):
@@ -197,66 +197,66 @@ def trial_items(relevant: Sequence[Int64], most: int, events: int) -> list[tuple
             queries_of.setdefault(item, []).append(b)
     enough = min(events, sorted(map(len, queries_of.values()), reverse=True)[:FEWEST][-1] if queries_of else 0)
     items = sorted(item for item, queries in queries_of.items() if len(queries) >= enough)
-    chosen = items if len(items) <= most else [items[place] for place in np.linspace(0, len(items) - 1, most).astype(int).tolist()]
+    chosen = items if len(items) <= most else [items[i] for i in np.linspace(0, len(items) - 1, most).astype(int).tolist()]
     return [(item, queries_of[item][:events]) for item in chosen]
 
 
 def best_parent(frontier: Frontier, queries: Sequence[int]) -> int:
-    """The parent that a search of some queries prefers, −1 for none."""
+    """The best parent of a search with some queries, −1 for none."""
     nodes = best_first([(1.0, votes_of_search(frontier, queries))])
     return int(nodes[0]) if len(nodes) else -1
 
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """Trials, and what each of them lacks to come back for each query if nothing lifts it.
+    """Trials, and for each query the rank that each of them lacks to be in the answer, without memory.
 
-    lack_TB   own part of the rank · own_TB: what the row makes of it
-    kept_TB   whether the parent is in the beam · asked_TB: whether the query is none of the evidence, and has a beam
+    needed_TB   the leaf's own part of the rank that is needed · logit_TB: the logit that it has
+    in_beam_TB  whether the parent is in the beam · tests_TB: whether the query is no evidence of the trial, and has a beam
     """
 
     trials: Sequence[Trial]
-    lack_TB: Floats
-    own_TB: Floats
-    kept_TB: NDArray[np.bool_]
-    asked_TB: NDArray[np.bool_]
+    needed_TB: Floats
+    logit_TB: Floats
+    in_beam_TB: NDArray[np.bool_]
+    tests_TB: NDArray[np.bool_]
 
     @staticmethod
     def of(background: Background, trials: Sequence[Trial], ranking: Ranking) -> Trials:
         ranks_BK = background.frontier.ranks_BK.astype(np.float64)
         least_B = np.where(np.isfinite(ranks_BK), ranks_BK, np.inf).min(1)
         shape = len(trials), len(background.key_B)
-        lack_TB, own_TB, kept_TB, asked_TB = np.empty(shape), np.empty(shape), np.empty(shape, np.bool_), np.ones(shape, np.bool_)
+        needed_TB, logit_TB, in_beam_TB, tests_TB = np.empty(shape), np.empty(shape), np.empty(shape, np.bool_), np.ones(shape, np.bool_)
         for t, trial in enumerate(trials):
             is_parent_BK = background.frontier.nodes_BK == trial.parent
-            kept_TB[t] = is_parent_BK.any(1)
-            # memory may lift a parent that is not in the beam: then it is about as good as the last that is
-            above_B = np.where(kept_TB[t], np.where(is_parent_BK, ranks_BK, -np.inf).max(1), least_B)
-            asked_TB[t] = np.isfinite(above_B)
-            asked_TB[t, trial.queries] = False
-            lack_TB[t] = background.key_B - ranking.gamma * np.where(np.isfinite(above_B), above_B, 0)
-            own_TB[t] = background.states_BS @ trial.row_S
-        return Trials(trials, lack_TB, own_TB, kept_TB, asked_TB)
+            in_beam_TB[t] = is_parent_BK.any(1)
+            # memory may lift a parent into the beam: its rank is then about that of the beam's last node
+            parent_rank_B = np.where(in_beam_TB[t], np.where(is_parent_BK, ranks_BK, -np.inf).max(1), least_B)
+            tests_TB[t] = np.isfinite(parent_rank_B)
+            tests_TB[t, trial.queries] = False
+            needed_TB[t] = background.key_B - ranking.gamma * np.where(np.isfinite(parent_rank_B), parent_rank_B, 0)
+            logit_TB[t] = background.states_BS @ trial.row_S
+        return Trials(trials, needed_TB, logit_TB, in_beam_TB, tests_TB)
 
     def shifts(self, background: Background, items: int, ranking: Ranking, count: float = 0.0) -> Shifts:
-        """What items like those of the trials are shifted by that have had so many events. items: of the catalogue."""
-        lift_TB = np.zeros(self.lack_TB.shape)
+        """The shifts of items like those of the trials that have had `count` events. items: number of items of the catalogue."""
+        lift_TB = np.zeros(self.needed_TB.shape)
         if background.memory is not None:
             for lift_B, trial in zip(lift_TB, self.trials, strict=True):
-                for a, value in zip(*(part.tolist() for part in trial.memory(count)), strict=True):
-                    at, weight = background.places.get(a, _NOWHERE)
-                    lift_B[at] += background.memory.key_weight * value * weight
-        is_asked_TB = self.asked_TB & (self.kept_TB | (lift_TB > 0))
-        gaps = _logit_of((self.lack_TB - lift_TB)[is_asked_TB], ranking) - self.own_TB[is_asked_TB]
-        mean = len(self.trials) * len(background.key_B) * background.found_BM.shape[1] / items
+                for a, value in zip(*(array.tolist() for array in trial.memory(count)), strict=True):
+                    queries, weight = background.history_weights.get(a, _NO_QUERIES)
+                    lift_B[queries] += background.memory.key_weight * value * weight
+        counts_TB = self.tests_TB & (self.in_beam_TB | (lift_TB > 0))
+        gaps = _logit_of((self.needed_TB - lift_TB)[counts_TB], ranking) - self.logit_TB[counts_TB]
+        mean = len(self.trials) * len(background.key_B) * background.item_rows_BM.shape[1] / items
         return Shifts(np.sort(gaps[np.isfinite(gaps)].astype(np.float32)), mean)
 
 
-_NOWHERE = (np.empty(0, np.int64), np.empty(0))
+_NO_QUERIES = (np.empty(0, np.int64), np.empty(0))
 
 
 def _logit_of(own_B: Floats, ranking: Ranking) -> Floats:
-    """The logits that a leaf's own part of the rank is made of; inf where no logit gives it."""
+    """The logits of a leaf's own part of the rank; inf for a value that no logit has."""
     if ranking.own == "logit":
         return own_B
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -264,8 +264,8 @@ def _logit_of(own_B: Floats, ranking: Ranking) -> Floats:
 
 
 class NearRows:
-    """The trained items whose rows have the direction of a new one, by a copy of the leaves' rows, less their mean, of length 1,
-    without biases: float32[I, D]."""
+    """Finds the trained items whose rows have the direction of a new row. Holds float32[I, D]: the leaves' rows less their mean, without
+    biases, of length 1."""
 
     def __init__(self, node_rows_ND: NodeRows, leaf_of_item: Int64, scale: RowScale) -> None:
         rows_ID = np.asarray(node_rows_ND[leaf_of_item], np.float32)
@@ -274,10 +274,10 @@ class NearRows:
         self._unit_ID = (rows_ID / np.where(length_I > 0, length_I, 1)).astype(np.float32)
         self._scale = scale
 
-    def of(self, row_D: Floats, but: int = -1) -> tuple[Int64, Floats]:
-        """At most NEAREST items, the nearest first, and their cosines, at least 0. but: an item that is left out, −1 for none."""
+    def of(self, row_D: Floats, exclude: int = -1) -> tuple[Int64, Floats]:
+        """At most NEAREST items, the nearest first, and their cosines, at least 0. exclude: an item row, −1 for none."""
         away_D = np.where(self._scale.is_free_S, row_D - self._scale.row_S, 0)
         cosine_I = self._unit_ID @ (away_D / max(float(np.linalg.norm(away_D)), 1e-12)).astype(np.float32)
         items = np.argsort(-cosine_I, kind="stable")[: NEAREST + 1]
-        items = items[items != but][:NEAREST]
+        items = items[items != exclude][:NEAREST]
         return items, np.maximum(cosine_I[items].astype(np.float64), 0)

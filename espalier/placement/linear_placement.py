@@ -1,9 +1,9 @@
 """Places live items in a bundle of linear scorers, by x: the normalised sum of the item's own text and of its events' features.
 
-    parents  the beam of a search with x, of each tree; without x those of the items that it is like
-    row      see `linear_rows.py`; neighbours are the items that it is like, else the nearest by their own texts
+    parents  the beam of a search with x, in each tree; without x, the parents of the items of `like`
+    row      see `linear_rows.py`; neighbours are the items of `like`, else the nearest by their own texts
 
-Without x, a row is the mean of the weights of the items that it is like. In a tail an item's row is x.
+Without x, a row is the mean weights of the items of `like`. In a tail an item's row is x.
 
 Legend: F features, K neighbours.
 """
@@ -34,15 +34,15 @@ from espalier.text.sparse_rows import SparseRows, concatenated
 Int64 = NDArray[np.int64]
 
 BEAM = 24
-"""Clusters that are candidates for an item: their leaves are scored too, which is most of the time that an item takes."""
+"""Candidate parents of an item. The search also scores their leaves, which takes most of the time of a placement."""
 BLOCK = 4096
 """Items whose texts are read at a time."""
 
 
 class LinearPlacement:
-    """See the module. What it needs to know of the bundle it finds out with the first item.
+    """See the module. Properties of the bundle are computed when the first item needs them.
 
-    columns  of the item table that are an item's own text; None: what the model was trained with, else all columns of strings
+    columns  of the item table with an item's own text; None: those of the model's configuration, else all columns of strings
     """
 
     def __init__(self, bundle: Bundle, columns: Sequence[str] | None = None) -> None:
@@ -58,19 +58,19 @@ class LinearPlacement:
     def _column_weights(self) -> dict[str, float]:
         return own_weights(self.bundle)
 
-    def _written(self, item: Evidence) -> SparseRows:
-        """[1, F]: what a new item's row is made of: its words, as trained items have them, and events."""
-        texts = {name: joined_text([(item.fields or {}).get(name)]) for name in self._column_weights} if item.words is not None else {}
+    def _document_features(self, item: Evidence) -> SparseRows:
+        """[1, F]: the features of a new item's row: its document, as trained items have it, and events."""
+        texts = {name: joined_text([(item.fields or {}).get(name)]) for name in self._column_weights} if item.document is not None else {}
         if not any(texts.values()):
-            return own_features(item) if item.words is None else _sum([item.words.normalised(), item.events.features])
+            return query_features(item) if item.document is None else _sum([item.document.normalised(), item.events.features])
         rows = [self.bundle.vectoriser.documents([text]) for text in texts.values()]
         weights = self._column_weights.values()
-        weighed = [replace(row, values=np.float32(weight) * row.values) for row, weight in zip(rows, weights, strict=True)]
-        return _sum([_sum(weighed).normalised(), item.events.features])
+        weighted = [replace(row, values=np.float32(weight) * row.values) for row, weight in zip(rows, weights, strict=True)]
+        return _sum([_sum(weighted).normalised(), item.events.features])
 
     @cached_property
     def _trained(self) -> NodeMask:
-        """Of queries that see the bundle alone: the same evidence says the same, whatever else is live."""
+        """The mask of queries that see only trained items, so that placements do not depend on other live items."""
         return bundle_alone([tree for tree, _ in self.bundle.trees])
 
     @cached_property
@@ -81,71 +81,65 @@ class LinearPlacement:
         columns, items = text_columns(self.bundle) if self._columns is None else self._columns, self.bundle.items
         if not columns:
             return None
-        parts = []
+        blocks = []
         for begin in range(0, len(items), BLOCK):
             rows = np.arange(begin, min(begin + BLOCK, len(items)))
             values = [items.values(name, rows) for name in columns]
-            parts.append(self.bundle.vectoriser.transform([joined_text(fields) for fields in zip(*values, strict=True)]))
-        return NearItems(concatenated(parts))
+            blocks.append(self.bundle.vectoriser.transform([joined_text(fields) for fields in zip(*values, strict=True)]))
+        return NearItems(concatenated(blocks))
 
-    def place(self, items: Sequence[Evidence], known: Items, overlay: Overlay, search: Search) -> list[tuple[Parents, ...]]:
-        """For each item and tree the parents that it may go to."""
+    def place(self, items: Sequence[Evidence], catalogue: Items, overlay: Overlay, search: Search) -> list[tuple[Parents, ...]]:
+        """The candidate parents of each item in each tree."""
         if not items:
             return []
         with self._lock:
             leaves, index, _ = self._rows, self._near, self._column_weights
-        own = concatenated([own_features(item) for item in items]).normalised()
-        written = concatenated([self._written(item) for item in items]).normalised()
-        with_features = np.flatnonzero(np.diff(own.indptr) > 0)
-        parents = self._searched(own.take(with_features), search)
+        queries = concatenated([query_features(item) for item in items]).normalised()
+        documents = concatenated([self._document_features(item) for item in items]).normalised()
+        with_features = np.flatnonzero(np.diff(queries.indptr) > 0)
+        parents = self._searched(queries.take(with_features), search)
         near: dict[int, tuple[Sequence[int], Sequence[float]]] = {}
         if index is not None:
-            asked = [i for i in with_features.tolist() if not len(items[i].like)]
-            item_nK, cosine_nK = index.nearest(own.take(np.array(asked, np.int64)), NEIGHBOURS)
-            near = {i: (item_nK[k].tolist(), cosine_nK[k].tolist()) for k, i in enumerate(asked)}
-        place_of = {int(i): k for k, i in enumerate(with_features)}
-        found = []
+            without_like = [i for i in with_features.tolist() if not len(items[i].like)]
+            item_nK, cosine_nK = index.nearest(queries.take(np.array(without_like, np.int64)), NEIGHBOURS)
+            near = {i: (item_nK[k].tolist(), cosine_nK[k].tolist()) for k, i in enumerate(without_like)}
+        query_of = {int(i): b for b, i in enumerate(with_features)}
+        candidates = []
         for i, item in enumerate(items):
-            entries = slice(int(written.indptr[i]), int(written.indptr[i + 1]))
-            x = written.indices[entries], written.values[entries]
+            entries = slice(int(documents.indptr[i]), int(documents.indptr[i + 1]))
+            x = documents.indices[entries], documents.values[entries]
             trees = []
             for tree in range(len(leaves)):
-                nodes = parents[tree][place_of[i]] if i in place_of else self._parents_of(item.like, tree, overlay)
+                nodes = parents[tree][query_of[i]] if i in query_of else self._parents_of(item.like, tree, overlay)
                 row = self._row(leaves[tree], tree, x, item.like, near.get(i, ((), ())), overlay)
                 trees.append(Parents(nodes.tolist(), row))
-            found.append(tuple(trees))
-        return found
+            candidates.append(tuple(trees))
+        return candidates
 
-    def _searched(self, own: SparseRows, search: Search) -> list[list[Int64]]:
+    def _searched(self, queries: SparseRows, search: Search) -> list[list[Int64]]:
         """For each tree and query the parents that the search finds, best first."""
-        if not len(own):
+        if not len(queries):
             return [[] for _ in self.bundle.trees]
-        params = SearchParams.uniform(len(own), min(BEAM, self.bundle.manifest.search.max_beam_size), 1, mask=self._trained)
+        params = SearchParams.uniform(len(queries), min(BEAM, self.bundle.manifest.search.max_beam_size), 1, mask=self._trained)
         parents = []
-        for frontier in search(QueryBatch(self.bundle.manifest.query, own), params).frontiers:
+        for frontier in search(QueryBatch(self.bundle.manifest.query, queries), params).frontiers:
             order = np.argsort(-frontier.ranks_BK, axis=1, kind="stable")[:, :BEAM]
             best_BK = np.take_along_axis(frontier.nodes_BK, order, 1)
             parents.append([nodes[nodes >= 0] for nodes in best_BK])
         return parents
 
     def _row(
-        self,
-        leaves: LinearRows,
-        tree: int,
-        x: Weights,
-        like: Int64,
-        near: tuple[Sequence[int], Sequence[float]],
-        overlay: Overlay,
+        self, leaves: LinearRows, tree: int, x: Weights, like: Int64, near: tuple[Sequence[int], Sequence[float]], overlay: Overlay
     ) -> Callable[[int], LiveRow]:
-        """Makes the row, which is the same under every parent."""
-        made: list[LiveRow] = []
+        """Returns a function that makes the row on first use; it is the same under every parent."""
+        cached: list[LiveRow] = []
 
         def row(_: int) -> LiveRow:
-            if not made:
-                liked = [self._weights(leaves, tree, int(item), overlay) for item in like]
-                of_like = added([(feature, weight / np.float32(len(liked))) for feature, weight in liked]) if liked else None
-                made.append(leaves.row(x, near[0], near[1], of_like, in_tail=tree == 0 and self.bundle.tail is not None))
-            return made[0]
+            if not cached:
+                like_weights = [self._weights(leaves, tree, int(item), overlay) for item in like]
+                mean = added([(feature, weight / np.float32(len(like))) for feature, weight in like_weights]) if like_weights else None
+                cached.append(leaves.row(x, near[0], near[1], mean, in_tail=tree == 0 and self.bundle.tail is not None))
+            return cached[0]
 
         return row
 
@@ -154,11 +148,11 @@ class LinearPlacement:
         entry, pool = overlay.live_leaf(item, tree), overlay.trees[tree].sparse
         if not entry or pool is None:
             return leaves.weights_of(item)
-        own = slice(int(pool.begin_P[entry]), int(pool.end_P[entry]))
-        return pool.feature[own], pool.weight[own]
+        span = slice(int(pool.begin_P[entry]), int(pool.end_P[entry]))
+        return pool.feature[span], pool.weight[span]
 
     def _parents_of(self, like: Int64, tree: int, overlay: Overlay) -> Int64:
-        """The parents of some items, those of most of them first."""
+        """The parents of some items; parents of more of them come first."""
         parents = []
         for item in like.tolist():
             entry, trained = overlay.live_leaf(item, tree), self.bundle.trees[tree].tree
@@ -168,14 +162,14 @@ class LinearPlacement:
         return nodes[np.argsort(-count, kind="stable")[:MOST]]
 
 
-def own_features(item: Evidence) -> SparseRows:
+def query_features(item: Evidence) -> SparseRows:
     """[1, F]: the sum of an item's text, as a query, and events."""
-    return _sum([*([] if item.own is None else [item.own.features]), item.events.features])
+    return _sum([*([] if item.text_query is None else [item.text_query.features]), item.events.features])
 
 
-def _sum(parts: Sequence[SparseRows]) -> SparseRows:
-    """[1, F]: of all rows."""
-    rows = parts[0] if len(parts) == 1 else concatenated(parts)
+def _sum(summands: Sequence[SparseRows]) -> SparseRows:
+    """[1, F]: the sum of all rows."""
+    rows = summands[0] if len(summands) == 1 else concatenated(summands)
     if len(rows) == 1:  # a row's features are distinct and ascend
         return rows
     feature, value = added([(rows.indices, rows.values)])
@@ -183,6 +177,6 @@ def _sum(parts: Sequence[SparseRows]) -> SparseRows:
 
 
 def text_columns(bundle: Bundle) -> tuple[str, ...]:
-    """The columns of the item table that hold an item's own text, by the model's configuration, else all that hold strings."""
+    """The columns with an item's own text: those of the model's configuration, else all columns of strings."""
     strings = (name for name in bundle.items.fields if name != "id" and str(bundle.items.column(name).type).endswith("string"))
     return own_columns(bundle) or tuple(strings)

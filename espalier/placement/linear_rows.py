@@ -1,13 +1,13 @@
-"""What a new item weighs in a tree of linear scorers, without training.
+"""The weights of a new item's leaf in a tree of linear scorers, without training.
 
-As in the future work of Chang et al. 2021 (§6), it has the average of its nearest neighbours' weights, and more. The details were chosen on
-validation queries (benchmarks/results, cold start):
+Chang et al. 2021 (§6, future work) propose the average of the nearest neighbours' weights. Here the item's own features are added. The
+details were chosen on validation queries (benchmarks/results, cold start):
 
     weights   ℓ · x + ½ · mean over the 3 nearest items i, by their own texts, of max(0, cos(x, x_i)) · w_i, with ℓ the median length of the
               leaves' weights: about what `prior` makes of an item that no query led to
     bias      the first quartile of the leaves' biases
 
-Weights below the model's smallest are left out. In a bundle's tail the row of a new item is x, as if its text were its only training point.
+Weights below the model's smallest are dropped. In a bundle's tail the row of a new item is x, as if its text were its only training point.
 
 Legend: P clusters (nodes of the level above the leaves), F features, K neighbours.
 """
@@ -30,14 +30,14 @@ Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 
 BLOCK = 1 << 22
-"""Weights that are processed at once: this bounds the memory beside that of the model."""
+"""Weights that are processed at once. Bounds the memory needed in addition to the model's."""
 Weights = tuple[NDArray[np.int32], NDArray[np.float32]]
 """Features, ascending, and their weights."""
 
 NEIGHBOURS, SHARE = 3, 0.5
 """Nearest items whose weights are averaged, and the factor of that average."""
 BIAS_QUANTILE = 0.25
-"""Of the leaves' biases; the larger, the more often new items are found."""
+"""Quantile of the leaves' biases that new leaves get. A larger one makes searches find new items more often."""
 
 
 class LinearRows:
@@ -56,13 +56,13 @@ class LinearRows:
         for leaf, weight in _leaf_entries(tree, chunks):
             squares += np.bincount(leaf, weight.astype(np.float64) ** 2, tree.leaf_count)
             smallest = min(smallest, float(np.abs(weight).min(initial=np.inf)))
-        held = tree.leaf_item != EMPTY_LEAF
-        self.length, self.smallest = np.float32(np.median(np.sqrt(squares[held]))), smallest
-        self.bias = float(np.quantile(chunks.bias[tree.leaf_offset :][held], BIAS_QUANTILE))
+        is_occupied = tree.leaf_item != EMPTY_LEAF
+        self.length, self.smallest = np.float32(np.median(np.sqrt(squares[is_occupied]))), smallest
+        self.bias = float(np.quantile(chunks.bias[tree.leaf_offset :][is_occupied], BIAS_QUANTILE))
 
     def row(
         self,
-        own: Weights,
+        x: Weights,
         near: Sequence[int] | Int64,
         cosine_K: Sequence[float] | NDArray[np.float32],
         like: Weights | None = None,
@@ -70,22 +70,22 @@ class LinearRows:
     ) -> LiveRow:
         """A new item's row.
 
-        own      its features, ascending, of length 1, or none; of a model that finds items by their words, those of a document
+        x        the item's features, ascending, of length 1, or none; in a model that finds items by their words, document features
         near     item rows of its nearest neighbours, below 0 as padding, with their cosines to it
-        like     the mean weights of items that it is known to resemble: neighbours of cosine 1; without features of its own its weights
-        in_tail  the row has a tail row, too: its features
+        like     the mean weights of the items of `like`, which count as neighbours of cosine 1; without x the row has just these weights
+        in_tail  whether the row also has a tail row, which is x
         """
-        parts = [(own[0], self.length * own[1])]
+        summands = [(x[0], self.length * x[1])]
         if like is not None:
-            parts.append((like[0], np.float32(SHARE if len(own[0]) else 1) * like[1]))
+            summands.append((like[0], np.float32(SHARE if len(x[0]) else 1) * like[1]))
         for item, cosine in zip(near, cosine_K, strict=True):
             if item >= 0 and cosine > 0:
                 feature, weight = self.weights_of(int(item))
-                parts.append((feature, np.float32(SHARE * cosine / NEIGHBOURS) * weight))
-        feature, weight = parts[0] if len(parts) == 1 else added(parts)
-        kept = np.abs(weight) >= self.smallest
-        tail = (np.asarray(own[0], np.int32), np.asarray(own[1], np.float32)) if in_tail else (NO_FEATURES, NO_VALUES)
-        return LiveRow(weight[kept], feature[kept], self.bias, dense=False, tail_feature=tail[0], tail_value=tail[1])
+                summands.append((feature, np.float32(SHARE * cosine / NEIGHBOURS) * weight))
+        feature, weight = summands[0] if len(summands) == 1 else added(summands)
+        is_large = np.abs(weight) >= self.smallest
+        tail = (np.asarray(x[0], np.int32), np.asarray(x[1], np.float32)) if in_tail else (NO_FEATURES, NO_VALUES)
+        return LiveRow(weight[is_large], feature[is_large], self.bias, dense=False, tail_feature=tail[0], tail_value=tail[1])
 
     def weights_of(self, item: int) -> Weights:
         """The weights of a trained item's leaf."""
@@ -95,27 +95,27 @@ class LinearRows:
         return feature, self._weight[entry].astype(np.float32)
 
 
-def added(parts: Sequence[Weights]) -> Weights:
+def added(sparse_rows: Sequence[Weights]) -> Weights:
     """The sum of sparse rows."""
-    features = np.concatenate([feature for feature, _ in parts])
+    features = np.concatenate([feature for feature, _ in sparse_rows])
     order = np.argsort(features, kind="stable")
     distinct, first = np.unique(features[order], return_index=True)
     if not len(distinct):
         return np.empty(0, np.int32), np.empty(0, np.float32)
-    sums = np.add.reduceat(np.concatenate([weight for _, weight in parts])[order], first)
+    sums = np.add.reduceat(np.concatenate([weight for _, weight in sparse_rows])[order], first)
     return distinct.astype(np.int32), sums.astype(np.float32)
 
 
 @compiled()
 def _entries_of(chunk_row: Array, row_feature: Array, row_entry: Array, entry_child: Array, parent: int, child: int) -> tuple[Array, Array]:
-    """The features of a child, counted from the first one, and the entries that hold their weights; children ascend within a row."""
+    """The features of a child (its number among the parent's children) and the entries with their weights. Children ascend within a row."""
     begin, end = chunk_row[parent], chunk_row[parent + 1]
     feature, entry = np.empty(end - begin, np.int32), np.empty(end - begin, np.int64)
     count = 0
     for row in range(begin, end):
-        place = row_entry[row] + np.searchsorted(entry_child[row_entry[row] : row_entry[row + 1]], child)
-        if place < row_entry[row + 1] and entry_child[place] == child:
-            feature[count], entry[count] = row_feature[row], place
+        at = row_entry[row] + np.searchsorted(entry_child[row_entry[row] : row_entry[row + 1]], child)
+        if at < row_entry[row + 1] and entry_child[at] == child:
+            feature[count], entry[count] = row_feature[row], at
             count += 1
     return feature[:count], entry[:count]
 
@@ -123,7 +123,7 @@ def _entries_of(chunk_row: Array, row_feature: Array, row_entry: Array, entry_ch
 def _leaf_entries(tree: Tree, chunks: Chunks) -> Iterator[tuple[Int64, Array]]:
     """All weights of leaves, about BLOCK at a time: the leaf (counted from the first one) and the weight of each."""
     span = tree.level(tree.height - 1)
-    entry_P = chunks.row_entry[chunks.chunk_row[span.start :]]  # where each cluster's entries begin
+    entry_P = chunks.row_entry[chunks.chunk_row[span.start :]]  # each cluster's first entry
     begin = 0
     while begin < len(span):
         end = max(begin + 1, int(np.searchsorted(entry_P, entry_P[begin] + BLOCK, side="right")) - 1)

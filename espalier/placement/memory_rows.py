@@ -1,13 +1,13 @@
-"""What a live item has to do with the items of its events: the entries that training would have counted of them (`MemoryFormula`).
+"""The memory entries of a live item, as training would have counted them from the item's events (`MemoryFormula`).
 
-    M[a, new] = n / e · Σ over e events of (length + 1)^−user · Σ over the last `window` places that hold a of decay^(places behind)
+    M[a, new] = n / e · Σ over e events of (length + 1)^−user · Σ over the last `window` positions that hold a of decay^(positions behind)
     M[new, a] = back · M[a, new]
 
-n is how many events the item has had, of which e are at hand (`popularity.py`). What came after the item in those lists is not known.
+n is the number of events that the item has had; e of them are at hand (`popularity.py`). The items that came after it are not known.
 
-An item goes with what the items like it go with:   S[a, new] = max_k cos_k · S[a, k]. Of an item that is put with `like`, k are the trained
-ones of these and cos_k = 1; each of these also counts as an event that led to it, with this item alone as its history. Of an item with
-nothing but fields, k are the trained items with the nearest rows, cos_k their cosines. Of several values the largest counts.
+A live item also gets the entries of similar items:   S[a, new] = max_k cos_k · S[a, k]. For an item that is put with `like`, k are the
+trained items of `like` and cos_k = 1; each of them also counts as an event whose history is this item alone. For an item with nothing but
+fields, k are the trained items with the nearest rows and cos_k their cosines. Of several values the largest counts.
 
 Legend: I trained items, E entries.
 """
@@ -34,7 +34,7 @@ Entries = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Item rows, ascending, and S with them."""
 NONE: Entries = np.empty(0, np.int64), np.empty(0)
 MOST = 256
-"""Most items that a live item's memory names on either side: those of the largest S."""
+"""Most entries of a live item's memory in either direction. The entries with the largest S stay."""
 
 
 class MemoryRows:
@@ -44,9 +44,9 @@ class MemoryRows:
         self._memory, self._popularity = memory, popularity
 
     def of(self, history_ET: NDArray[np.int64], count: float) -> tuple[Entries, Entries]:
-        """S[a, new] and S[new, a] of an item that these histories (−1: no item, the last item last) led to.
+        """S[a, new] and S[new, a] of an item that these histories (oldest item first, −1: no item) led to.
 
-        count  events that it has had
+        count  events that the item has had
         """
         formula = self._memory.formula
         if formula is None or not len(history_ET):
@@ -62,22 +62,22 @@ class MemoryRows:
 
     @cached_property
     def _columns(self) -> tuple[Array, ...]:
-        """S by the item that is lifted: as large as the memory, so it is made for the first item that needs it."""
+        """S by target. As large as the memory, so it is made for the first item that needs it."""
         columns: tuple[Array, ...] = _transposed(*read_only(self._memory.offset, self._memory.item, stored(self._memory.value)))
         return columns
 
     def of_like(self, items: NDArray[np.int64], cosine: NDArray[np.float64]) -> Entries:
-        """S[a, new] of an item that is like these trained ones."""
+        """S[a, new] of an item that resembles these trained items with these cosines."""
         if not len(items):
             return NONE
         offset, source, value = self._columns
-        entries = [slice(int(offset[item]), int(offset[item + 1])) for item in items.tolist()]
-        lifted = [size * value[part].astype(np.float64) for size, part in zip(cosine.tolist(), entries, strict=True)]
-        return merged([(source[part].astype(np.int64), values) for part, values in zip(entries, lifted, strict=True)])
+        columns = [slice(int(offset[item]), int(offset[item + 1])) for item in items.tolist()]
+        lifted = [size * value[column].astype(np.float64) for size, column in zip(cosine.tolist(), columns, strict=True)]
+        return merged([(source[column].astype(np.int64), values) for column, values in zip(columns, lifted, strict=True)])
 
 
 def merged(memories: Sequence[Entries]) -> Entries:
-    """Item rows, ascending, and the largest S that some memories have of each. A memory names no item twice."""
+    """Item rows, ascending, and the largest S of each in some memories. A memory has each item at most once."""
     memories = [memory for memory in memories if len(memory[0])]
     if len(memories) < 2:
         return memories[0] if memories else NONE
@@ -90,8 +90,8 @@ def merged(memories: Sequence[Entries]) -> Entries:
 def _largest(rows: NDArray[np.int64], values: NDArray[np.float64]) -> Entries:
     values = np.minimum(values, LARGEST_VALUE)
     if len(rows) > MOST:
-        kept = np.sort(np.argsort(-values, kind="stable")[:MOST])
-        rows, values = rows[kept], values[kept]
+        largest = np.sort(np.argsort(-values, kind="stable")[:MOST])
+        rows, values = rows[largest], values[largest]
     if values.all():
         return rows, values
     return rows[values > 0], values[values > 0]
@@ -99,12 +99,12 @@ def _largest(rows: NDArray[np.int64], values: NDArray[np.float64]) -> Entries:
 
 @compiled()
 def _met(history_ET: Array, window: int, user: float, decay: float) -> tuple[Array, Array]:
-    """int64[A], ascending, and float64[A]: the items of some histories, and what the last `window` places of each history add to them."""
-    places = 0
+    """int64[A], ascending, and float64[A]: the items of some histories, and their summed weights in the last `window` positions."""
+    total = 0
     for e in range(len(history_ET)):
         for t in range(history_ET.shape[1]):
-            places += int(history_ET[e, t] >= 0)
-    numbers, weights = np.empty(places, np.int64), np.empty(places)
+            total += int(history_ET[e, t] >= 0)
+    numbers, weights = np.empty(total, np.int64), np.empty(total)
     count, highest = 0, 0
     for e in range(len(history_ET)):
         length = 0
@@ -120,27 +120,27 @@ def _met(history_ET: Array, window: int, user: float, decay: float) -> tuple[Arr
                 behind += 1
     ordered = in_order(numbers[:count], highest << INDEX_BITS, INDEX_BITS)
     rows, met_A, last = np.empty(count, np.int64), np.zeros(count), -1
-    for one in ordered:
-        row = one >> INDEX_BITS
+    for number_in_order in ordered:
+        row = number_in_order >> INDEX_BITS
         if last < 0 or rows[last] != row:
             last += 1
             rows[last] = row
-        met_A[last] += weights[one & LAST_INDEX]
+        met_A[last] += weights[number_in_order & LAST_INDEX]
     return rows[: last + 1], met_A[: last + 1]
 
 
 @compiled()
 def _transposed(offset: Array, item: Array, value: Array) -> tuple[Array, Array, Array]:
-    """The entries by column: where each item's begin, and the row, ascending, and the value of each."""
+    """The entries by column: each item's first entry, and of each entry its row, ascending, and its value."""
     begin = np.zeros(len(offset) + 1, np.int64)
     for e in range(len(item)):
         begin[item[e] + 2] += 1
     for b in range(2, len(begin)):
         begin[b] += begin[b - 1]
-    source, moved = np.empty(len(item), np.int32), np.empty(len(item), np.float32)
+    source, column_value = np.empty(len(item), np.int32), np.empty(len(item), np.float32)
     for a in range(len(offset) - 1):
         for e in range(offset[a], offset[a + 1]):
-            place = begin[item[e] + 1]
-            source[place], moved[place] = a, number(value[e])
-            begin[item[e] + 1] = place + 1
-    return begin[:-1], source, moved
+            at = begin[item[e] + 1]
+            source[at], column_value[at] = a, number(value[e])
+            begin[item[e] + 1] = at + 1
+    return begin[:-1], source, column_value

@@ -32,9 +32,9 @@ class NearItems:
         self._index = read_only(feature, np.append(first, len(item_E)).astype(np.int64), item_E, rows.values[by_feature])
 
     def nearest(self, new: SparseRows, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """int64[n, K] item rows, the nearest first, NO_NEIGHBOUR as padding, and float32[n, K]: their cosines, above 0.
+        """int64[n, K]: item rows, the nearest first, NO_NEIGHBOUR as padding; float32[n, K]: their cosines, above 0.
 
-        new  rows of length 1. Ties: the lower item row.
+        new  rows of length 1. Ties go to the lower item row.
         """
         item_nK = np.full((len(new), count), NO_NEIGHBOUR, np.int64)
         cosine_nK = np.zeros((len(new), count), np.float32)
@@ -48,26 +48,26 @@ def _nearest(new: tuple[Array, ...], index: tuple[Array, ...], items: int, item_
     feature, first, item_E, value_E = index
     sum_I, is_touched_I, touched = np.zeros(items, np.float32), np.zeros(items, np.bool_), np.empty(items, np.int32)
     for i in range(len(indptr) - 1):
-        found = 0
+        touched_count = 0
         for e in range(indptr[i], indptr[i + 1]):
-            place = np.searchsorted(feature, indices[e])
-            if place == len(feature) or feature[place] != indices[e]:
+            list_number = np.searchsorted(feature, indices[e])
+            if list_number == len(feature) or feature[list_number] != indices[e]:
                 continue
-            for posting in range(first[place], first[place + 1]):
+            for posting in range(first[list_number], first[list_number + 1]):
                 item = item_E[posting]
                 if not is_touched_I[item]:
                     is_touched_I[item] = True
-                    touched[found] = item
-                    found += 1
+                    touched[touched_count] = item
+                    touched_count += 1
                 sum_I[item] += values[e] * value_E[posting]
-        for item in touched[:found]:
+        for item in touched[:touched_count]:
             _insert(item, sum_I[item], item_nK[i], cosine_nK[i])
             sum_I[item], is_touched_I[item] = 0, False
 
 
 @compiled()
 def _insert(item: int, cosine: float, item_K: Array, cosine_K: Array) -> None:
-    """Put an item among the nearest so far, which are in order, if it is one of them."""
+    """Insert an item into the K nearest so far, which are in order, if it belongs there."""
     k = len(item_K)
     while k > 0 and cosine > 0 and (cosine > cosine_K[k - 1] or (cosine == cosine_K[k - 1] and item < item_K[k - 1])):
         k -= 1

@@ -1,4 +1,4 @@
-"""The parents that an item may go to, best first, each with the row that it has there.
+"""The candidate parents of an item, best first, each with the item's row under it.
 
 Legend: B queries, K parents.
 """
@@ -19,16 +19,16 @@ from espalier.search import SearchParams
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 Search = Callable[[QueryBatch, SearchParams], ParentsFound]
-"""Searches a version for the parents that queries lead to."""
+"""Searches a version with queries, and returns their beams of parents."""
 Votes = tuple[Int64, Float64]
-"""Distinct nodes, ascending, and what speaks for each."""
+"""Distinct nodes, ascending, and the votes for each."""
 MOST = 64
-"""Parents that are candidates for an item: with room for 16 leaves each, 1,024 items of one kind find a place."""
+"""Most candidate parents of an item. With room for 16 leaves each, they take 1,024 similar items."""
 
 
 @dataclass(frozen=True, eq=False)
 class Parents:
-    """Nodes, best first, and what makes the row that the item has under one of them: only when it is asked for."""
+    """Nodes, best first, and a function that makes the item's row under one of them, when it is needed."""
 
     nodes: Sequence[int]
     row: Callable[[int], LiveRow]
@@ -38,30 +38,30 @@ class Parents:
 
 
 def votes_of_search(frontier: Frontier, queries: Sequence[int]) -> Votes:
-    """What a search says of its parents: the mean over some queries (positions) of the softmax of their ranks."""
+    """Votes of a search for its parents: the mean, over some queries (positions), of the softmax of the ranks."""
     nodes, weights = [], []
     for b in queries:
-        found = frontier.nodes_BK[b] >= 0
-        ranks = frontier.ranks_BK[b][found].astype(np.float64)
+        is_node = frontier.nodes_BK[b] >= 0
+        ranks = frontier.ranks_BK[b][is_node].astype(np.float64)
         if len(ranks):
-            chances = np.exp(ranks - ranks.max())
-            nodes.append(frontier.nodes_BK[b][found])
-            weights.append(chances / (chances.sum() * len(queries)))
+            exponentials = np.exp(ranks - ranks.max())
+            nodes.append(frontier.nodes_BK[b][is_node])
+            weights.append(exponentials / (exponentials.sum() * len(queries)))
     return (nodes[0], weights[0]) if len(nodes) == 1 else summed(nodes, weights)
 
 
 def summed(nodes: Sequence[Int64], weights: Sequence[Float64]) -> Votes:
-    """Votes for nodes that may stand there twice."""
+    """The sum of votes. Nodes may repeat."""
     if not nodes:
         return np.empty(0, np.int64), np.empty(0)
     distinct, at = np.unique(np.concatenate(nodes), return_inverse=True)
     return distinct, np.bincount(at, np.concatenate(weights)).astype(np.float64)
 
 
-def best_first(parts: Sequence[tuple[float, Votes]]) -> Int64:
-    """At most MOST nodes by their weighted votes; ties: the lower node."""
-    if len(parts) == 1:
-        nodes, total = parts[0][1]
+def best_first(weighted_votes: Sequence[tuple[float, Votes]]) -> Int64:
+    """At most MOST nodes by the sum of (weight, votes) pairs. Ties go to the lower node."""
+    if len(weighted_votes) == 1:
+        nodes, total = weighted_votes[0][1]
     else:
-        nodes, total = summed([nodes for _, (nodes, _) in parts], [weight * votes for weight, (_, votes) in parts])
+        nodes, total = summed([nodes for _, (nodes, _) in weighted_votes], [weight * votes for weight, (_, votes) in weighted_votes])
     return nodes[np.argsort(-total, kind="stable")[:MOST]]

@@ -1,10 +1,10 @@
-"""Where a live item goes and with what row, by its evidence: a search with the item's own evidence, and no training.
+"""Chooses candidate parents and the row of a live item by its evidence: a search with that evidence, without training.
 
-    parents  those that the searches of its events and text find, those of the items that it is like, best first
+    parents  those that searches with its events and text find, and those of the items of `like`, best first
     row      see `graph_rows.py` and `linear_rows.py`
 
-The same evidence gives the same candidates whatever else is live, unless it names live items. What was chosen is stored, so nobody places
-an item twice. Knows bundles and a search. Does not know which slots are free.
+The same evidence gives the same candidates whatever else is live, unless it names live items. Placements are stored, so an item is placed
+only once. Knows bundles and a search. Does not know which slots are free.
 
 Legend: B queries, K parents.
 """
@@ -25,24 +25,25 @@ from espalier.placement.linear_placement import LinearPlacement
 from espalier.placement.parents import Parents, Search
 
 Candidates = Sequence[Parents]
-"""For each tree, where an item may go."""
+"""The candidate parents of an item in each tree."""
 
 
 class Placer:
-    """Places the items of one version. From any thread, one call at a time where `search` takes one at a time."""
+    """Places the items of one version. Any thread may call it; calls may overlap if calls of `search` may."""
 
     def __init__(self, bundle: Bundle, text_columns: Sequence[str] | None = None) -> None:
-        """text_columns: of the item table, which are an item's own text; None: what the model's configuration says."""
+        """text_columns: of the item table, with an item's own text; None: those of the model's configuration."""
         self.bundle = bundle
         is_linear = isinstance(bundle.manifest.scorer, LinearScorer)
-        self._way = LinearPlacement(bundle, text_columns) if is_linear else GraphPlacement(bundle)
+        self._placement = LinearPlacement(bundle, text_columns) if is_linear else GraphPlacement(bundle)
 
-    def place(self, items: Sequence[ItemBody], known: Items, overlay: Overlay, search: Search) -> list[Candidates | EspalierError]:
-        """For each item where it may go, or why nobody can say.
+    def place(self, items: Sequence[ItemBody], catalogue: Items, overlay: Overlay, search: Search) -> list[Candidates | EspalierError]:
+        """The candidates of each item, or the error of its evidence.
 
-        known    the catalogue that their evidence speaks of; overlay: what of it is live
-        search   the beams above the leaves that queries lead to, in the version
+        catalogue  resolves the ids of the evidence; overlay: the live items of the catalogue
+        search     searches the version
         """
-        found = Evidence.of_all(self.bundle, items, known, self._way.takes_fields)
-        placed = iter(self._way.place([one for one in found if isinstance(one, Evidence)], known, overlay, search))
-        return [next(placed) if isinstance(one, Evidence) else one for one in found]
+        results = Evidence.of_all(self.bundle, items, catalogue, self._placement.takes_fields)
+        evidence = [result for result in results if isinstance(result, Evidence)]
+        candidates = iter(self._placement.place(evidence, catalogue, overlay, search))
+        return [next(candidates) if isinstance(result, Evidence) else result for result in results]

@@ -1,6 +1,6 @@
 """The live catalogue of one model, as the routes of one worker see it.
 
-A write is checked and handed to the journal's thread; it is answered when all workers answer by it. Nothing here blocks the event loop.
+A write is checked and handed to the journal's thread. It is answered when all workers have applied it. Nothing here blocks the event loop.
 Knows operations and versions. Does not know HTTP.
 """
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_WAITING = 1024
-"""Writes of single requests that wait; more are answered 429."""
+"""Most writes of single requests that wait; more are answered 429."""
 RETRY_S = 1
 WRITE_S, BULK_S = 10.0, 60.0
 """How long a single write, and a group of a bulk's lines, waits for its outcome."""
@@ -48,10 +48,10 @@ class LiveCatalogue:
     Writes raise InvalidInput (422: evidence is missing, a column is unknown, a value has a wrong type), PreconditionFailed (412), QueueFull
     (429: too many operations wait), CatalogueFull (507: no room; deletes are still taken), Follows (409: another host writes this
     catalogue), NotWritable (503: the disk is full, the folder is read-only, or it takes too long) and NotReady (503).
-    An operation that has begun is finished even if the caller is cancelled.
+    A write that the thread has begun is finished even if the caller is cancelled.
 
     capacity  most live items
-    follows   where the writes go when this host follows another one; None: here
+    follows   the address that takes the writes if this host follows another one; None: this host takes them
     """
 
     def __init__(
@@ -59,69 +59,69 @@ class LiveCatalogue:
     ) -> None:
         self.model, self.capacity, self._metrics = model, capacity, metrics
         self.journal, self._notices = journal, notices
-        self.thread = JournalThread(model, journal, notices, capacity, self._applied_more, metrics.lag)
-        self._follows, self._waiting = follows, 0
-        self._stuck_at = -1  # where the thread stood when a write came that it did not take in time
-        self._not_following: str | None = None
-        self._waiters: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}  # those who wait for an operation
-        self._reader = ThreadPoolExecutor(1, f"reads-{model}")  # of its own: a read that hangs keeps no thread from other routes
+        self.thread = JournalThread(model, journal, notices, capacity, self._on_apply, metrics.lag)
+        self._follows, self._waiting_writes = follows, 0
+        self._stuck_at = -1  # the thread's progress when a write came that it did not take in time
+        self._follow_failure: str | None = None
+        self._waiters: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}  # of requests that wait for an operation
+        self._reader = ThreadPoolExecutor(1, f"reads-{model}")  # separate, so that a read that hangs takes no thread from other routes
         notices.subscribe(model, self.thread.look)
 
     # -- writes ---------------------------------------------------------------------------------------------------------
 
     async def put(self, put: Put, condition: Condition = ALWAYS) -> Outcome:
-        return await self._one(put, condition)
+        return await self._write_one(put, condition)
 
     async def delete(self, delete: Delete, condition: Condition = ALWAYS) -> Outcome:
-        """Raises ItemNotFound (404) for an id that never was; one that is deleted already is `unchanged`."""
-        return await self._one(delete, condition)
+        """Raises ItemNotFound (404) for an id that never was an item. The delete of a deleted item is `unchanged`."""
+        return await self._write_one(delete, condition)
 
-    async def bulk(self, operations: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
-        """The outcomes in the order of the operations; an operation that fails has its error in its place.
+    async def bulk(self, requests: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
+        """The outcome or the error of each request, in order.
 
         Waits for room instead of raising QueueFull, so that a bulk is read no faster than it is committed.
         """
-        return await self._write(operations, ALWAYS, BULK_S)
+        return await self._write(requests, ALWAYS, BULK_S)
 
-    async def _one(self, what: Put | Delete, condition: Condition) -> Outcome:
-        if self._waiting >= MAX_WAITING:
-            raise QueueFull(f"{self._waiting} writes wait already.", RETRY_S)
-        self._waiting += 1
+    async def _write_one(self, request: Put | Delete, condition: Condition) -> Outcome:
+        if self._waiting_writes >= MAX_WAITING:
+            raise QueueFull(f"{self._waiting_writes} writes wait already.", RETRY_S)
+        self._waiting_writes += 1
         try:
-            (found,) = await self._write([what], condition, WRITE_S)
+            (outcome,) = await self._write([request], condition, WRITE_S)
         finally:
-            self._waiting -= 1
-        if isinstance(found, EspalierError):
-            raise found
-        return found
+            self._waiting_writes -= 1
+        if isinstance(outcome, EspalierError):
+            raise outcome
+        return outcome
 
-    async def _write(self, operations: Sequence[Put | Delete], condition: Condition, within_s: float) -> list[Outcome | EspalierError]:
-        """What became of each operation, in order. Raises NotReady, Conflict and Follows, where none can be taken.
+    async def _write(self, requests: Sequence[Put | Delete], condition: Condition, within_s: float) -> list[Outcome | EspalierError]:
+        """The outcome or the error of each request, in order. Raises NotReady, Conflict and Follows if no write can be taken.
 
-        What the journal's thread has begun is finished even when the client hangs up, or the time is over. Raises NotWritable where it has
-        got no further since a write came that has waited for so long: more would gather behind that one, without a bound.
+        The journal's thread finishes the writes that it has begun even if the client hangs up or the time is over. If a write has waited in
+        vain and the thread has made no progress since, later ones raise NotWritable: else they would pile up without a bound.
         """
         default = self._check_writable()
         progress = self.thread.progress
         if progress == self._stuck_at:
             raise NotWritable("The writes before it do not end. Nothing was written; retrieval goes on.")
-        found = [_checked(operation, condition, default) for operation in operations]
-        writes = [write for write in found if isinstance(write, Write)]
+        checked = [_checked(request, condition, default) for request in requests]
+        writes = [write for write in checked if isinstance(write, Write)]
         self.thread.submit(writes)
         try:
             async with asyncio.timeout(within_s):
-                for write in reversed(writes):  # when the last one is answered the others are, mostly
+                for write in reversed(writes):  # the last one is mostly answered last
                     if not write.outcome.done():
-                        with suppress(Exception):  # `_outcome` says what became of it
+                        with suppress(Exception):  # `_outcome` reads it
                             await asyncio.wrap_future(write.outcome)
         except TimeoutError:
             for write in writes:
-                write.outcome.cancel()  # unless it has begun
+                write.outcome.cancel()  # no effect on writes that the thread has begun
             self._stuck_at = max(self._stuck_at, progress)
-        return [_outcome(write) if isinstance(write, Write) else write for write in found]
+        return [_outcome(write) if isinstance(write, Write) else write for write in checked]
 
     def _check_writable(self) -> LiveVersion:
-        """The default version. Raises where no write can be taken."""
+        """The default version. Raises if no write can be taken."""
         if self._follows is not None:
             raise Follows(f"This service follows the live catalogue of {self._follows}, which takes the writes.")
         default = self._check_ready()
@@ -130,12 +130,12 @@ class LiveCatalogue:
         return default
 
     def _default(self) -> LiveVersion | None:
-        """The default version. One that was dropped after it had been named is followed by the next."""
+        """The default version. If it was dropped after its number was read, the next default."""
         while True:
             number = self.thread.default()
-            found = None if number is None else self.thread.served.get(number)
-            if found is not None or number == self.thread.default():
-                return found
+            default = None if number is None else self.thread.served.get(number)
+            if default is not None or number == self.thread.default():
+                return default
 
     # -- reads ----------------------------------------------------------------------------------------------------------
 
@@ -156,18 +156,18 @@ class LiveCatalogue:
         return StoredItem(item_id, stored.sequence, body, True, placed, stored.source_version, stored.at)
 
     async def changes(self, after: int, limit: int) -> Sequence[Operation]:
-        """Operations after a sequence, ascending, at most `limit`: of each id the last one at least, and it holds all that is known of the
-        item. Raises ChangesGone (410) where a follower that has everything up to `after` cannot go on from what is kept."""
+        """Operations after a sequence, ascending, at most `limit`; of each id at least the last one, whose body is complete. Raises
+        ChangesGone (410) if a follower that has everything up to `after` cannot continue from this journal."""
         if after > await self.committed():
             raise ChangesGone(f"after: there is no operation {after} yet; was a backup put in place?")
         return await self._read(self.journal.since, after, limit)
 
     async def committed(self) -> int:
-        """The last operation that this host has committed, whichever worker did. Raises NotWritable where it cannot be read."""
+        """The last operation that any worker of this host has committed. Raises NotWritable if it cannot be read."""
         return await self._read(self.journal.last_sequence)
 
     async def dropped(self) -> int:
-        """See `Journal.dropped`. A follower that copied an item before that delete, and not the delete, must begin anew."""
+        """See `Journal.dropped`. A follower that copied an item before that delete, but not the delete, must copy everything again."""
         try:
             return await asyncio.to_thread(self.journal.dropped)
         except JournalError as error:
@@ -177,7 +177,7 @@ class LiveCatalogue:
         return await self._read(self.journal.identity)
 
     async def _read(self, read: Callable[..., T], *values: object) -> T:
-        """What the journal says. Raises NotWritable where it says nothing, or not in time."""
+        """Read the journal. Raises NotWritable if it cannot be read, or not in time."""
         try:
             async with asyncio.timeout(READ_S):
                 return await asyncio.get_running_loop().run_in_executor(self._reader, read, *values)
@@ -191,17 +191,17 @@ class LiveCatalogue:
         default, thread = self._default(), self.thread
         reason = thread.reason or (None if default is None else default.refused)
         if self._follows is not None:
-            reason = f"follows {self._follows}" + ("" if self._not_following is None else f", but: {self._not_following}")
+            reason = f"follows {self._follows}" + ("" if self._follow_failure is None else f", but: {self._follow_failure}")
         items, tombstones = (0, 0) if default is None else (default.state.live_items, default.state.tombstones)
         return CatalogueStatus(thread.applied, 0 if default is None else default.sequence, items, tombstones, self.capacity, reason)
 
     def applied(self, version: int) -> int:
-        """The operation up to which answers of this worker's `version` hold everything. Cheap: every retrieval asks for it."""
-        found = self.thread.versions.get(version)
-        return NOWHERE if found is None else found.sequence
+        """The operation up to which this worker's answers of a version hold all operations. Cheap: every retrieval calls it."""
+        live = self.thread.versions.get(version)
+        return NOWHERE if live is None else live.sequence
 
     async def reached(self, version: int, sequence: int, deadline: float) -> bool:
-        """Wait until `applied(version)` is at least `sequence`; False where that is not so by `deadline` (of time.perf_counter())."""
+        """Wait until `applied(version)` is at least `sequence`; False if it is not by `deadline` (of time.perf_counter())."""
         event = asyncio.Event()
         self._waiters[event] = asyncio.get_running_loop()
         try:
@@ -227,7 +227,7 @@ class LiveCatalogue:
     # -- the journal's thread and the loader ----------------------------------------------------------------------------
 
     def join(self, version: LiveVersion) -> None:
-        """Bring a version that is about to serve up to date, and keep it so. Blocks; operations that cannot be read are left out so far."""
+        """Bring a version that is about to serve up to date, and keep it so. Blocks. Skips operations that cannot be read yet."""
         if version.refused is None and self.journal.exists():
             try:
                 self.journal.check()
@@ -239,17 +239,17 @@ class LiveCatalogue:
     # -- a host that follows --------------------------------------------------------------------------------------------
 
     def note(self, behind: int | None, failure: str | None = None) -> None:
-        """How far this host is behind the one that it follows, and why it does not follow."""
-        self._not_following = failure
+        """Note how far this host is behind the host that it follows, and why it fails to follow."""
+        self._follow_failure = failure
         if behind is not None:
             self._metrics.lag(behind)
 
     def copied(self) -> None:
-        """Operations of the journal that this host follows were committed here: have all workers apply them."""
+        """Have all workers apply operations that were copied from the followed host and committed here."""
         self._notices.committed(self.model)
         self.thread.look()
 
-    def _applied_more(self) -> None:
+    def _on_apply(self) -> None:
         for event, loop in list(self._waiters.items()):
             with suppress(RuntimeError):  # the loop has closed
                 loop.call_soon_threadsafe(event.set)
@@ -264,18 +264,18 @@ class LiveCatalogue:
         self._reader.shutdown(wait=False, cancel_futures=True)
 
 
-def _checked(operation: Put | Delete, condition: Condition, default: LiveVersion) -> Write | EspalierError:
-    """An operation as a write; an error where its fields are not those of the version's items."""
+def _checked(request: Put | Delete, condition: Condition, default: LiveVersion) -> Write | EspalierError:
+    """A request as a write, or an error if its fields do not fit the version's columns."""
     try:
-        if operation.body.fields is not None:
-            default.columns.typed(operation.body.fields)
+        if request.body.fields is not None:
+            default.columns.typed(request.body.fields)
     except EspalierError as error:
         return error
-    return Write(operation, condition)
+    return Write(request, condition)
 
 
 def _outcome(write: Write) -> Outcome | EspalierError:
-    """What became of a write that is finished, or was waited for long enough. Raises what is nobody's mistake."""
+    """The outcome or the error of a write that is finished or has timed out. Raises unexpected errors."""
     if write.outcome.cancelled():
         return NotWritable("It waited too long for the writes before it. Nothing was written; retrieval goes on.")
     if not write.outcome.done():

@@ -1,4 +1,4 @@
-"""What the routes of a live catalogue and the catalogue say to each other: operations in, outcomes out.
+"""The types between the routes of a live catalogue and the catalogue: requests and outcomes.
 
 The routes parse requests into `Put` and `Delete`, within limits. The catalogue decides, stores, applies and answers.
 """
@@ -14,10 +14,10 @@ from ..entity_tags import Condition
 
 OutcomeKind = Literal["inserted", "updated", "unchanged", "stale", "deleted"]
 NOWHERE = 0
-"""Sequence of a trained item that no operation has named, and of a catalogue without operations. The first operation has 1."""
+"""Sequence of a trained item without operations, and of a catalogue without operations. The first operation has 1."""
 ALWAYS = Condition()
-"""An operation without If-Match and If-None-Match. The catalogue calls `condition.check(tag_of(sequence), "item")` under the writer's lock,
-so that no other operation comes between; with None instead of a tag where there is no such item, or it was deleted."""
+"""A request without If-Match and If-None-Match. The catalogue calls `condition.check(tag_of(sequence), "item")` under the writer's lock, so
+that no other operation comes between. The tag is None if there is no such item, or it was deleted."""
 
 
 def tag_of(sequence: int) -> str:
@@ -28,8 +28,8 @@ def tag_of(sequence: int) -> str:
 class Put(NamedTuple):
     """An item to put.
 
-    source_version  of the caller's own record; a lower one than is stored is `stale`
-    lifts_expiry    whether the item loses the `valid_until` that it has, where the body names none
+    source_version  of the caller's record; a put with a lower one than the stored one is `stale`
+    lifts_expiry    whether a body without `valid_until` removes the item's
     """
 
     id: str
@@ -46,14 +46,14 @@ class Delete(NamedTuple):
 
     @property
     def body(self) -> ItemBody:
-        """It says nothing."""
+        """Empty."""
         return NOTHING
 
 
 class Placed(NamedTuple):
-    """Where an item hangs: the version of the model, the parent of its leaf (of a forest in its first tree), and by which evidence.
+    """An item's place in a version: the parent of its leaf (of a forest in the first tree), and the evidence that placed it.
 
-    by  some of `events`, `like`, `text` and `fields`, joined by `+`; `trained` where training placed it
+    by  some of `events`, `like`, `text` and `fields`, joined by `+`; `trained` if training placed it
     """
 
     version: int
@@ -63,13 +63,13 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an operation.
+    """The outcome of a request.
 
-    sequence  of the item's last operation: this one's, or where nothing changed (`unchanged`, `stale`) the one that is stored
-    outcome   `inserted`: there was no such item, or it was deleted; `updated` and `deleted`: there was one; `unchanged`: it was like that
-              already, deleted included; `stale`: what is stored has a higher source_version
-    visible   whether every worker of this service answers by it; False: it is durable, and a worker was still behind after a second
-    placed    None of a deleted item, and while no version serves
+    sequence  of the item's last operation: the one of this request, or if nothing changed (`unchanged`, `stale`) the stored one
+    outcome   `inserted`: there was no such item, or it was deleted; `updated` and `deleted`: there was one; `unchanged`: the item already
+              had that state, also that of a deleted one; `stale`: the stored operation has a higher source_version
+    visible   whether every worker of this service has applied it; False: it is durable, and a worker was still behind after a second
+    placed    None for a deleted item, and while no version serves
     unknown   ids of the evidence that the catalogue does not have, which were skipped
     """
 
@@ -82,12 +82,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class StoredItem:
-    """One item as it is: of training, of the live catalogue, or both.
+    """The present state of one item of training, of the live catalogue, or of both.
 
-    sequence  of its last operation; NOWHERE for a trained item that none has named
-    body      all that is known of it; of a trained item that no operation has named its fields
+    sequence  of its last operation; NOWHERE for a trained item without operations
+    body      everything known of it; for a trained item without operations its fields
     live      whether an operation put it
-    at        Unix time of its last operation, s; None where there was none
+    at        Unix time of its last operation, s; None if there was none
     """
 
     id: str
@@ -101,14 +101,14 @@ class StoredItem:
 
 @dataclass(frozen=True)
 class CatalogueStatus:
-    """How a live catalogue stands.
+    """The status of a live catalogue.
 
     sequence    the last operation that all versions of this worker hold; others may have committed more: see `LiveCatalogue.committed`
-    applied     the operation up to which this worker's default version answers
+    applied     the last operation in the answers of this worker's default version
     items       live items: put since training, and not deleted
     tombstones  trained items that were deleted
     capacity    most live items (ESPALIER_MAX_LIVE)
-    reason      why it takes no writes now; None where it does
+    reason      why it takes no writes now; None: it takes writes
     """
 
     sequence: int = NOWHERE

@@ -21,7 +21,7 @@ from ..watch.metrics import Metrics
 
 
 class LiveCatalogues:
-    """Of a models folder. A catalogue is made with its model, and opens nothing before it is used."""
+    """The catalogues of a models folder. A catalogue is made with its model, and opens no file before it is used."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
@@ -37,25 +37,25 @@ class LiveCatalogues:
         """Make the catalogue of a model."""
         journal = Journal(self._settings.models / model / FILE)
         metrics, settings = LiveMetrics(self._metrics, model), self._settings
-        made = LiveCatalogue(model, journal, self.notices, metrics, settings.max_live, settings.follow)
-        self._catalogues = self._catalogues | {model: made}
-        return made
+        catalogue = LiveCatalogue(model, journal, self.notices, metrics, settings.max_live, settings.follow)
+        self._catalogues = self._catalogues | {model: catalogue}
+        return catalogue
 
     def of(self, model: str) -> LiveCatalogue:
-        """Cheap: every retrieval asks for it. Raises ModelNotFound."""
+        """The catalogue of a model. Cheap: every retrieval calls it. Raises ModelNotFound."""
         try:
             return self._catalogues[model]
         except KeyError:
             raise ModelNotFound(f"There is no model {model!r}.") from None
 
     def start(self) -> None:
-        """Listen to other workers, before any version is loaded."""
+        """Listen to other workers. To be called before any version is loaded."""
         self.notices.start()
         if self._following is not None:
             self._following.start()
 
     async def stop(self) -> None:
-        """Finish the writes that were taken, and close the journals."""
+        """Finish the submitted writes, and close the journals."""
         if self._following is not None:
             await asyncio.to_thread(self._following.stop)
         await asyncio.gather(*(asyncio.to_thread(catalogue.stop) for catalogue in self._catalogues.values()))

@@ -1,4 +1,4 @@
-"""Compacts a journal that has grown, beside the writes: an item that is written for ever does not fill the disk.
+"""Compacts a journal that has grown, while writes go on, so that endless updates of an item do not fill the disk.
 
 Knows the journal's file. Does not know who writes.
 """
@@ -16,26 +16,26 @@ from espalier.live.journal_upkeep import compact, versions_on_disk
 log = logging.getLogger(__name__)
 
 LEAST_BYTES = 64 << 20
-"""A smaller journal is left as it is."""
+"""Smaller journals are not compacted."""
 
 
 class Compaction:
-    """Of one journal, in a thread of its own; asked for by one thread.
+    """Compacts one journal, in a separate thread. Used by one thread.
 
-    A journal is compacted when it is twice as large as after the last time, and LEAST_BYTES more: all compactions together cost about as
-    much as the writes. Workers of one service may do it at once; that costs time, not operations.
+    A journal is compacted when it is LEAST_BYTES larger than twice its size after the last compaction. So all compactions together cost
+    about as much as the writes. Several workers of a service may compact at the same time; that costs time, but loses no operation.
     """
 
     def __init__(self, file: Path) -> None:
-        self._file, self._from = file, LEAST_BYTES
+        self._file, self._threshold_bytes = file, LEAST_BYTES
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
-        """Begin where the journal has grown. To be called after a commit."""
+        """Begin a compaction if the journal has grown. To be called after a commit."""
         if self._thread is not None and self._thread.is_alive():
             return
         try:
-            if self._file.stat().st_size < self._from:
+            if self._file.stat().st_size < self._threshold_bytes:
                 return
         except OSError:
             return
@@ -43,7 +43,7 @@ class Compaction:
         self._thread.start()
 
     def stop(self) -> None:
-        """Wait until none is under way."""
+        """Wait until no compaction is running."""
         if self._thread is not None:
             self._thread.join()
 
@@ -55,9 +55,9 @@ class Compaction:
                 dropped = compact(journal, versions_on_disk(folder))
             finally:
                 journal.close()
-            self._from = 2 * self._file.stat().st_size + LEAST_BYTES
-            replaced = "%s: its journal is compacted; %d operations were replaced by later ones, %d deletes are held by all versions"
-            log.info(replaced, folder.name, dropped.operations, dropped.tombstones)
+            self._threshold_bytes = 2 * self._file.stat().st_size + LEAST_BYTES
+            compacted = "%s: its journal is compacted; %d operations were replaced by later ones, %d deletes are held by all versions"
+            log.info(compacted, folder.name, dropped.operations, dropped.tombstones)
         except (JournalError, OSError) as error:
-            self._from = 2 * self._from
+            self._threshold_bytes = 2 * self._threshold_bytes
             log.warning("%s: its journal is not compacted: %s", folder.name, error)

@@ -1,7 +1,7 @@
-"""A host that follows another one's live catalogues: it copies the writer's operations into its own journals, under their numbers.
+"""A host that follows another host's live catalogues: it copies the writer's operations into its journals, with their sequence numbers.
 
-One thread a process, and of the processes of a host the one that holds a model's lock file. Operations are durable here before they are
-applied, so a restart goes on where it was. There is one writer and no agreement among hosts: docs/live.md says what a failover is.
+Each process has one thread for this; of the processes of a host, the one that holds a model's lock file copies. Operations are durable here
+before they are applied, so a restart continues where it stopped. There is one writer and no consensus: see failover in docs/live.md.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..live.writer_feed import FeedFailed, WriterFeed
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-"""Between two looks where nothing is new."""
+"""Wait between two polls that found nothing new."""
 MAX_WAIT_S = 30.0
-"""Longest wait after failures, which doubles from POLL_S."""
+"""Longest wait after failures. The wait doubles from POLL_S."""
 LOCK = ".live.following"
-"""A file in a model's folder: who holds its lock follows."""
+"""A file in a model's folder. The process that holds its lock follows."""
 ANOTHER = "Was a backup put in place? Then delete live.db here: all of it is copied again."
 TOO_LATE = "Delete live.db here: all of it is copied again, without what was deleted meanwhile."
 BEHIND = "Nothing is copied until it has more. Does a host answer there that itself follows, or was an older copy of its file put in place?"
@@ -37,15 +37,15 @@ BEHIND = "Nothing is copied until it has more. Does a host answer there that its
 class Following:
     """See the module.
 
-    feed     the writer's
-    folder   of the models
-    copies   by model: what takes its operations; the models that this host has
+    feed        the writer's changes
+    folder      of the models
+    catalogues  returns this host's catalogues by model
     """
 
-    def __init__(self, feed: WriterFeed, folder: Path, copies: Callable[[], Mapping[str, LiveCatalogue]]) -> None:
-        self._feed, self._folder, self._copies = feed, folder, copies
+    def __init__(self, feed: WriterFeed, folder: Path, catalogues: Callable[[], Mapping[str, LiveCatalogue]]) -> None:
+        self._feed, self._folder, self._catalogues = feed, folder, catalogues
         self._locks: dict[str, IO[bytes]] = {}
-        self._failed: dict[str, _Failure] = {}
+        self._failures: dict[str, _Failure] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="following", daemon=True)
 
@@ -53,7 +53,7 @@ class Following:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what is being copied, and end."""
+        """End the thread, after the page that is being copied."""
         self._stop.set()
         self._feed.abort()
         self._thread.join()
@@ -63,51 +63,51 @@ class Following:
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_S):
-            for model, copies in self._copies().items():
-                failure = self._failed.get(model)
+            for model, catalogue in self._catalogues().items():
+                failure = self._failures.get(model)
                 if failure is None or time.monotonic() >= failure.until:
-                    self._look(model, copies)
+                    self._copy_new(model, catalogue)
 
-    def _look(self, model: str, copies: LiveCatalogue) -> None:
-        """Copy what is new of a model."""
+    def _copy_new(self, model: str, catalogue: LiveCatalogue) -> None:
+        """Copy the new operations of a model."""
         try:
-            if self._holds(model):
-                while not self._stop.is_set() and self._copied(model, copies):
+            if self._holds_lock(model):
+                while not self._stop.is_set() and self._copy_page(model, catalogue):
                     pass
         except Exception as error:  # no failure may end this thread
             if self._stop.is_set():
                 return
-            before = self._failed.get(model)
+            last = self._failures.get(model)
             if not isinstance(error, EspalierError | OSError):
                 log.exception("%s: copying operations from %s goes on after", model, self._feed.url)
-            elif before is None or before.text != str(error):
+            elif last is None or last.text != str(error):
                 log.warning("%s: operations are not copied; it is tried again. %s", model, error)
-            wait_s = POLL_S if before is None else min(2 * before.wait_s, MAX_WAIT_S)
-            self._failed[model] = _Failure(str(error), wait_s, time.monotonic() + wait_s)
-            copies.note(None, str(error))
+            wait_s = POLL_S if last is None else min(2 * last.wait_s, MAX_WAIT_S)
+            self._failures[model] = _Failure(str(error), wait_s, time.monotonic() + wait_s)
+            catalogue.note(None, str(error))
         else:
-            if self._failed.pop(model, None) is not None:
+            if self._failures.pop(model, None) is not None:
                 log.info("%s: operations are copied again", model)
 
-    def _copied(self, model: str, copies: LiveCatalogue) -> bool:
-        """Copy one page; whether there may be more."""
-        after, own = copies.journal.last_sequence(), copies.journal.identity()
+    def _copy_page(self, model: str, catalogue: LiveCatalogue) -> bool:
+        """Copy one page. Returns whether there may be more."""
+        after, identity = catalogue.journal.last_sequence(), catalogue.journal.identity()
         page = self._feed.changes(model, after)
-        if after and page.identity is not None and own != page.identity:
+        if after and page.identity is not None and identity != page.identity:
             raise FeedFailed(f"The journal of {self._feed.url} is not the one that was copied here up to operation {after}. {ANOTHER}")
         if page.sequence < after:
             raise FeedFailed(f"{self._feed.url} has {page.sequence} operations, fewer than the {after} that are here. {BEHIND}")
-        if after and page.dropped > max(after, copies.journal.dropped()):
+        if after and page.dropped > max(after, catalogue.journal.dropped()):
             raise FeedFailed(f"{self._feed.url} has dropped deletes up to operation {page.dropped}; {after} were copied here. {TOO_LATE}")
         if page.operations:
-            copy(copies.journal, page.operations, page.identity, page.dropped)
-            copies.copied()
+            copy(catalogue.journal, page.operations, page.identity, page.dropped)
+            catalogue.copied()
             after = page.operations[-1].sequence
-        copies.note(page.sequence - after)
+        catalogue.note(page.sequence - after)
         return bool(page.operations) and after < page.sequence
 
-    def _holds(self, model: str) -> bool:
-        """Whether this process is the one that follows; it stays so until it ends."""
+    def _holds_lock(self, model: str) -> bool:
+        """Whether this process follows a model. Takes the lock if it is free, and holds it until the process ends."""
         if model not in self._locks:
             lock = (self._folder / model / LOCK).open("ab")
             try:
@@ -120,7 +120,7 @@ class Following:
 
 
 def copy(journal: Journal, operations: Sequence[Operation], identity: str | None, dropped: int = 0) -> None:
-    """Commit operations of another journal under their numbers, but those that are here already.
+    """Commit operations of another journal with their sequence numbers, except those that are here already.
 
     identity  of that journal; dropped: the last delete that is missing there. Raises JournalError.
     """
@@ -134,7 +134,7 @@ def copy(journal: Journal, operations: Sequence[Operation], identity: str | None
 
 
 class _Failure(NamedTuple):
-    """text; wait_s: until the next attempt; until: when that is, of time.monotonic()."""
+    """An error's text, the wait until the next attempt, and the time of that attempt, of time.monotonic()."""
 
     text: str
     wait_s: float

@@ -1,7 +1,6 @@
-"""What becomes of a group of writes, decided inside the transaction that stores them.
+"""Decides a group of writes, inside the transaction that stores them.
 
-Each write is looked at after those before it, and no id comes twice in a group. Knows
-the journal's transaction and the versions. Does not know threads or HTTP.
+They are decided in order; no id comes twice in a group. Knows the journal's transaction and the versions. Does not know threads or HTTP.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from espalier.errors import EspalierError, InvalidInput, JournalError
 from espalier.live.items import characters_of
@@ -25,14 +25,14 @@ from ..live.live_version import LiveVersion
 from ..live.slots import Slots
 
 MAX_CHARACTERS = 1 << 28
-"""Characters of all fields of live and changed items of one model: every worker holds them."""
+"""Most characters of all fields of live and changed items of one model. Every worker holds them in memory."""
 MAX_NUMBERS = 1 << 27
-"""Numbers of the rows of all live leaves of one version: rows of linear models may have a weight for every feature of their evidence."""
+"""Most numbers in the rows of all live leaves of a version. Rows of linear models may have a weight for each feature of their evidence."""
 EVIDENCE = "`events`, `like` or `text`: the item is new, and nothing says where it belongs"
 
 
 class EvidenceNeeded(EspalierError):
-    """A write must be placed by what is stored of its item, because its place was given up. operation: with all that is known of it."""
+    """A write must be placed by the stored evidence of its item. operation: the item's, with everything known of it."""
 
     def __init__(self, operation: Operation) -> None:
         super().__init__(f"{operation.id!r} must be placed by operation {operation.sequence}")
@@ -43,14 +43,14 @@ class EvidenceNeeded(EspalierError):
 class Write:
     """One write that waits for the journal's thread.
 
-    outcome     set when all workers answer by it
-    candidates  by version: where the item may go; empty where nothing new says so
+    outcome     set when all workers have applied it
+    candidates  of the item, by version; empty for a request without new evidence
     unknown     ids of its evidence that the catalogue does not have
-    evidence    what it is placed by in place of its own body
-    attempts    how often it was placed by that
+    evidence    the stored body by which it is placed; None: the request's body
+    attempts    how often it was placed by stored evidence
     """
 
-    what: Put | Delete
+    request: Put | Delete
     condition: Condition = ALWAYS
     outcome: Future[Outcome] = field(default_factory=Future)
     candidates: Mapping[int, Candidates] = field(default_factory=dict)
@@ -59,11 +59,18 @@ class Write:
     attempts: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class Decided:
-    """A write that is stored, or need not be.
+class Refusal(NamedTuple):
+    """A write that is not taken."""
 
-    operation   that was appended; None where nothing changes
+    write: Write
+    error: Exception
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A write that is stored, or changes nothing.
+
+    operation   the appended one; None if nothing changes
     placements  by version
     """
 
@@ -77,85 +84,86 @@ class Decided:
 class Group:
     """Decides the writes of one transaction.
 
-    versions  those that serve, by number; default: the one whose columns and items decide, None where none serves
-    most      live items
+    versions  those that serve, by number; default: its columns and items decide; None if no version serves
+    capacity  most live items
     now       seconds since 1970
     """
 
     def __init__(
-        self, transaction: Transaction, versions: Mapping[int, LiveVersion], default: LiveVersion | None, most: int, now: float
+        self, transaction: Transaction, versions: Mapping[int, LiveVersion], default: LiveVersion | None, capacity: int, now: float
     ) -> None:
-        self._transaction, self._versions, self._default, self._most, self._now = transaction, versions, default, most, now
+        self._transaction, self._versions, self._default, self._capacity, self._now = transaction, versions, default, capacity, now
         self._slots = {number: Slots(version.state) for number, version in versions.items()}
-        self._characters = self._numbers = 0  # that fields and rows of the group's items may add
-        self._new = 0  # live leaves that the default version has more since the group began
-        # the first operation of a new journal beside a version that holds operations of an earlier one
-        self._first = 1 + max((version.through for version in versions.values()), default=0)
-        self._unseen: set[str] = set()  # ids that need a handle
+        self._characters = self._numbers = 0  # upper bounds of what the group's items add in fields and rows
+        self._added_leaves = 0  # live leaves that the group adds to the default version
+        # a new journal beside a version that holds operations of an earlier journal continues behind these
+        self._first_sequence = 1 + max((version.through for version in versions.values()), default=0)
+        self._new_ids: set[str] = set()  # ids that need a handle
         self._stored: dict[str, Operation] = {}
 
-    def decide(self, writes: Sequence[Write]) -> list[Decided | tuple[Write, EspalierError]]:
-        """What becomes of each write: an operation is appended, nothing changes, or an error."""
-        ids = [write.what.id for write in writes]
+    def decide(self, writes: Sequence[Write]) -> list[Decision | Refusal]:
+        """The decision on each write, or why it is refused. Appends the operations."""
+        ids = [write.request.id for write in writes]
         self._stored = self._transaction.read(ids)
         for version in self._versions.values():
-            version.bundle.items.rows_of(ids)  # which it remembers; one by one takes longer
-        found: list[Decided | tuple[Write, EspalierError]] = []
+            version.bundle.items.rows_of(ids)  # fills its cache; one call is faster than one for each id
+        results: list[Decision | Refusal] = []
         for write in writes:
             try:
-                found.append(self._put(write, write.what) if isinstance(write.what, Put) else self._delete(write, write.what))
+                results.append(self._put(write, write.request) if isinstance(write.request, Put) else self._delete(write, write.request))
             except JournalError:  # the whole transaction has failed
                 raise
             except EspalierError as error:
-                found.append((write, error))
-        return found
+                results.append(Refusal(write, error))
+        return results
 
-    def _put(self, write: Write, put: Put) -> Decided:
-        stored, exists = self._now_stored(put.id)
+    def _put(self, write: Write, put: Put) -> Decision:
+        stored, exists = self._stored_state(put.id)
         self._check(write, stored, exists)
         if stored is not None and _is_stale(put.source_version, stored):
-            return Decided(write, "stale", stored.sequence)
+            return Decision(write, "stale", stored.sequence)
         body, source_version = put.body, put.source_version
         if stored is not None and stored.kind == "put":
-            is_kept = exists and not put.lifts_expiry  # an item whose time has passed comes back without it
-            body = body.over(stored.body if is_kept else replace(stored.body, valid_until=None))
+            keeps_expiry = exists and not put.lifts_expiry  # an expired item comes back without its expiry
+            body = body.over(stored.body if keeps_expiry else replace(stored.body, valid_until=None))
             source_version = stored.source_version if source_version is None else source_version
         operation = Operation(0, put.id, "put", body, source_version, self._now)
         if stored is not None and exists and operation.same_state(stored):
-            return Decided(write, "unchanged", stored.sequence)
+            return Decision(write, "unchanged", stored.sequence)
         placements: dict[int, tuple[Placement, ...]] = {}
         try:
             for number, version in self._versions.items():
-                placements[number] = self._placed(write, operation, stored, version)
-            is_unseen = self._checked_handle(operation.id)
+                placements[number] = self._placements(write, operation, stored, version)
+            is_new_id = self._check_handles(operation.id)
             characters, numbers, leaves = self._checked_room(operation, placements)
-            decided = self._append(write, operation, "updated" if exists else "inserted", placements)
+            decision = self._append(write, operation, "updated" if exists else "inserted", placements)
         except EspalierError:
-            for number, own in placements.items():
-                self._slots[number].give_back(own)
+            for number, promised in placements.items():
+                self._slots[number].give_back(promised)
             raise
-        self._characters, self._numbers, self._new = self._characters + characters, self._numbers + numbers, self._new + leaves
-        if is_unseen:
-            self._unseen.add(operation.id)
-        return decided
+        self._characters, self._numbers = self._characters + characters, self._numbers + numbers
+        self._added_leaves += leaves
+        if is_new_id:
+            self._new_ids.add(operation.id)
+        return decision
 
-    def _delete(self, write: Write, delete: Delete) -> Decided:
-        stored, exists = self._now_stored(delete.id)
+    def _delete(self, write: Write, delete: Delete) -> Decision:
+        stored, exists = self._stored_state(delete.id)
         self._check(write, stored, exists)
         if stored is None and not exists:
             raise ItemNotFound(f"There is no item {delete.id!r}.")
         if stored is not None and _is_stale(delete.source_version, stored):
-            return Decided(write, "stale", stored.sequence)
+            return Decision(write, "stale", stored.sequence)
         if stored is not None and not exists:
-            return Decided(write, "unchanged", stored.sequence)
-        kept = stored.source_version if stored is not None and delete.source_version is None else delete.source_version
-        decided = self._append(write, Operation(0, delete.id, "delete", source_version=kept, at=self._now), "deleted", {})
+            return Decision(write, "unchanged", stored.sequence)
+        source_version = stored.source_version if stored is not None and delete.source_version is None else delete.source_version
+        decision = self._append(write, Operation(0, delete.id, "delete", source_version=source_version, at=self._now), "deleted", {})
         if self._default is not None and self._default.state.live_leaf_of(delete.id) is not None:
-            self._new -= 1
-        return decided
+            self._added_leaves -= 1
+        return decision
 
-    def _now_stored(self, item_id: str) -> tuple[Operation | None, bool]:
-        """The last operation of an id, and whether there is such an item now."""
+    def _stored_state(self, item_id: str) -> tuple[Operation | None, bool]:
+        """The last operation of an id, and whether the item exists now."""
         stored = self._stored.get(item_id)
         if stored is None:
             return None, self._default is not None and self._default.is_trained(item_id)
@@ -166,24 +174,24 @@ class Group:
             sequence = NOWHERE if stored is None else stored.sequence
             write.condition.check(tag_of(sequence) if exists else None, "item")
 
-    def _placed(self, write: Write, operation: Operation, stored: Operation | None, version: LiveVersion) -> tuple[Placement, ...]:
-        """The item's leaves in a version; none where its row is the trained one, or is not known yet."""
+    def _placements(self, write: Write, operation: Operation, stored: Operation | None, version: LiveVersion) -> tuple[Placement, ...]:
+        """The item's leaves in a version; empty if it keeps its trained row, or if its row is not known yet."""
         slots, item_id = self._slots[version.version], operation.id
         candidates = write.candidates.get(version.version)
         if candidates is not None:
-            evidence = write.evidence or write.what.body
+            evidence = write.evidence or write.request.body
             if operation.body.has_evidence and not evidence.has_evidence:
-                raise EvidenceNeeded(operation)  # its new fields have placed it, but more is stored of it
+                raise EvidenceNeeded(operation)  # it was placed by its new fields alone, but more evidence is stored
             if operation.body.count != evidence.count:
-                raise EvidenceNeeded(operation)  # its row says how popular it is, which is stored
+                raise EvidenceNeeded(operation)  # its row depends on the stored count
             return slots.place(item_id, candidates)
         if not write.candidates and stored is not None and stored.kind == "put":
             by_fields = version.takes_fields and bool(operation.body.fields) and not version.is_trained(item_id)
             if write.evidence is None and operation.body.count != stored.body.count and (operation.body.has_evidence or by_fields):
                 raise EvidenceNeeded(operation)
-            before = self._transaction.placements(version.version, [stored.sequence]).get(stored.sequence)
-            if before:
-                return slots.keep(item_id, before)
+            stored_placements = self._transaction.placements(version.version, [stored.sequence]).get(stored.sequence)
+            if stored_placements:
+                return slots.keep(item_id, stored_placements)
         if version is self._default and not version.is_trained(item_id):
             if operation.body.has_evidence and write.evidence is None:
                 raise EvidenceNeeded(operation)
@@ -191,7 +199,7 @@ class Group:
         return ()
 
     def _checked_room(self, operation: Operation, placements: Mapping[int, tuple[Placement, ...]]) -> tuple[int, int, int]:
-        """The characters, numbers and live leaves that are added to the default version. Raises CatalogueFull where it has no room."""
+        """The characters, numbers and live leaves that are added to the default version. Raises CatalogueFull if it has no room."""
         if self._default is None:
             return 0, 0, 0
         state, characters = self._default.state, characters_of(operation.body.fields)
@@ -202,23 +210,25 @@ class Group:
         if numbers and state.numbers + self._numbers + numbers > MAX_NUMBERS:
             raise CatalogueFull(f"The rows of live items have {MAX_NUMBERS} numbers together; fold them into a version. Deletes are taken.")
         leaves = int(bool(placements.get(self._default.version)) and state.live_leaf_of(operation.id) is None)
-        if leaves and state.live_items + self._new >= self._most:
-            raise CatalogueFull(f"There are {self._most} live items (ESPALIER_MAX_LIVE); fold them into a version. Deletes are taken.")
+        if leaves and state.live_items + self._added_leaves >= self._capacity:
+            raise CatalogueFull(f"There are {self._capacity} live items (ESPALIER_MAX_LIVE); fold them into a version. Deletes are taken.")
         return characters, numbers, leaves
 
-    def _append(self, write: Write, operation: Operation, outcome: OutcomeKind, placements: Mapping[int, tuple[Placement, ...]]) -> Decided:
-        if self._transaction.last_sequence() + 1 < self._first:
-            operation = replace(operation, sequence=self._first)
+    def _append(
+        self, write: Write, operation: Operation, outcome: OutcomeKind, placements: Mapping[int, tuple[Placement, ...]]
+    ) -> Decision:
+        if self._transaction.last_sequence() + 1 < self._first_sequence:
+            operation = replace(operation, sequence=self._first_sequence)
         stored = self._transaction.append(operation, placements)
-        return Decided(write, outcome, stored.sequence, stored, placements)
+        return Decision(write, outcome, stored.sequence, stored, placements)
 
-    def _checked_handle(self, item_id: str) -> bool:
-        """Whether an id is new to a version of this process. Raises CatalogueFull where one has seen too many for another."""
-        unseen = [table for version in self._versions.values() if (table := version.state.table).entry(item_id) is None]
-        if any(table.handles + len(self._unseen) >= MAX_HANDLES for table in unseen):
+    def _check_handles(self, item_id: str) -> bool:
+        """Whether an id is new to a version of this process. Raises CatalogueFull if such a version has no handle left."""
+        tables = [table for version in self._versions.values() if (table := version.state.table).entry(item_id) is None]
+        if any(table.handles + len(self._new_ids) >= MAX_HANDLES for table in tables):
             full = f"{MAX_HANDLES} ids were put or deleted since the version was trained; fold them into a version. Deletes are taken."
             raise CatalogueFull(full)
-        return bool(unseen)
+        return bool(tables)
 
 
 def _is_stale(source_version: int | None, stored: Operation) -> bool:

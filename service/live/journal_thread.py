@@ -1,7 +1,7 @@
 """The thread of one model that writes its journal, follows what others write, and applies both to the versions of this process.
 
-Writes that wait are placed together, then committed together. Nothing else changes a version that serves. Knows the journal, versions and
-the other workers. Does not know requests: catalogue.py does.
+Waiting writes are placed together, then committed together. Nothing else changes a version that serves. Knows the journal, versions and
+the other workers. Does not know how requests wait: catalogue.py does.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from espalier.errors import EspalierError, InvalidData, JournalBusy, JournalError
+from espalier.errors import InvalidData, JournalBusy, JournalError
 from espalier.live.journal import Journal, Transaction
-from espalier.live.journal_messages import read_message
+from espalier.live.journal_messages import PlacedOperation, read_message
 from espalier.live.operations import Operation
 
 from ..errors import BeingChanged, NotReady, NotWritable
 from ..live.catalogue_types import Outcome, Placed
 from ..live.compaction import Compaction
-from ..live.group import Decided, EvidenceNeeded, Group, Write
+from ..live.group import Decision, EvidenceNeeded, Group, Refusal, Write
 from ..live.live_version import LiveVersion, placed_by
 from ..live.notices import UNSEEN, Notices
-from ..live.placing import named_by, placed
+from ..live.placing import named_by, with_candidates
 from ..live.progress_pages import UNKNOWN
 from ..live.replay import Store, Stored, apply_all, replay
 
@@ -40,70 +40,70 @@ T = TypeVar("T")
 GROUP = 256
 """Most writes of one commit."""
 ATTEMPTS = 3
-"""How often a write is placed anew because its item changed meanwhile."""
+"""How often a write is placed again because its item changed meanwhile."""
 PAGE = 1000
 """Operations that are read at a time."""
 VISIBLE_S = 1.0
 """How long the other workers have to follow before a write is answered 202."""
 TOGETHER, LONGEST_PAUSE_S = 4, 0.02
-"""While a write waits when a smaller group ends, so that writes come faster than they are committed one by one, the next group begins when
-as much time has passed as the last one took, or when so many wait: what a group costs beside its writes is most of what a few cost."""
+"""If a write waits when a group of fewer than TOGETHER writes ends, writes come faster than they can be committed one by one. Then the next
+group begins when as much time has passed as the last one took, or TOGETHER writes wait: most of a small group's cost is per group."""
 IDLE_S = 0.5
-"""Longest sleep while an item may expire: the clock may be set."""
+"""Longest sleep while an item may expire, because the clock may be set."""
 
-Waiting = Write | Callable[[], None]
+Job = Write | Callable[[], None]
 
 
 class JournalThread:
-    """Started by the first write, or by the first version where there is a journal.
+    """Started by the first job.
 
-    most      live items
-    on_apply  called after a new snapshot, or a new remark, from this thread; on_lag: with how many operations are to be applied
+    capacity  most live items
+    on_apply  called from this thread after a new snapshot or a change of `reason`; on_lag: with the number of operations to be applied
     versions  those of `served` that take live items
-    default   the number of the version that decides what an item may be
-    reason    why the journal takes no writes, or cannot be followed; None where it does
-    applied   the last operation that all versions of this process answer by
-    progress  grows with each thing that it begins, leaves out, refuses or has committed
+    default   returns the number of the version whose columns and items decide about writes
+    reason    why the journal takes no writes, or cannot be followed; None: it does
+    applied   the last operation that all versions of this process hold
+    progress  counts the jobs that it has begun, skipped, refused or committed
     """
 
     def __init__(
-        self, model: str, journal: Journal, notices: Notices, most: int, on_apply: Callable[[], None], on_lag: Callable[[int], None]
+        self, model: str, journal: Journal, notices: Notices, capacity: int, on_apply: Callable[[], None], on_lag: Callable[[int], None]
     ) -> None:
-        self.model, self.journal, self._notices, self._most = model, journal, notices, most
+        self.model, self.journal, self._notices, self._capacity = model, journal, notices, capacity
         self._on_apply, self._on_lag = on_apply, on_lag
-        self._joined: tuple[LiveVersion, ...] = ()  # one that is opened anew is there twice for a moment
+        self._joined_versions: tuple[LiveVersion, ...] = ()  # a version that is opened anew is in it twice for a moment
         self.served: dict[int, LiveVersion] = {}  # by number; replaced as a whole, as is `versions`
         self.versions: dict[int, LiveVersion] = {}
         self.default: Callable[[], int | None] = lambda: None
         self.reason: str | None = None
         self.applied = self.progress = 0
-        self._waiting: SimpleQueue[Waiting | None] = SimpleQueue()
-        self._held: deque[Waiting | None] = deque()  # taken from the queue and put back: it comes before what waits
-        self._looks = False
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()  # None ends the thread
+        self._put_back: deque[Job | None] = deque()  # taken from the queue and put back: these come before those in the queue
+        self._catch_up_queued = False
         self._begin_at = -math.inf  # when the next group may begin, of time.monotonic
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._stopped = self._unreadable = False
-        self._visible = _Visible(model, notices)
+        self._answering = _AnsweringThread(model, notices)
         self._compaction = Compaction(journal.file)
 
     # -- from any thread ------------------------------------------------------------------------------------------------
 
     def submit(self, writes: Sequence[Write]) -> None:
-        """Commit writes, soon, in the order in which they came; their outcomes say what became of them.
+        """Have writes committed in their order. The thread sets their outcomes.
 
-        A write whose outcome is cancelled before the thread takes it is not done.
+        A write whose outcome is cancelled before the thread takes it is skipped.
         """
         self._enqueue(*writes)
 
     def look(self) -> None:
-        """Another process may have committed something."""
-        if not self._looks and not self._stopped and (self._thread is not None or self.journal.exists()):
-            self._looks = True
+        """Have the operations applied that another process may have committed."""
+        if not self._catch_up_queued and not self._stopped and (self._thread is not None or self.journal.exists()):
+            self._catch_up_queued = True
             self._enqueue(self._catch_up)
 
     def call(self, work: Callable[[], T]) -> T:
-        """Do something between two turns of the thread, and return what it returns."""
+        """Call a function between two turns of the thread, and return its result."""
         done: Future[T] = Future()
 
         def job() -> None:
@@ -115,41 +115,41 @@ class JournalThread:
         self._enqueue(job)
         return done.result()
 
-    def store(self, version: int, places: Stored) -> Stored:
-        """A `Store` for a loader: this thread locks the journal, because a loader's low priority could hold up every writer."""
-        return self.call(lambda: self.journal.store_placements(version, places))
+    def store(self, version: int, placements: Stored) -> Stored:
+        """A `Store` for a loader: this thread locks the journal, because a loader's low priority could block every writer."""
+        return self.call(lambda: self.journal.store_placements(version, placements))
 
     def join(self, version: LiveVersion) -> None:
-        """Apply what is committed to a version from now on. It has been brought almost up to date."""
+        """Apply operations to a version from now on. It has been brought almost up to date."""
         self.call(lambda: self._join(version))
 
     def leave(self, version: LiveVersion) -> None:
-        """Apply nothing to a version any more."""
+        """Apply no more operations to a version."""
         if self._thread is None:
             self._drop(version)
         else:
-            self._waiting.put(lambda: self._drop(version))
+            self._queue.put(lambda: self._drop(version))
 
     def stop(self) -> None:
-        """Finish what was submitted, and end."""
+        """Finish the submitted writes, and end."""
         with self._starting:
             self._stopped = True
-            self._waiting.put(None)
+            self._queue.put(None)
         if self._thread is not None:
             self._thread.join()
-        self._visible.stop()
+        self._answering.stop()
         self._compaction.stop()
         self.journal.close()
 
-    def _enqueue(self, *waiting: Waiting) -> None:
-        with self._starting:  # nothing comes behind the end
+    def _enqueue(self, *jobs: Job) -> None:
+        with self._starting:  # no job may be queued behind the end
             if self._stopped:
                 raise NotReady("The service is shutting down.")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"live-{self.model}", daemon=True)
                 self._thread.start()
-            for found in waiting:
-                self._waiting.put(found)
+            for job in jobs:
+                self._queue.put(job)
 
     # -- the thread -----------------------------------------------------------------------------------------------------
 
@@ -174,145 +174,139 @@ class JournalThread:
             began = time.monotonic()
             group = self._group(first)
             self._commit(group)
-            if len(group) < TOGETHER and not self._held and not self._waiting.empty():  # what is held would make the next one no larger
+            if len(group) < TOGETHER and not self._put_back and not self._queue.empty():  # jobs put back do not enlarge the next group
                 ended = time.monotonic()
                 self._begin_at = ended + min(ended - began, LONGEST_PAUSE_S)
         now = time.time()
-        for version in self._joined:
+        for version in self._joined_versions:
             version.expire(now)
         return True
 
-    def _next(self) -> Waiting | None:
-        """What waits; a call of nothing when nothing did until an item may expire; None at the end."""
-        next_expiry = min((version.next_expiry() for version in self._joined), default=math.inf)
+    def _next(self) -> Job | None:
+        """The next job; an empty one if none came until an item may expire; None at the end."""
+        next_expiry = min((version.next_expiry() for version in self._joined_versions), default=math.inf)
         timeout = None if next_expiry == math.inf else min(max(next_expiry - time.time(), 0.0), IDLE_S)
         try:
             return self._take(timeout)
         except Empty:
-            return _nothing
+            return lambda: None
 
-    def _take(self, timeout: float | None = 0.0) -> Waiting | None:
-        """What waits and came first. Raises Empty when nothing does. A write that nobody waits for any more is left out."""
+    def _take(self, timeout: float | None = 0.0) -> Job | None:
+        """The first waiting job. Raises Empty if there is none. Skips writes whose outcome is cancelled."""
         while True:
-            found = self._held.popleft() if self._held else self._waiting.get(timeout=timeout)
-            is_wanted = not isinstance(found, Write) or found.outcome.running() or found.outcome.set_running_or_notify_cancel()
+            job = self._put_back.popleft() if self._put_back else self._queue.get(timeout=timeout)
+            is_wanted = not isinstance(job, Write) or job.outcome.running() or job.outcome.set_running_or_notify_cancel()
             self.progress += 1
             if is_wanted:
-                return found
+                return job
 
     def _pause(self, first: Write) -> None:
-        """Let more writes come to one that waits. What others have committed is applied meanwhile, because they wait for it."""
-        waiting: list[Waiting | None] = [first]
+        """Wait for more writes to join a write. Meanwhile apply the operations of other workers, because these wait for it."""
+        jobs: list[Job | None] = [first]
         try:
-            while isinstance(waiting[-1], Write) and len(waiting) < TOGETHER and (left_s := self._begin_at - time.monotonic()) > 0:
-                found = self._take(left_s)
-                if found == self._catch_up:
+            while isinstance(jobs[-1], Write) and len(jobs) < TOGETHER and (left_s := self._begin_at - time.monotonic()) > 0:
+                job = self._take(left_s)
+                if job == self._catch_up:
                     self._catch_up()
                 else:
-                    waiting.append(found)
+                    jobs.append(job)
         except Empty:
             pass
         finally:
             self._begin_at = -math.inf
-            self._held.extendleft(reversed(waiting))
+            self._put_back.extendleft(reversed(jobs))
 
     def _group(self, first: Write) -> list[Write]:
-        """The writes that wait, up to the first of an item of the group, or that such an item places: it must be there first."""
-        group, ids = [first], {first.what.id}
+        """The waiting writes, up to one of an item of the group, or whose evidence names one: that item must be committed first."""
+        group, ids = [first], {first.request.id}
         while len(group) < GROUP:
             try:
-                found = self._take()
+                job = self._take()
             except Empty:
                 break
-            if not isinstance(found, Write) or found.what.id in ids or not ids.isdisjoint(named_by(found.what.body)):
-                self._held.appendleft(found)
+            if not isinstance(job, Write) or job.request.id in ids or not ids.isdisjoint(named_by(job.request.body)):
+                self._put_back.appendleft(job)
                 break
-            group.append(found)
-            ids.add(found.what.id)
+            group.append(job)
+            ids.add(job.request.id)
         return group
 
-    def _taken(self) -> list[Write]:
-        """All writes that wait; what else waits stays."""
-        waiting: list[Waiting | None] = []
+    def _take_writes(self) -> list[Write]:
+        """All waiting writes. Other jobs stay."""
+        jobs: list[Job | None] = []
         with suppress(Empty):
             while True:
-                waiting.append(self._take())
-        self._held.extend(found for found in waiting if not isinstance(found, Write))
-        return [found for found in waiting if isinstance(found, Write)]
+                jobs.append(self._take())
+        self._put_back.extend(job for job in jobs if not isinstance(job, Write))
+        return [job for job in jobs if isinstance(job, Write)]
 
     def _commit(self, group: list[Write]) -> None:
         default = self._default()
-        writes, failed = placed(group, self.versions.values(), default)
-        if any(isinstance(error, NotReady) for _, error in failed) and self._default() is not default:
-            self._held.extendleft(reversed(group))  # it was dropped meanwhile: the next default places them
+        writes, refusals = with_candidates(group, self.versions.values(), default)
+        if any(isinstance(refusal.error, NotReady) for refusal in refusals) and self._default() is not default:
+            self._put_back.extendleft(reversed(group))  # the default was dropped meanwhile: the next one places them
             return
-        for write, error in failed:
-            self._refuse([write], error)
+        for refusal in refusals:
+            self._refuse([refusal.write], refusal.error)
         if not writes:
             return
         try:
             self._replay()
-            if self._looks:  # others have committed: what they did is applied before the journal is locked, most of it
+            if self._catch_up_queued:  # others have committed: apply most of it before the journal is locked
                 self._catch_up()
             with self.journal.writing() as transaction:
-                self._follow(transaction.last_sequence(), transaction)
+                self._apply_until(transaction.last_sequence(), transaction)
                 now = time.time()
-                for version in self._joined:
+                for version in self._joined_versions:
                     version.expire(now)
-                decided = Group(transaction, self.versions, default, self._most, now).decide(writes)
+                results = Group(transaction, self.versions, default, self._capacity, now).decide(writes)
         except JournalError as error:
             self._remark(str(error))
-            if isinstance(error, JournalBusy):  # nobody waits in turn for a process that does not let go
-                writes += self._taken()
+            if isinstance(error, JournalBusy):  # else each waiting write would wait in turn for the process that holds the lock
+                writes += self._take_writes()
             self._refuse(writes, NotWritable(f"{error}. Retrieval goes on."))
             return
         except Exception as error:
             self._refuse(writes, error)
             raise
         self._remark(None)
-        self.progress += 1  # before anybody sees what was written
-        stored = [found for found in decided if isinstance(found, Decided) and found.operation is not None]
+        self.progress += 1  # before anybody sees the operations
+        decisions = [result for result in results if isinstance(result, Decision)]
+        placed = [PlacedOperation(decision.operation, decision.placements) for decision in decisions if decision.operation is not None]
         try:
-            if stored:
-                self._apply_own(stored)
+            if placed:
+                self._apply_placed(placed)
                 self._notices.committed(self.model, transaction.message.to_bytes())
                 self._compaction.look()
         finally:
-            for found in decided:
-                if isinstance(found, Decided):
-                    self._visible.wait(found.write.outcome, self._outcome(found, default))
-            self._fail([found for found in decided if not isinstance(found, Decided)])
+            for decision in decisions:
+                self._answering.answer(decision.write.outcome, self._outcome(decision, default))
+            self._answer_refusals([result for result in results if isinstance(result, Refusal)])
 
     def _refuse(self, writes: Sequence[Write], error: Exception) -> None:
-        self.progress += 1  # before anybody hears of it
+        self.progress += 1  # before anybody sees the error
         for write in writes:
             write.outcome.set_exception(error)
 
-    def _fail(self, failed: Sequence[tuple[Write, EspalierError]]) -> None:
-        """Answer writes that were not stored. Those that must be placed by all that is known of their items come again, before others."""
-        for write, error in reversed(failed):
+    def _answer_refusals(self, refusals: Sequence[Refusal]) -> None:
+        """Answer refused writes. Those that must be placed by stored evidence are put back, before others."""
+        for write, error in reversed(refusals):
             if not isinstance(error, EvidenceNeeded):
                 write.outcome.set_exception(error)
             elif write.attempts == ATTEMPTS:
-                write.outcome.set_exception(BeingChanged(f"{write.what.id!r} is being changed by others; try again."))
+                write.outcome.set_exception(BeingChanged(f"{write.request.id!r} is being changed by others; try again."))
             else:
-                self._held.appendleft(replace(write, evidence=error.operation.body, attempts=write.attempts + 1))
+                self._put_back.appendleft(replace(write, evidence=error.operation.body, attempts=write.attempts + 1))
 
-    def _apply_own(self, decided: Sequence[Decided]) -> None:
-        """Apply what this process has committed."""
-        operations = [found.operation for found in decided if found.operation is not None]
-        stored = {number: {found.sequence: own for found in decided if (own := found.placements.get(number))} for number in self.versions}
-        self._apply(operations, stored, self.journal.store_placements)
-
-    def _outcome(self, found: Decided, default: LiveVersion | None) -> Outcome:
-        where: Placed | None = None
-        if found.outcome != "deleted" and default is not None:
-            own = found.placements.get(default.version)
-            if own and found.operation is not None:
-                where = Placed(default.version, own[0].parent, placed_by(found.operation))
+    def _outcome(self, decision: Decision, default: LiveVersion | None) -> Outcome:
+        placed: Placed | None = None
+        if decision.outcome != "deleted" and default is not None:
+            placements = decision.placements.get(default.version)
+            if placements and decision.operation is not None:
+                placed = Placed(default.version, placements[0].parent, placed_by(decision.operation))
             else:
-                where = default.placed(found.write.what.id)
-        return Outcome(found.sequence, found.outcome, True, where, found.write.unknown)
+                placed = default.placed(decision.write.request.id)
+        return Outcome(decision.sequence, decision.outcome, True, placed, decision.write.unknown)
 
     def _default(self) -> LiveVersion | None:
         number = self.default()
@@ -321,14 +315,14 @@ class JournalThread:
     # -- applying -------------------------------------------------------------------------------------------------------
 
     def _catch_up(self) -> None:
-        """Apply what other processes have committed."""
-        self._looks = False
+        """Apply the operations that other processes have committed."""
+        self._catch_up_queued = False
         try:
-            if not self._follow_told():
+            if not self._apply_messages():
                 end = self.journal.last_sequence()
                 self._on_lag(max(end - self.applied, 0))
                 self._replay()
-                self._follow(end, self.journal)
+                self._apply_until(end, self.journal)
         except JournalError as error:
             self._remark(str(error))
             self._unreadable = True
@@ -336,38 +330,42 @@ class JournalThread:
         if self._unreadable:
             self._remark(None)
 
-    def _follow_told(self) -> bool:
-        """Apply what other workers have said that they committed. False where the journal must be read: they did not say all."""
-        told = self._notices.told(self.model)
-        if not all(told):
+    def _apply_messages(self) -> bool:
+        """Apply the operations in other workers' messages. False if the journal must be read, because messages are missing or empty."""
+        messages = self._notices.take_messages(self.model)
+        if not all(messages):
             return False
         try:
-            found = [one for message in told for one in read_message(message) if one[0].sequence > self.applied]
+            new = [placed for message in messages for placed in read_message(message) if placed.operation.sequence > self.applied]
         except InvalidData:
             return False
-        if [operation.sequence for operation, _ in found] != [*range(self.applied + 1, self.applied + 1 + len(found))]:
+        if [placed.operation.sequence for placed in new] != [*range(self.applied + 1, self.applied + 1 + len(new))]:
             return False
-        if found:
+        if new:
             self._replay()
-            stored = {number: {one.sequence: places[number] for one, places in found if number in places} for number in self.versions}
-            self._apply([operation for operation, _ in found], stored, self.journal.store_placements)
-        return bool(found)  # what was known already says nothing of what came after it
+            self._apply_placed(new)
+        return bool(new)  # messages of applied operations do not tell whether there are later ones
 
     def _replay(self) -> None:
-        """Give each version what it could not read when it joined. Raises JournalError, and then nothing later may be applied to it."""
-        for version in self._joined:
+        """Apply to each version what it could not read when it joined. Raises JournalError; then nothing later may be applied to it."""
+        for version in self._joined_versions:
             replay(version, self.journal, self.applied)
 
-    def _follow(self, end: int, journal: Journal | Transaction) -> None:
-        """Apply what was committed up to an operation."""
+    def _apply_until(self, end: int, journal: Journal | Transaction) -> None:
+        """Apply the committed operations up to a sequence."""
         while self.applied < end and (operations := journal.since(self.applied, PAGE)):
             sequences = [operation.sequence for operation in operations]
             stored = {number: journal.placements(number, sequences) for number in self.versions}
             self._apply(operations, stored, journal.store_placements)
 
+    def _apply_placed(self, placed: Sequence[PlacedOperation]) -> None:
+        """Apply operations that this process has committed, or that came in messages."""
+        stored = {n: {new.operation.sequence: leaves for new in placed if (leaves := new.placements.get(n))} for n in self.versions}
+        self._apply([operation for operation, _ in placed], stored, self.journal.store_placements)
+
     def _apply(self, operations: Sequence[Operation], stored: Mapping[int, Stored], store: Store) -> None:
-        """Apply operations, in their order, to all versions, and show them. stored: their places by version."""
-        for version in self._joined:
+        """Apply operations, in their order, to all versions, and publish them. stored: their placements by version."""
+        for version in self._joined_versions:
             if version.refused is None:
                 apply_all(version, operations, stored[version.version], store)
                 version.publish()
@@ -384,8 +382,8 @@ class JournalThread:
         if version.refused is None:
             if not self.versions:
                 self.applied = version.sequence
-            self._notices.applied(self.model, self.applied)  # first: whoever commits from now on waits for it
-        self._set_joined((*self._joined, version))
+            self._notices.applied(self.model, self.applied)  # first, so that later commits wait for this worker
+        self._set_joined((*self._joined_versions, version))
         try:
             self._catch_up()
         except BaseException:
@@ -394,17 +392,17 @@ class JournalThread:
         self._on_apply()
 
     def _drop(self, version: LiveVersion) -> None:
-        self._set_joined(tuple(other for other in self._joined if other is not version))
+        self._set_joined(tuple(other for other in self._joined_versions if other is not version))
         if not self.versions:
             self._notices.applied(self.model, None)
 
     def _set_joined(self, joined: tuple[LiveVersion, ...]) -> None:
-        self._joined = joined
+        self._joined_versions = joined
         self.served = {version.version: version for version in joined}
         self.versions = {number: version for number, version in self.served.items() if version.refused is None}
 
     def _remark(self, reason: str | None) -> None:
-        """Note why the journal takes no writes, once."""
+        """Note why the journal takes no writes; None: it does. Logs changes."""
         if reason != self.reason:
             if reason is not None:
                 log.error("%s: the live catalogue takes no writes: %s", self.model, reason)
@@ -415,19 +413,15 @@ class JournalThread:
         self._unreadable = False
 
 
-def _nothing() -> None:
-    """An item may have expired."""
-
-
-class _Visible:
-    """Answers writes once the other workers have applied them, in the order of their sequence."""
+class _AnsweringThread:
+    """Answers writes when the other workers have applied them, in the order of their sequence."""
 
     def __init__(self, model: str, notices: Notices) -> None:
         self._model, self._notices = model, notices
-        self._waiting: SimpleQueue[tuple[Future[Outcome], Outcome, float] | None] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Future[Outcome], Outcome, float] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def wait(self, future: Future[Outcome], outcome: Outcome) -> None:
+    def answer(self, future: Future[Outcome], outcome: Outcome) -> None:
         """Answer a write that this process has applied."""
         if self._notices.folder is None:
             future.set_result(outcome)
@@ -435,21 +429,21 @@ class _Visible:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"visible-{self._model}", daemon=True)
             self._thread.start()
-        self._waiting.put((future, outcome, time.monotonic() + VISIBLE_S))
+        self._answers.put((future, outcome, time.monotonic() + VISIBLE_S))
 
     def stop(self) -> None:
         if self._thread is not None:
-            self._waiting.put(None)
+            self._answers.put(None)
             self._thread.join()
 
     def _run(self) -> None:
         reached = 0
         behind: Mapping[int, int] = {}
-        while (found := self._waiting.get()) is not None:
-            future, outcome, until = found
+        while (answer := self._answers.get()) is not None:
+            future, outcome, until = answer
             if outcome.sequence > reached:
                 left_s = max(until - time.monotonic(), 0.0)
-                try:  # a worker that one write has waited for in vain holds up no other one until it moves
+                try:  # `behind`: later writes do not wait for workers that an earlier write has waited for in vain, until these move
                     behind = self._notices.wait_applied(self._model, outcome.sequence, left_s, behind)
                 except OSError as error:  # no failure may end this thread
                     log.error("%s: the other workers cannot be seen: %s", self._model, error)

@@ -1,8 +1,8 @@
-"""One served version with its live items: what was applied to it, and what its requests see.
+"""One served version with its live items: its state, and the snapshots that its requests see.
 
-Operations are applied by one thread at a time: the loader before the version serves, then that of `journal_thread.py`. Each time the
-engine and later requests get a new snapshot, as a whole. Knows operations and their places. Does not know the journal, nor how a place is
-found.
+Operations are applied by one thread at a time: the loader before the version serves, then that of `journal_thread.py`. Then the engine and
+later requests get a new snapshot, as a whole. Knows operations and their placements. Does not know the journal, nor how placements are
+chosen.
 
 Legend: W rows.
 """
@@ -47,24 +47,24 @@ from ..live.views import View
 log = logging.getLogger(__name__)
 
 REOPENED_AT = MAX_HANDLES // 8 * 7
-"""Ids seen live from which on the version is opened anew, which gives the handles of deleted items back."""
+"""Number of ids seen live at which the version is opened anew, which frees the handles of deleted items."""
 CLOCK_S = 60.0
-"""A clock that goes back by less is no reason to open a version anew: items that expired meanwhile stay away."""
+"""If the clock goes back by less, the version is not opened anew, and items that expired meanwhile stay away."""
 Placements = tuple[Placement, ...]
 TRAINED = "trained"
-"""What placed an item whose row is that of training."""
+"""`Placed.by` of an item with the row of training."""
 FIELDS = "fields"
-"""What placed an item of which nothing else says where it belongs."""
+"""`Placed.by` of an item without evidence but its fields."""
 
 
 class LiveVersion:
     """See the module.
 
-    state    what was applied; requests do not see it before `publish`
+    state    the applied operations; requests do not see them before `publish`
     through  operations up to this one are in the bundle
-    refused  why the version takes no live items; None where it does
-    columns  what fields an item may have
-    parents  where queries lead to in the version, from any thread; until it serves only from the loader's
+    refused  why the version takes no live items; None: it does
+    columns  of an item's fields
+    parents  searches the version for parents, from any thread; until the version serves, only from the loader's
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, filters: ItemFilters) -> None:
@@ -78,25 +78,25 @@ class LiveVersion:
         self.refused = None if self._engine else f"version {self.version} on {engine.name} takes no live items"
         self._filters = filters
         self._lock = threading.RLock()  # held while something is applied
-        self._dropped = False  # its engine searches no more
+        self._dropped = False  # whether its engine searches no more
         self.state = LiveState(bundle)
-        trees, nothing = [alone.tree for alone in bundle.alone], LiveItems(bundle.items)
+        trees, no_live_items = [single.tree for single in bundle.alone], LiveItems(bundle.items)
         self._live_filters = LiveFilters(trees, filters, self.state.table, self.state.touched)
-        self._trained = View(nothing, self.state.overlay(), LiveFilters(trees, filters, nothing, self.state.touched))
-        self._frozen = replace(self._trained, is_frozen=True)
-        self._view = self._trained
-        self._newest = self._trained  # a moment before the engine has it: results are read by it, queries by `_view`
+        self._trained_view = View(no_live_items, self.state.overlay(), LiveFilters(trees, filters, no_live_items, self.state.touched))
+        self._frozen_view = replace(self._trained_view, is_frozen=True)
+        self._view = self._trained_view
+        self._newest = self._trained_view  # set just before the engine has it; results are read with it, queries with `_view`
         self.state.skip_to(self.through)
         self.recent = RecentPuts(bundle.manifest.query.kind)
 
     # -- readers, on any thread -----------------------------------------------------------------------------------------
 
     def view(self, live: bool = True) -> View:
-        """What a request sees that comes now. live: whether it sees live items."""
-        return self._view if live or self.is_empty else self._frozen
+        """The view of a request that comes now. live: whether it sees live items."""
+        return self._view if live or self.is_empty else self._frozen_view
 
     def newest(self) -> View:
-        """What results are read by: every item that the engine may have found has a row in it."""
+        """The view with which results are read: it has a row of every item that the engine may find."""
         return self._newest
 
     @property
@@ -106,7 +106,7 @@ class LiveVersion:
     @property
     def is_empty(self) -> bool:
         """Whether answers are those of the bundle alone."""
-        return self._view is self._trained
+        return self._view is self._trained_view
 
     @property
     def sequence(self) -> int:
@@ -115,17 +115,17 @@ class LiveVersion:
 
     @property
     def applied(self) -> int:
-        """The last operation that was applied, shown or not."""
+        """The last operation that was applied, published or not."""
         return self.state.sequence
 
     @property
     def why_reopen(self) -> str:
-        """Why it must be opened anew; empty: it need not. Many ids that it has seen live are gone, or items went before their time."""
+        """Why it must be opened anew; empty: it need not. Either most handles are of items that are gone, or items expired too early."""
         state = self.state
         if time.time() < state.expired_until - CLOCK_S:
             return "the clock went back, and items had been taken out before their time"
-        there: int = state.live_items + state.tombstones + self._view.overlay.changed.shape[1]
-        has_seen_many = state.table.handles >= REOPENED_AT and state.table.handles - there >= REOPENED_AT // 4
+        used_handles: int = state.live_items + state.tombstones + self._view.overlay.changed.shape[1]
+        has_seen_many = state.table.handles >= REOPENED_AT and state.table.handles - used_handles >= REOPENED_AT // 4
         return "it has seen many items come and go" if has_seen_many else ""
 
     def eligible(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -135,9 +135,9 @@ class LiveVersion:
     # -- the one writer -------------------------------------------------------------------------------------------------
 
     def apply(self, operations: Sequence[Operation], placements: Mapping[int, Placements]) -> None:
-        """Apply operations, in their order; `publish` shows them. One that does not fit the version is left out of it, and logged.
+        """Apply operations, in their order; `publish` shows them. An operation that does not fit the version is skipped and logged.
 
-        placements  their leaves, by sequence; none where an item's row is the trained one
+        placements  by sequence; without items that keep their trained row
         """
         operations = [operation for operation in operations if operation.sequence > self.applied]
         if self.refused is not None or not operations:
@@ -149,8 +149,8 @@ class LiveVersion:
             state, now = self.state, time.time()
             changes = []
             for operation in operations:
-                own = placements.get(operation.sequence, ())
-                changes.append(Change.of(operation, own, self.columns, now, placed_by(operation) if own else TRAINED))
+                of_trees = placements.get(operation.sequence, ())
+                changes.append(Change.of(operation, of_trees, self.columns, now, placed_by(operation) if of_trees else TRAINED))
             left_out: list[str] = []
             while changes:
                 try:
@@ -172,12 +172,12 @@ class LiveVersion:
             with self._lock:
                 self.state.skip_to(sequence)
 
-    def lacks_places(self, operation: Operation) -> bool:
-        """Whether an operation without places needs some.
+    def needs_placements(self, operation: Operation) -> bool:
+        """Whether an operation without placements needs some.
 
-        Not by what was applied before it: who follows the journal has seen the item's earlier operations, who begins with the last ones has
-        not, and both must have the same places. A trained item keeps its row where the evidence may be older than the version: training
-        knew more.
+        That must not depend on earlier operations: a process that follows the journal has applied them, one that replays the last operation
+        of each item has not, and both must have the same placements. A trained item keeps its row if the evidence may be older than the
+        version, because training knew more.
         """
         if operation.kind != "put" or self.refused is not None or self._dropped or operation.has_expired(time.time()):
             return False
@@ -187,44 +187,44 @@ class LiveVersion:
             return is_newer and operation.body.has_evidence
         return True
 
-    def places(self, operations: Sequence[Operation]) -> dict[int, Placements]:
-        """Places of operations by all that is known of their items, by sequence; without those of which that says nothing.
+    def new_placements(self, operations: Sequence[Operation]) -> dict[int, Placements]:
+        """Placements of operations by the evidence in their bodies, by sequence; without operations that cannot be placed.
 
         operations  at least one; none names the item of another
         """
         try:
-            self.publish()  # they may have been placed by items that came just before them
-            found = self.where([(operation.id, operation.body) for operation in operations])
-        except NotReady:  # its engine searches no more; where the version is loaded again, it catches up
+            self.publish()  # their evidence may name items that were applied just before
+            results = self.candidates([(operation.id, operation.body) for operation in operations])
+        except NotReady:  # its engine searches no more; if the version is loaded again, it catches up
             self._dropped = True
             first = operations[0].sequence
             log.info("%s version %d: no operation from %d on: the version is being dropped", self._name, self.version, first)
             return {}
         except EspalierError as error:
-            if len(operations) > 1:  # so that it fails nobody else's
-                return {sequence: own for operation in operations for sequence, own in self.places([operation]).items()}
-            found = [error]
+            if len(operations) > 1:  # one by one, so that others do not fail with it
+                return dict(pair for operation in operations for pair in self.new_placements([operation]).items())
+            results = [error]
         slots, placements = Slots(self.state), dict[int, Placements]()
-        for operation, candidates in zip(operations, found, strict=True):
+        for operation, candidates in zip(operations, results, strict=True):
             try:
                 if isinstance(candidates, EspalierError):
                     raise candidates
-                placements[operation.sequence] = slots.place(operation.id, candidates, late=operation.sequence)
+                placements[operation.sequence] = slots.place(operation.id, candidates, late_sequence=operation.sequence)
             except EspalierError as error:
                 log.warning("%s version %d: operation %d is left out: %s", self._name, self.version, operation.sequence, error)
         return placements
 
-    def where(self, items: Sequence[tuple[str, ItemBody]]) -> list[Candidates | EspalierError]:
-        """Where items may go, by their evidence; an error for one whose evidence says nothing. From any thread but the event loop's."""
-        with self._placing:  # one call at a time: placing is numbers in Python, and threads would only slow each other down
+    def candidates(self, items: Sequence[tuple[str, ItemBody]]) -> list[Candidates | EspalierError]:
+        """The candidates of each item, or the error of its evidence. From any thread but the event loop's."""
+        with self._placing:  # one call at a time: placing computes in Python, and threads would only slow each other down
             if self._placer is None:
                 self._placer = Placer(self.bundle)
             view = self._view
-            known = [self._known(item_id, body) for item_id, body in items]
-            return self._placer.place(known, view.items, view.overlay, self.parents)
+            bodies = [self._completed(item_id, body) for item_id, body in items]
+            return self._placer.place(bodies, view.items, view.overlay, self.parents)
 
-    def _known(self, item_id: str, body: ItemBody) -> ItemBody:
-        """A body with the fields that the item has now, and how many events training saw of it, where it gives none."""
+    def _completed(self, item_id: str, body: ItemBody) -> ItemBody:
+        """A body with the item's present fields and training's count of its events, if it has none itself."""
         entry = self.state.table.entry(item_id)
         if body.fields is None and entry is not None and not entry.is_deleted:
             body = replace(body, fields=entry.fields)
@@ -240,16 +240,16 @@ class LiveVersion:
         return self.bundle.label_counts()
 
     def warm_up(self) -> None:
-        """Let the placer find out what it needs to know of the bundle. Before anything is applied."""
+        """Let the placer compute what it needs of the bundle. To be called before anything is applied."""
         if self._engine is None or not self.is_empty:
             return
         first = self.bundle.items.ids_of(np.zeros(1, np.int64))[0]
-        (where,) = self.where([(first, ItemBody(like=(first,)))])
-        if isinstance(where, EspalierError):
-            log.warning("%s version %d: %r cannot be placed: %s", self._name, self.version, first, where)
+        (result,) = self.candidates([(first, ItemBody(like=(first,)))])
+        if isinstance(result, EspalierError):
+            log.warning("%s version %d: %r cannot be placed: %s", self._name, self.version, first, result)
 
     def publish(self) -> None:
-        """Show what was applied to the engine's next call and to later requests."""
+        """Show the applied operations to the engine's next call and to later requests."""
         with self._lock:
             if self._engine is None or (self.is_empty and self.applied == self.through):
                 return
@@ -259,18 +259,18 @@ class LiveVersion:
             self._view = self._newest
 
     def expire(self, now: float) -> None:
-        """Take out and show the items whose time has passed. now: seconds since 1970."""
+        """Take out the items whose time has passed, and publish that. now: seconds since 1970."""
         with self._lock:
             if self.state.expire(now):
                 self.publish()
 
     def next_expiry(self) -> float:
-        """When an item may expire, seconds since 1970; infinite where none will."""
+        """When an item may expire, seconds since 1970; infinite if none will."""
         with self._lock:
             return self.state.next_expiry()
 
     def set_removed(self, ids: Sequence[str]) -> None:
-        """The standing list of removed items, instead of the one before. From any thread."""
+        """Replace the standing list of removed items. From any thread."""
         with self._lock:
             rows = self.bundle.items.rows_of(list(ids))
             self._filters.set_removed(rows[rows >= 0])
@@ -278,9 +278,9 @@ class LiveVersion:
             self.publish()
 
     def placed(self, item_id: str) -> Placed | None:
-        """Where an item's leaf hangs in the last snapshot, of a forest in its first tree; None where it has none, or was deleted.
+        """The parent of an item's leaf in the last snapshot, of a forest in its first tree; None for an item without a leaf.
 
-        From any thread: it does not wait for what is being applied.
+        From any thread: it does not wait for operations that are being applied.
         """
         view = self._newest
         entry, row = view.entry(item_id), int(view.items.rows_of([item_id])[0])
@@ -291,14 +291,14 @@ class LiveVersion:
 
     @property
     def takes_fields(self) -> bool:
-        """Whether fields alone say where an item belongs."""
+        """Whether fields are evidence."""
         return self.bundle.manifest.content is not None or finds_by_words(self.bundle)
 
     def fields_of(self, item_id: str) -> dict[str, Any]:
-        """The fields of an item that is there, those that are null left out."""
+        """The fields of an item, without those that are null."""
         rows = self.items.rows_of([item_id])
-        found = {field: self.items.values(field, rows)[0] for field in self.items.fields if field != "id"}
-        return {field: value for field, value in found.items() if value is not None}
+        values = {field: self.items.values(field, rows)[0] for field in self.items.fields if field != "id"}
+        return {field: value for field, value in values.items() if value is not None}
 
     def is_trained(self, item_id: str) -> bool:
         """Whether the bundle has an item."""
@@ -310,7 +310,7 @@ def _no_parents(queries: QueryBatch, params: SearchParams) -> ParentsFound:
 
 
 def placed_by(operation: Operation) -> str:
-    """Which evidence placed an item, in words: some of `events`, `like`, `text`, joined by `+`, else `fields`."""
+    """The evidence that placed an item: some of `events`, `like`, `text`, joined by `+`, else `fields`."""
     body = operation.body
-    given: Mapping[str, Any] = {"events": body.events, "like": body.like, "text": body.text}
-    return "+".join(name for name, value in given.items() if value) or FIELDS
+    evidence: Mapping[str, Any] = {"events": body.events, "like": body.like, "text": body.text}
+    return "+".join(name for name, value in evidence.items() if value) or FIELDS

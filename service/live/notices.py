@@ -1,10 +1,10 @@
-"""How the workers of one service learn within milliseconds what another one has committed or applied.
+"""Notices between the workers of one service: each learns within milliseconds what another has committed or applied.
 
-Each worker has a datagram socket `<pid>.sock` in the run folder, and a file with the last operation that it answers by, for each model that
-it serves (progress_pages.py). A datagram says that there is something to look at, and mostly what was committed, so that a lost one delays
-and does not harm: whoever is told looks at the files, and at the journal where it was not told all, and everybody reads all of them every
-POLL_S, whatever was told meanwhile: commands or another service may write to the journals, too. A dead worker is not waited for. A process
-alone has no socket. Knows sequence numbers by model. Does not know journals, nor what commits say.
+Each worker has a datagram socket `<pid>.sock` in the run folder, and a file with the last operation that it has applied, for each model
+that it serves (progress_pages.py). A datagram announces progress, or a commit, mostly with its operations. A receiver reads the files, and
+the journal if operations are missing. All workers also read them every POLL_S, because commands or another service may write to the
+journals, too; so a lost datagram only delays. Nobody waits for dead workers. A single process has no socket. Knows sequence numbers by
+model. Does not know journals, nor the format of messages.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..live.progress_pages import UNKNOWN, OwnPage, Pages
+from ..live.progress_pages import UNKNOWN, WorkerPage, WorkerPages
 from ..run_folder import living
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Longest time until a commit is seen of which no datagram came."""
+"""Longest time until a commit without a datagram is seen."""
 RECHECK_S = 0.02
-"""Longest time until progress is seen of which no datagram came, while somebody waits for it."""
-MOST_TOLD = 64
-"""Commits of a model that are kept until its journal's thread takes them; of more it reads the journal."""
+"""Longest time until progress without a datagram is seen, while a write waits for it."""
+MAX_MESSAGES = 64
+"""Most messages of a model that wait for its journal's thread. If more come, it reads the journal."""
 DATAGRAM_BYTES = 1 << 16
 """Largest datagram."""
 UNSEEN = 0
-"""Stands in place of a process id."""
+"""Stands for a process id if workers cannot be seen."""
 NOBODY: Mapping[int, int] = {}
 
 
@@ -48,73 +48,73 @@ class Notices:
     folder: Path | None = None
     pid: int = field(default_factory=os.getpid)
     _looks: dict[str, Callable[[], None]] = field(default_factory=dict)
-    _told: dict[str, list[bytes]] = field(default_factory=dict)  # by model, what commits said; empty: somebody should read the journal
+    _messages: dict[str, list[bytes]] = field(default_factory=dict)  # of commits, by model; an empty one: the journal must be read
     _applied: dict[str, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stopped: threading.Event = field(default_factory=threading.Event)
     _socket: socket.socket | None = None
     _sender: socket.socket | None = None
-    _page: OwnPage | None = None
-    _pages: Pages | None = None
+    _page: WorkerPage | None = None
+    _pages: WorkerPages | None = None
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Listen from now on; before any model is loaded."""
+        """Listen from now on. To be called before any model is loaded."""
         if self.folder is not None:
-            own = self.folder / f"{self.pid}.sock"
+            path = self.folder / f"{self.pid}.sock"
             self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._sender.setblocking(False)
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
-                self._socket.bind(str(own))
+                self._socket.bind(str(path))
             except OSError as error:  # the path is too long, or the disk is full
-                log.warning("%s: %s; commits of other workers are seen after up to %g s", own.name, error, POLL_S)
+                log.warning("%s: %s; commits of other workers are seen after up to %g s", path.name, error, POLL_S)
                 self._socket.close()
                 self._socket = None
             with self._changed:
-                self._pages = Pages(self.folder)
+                self._pages = WorkerPages(self.folder)
                 self._write({})
         self._thread = threading.Thread(target=self._listen, name="live-notices", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Listen no more, and be waited for no more."""
+        """Stop listening, and have other workers no longer wait for this one."""
         self._stopped.set()
         if self._thread is not None:
             if self.folder is not None:
                 self._send(b"", f"{self.folder}/{self.pid}.sock")
             self._thread.join()
         with self._changed:
-            gone = dict.fromkeys(self._applied)
+            cleared = dict.fromkeys(self._applied)
             self._applied.clear()
-            self._write(gone)
+            self._write(cleared)
             for page in (self._page, self._pages):
                 if page is not None:
                     page.close()
             self._page = self._pages = None
-        for end in (self._socket, self._sender):
-            if end is not None:
-                end.close()
+        for connection in (self._socket, self._sender):
+            if connection is not None:
+                connection.close()
         self._socket = self._sender = None
 
     def subscribe(self, model: str, look: Callable[[], None]) -> None:
         """Call `look` on the listening thread whenever another process may have committed to a model. It must be quick."""
         self._looks = self._looks | {model: look}
 
-    def committed(self, model: str, written: bytes = b"") -> None:
-        """Tell the other workers that there is something new in a model's journal. written: what; empty: they shall read it."""
-        self._see()
-        self._tell(self._commit(model, written))
+    def committed(self, model: str, message: bytes = b"") -> None:
+        """Announce a commit to a model's journal to the other workers. message: its operations; empty: they must read the journal."""
+        self._list_workers()
+        self._send_to_others(self._commit_notice(model, message))
 
-    def told(self, model: str) -> list[bytes]:
-        """Take what commits of other workers to a model said, in the order in which they came. An empty one has not said all."""
-        return self._told.pop(model, [])
+    def take_messages(self, model: str) -> list[bytes]:
+        """Take the messages of other workers' commits to a model, in the order of arrival. An empty one: the journal must be read."""
+        return self._messages.pop(model, [])
 
     def applied(self, model: str, sequence: int | None) -> None:
-        """Say by which operation this worker answers; None: it does not serve the model.
+        """Publish the last operation that this worker has applied; None: it does not serve the model.
 
-        A worker that begins to serve a model says so first, then catches up with the journal, and only then answers: a writer that did not
-        see it in time has committed before it caught up.
+        A worker that begins to serve a model first publishes that, then catches up with the journal, and only then answers. So a writer
+        that did not see it in time has committed before it caught up.
         """
         with self._changed:
             if self._applied.get(model) == sequence:
@@ -125,21 +125,21 @@ class Notices:
                 self._applied[model] = sequence
             self._write({model: sequence})
             self._changed.notify_all()
-        self._tell(b"applied")
+        self._send_to_others(b"applied")
 
     def progress(self, model: str) -> dict[int, int]:
-        """By process id, the last operation that each living worker answers by which serves the model.
+        """By process id, the last operation that each living worker that serves a model has applied.
 
-        Where the run folder is gone nobody knows of the others: UNSEEN stands for them.
+        If the run folder is gone, UNSEEN stands for the other workers.
         """
         with self._changed:
-            own = {self.pid: self._applied[model]} if model in self._applied else {}
-            return own | self._alive(self._others(model))
+            this_worker = {self.pid: self._applied[model]} if model in self._applied else {}
+            return this_worker | self._alive(self._others(model))
 
     def wait_applied(self, model: str, sequence: int, timeout_s: float, given_up: Mapping[int, int] = NOBODY) -> dict[int, int]:
-        """Wait until all living workers that serve a model answer by an operation. Those that were still behind, with their progress.
+        """Wait until all living workers that serve a model have applied an operation. Returns those still behind, with their progress.
 
-        given_up  workers that are not waited for as long as their progress is still this
+        given_up  workers that are not waited for while they have this progress
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -152,16 +152,16 @@ class Notices:
                 if behind.items() <= given_up.items() or left_s <= 0:
                     return behind
                 if not self._changed.wait(min(left_s, RECHECK_S)) and left_s > RECHECK_S:
-                    self._tell(self._commit(model))  # the queue of who is behind may have been full
+                    self._send_to_others(self._commit_notice(model))  # a datagram may have been lost in a full queue
 
     def _listen(self) -> None:
         look_at = time.monotonic() + POLL_S
         while not self._stopped.is_set():
-            told = b""
+            notice = b""
             left_s = look_at - time.monotonic()
             if left_s <= 0:
                 look_at = time.monotonic() + POLL_S
-                self._see()
+                self._list_workers()
                 for model in self._looks:
                     self._look(model, b"")
             elif self._socket is None:
@@ -169,7 +169,7 @@ class Notices:
             else:
                 try:
                     self._socket.settimeout(left_s)
-                    told = self._socket.recv(DATAGRAM_BYTES)
+                    notice = self._socket.recv(DATAGRAM_BYTES)
                 except TimeoutError:
                     pass
                 except OSError as error:
@@ -178,33 +178,33 @@ class Notices:
                     continue
             with self._changed:
                 self._changed.notify_all()
-            sender, _, committed = told.partition(b" ")
-            if committed:
+            sender, _, commit = notice.partition(b" ")
+            if commit:
                 if self._pages is not None and sender not in [b"%d" % pid for pid in self._pages.pids]:  # it has just begun
-                    self._see()
-                name, _, written = committed.partition(b"\n")
-                self._look(name.decode(errors="replace"), written)
+                    self._list_workers()
+                name, _, message = commit.partition(b"\n")
+                self._look(name.decode(errors="replace"), message)
 
-    def _look(self, model: str, written: bytes) -> None:
+    def _look(self, model: str, message: bytes) -> None:
         look = self._looks.get(model)
         if look is not None and not self._stopped.is_set():
-            told = self._told.setdefault(model, [])
-            told[:] = [*told, written] if len(told) < MOST_TOLD else [b""]
+            messages = self._messages.setdefault(model, [])
+            messages[:] = [*messages, message] if len(messages) < MAX_MESSAGES else [b""]
             try:
                 look()
             except Exception:  # one model must not end the notices of the others
                 log.exception("%s: a look at its journal failed", model)
 
-    def _commit(self, model: str, written: bytes = b"") -> bytes:
-        return b"%d %b\n%b" % (self.pid, model.encode(), written)
+    def _commit_notice(self, model: str, message: bytes = b"") -> bytes:
+        return b"%d %b\n%b" % (self.pid, model.encode(), message)
 
-    def _see(self) -> None:
-        """See which workers there are."""
-        with self._changed, suppress(OSError):  # `_others` says it
+    def _list_workers(self) -> None:
+        """List the workers anew."""
+        with self._changed, suppress(OSError):  # `_others` reports it
             if self._pages is not None:
                 self._pages.look()
 
-    def _tell(self, notice: bytes) -> None:
+    def _send_to_others(self, notice: bytes) -> None:
         pages = self._pages
         if pages is not None:
             for pid in pages.pids:
@@ -213,16 +213,16 @@ class Notices:
 
     def _send(self, notice: bytes, to: str) -> None:
         if self._sender is not None:
-            with suppress(OSError):  # it has ended, or its queue is full: then it will look anyway
+            with suppress(OSError):  # the receiver has ended, or its queue is full, and then it will look anyway
                 self._sender.sendto(notice, to)
 
     def _write(self, progress: Mapping[str, int | None]) -> None:
-        """Some of this worker's progress. Holds the lock."""
+        """Write some of this worker's progress to its file. Holds the lock."""
         if self.folder is None:
             return
         try:
             if self._page is None:
-                self._page = OwnPage(self.folder, self.pid)
+                self._page = WorkerPage(self.folder, self.pid)
                 progress = {**self._applied, **progress}
             for model, sequence in progress.items():
                 self._page.write(model, sequence)
@@ -237,12 +237,12 @@ class Notices:
             self._pages.look()
         except FileNotFoundError:
             return {UNSEEN: UNKNOWN}
-        found = self._pages.read(model)
-        found.pop(self.pid, None)
-        return found
+        progress = self._pages.read(model)
+        progress.pop(self.pid, None)
+        return progress
 
     def _alive(self, progress: dict[int, int]) -> dict[int, int]:
-        """Those of some workers that live. Holds the lock."""
+        """The progress of the living workers. Holds the lock."""
         if self.folder is None or not progress:
             return progress
         alive = {*living(self.folder), self.pid, UNSEEN}

@@ -1,4 +1,4 @@
-"""Where the items of a group of writes may go in every version that serves: found before the journal is locked, many items at a time.
+"""Finds the candidate parents of a group's items in every version that serves, before the journal is locked, many items at a time.
 
 Knows writes and versions. Does not know which slots are free (slots.py), nor the journal.
 """
@@ -15,36 +15,36 @@ from espalier.placement.placer import Candidates
 
 from ..errors import NotReady
 from ..live.catalogue_types import Delete, Put
-from ..live.group import Write
+from ..live.group import Refusal, Write
 from ..live.live_version import FIELDS, LiveVersion
 
 log = logging.getLogger(__name__)
 
 PLACED_AT_ONCE = 64
-"""Items that one call places. Its searches are short jobs between the engine's calls, however many there are."""
-
-Failed = tuple[Write, Exception]
+"""Items that one call places. Its searches run as short jobs between the engine's calls, however many there are."""
 
 
-def placed(writes: Sequence[Write], versions: Collection[LiveVersion], default: LiveVersion | None) -> tuple[list[Write], list[Failed]]:
-    """The writes with where their items may go, and what they named that the default version does not know; those that cannot be taken."""
+def with_candidates(
+    writes: Sequence[Write], versions: Collection[LiveVersion], default: LiveVersion | None
+) -> tuple[list[Write], list[Refusal]]:
+    """The writes with their items' candidates and the ids that the default version does not know; and the writes that are refused."""
     if default is None:
-        return [], [(write, NotReady("No version of the model takes writes now.")) for write in writes]
-    found: list[Write] = []
-    failed: list[Failed] = []
+        return [], [Refusal(write, NotReady("No version of the model takes writes now.")) for write in writes]
+    placeable: list[Write] = []
+    refusals: list[Refusal] = []
     for begin in range(0, len(writes), PLACED_AT_ONCE):
         for write, candidates in _candidates(writes[begin : begin + PLACED_AT_ONCE], versions, default):
-            if isinstance(candidates, InvalidInput) and _says_a_count_alone(write):
-                found.append(replace(write, candidates={}))  # what its item's evidence named is gone: it stays as it is
+            if isinstance(candidates, InvalidInput) and _has_only_a_count(write):
+                placeable.append(replace(write, candidates={}))  # the items of its stored evidence are gone: its row stays
             elif isinstance(candidates, Exception):
-                failed.append((write, candidates))
+                refusals.append(Refusal(write, candidates))
             else:
-                found.append(replace(write, candidates=candidates, unknown=_unknown(write.what, default)))
-    return found, failed
+                placeable.append(replace(write, candidates=candidates, unknown=_unknown(write.request, default)))
+    return placeable, refusals
 
 
 def named_by(body: ItemBody) -> dict[str, None]:
-    """The ids of items that place an item, each once, in their order."""
+    """The item ids in the evidence of a body, each once, in their order."""
     histories = [event for event in body.events if isinstance(event, list | tuple)]
     return dict.fromkeys([*body.like, *(item for history in histories for item in history if isinstance(item, str))])
 
@@ -52,32 +52,32 @@ def named_by(body: ItemBody) -> dict[str, None]:
 def _candidates(
     writes: Sequence[Write], versions: Collection[LiveVersion], default: LiveVersion
 ) -> list[tuple[Write, dict[int, Candidates] | Exception]]:
-    """For each write where its item may go, by version, or why nobody can say."""
-    items = {place: (write.what.id, body) for place, write in enumerate(writes) if (body := _evidence(write, default)) is not None}
-    found: dict[int, dict[int, Candidates] | Exception] = {place: {} for place in range(len(writes))}
+    """For each write its item's candidates by version, or the error of the default version."""
+    items = {i: (write.request.id, body) for i, write in enumerate(writes) if (body := _evidence(write, default)) is not None}
+    results: dict[int, dict[int, Candidates] | Exception] = {i: {} for i in range(len(writes))}
     try:
         for version in versions if items else ():
-            for place, own in _where(version, items, is_default=version is default).items():
-                of_write = found[place]
-                if isinstance(of_write, Exception):
+            for i, candidates in _in_version(version, items, is_default=version is default).items():
+                by_version = results[i]
+                if isinstance(by_version, Exception):
                     continue
-                if not isinstance(own, EspalierError):
-                    of_write[version.version] = own
+                if not isinstance(candidates, EspalierError):
+                    by_version[version.version] = candidates
                 elif version is default:
-                    found[place] = own
+                    results[i] = candidates
     except Exception as error:
         if len(writes) == 1:
             if not isinstance(error, EspalierError):
-                log.exception("%r cannot be placed", writes[0].what.id)
+                log.exception("%r cannot be placed", writes[0].request.id)
             return [(writes[0], error)]
-        return [one for write in writes for one in _candidates([write], versions, default)]  # so that it fails nobody else's
-    return list(zip(writes, found.values(), strict=True))
+        return [result for write in writes for result in _candidates([write], versions, default)]  # so that others do not fail with it
+    return list(zip(writes, results.values(), strict=True))
 
 
-def _where(version: LiveVersion, items: Mapping[int, tuple[str, ItemBody]], is_default: bool) -> Mapping[int, Candidates | EspalierError]:
-    """Where items may go in a version, none where it is being dropped."""
+def _in_version(version: LiveVersion, items: Mapping[int, tuple[str, ItemBody]], is_default: bool) -> dict[int, Candidates | EspalierError]:
+    """The candidates of items in a version; none if the version is being dropped and is not the default."""
     try:
-        return dict(zip(items, version.where(list(items.values())), strict=True))
+        return dict(zip(items, version.candidates(list(items.values())), strict=True))
     except NotReady:
         if is_default:
             raise
@@ -85,24 +85,24 @@ def _where(version: LiveVersion, items: Mapping[int, tuple[str, ItemBody]], is_d
 
 
 def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
-    """What an item is placed by; None where nothing new says where it belongs."""
-    body = write.evidence or write.what.body
+    """The body by which an item is placed; None for a write without new evidence."""
+    body = write.evidence or write.request.body
     if write.evidence is not None or body.has_evidence:
         return body
     if not default.takes_fields or not body.fields:
         return None
-    where = default.placed(write.what.id)
-    return body if where is None or where.by == FIELDS else None
+    placed = default.placed(write.request.id)
+    return body if placed is None or placed.by == FIELDS else None
 
 
-def _says_a_count_alone(write: Write) -> bool:
-    """Whether a write comes again to be placed by what is stored, and names how popular its item is and neither evidence nor fields."""
-    body = write.what.body
+def _has_only_a_count(write: Write) -> bool:
+    """Whether a write is placed by stored evidence, and its request has a count but neither evidence nor fields."""
+    body = write.request.body
     return write.evidence is not None and body.count is not None and not body.has_evidence and body.fields is None
 
 
-def _unknown(what: Put | Delete, default: LiveVersion) -> tuple[str, ...]:
-    ids = list(named_by(what.body))
+def _unknown(request: Put | Delete, default: LiveVersion) -> tuple[str, ...]:
+    ids = list(named_by(request.body))
     if not ids:
         return ()
     return tuple(item_id for item_id, row in zip(ids, default.items.rows_of(ids).tolist(), strict=True) if row < 0)

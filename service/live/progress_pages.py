@@ -1,9 +1,9 @@
-"""The last operation that each worker of a service answers by, for each model: a file for each worker in the run folder, `<pid>.live`.
+"""The last operation that each worker of a service has applied, for each model: one file for each worker in the run folder, `<pid>.live`.
 
-A file has an entry for each model that its worker has ever served: 8 bytes of a hash of its name, then the sequence + 1, 0 where it does
-not serve the model now, then that number's complement, because a reader may see half of a write. Entries are appended and keep their
-places, so that one read of one entry says how far a worker is. A worker with a `<pid>.lock` that could not make its file is behind.
-Knows files. Does not know which workers live.
+A file has an entry for each model that its worker has ever served: 8 bytes of a hash of the model's name, the sequence + 1 (0: the worker
+does not serve the model now), and that number's complement, because a reader may see half of a write. Entries are appended and never move,
+so that a reader reads only one entry. A worker with a `<pid>.lock` but without a file counts as behind. Knows files. Does not know which
+workers live.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ ENDING, LOCK = ".live", ".lock"
 ENTRY = Struct("<8sQQ")
 MASK = (1 << 64) - 1
 ROOM = 4096 // ENTRY.size
-"""Entries that a file has room for on the disk from the start, so that a full disk later changes nothing. It grows where needed."""
+"""Entries that a file reserves on the disk from the start, so that a disk that is full later does no harm. More entries make it grow."""
 READS = 50
 """Attempts to read an entry that is being written."""
 SETTLED_NS = 100_000_000
-"""Of a change that was so long ago when the folder was listed, the time is not that of a later one: clocks of files are coarse."""
+"""A listing is trusted if the folder's last change was this long before it: file times are coarse, so a later change may have the same."""
 UNKNOWN = -1
 """Progress of a worker whose file cannot be read."""
 UNUSED = bytes(8)
 
 
-class OwnPage:
+class WorkerPage:
     """This worker's file. Used by one thread at a time."""
 
     def __init__(self, folder: Path, pid: int) -> None:
         """Raises OSError."""
-        self._places: dict[str, int] = {}
+        self._entry_numbers: dict[str, int] = {}
         new = folder / f"{pid}{ENDING}.new"
         self._file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -46,61 +46,61 @@ class OwnPage:
             raise
 
     def write(self, model: str, sequence: int | None) -> None:
-        """Say by which operation of a model this worker answers; None: it does not serve it. Raises OSError."""
-        place = self._places.setdefault(model, len(self._places))
+        """Write the last operation of a model that this worker has applied; None: it does not serve the model. Raises OSError."""
+        number = self._entry_numbers.setdefault(model, len(self._entry_numbers))
         value = 0 if sequence is None else sequence + 1
-        os.pwrite(self._file, ENTRY.pack(_key(model), value, value ^ MASK), place * ENTRY.size)
+        os.pwrite(self._file, ENTRY.pack(_key(model), value, value ^ MASK), number * ENTRY.size)
 
     def close(self) -> None:
         os.close(self._file)
 
 
-class Pages:
+class WorkerPages:
     """The files of all workers, as one of them reads them. Used by one thread at a time.
 
-    pids  the workers whose files there were when the folder was last looked at
+    pids  the workers with files when the folder was last listed
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._listed_ns = folder, -1  # which change of the folder the files are those of
+        self._folder, self._listed_ns = folder, -1  # time of the folder's last change that was listed
         self._open: dict[tuple[int, int], int] = {}  # pid and inode → descriptor: a later worker may have the same pid
-        self._places: dict[tuple[int, str], int] = {}  # descriptor and model → number of the entry
-        self._lacking: set[int] = set()  # workers without a file
+        self._entry_numbers: dict[tuple[int, str], int] = {}  # descriptor and model → number of the entry
+        self._without_file: set[int] = set()  # pids of workers
         self.pids: list[int] = []
 
     def look(self) -> None:
-        """See which files there are. Raises FileNotFoundError where the folder is gone, OSError where one cannot be opened."""
+        """List the files, if the folder has changed. Raises FileNotFoundError if the folder is gone, OSError if a file cannot be opened."""
         now_ns, changed_ns = time.time_ns(), os.stat(self._folder).st_mtime_ns
         if changed_ns == self._listed_ns:
             return
         self._listed_ns = -1
-        found: dict[tuple[int, int], str] = {}
+        paths: dict[tuple[int, int], str] = {}
         workers: set[int] = set()
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 pid, ending = os.path.splitext(entry.name)
                 if pid.isdecimal() and ending == ENDING:
-                    found[int(pid), entry.inode()] = entry.path
+                    paths[int(pid), entry.inode()] = entry.path
                 elif pid.isdecimal() and ending == LOCK:
                     workers.add(int(pid))
-        self._lacking = workers - {pid for pid, _ in found}
-        for key in self._open.keys() - found.keys():
+        self._without_file = workers - {pid for pid, _ in paths}
+        for key in self._open.keys() - paths.keys():
             self._forget(key)
-        for key in found.keys() - self._open.keys():
+        for key in paths.keys() - self._open.keys():
             with suppress(FileNotFoundError):  # it has ended meanwhile
-                self._open[key] = os.open(found[key], os.O_RDONLY | os.O_CLOEXEC)
+                self._open[key] = os.open(paths[key], os.O_RDONLY | os.O_CLOEXEC)
         self.pids = [pid for pid, _ in self._open]
         if now_ns - changed_ns > SETTLED_NS:
             self._listed_ns = changed_ns
 
     def read(self, model: str) -> dict[int, int]:
-        """By process id, the last operation that each worker with a file answers by which serves the model; UNKNOWN of unreadable ones."""
-        found = dict.fromkeys(self._lacking, UNKNOWN)
+        """By process id, the last operation that each worker that serves a model has applied; UNKNOWN if its file cannot be read."""
+        progress = dict.fromkeys(self._without_file, UNKNOWN)
         for (pid, _), file in self._open.items():
             sequence = self._read(file, model)
             if sequence is not None:
-                found[pid] = sequence
-        return found
+                progress[pid] = sequence
+        return progress
 
     def close(self) -> None:
         for key in [*self._open]:
@@ -109,16 +109,16 @@ class Pages:
     def _forget(self, key: tuple[int, int]) -> None:
         file = self._open.pop(key)
         os.close(file)
-        self._places = {known: place for known, place in self._places.items() if known[0] != file}
+        self._entry_numbers = {of: number for of, number in self._entry_numbers.items() if of[0] != file}
 
     def _read(self, file: int, model: str) -> int | None:
-        """The progress in a file; None where its worker does not serve the model."""
+        """The progress in a file; None if its worker does not serve the model."""
         for _ in range(READS):
             try:
-                place = self._places.get((file, model))
-                if place is None:
-                    place = self._places[file, model] = self._find(file, _key(model))
-                key, value, check = ENTRY.unpack(os.pread(file, ENTRY.size, place * ENTRY.size))
+                number = self._entry_numbers.get((file, model))
+                if number is None:
+                    number = self._entry_numbers[file, model] = self._find(file, _key(model))
+                key, value, check = ENTRY.unpack(os.pread(file, ENTRY.size, number * ENTRY.size))
             except LookupError:
                 return None
             except (OSError, ValueError, error):
@@ -128,14 +128,14 @@ class Pages:
         return UNKNOWN
 
     def _find(self, file: int, key: bytes) -> int:
-        """The number of an entry. Raises LookupError where there is none, ValueError where that is no file of entries."""
+        """The number of an entry. Raises LookupError if there is none, ValueError if that is no file of entries."""
         content = os.pread(file, os.fstat(file).st_size, 0)
         if len(content) < ENTRY.size:
             raise ValueError("not a file of entries")
-        for place, (own, _, _) in enumerate(ENTRY.iter_unpack(content[: len(content) // ENTRY.size * ENTRY.size])):
-            if own == key:
-                return place
-            if own == UNUSED:
+        for number, (entry_key, _, _) in enumerate(ENTRY.iter_unpack(content[: len(content) // ENTRY.size * ENTRY.size])):
+            if entry_key == key:
+                return number
+            if entry_key == UNUSED:
                 break
         raise LookupError(key)
 

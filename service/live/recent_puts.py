@@ -1,6 +1,6 @@
-"""The items that were put in last and the queries that led to them, which the probe asks again (live_replay.py).
+"""The items that were put last and the queries that led to them. The probe asks these queries again (live_replay.py).
 
-Knows operations. Does not know where an item was placed.
+Knows operations. Does not know placements.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Iterable
 from espalier.live.operations import Operation
 
 RECENT = 64
-"""Items that are kept; the one that was put first goes first."""
+"""Most items. The one that was put first is dropped first."""
 
 
 class RecentPuts:
-    """Noted by the thread that applies operations, read by the probe's."""
+    """Written by the thread that applies operations, read by the probe's."""
 
     def __init__(self, query_kind: str) -> None:
         self._texts = query_kind == "text"
         self._queries: OrderedDict[str, tuple[object, ...]] = OrderedDict()  # item id → its events, or its text
-        self._asked = -1
+        self._last_index = -1
         self._lock = threading.Lock()  # guards both
 
     def note(self, operations: Iterable[Operation]) -> None:
-        """Operations in the order of their sequence. A put without evidence leaves what is known of its item."""
+        """Note operations, in the order of their sequence. A put without evidence leaves its item's queries."""
         with self._lock:
             for operation in operations:
                 if operation.kind == "delete":
@@ -36,7 +36,7 @@ class RecentPuts:
                 if queries:
                     self._queries[operation.id] = queries
                     self._queries.move_to_end(operation.id)
-                elif body.has_evidence:  # placed anew, by what is no query
+                elif body.has_evidence:  # placed by evidence without queries
                     self._queries.pop(operation.id, None)
                 while len(self._queries) > RECENT:
                     self._queries.popitem(last=False)
@@ -45,10 +45,10 @@ class RecentPuts:
         return len(self._queries)
 
     def next(self) -> tuple[str, tuple[object, ...]] | None:
-        """An item's id and its queries, in turns; None where there is none."""
+        """The id and the queries of the next item, in turn; None if there is no item."""
         with self._lock:
             if not self._queries:
                 return None
-            self._asked = (self._asked + 1) % len(self._queries)
-            item_id = list(self._queries)[self._asked]
+            self._last_index = (self._last_index + 1) % len(self._queries)
+            item_id = list(self._queries)[self._last_index]
             return item_id, self._queries[item_id]

@@ -1,6 +1,6 @@
-"""Slots for the items of one group of operations, of which none is applied yet.
+"""Assigns slots to the items of one group of operations, before any of them is applied.
 
-Knows candidates and which slots are taken. Does not know how candidates are found (espalier.placement).
+Knows candidates and which slots are free. Does not know how candidates are found (espalier.placement).
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from ..errors import CatalogueFull
 
 
 class Slots:
-    """The slots of one version's trees, by its state; each is promised once."""
+    """The free slots of one version's trees. Each is promised once."""
 
     def __init__(self, state: LiveState) -> None:
         self._state = state
         self._promised: dict[tuple[int, int], set[int]] = {}
 
-    def place(self, item_id: str, candidates: Candidates, late: int | None = None) -> tuple[Placement, ...]:
-        """An item's leaf in each tree: under the best parent with room, at its own slot where it has one there. Raises CatalogueFull.
+    def place(self, item_id: str, candidates: Candidates, late_sequence: int | None = None) -> tuple[Placement, ...]:
+        """An item's placement in each tree: under the best parent with room, at the item's slot if it has one there. Raises CatalogueFull.
 
-        Where no candidate has room it goes near the best one, with the row that it has there. A trained item keeps its own leaf, and takes
-        the row of its best parent.
+        If no candidate has room, the item goes near the best one, with the row for the best one. A trained item keeps its trained leaf, and
+        gets the row for its best parent.
 
-        late  sequence of an operation that is placed after later ones may have been; None: of the next one. The state does not know all
-              slots that those have taken, so it gets one that no other operation has
+        late_sequence  of an operation that may be placed after later ones; None: it is the next one. The state does not know all slots of
+                       the later ones, so the operation gets a slot that no other can have
         """
-        chosen = [self._choose(item_id, tree, parents, late) for tree, parents in enumerate(candidates)]
-        for placement in chosen:
+        placements = tuple(self._choose(item_id, tree, parents, late_sequence) for tree, parents in enumerate(candidates))
+        for placement in placements:
             self._promised.setdefault((placement.tree, placement.parent), set()).add(placement.slot)
-        return tuple(chosen)
+        return placements
 
     def keep(self, item_id: str, placements: Sequence[Placement]) -> tuple[Placement, ...]:
-        """The leaves of an item whose row stays. If it has expired, others may have its slots: then new ones, under the same parents."""
-        return self.place(item_id, [Parents([kept.parent], partial(_row_of, kept)) for kept in placements])
+        """Placements of an item whose row stays. If others have its slots since it expired, it gets new ones under the same parents."""
+        return self.place(item_id, [Parents([stored.parent], partial(_row_of, stored)) for stored in placements])
 
     def give_back(self, placements: Sequence[Placement]) -> None:
-        """Promise an item's leaves no more: its operation is not stored."""
+        """Free the slots of an operation that is not stored."""
         for placement in placements:
             self._promised[placement.tree, placement.parent].discard(placement.slot)
 
-    def _choose(self, item_id: str, tree: int, parents: Parents, late: int | None) -> Placement:
+    def _choose(self, item_id: str, tree: int, parents: Parents, late_sequence: int | None) -> Placement:
         if not parents.nodes:
             raise CatalogueFull(f"A search with the evidence of {item_id!r} finds no node of the tree.")
         best = parents.nodes[0]
         trained = self._state.trained_leaf_of(item_id, tree)
         if trained is not None:
             return Placement(tree, *trained, parents.row(best))
-        own = self._state.live_leaf_of(item_id, tree)
+        live_leaf = self._state.live_leaf_of(item_id, tree)
         candidates, near = ((node, node) for node in parents.nodes), ((node, best) for node in self._state.near(tree, best))
-        for parent, of_row in chain(candidates, near):
-            if own is not None and own[0] == parent:
-                return Placement(tree, *own, parents.row(of_row))
+        for parent, row_parent in chain(candidates, near):
+            if live_leaf is not None and live_leaf[0] == parent:
+                return Placement(tree, *live_leaf, parents.row(row_parent))
             promised = self._promised.get((tree, parent), set())
             if self._state.has_room(tree, parent, promised):
-                slot = self._state.next_slot(tree, parent, promised) if late is None else late_slot(late)
-                return Placement(tree, parent, slot, parents.row(of_row))
+                slot = self._state.next_slot(tree, parent, promised) if late_sequence is None else late_slot(late_sequence)
+                return Placement(tree, parent, slot, parents.row(row_parent))
         raise CatalogueFull(f"No node of the tree has room for {item_id!r}; fold the live catalogue.")
 
 
-def _row_of(kept: Placement, _: int) -> LiveRow:
-    return kept.row
+def _row_of(stored: Placement, _: int) -> LiveRow:
+    return stored.row

@@ -1,7 +1,7 @@
-"""What one request sees of a version's catalogue: trained items, and the live ones that were applied when it came.
+"""The catalogue of a version as one request sees it: trained items, and the live items that were published when it came.
 
-Item rows that came later are unknown to the request, because the engine may not have them yet. Knows rows, filters and overlays. Does not
-know how items become live.
+Later item rows are unknown to the request, because the engine may not have them yet. Knows rows, filters and overlays. Does not know how
+items become live.
 
 Legend: W rows.
 """
@@ -31,11 +31,11 @@ from espalier.tree import Tree
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A catalogue at a moment. Where nothing was ever put its overlay is empty, and it is that of the trained items.
+    """A catalogue at a moment. Without any put, its overlay is empty and its items are the trained ones.
 
-    With live items it stands for its own items, see `Items`: those that came later have no row.
+    With live items the view itself is its `Items`, in which later items have no row.
 
-    is_frozen  whether others see live items, so that a search must be told to see none
+    is_frozen  whether this request sees no live items while others do, so that its search must exclude them
     """
 
     table: LiveItems
@@ -49,22 +49,22 @@ class View:
 
     @cached_property
     def candidates(self) -> LiveCandidates | None:
-        """What a re-ranker needs of live items; None where there are none."""
+        """The live items for a re-ranker; None if there are none."""
         return None if self.overlay.is_empty else LiveCandidates(self.table, self.overlay)
 
     @property
     def sequence(self) -> int | None:
-        """The last operation that every answer to the request holds; None where there was none."""
+        """The last operation that every answer to the request holds; None if there was none."""
         return self.overlay.sequence or None
 
     @property
     def count(self) -> int:
-        """Items, whether eligible or not."""
+        """Number of items, eligible or not."""
         return self.overlay.items + len(self.overlay.trees[0]) - self.overlay.moved
 
     @property
     def standing(self) -> NodeMask | None:
-        """The mask of a query without a filter; None where every item is eligible, or where the engine has it."""
+        """The mask of a query without a filter; None if every item is eligible, or if the engine has the mask."""
         if not self.overlay.is_empty:
             return None
         trained = self.filters.trained
@@ -77,7 +77,7 @@ class View:
         return None if self.overlay.standing is None else self.overlay.eligible
 
     def cached(self, filter: Filter) -> NodeMask | None:
-        """The mask of a filter, if it is there. Takes microseconds."""
+        """The mask of a filter, if it is cached. Takes microseconds."""
         return self.filters.cached(filter, self.overlay)
 
     def mask(self, filter: Filter) -> NodeMask:
@@ -99,48 +99,48 @@ class View:
         return eligible_rows(tree, self.overlay, rows) & ~self.is_removed(rows)
 
     def entry(self, item_id: str) -> LiveItem | None:
-        """What was put or deleted under an id."""
+        """The state of an id that was put or deleted; None for others."""
         entry = self.table.entry(item_id)
         return None if entry is None or entry.handle >= self.overlay.handles else entry
 
     def leaves_of(self, tree: Tree, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[W]: the nodes of items as a trace has them; that of a live leaf is N + its handle."""
+        """int64[W]: the nodes of items in a trace; a live leaf has N + its handle."""
         handles = self.overlay.handles_of(rows)
         trained = tree.leaf_of_item[np.where(handles < 0, rows, 0)]
         return np.where(handles < 0, trained, tree.node_count + handles)
 
-    def path_of(self, tree: Tree, place: int, row: int) -> NDArray[np.int64]:
-        """int64[H + 1]: an item's leaf, and the nodes above it, in a tree of a forest (counted from 0)."""
+    def path_of(self, tree: Tree, t: int, row: int) -> NDArray[np.int64]:
+        """int64[H + 1]: the nodes from the root to an item's leaf, in tree number t of a forest."""
         handle = int(self.overlay.handles_of(np.array([row]))[0])
         if handle < 0:
             path: NDArray[np.int64] = tree.ancestors(tree.leaf_of_item[row : row + 1])[0]
             return path
-        leaves = self.overlay.trees[place]
-        entry = leaves.of_handles(np.array([handle]))  # 0 where it was deleted meanwhile
+        leaves = self.overlay.trees[t]
+        entry = leaves.of_handles(np.array([handle]))  # 0 if it was deleted meanwhile
         above = tree.ancestors(leaves.column(PARENT, entry))[0, 1:] if entry[0] else np.full(tree.height, -1)  # from the root to the parent
         return np.append(above, tree.node_count + handle)
 
-    def weights_of(self, place: int, handle: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
-        """float32[F]: the weights of some features in a live leaf."""
-        leaves = self.overlay.trees[place]
+    def weights_of(self, t: int, handle: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
+        """float32[F]: the weights of some features in a live leaf of tree number t."""
+        leaves = self.overlay.trees[t]
         weights, entry = np.zeros(len(features), np.float32), int(leaves.of_handles(np.array([handle]))[0])
         if entry and leaves.sparse is not None:
-            own = slice(int(leaves.sparse.begin_P[entry]), int(leaves.sparse.end_P[entry]))
-            _, asked, found = np.intersect1d(features, leaves.sparse.feature[own], assume_unique=True, return_indices=True)
-            weights[asked] = leaves.sparse.weight[own][found]
+            span = slice(int(leaves.sparse.begin_P[entry]), int(leaves.sparse.end_P[entry]))
+            _, to, source = np.intersect1d(features, leaves.sparse.feature[span], assume_unique=True, return_indices=True)
+            weights[to] = leaves.sparse.weight[span][source]
         return weights
 
     def tail_part(self, tail: Tail, row: int, features: NDArray[np.int32], values: NDArray[np.float32]) -> float:
-        """What a tail adds to an item's rank for a query of some features."""
+        """The tail's part of an item's rank for a query of some features."""
         handle, leaves = int(self.overlay.handles_of(np.array([row]))[0]), self.overlay.trees[0]
         if handle < 0 or leaves.sparse is None:
             return tail.part(features, values, row)
-        entry = int(leaves.of_handles(np.array([handle]))[0])  # 0, of no features, where it was deleted meanwhile
+        entry = int(leaves.of_handles(np.array([handle]))[0])  # 0, which has no features, if it was deleted meanwhile
         begin, end = int(leaves.sparse.tail_begin_P[entry]), int(leaves.sparse.tail_end_P[entry])
         return tail.part_of_row(features, values, leaves.sparse.tail_feature[begin:end], leaves.sparse.tail_value[begin:end])
 
     def sources(self, memory: Memory, history_T: NDArray[Any], row: int) -> list[tuple[int, float]]:
-        """Which items of a history speak for an item, see `Memory.sources`."""
+        """The items of a history that lift an item, see `Memory.sources`."""
 
         def value_of(source: int) -> float:
             value = memory.value_of(source, row) if max(source, row) < self.overlay.items else 0.0

@@ -1,6 +1,6 @@
-"""The changes feed of another host's service, read over HTTP: what a host that follows is told.
+"""Reads the changes feed of another host's service over HTTP, for a host that follows it.
 
-Knows the route `GET /models/{name}/changes`, keys and how much an answer may hold. Does not know journals.
+Knows the route `GET /models/{name}/changes`, keys and the limits of an answer. Does not know journals.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from espalier.live.operations import MAX_SEQUENCE, ItemBody, Operation
 from ..tls import Certificates, calling
 
 TIMEOUT_S = 10.0
-"""Of connecting, and of each read."""
+"""Timeout of connecting, and of each read."""
 LIMIT = 500
-"""Operations that one request asks for."""
+"""Most operations of one answer."""
 MAX_ANSWER_BYTES = 64 << 20
 """Largest answer that is read."""
 
 
 class FeedFailed(EspalierError):
-    """The writer did not answer, or not as it should; a later attempt may succeed."""
+    """The writer did not answer, or its answer is invalid. A later attempt may succeed."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Page:
 
     sequence  the last one that the writer has committed
     identity  of its journal
-    dropped   the last delete that is missing there
+    dropped   see `Journal.dropped`
     """
 
     operations: tuple[Operation, ...]
@@ -48,19 +48,19 @@ class Page:
 
 
 class WriterFeed:
-    """Used by one thread. url: of the writer's service, as `Settings.follow` has it; key: of its role `admin`; certificates: where the url
-    has https, None: the system's CAs."""
+    """Used by one thread. url: of the writer's service, see `Settings.follow`; key: with the role `admin`; certificates: for https, None:
+    the system's CAs."""
 
     def __init__(self, url: str, key: str | None, certificates: Certificates | None = None) -> None:
-        parts = urlsplit(url)
-        self.url, self._path = url, parts.path
+        split_url = urlsplit(url)
+        self.url, self._path = url, split_url.path
         self._headers = {"Accept": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname or "", parts.port
+        self._is_secure, self._host, self._port = split_url.scheme == "https", split_url.hostname or "", split_url.port
         self._certificates = certificates or calling(None, None, None)
         self._connection: http.client.HTTPConnection | None = None
 
     def changes(self, model: str, after: int) -> Page:
-        """Raises FeedFailed, with the writer's own words where it refuses."""
+        """The operations of a model after a sequence. Raises FeedFailed, with the writer's reason if it refuses."""
         address = f"{self._path}/models/{quote(model, safe='')}/changes?after={after}&limit={LIMIT}"
         try:
             status, body = self._get(address)
@@ -84,7 +84,7 @@ class WriterFeed:
             raise FeedFailed(f"{self.url} answers {status} with something else than changes: {error}") from error
 
     def abort(self) -> None:
-        """End the answer that is being read, however slowly it comes. From any thread."""
+        """End the request in progress. From any thread."""
         connection = self._connection
         if connection is not None and connection.sock is not None:
             with suppress(OSError):  # it has ended
@@ -98,7 +98,7 @@ class WriterFeed:
 
     def _get(self, address: str) -> tuple[int, bytes]:
         if self._connection is None:
-            if self._secure:
+            if self._is_secure:
                 context = self._certificates.current()
                 self._connection = http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=context)
             else:
@@ -112,9 +112,9 @@ class WriterFeed:
 
 
 def operation_of(change: Mapping[str, Any]) -> Operation:
-    """An operation as the feed has it. Raises InvalidData, or KeyError, TypeError or ValueError for another form.
+    """An operation from its JSON in the feed. Raises InvalidData, or KeyError, TypeError or ValueError for another form.
 
-    What it returns can be read from a journal again: a writer's garbage must not end up in one.
+    The operation can be read from a journal again: invalid data of a writer must not end up in one.
     """
     until = change.get("valid_until")
     body = ItemBody(

@@ -159,7 +159,7 @@ def drained(items: object) -> None:
 def test_a_version_that_is_being_dropped_refuses_no_write(live: Live, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_version(models, 2, seed=1)
     live.admin("POST", "load", {"version": 2, "default": False})
-    monkeypatch.setattr(live.catalogue.thread.versions[1], "where", drained)
+    monkeypatch.setattr(live.catalogue.thread.versions[1], "candidates", drained)
     with pytest.raises(NotReady):
         live.put("new", like=("item-1",))
     live.admin("POST", "default", {"version": 2})

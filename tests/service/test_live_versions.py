@@ -126,7 +126,7 @@ def test_a_version_that_is_being_dropped_says_so(
     def drained(items: object) -> None:
         raise NotReady("The service is shutting down.")
 
-    monkeypatch.setattr(version, "where", drained)
+    monkeypatch.setattr(version, "candidates", drained)
     written(journal, ("item-1", None), *((f"new-{i}", ItemBody(like=("item-1",))) for i in range(3)))
     replay(version, journal)
     told = [record.getMessage() for record in caplog.records if record.name == "service.live.live_version"]
@@ -225,11 +225,11 @@ def test_a_replay_up_to_an_operation_counts_it_though_later_ones_have_replaced_i
 
 def test_a_request_knows_no_item_that_the_engine_does_not_have_yet(version: LiveVersion, journal: Journal) -> None:
     first, second = written(journal, ("new", ItemBody(like=("item-1",))), ("newer", ItemBody(like=("item-1",))))
-    version.apply([first], version.places([first]))
+    version.apply([first], version.new_placements([first]))
     assert version.items.rows_of(["new"]).tolist() == [-1]
     version.publish()
     assert version.items.rows_of(["new"]).tolist() == [32]
-    version.apply([second], version.places([second]))
+    version.apply([second], version.new_placements([second]))
     assert version.items.rows_of(["new", "newer"]).tolist() == [32, -1]
     assert version.items.ids_of(version.items.rows_of(["new"])) == ["new"]
 
@@ -268,7 +268,7 @@ def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(vers
     version.apply([operation], {1: (places[3],)})
     again = Slots(state).place("new-3", where)[0]
     assert (again.parent, again.slot) == (places[3].parent, places[3].slot)
-    assert Slots(state).place("new-3", where, late=7)[0].slot == again.slot
+    assert Slots(state).place("new-3", where, late_sequence=7)[0].slot == again.slot
     trained = Slots(state).place("item-9", where)[0]
     assert (trained.parent, trained.slot) == state.trained_leaf_of("item-9")
 
@@ -285,7 +285,7 @@ def test_what_is_placed_late_has_no_slot_that_a_worker_ahead_has_given_away(vers
     taken = Slots(ahead).place("known", candidates)
     ahead.apply([Change(1, "known", "put", {}, taken)])
     # the last operation of "known" is a later one, so a replay does not know it yet
-    late = [Slots(behind).place(f"late-{sequence}", candidates, late=sequence) for sequence in (2, 3)]
+    late = [Slots(behind).place(f"late-{sequence}", candidates, late_sequence=sequence) for sequence in (2, 3)]
     for sequence, placements in zip((2, 3), late, strict=True):
         ahead.apply([Change(sequence, f"late-{sequence}", "put", {}, placements)])
     behind.apply([Change(2, "late-2", "put", {}, late[0]), Change(3, "late-3", "put", {}, late[1])])

@@ -163,5 +163,5 @@ def test_a_log_says_what_the_columns_of_a_shop_weigh(tmp_path: Path) -> None:
     assert bundle.manifest.data["own_queries"] is None, "queries of one item each say nothing of others"
     fields = {"title": columns[0][3], "notes": columns[1][3]}
     evidence = Evidence.of(bundle, ItemBody(fields=fields), bundle.items, takes_fields=True)
-    written = as_matrix(LinearPlacement(bundle)._written(evidence)).toarray()[0]
+    written = as_matrix(LinearPlacement(bundle)._document_features(evidence)).toarray()[0]
     assert_allclose(written, text_rows(bundle.vectoriser, columns, weights).toarray()[3], atol=1e-6)

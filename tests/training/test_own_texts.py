@@ -158,11 +158,11 @@ def test_a_table_of_products_is_found_by_words_without_a_log(shop: Bundle) -> No
 def test_a_new_item_is_found_by_words_as_if_it_had_been_trained(shop: Bundle) -> None:
     alone = ItemBody(text="balan tuzen balan")
     evidence = Evidence.of(shop, alone, shop.items, takes_fields=True)
-    assert evidence.words is not None
-    assert_allclose(as_matrix(evidence.words).toarray(), as_matrix(shop.vectoriser.documents([str(alone.text)])).toarray())
+    assert evidence.document is not None
+    assert_allclose(as_matrix(evidence.document).toarray(), as_matrix(shop.vectoriser.documents([str(alone.text)])).toarray())
     by_fields = Evidence.of(shop, ItemBody(fields={"title": "balan tuzen", "notes": "balan", "price": 3}), shop.items, takes_fields=True)
-    assert by_fields.words is not None
-    assert_allclose(by_fields.words.values, evidence.words.values)
+    assert by_fields.document is not None
+    assert_allclose(by_fields.document.values, evidence.document.values)
     with pytest.raises(InvalidQuery, match="fields"):
         Evidence.of(shop, ItemBody(fields={"title": "unheard", "price": 3}), shop.items, takes_fields=True)
 
@@ -171,7 +171,7 @@ def test_a_new_item_of_several_columns_has_the_row_of_a_trained_one(shop: Bundle
     columns = [[str(text) for text in shop.items.column(name).to_pylist()] for name in ("title", "notes")]
     fields = dict(zip(("title", "notes"), (texts[7] for texts in columns), strict=True))
     evidence = Evidence.of(shop, ItemBody(fields=fields), shop.items, takes_fields=True)
-    written = as_matrix(LinearPlacement(shop)._written(evidence)).toarray()[0]
+    written = as_matrix(LinearPlacement(shop)._document_features(evidence)).toarray()[0]
     assert_allclose(written, text_rows(shop.vectoriser, columns, column_weights(columns)).toarray()[7], atol=1e-6)
 
 
@@ -185,7 +185,7 @@ def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: B
     assert_allclose(rows, whole / np.linalg.norm(whole, axis=1)[:, None], atol=1e-6)
     fields = dict(zip(("title", "notes"), (texts[7] for texts in columns), strict=True))
     evidence = Evidence.of(bundle, ItemBody(fields=fields), bundle.items, takes_fields=True)
-    assert_allclose(as_matrix(LinearPlacement(bundle)._written(evidence)).toarray()[0], rows[7], atol=1e-6)
+    assert_allclose(as_matrix(LinearPlacement(bundle)._document_features(evidence)).toarray()[0], rows[7], atol=1e-6)
     assert answer_rows(bundle, [columns[1][7]], 50, 1) == [[7]]
     assert bundle.manifest.data["own_weights"] == [0.1, 2.0]
     for at, wrong in enumerate(([1.0], [0.1, -2.0], None)):

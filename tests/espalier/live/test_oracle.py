@@ -69,7 +69,7 @@ class Oracle:
         self.overlay = self.state.overlay()
         self.fold = write_fold(folder / "fold" / "2", self.bundle, self.overlay, self.state.table)
         self.rows = FoldedRows.of(self.overlay)
-        self.there = np.concatenate([self.rows.kept, len(self.rows.row_I) + self.rows.new])
+        self.there = np.concatenate([self.rows.kept_rows, len(self.rows.row_I) + self.rows.new_handles])
         """The item rows of bundle and overlay that the fold has, in its order."""
 
     def queries(self) -> QueryBatch:

@@ -558,7 +558,7 @@ def test_a_count_lifts_an_item_by_its_bias_and_by_the_memory() -> None:
     assert rows[3].count == pytest.approx((2 + counts.counts_I[counts.counts_I >= 2].mean()) / 2)
     (bias,) = np.flatnonzero(rows[0].values != rows[1].values)
     assert rows[0].values[bias] < rows[1].values[bias] < rows[2].values[bias]
-    way = Placer(bundle)._way
+    way = Placer(bundle)._placement
     assert isinstance(way, GraphPlacement)
     way._scale(open_engine(bundle, "cpu").parents)
     assert abs(way._shift(40, 400) - way._shift(2, 400)) > 0.05, "it depends on what is at hand"

@@ -29,17 +29,17 @@ class Committed:
 
     def put(self, ids: str) -> None:
         for item_id in ids:
-            self.thread._waiting.put(Write(Put(item_id, ItemBody(like=("x",)))))
+            self.thread._queue.put(Write(Put(item_id, ItemBody(like=("x",)))))
 
     def turns(self, count: int) -> None:
         for _ in range(count):
             assert self.thread._turn()
 
     def _commit(self, group: Sequence[Write]) -> None:
-        self.groups.append("".join(write.what.id for write in group))
+        self.groups.append("".join(write.request.id for write in group))
         time.sleep(0.002)
         for write in self.meanwhile:
-            self.thread._waiting.put(write)
+            self.thread._queue.put(write)
         self.meanwhile.clear()
 
 
@@ -56,7 +56,7 @@ def test_writes_that_come_while_one_is_committed_wait_for_more(committed: Commit
     committed.put("c")
     looked: list[bool] = []
     committed.patch.setattr(committed.thread, "_catch_up", lambda: looked.append(True))
-    committed.thread._waiting.put(committed.thread._catch_up)  # others wait for that
+    committed.thread._queue.put(committed.thread._catch_up)  # others wait for that
     committed.turns(2)
     assert (committed.groups, looked) == (["a", "bc"], [True])
 
@@ -95,7 +95,7 @@ def test_the_end_ends_a_pause(committed: Committed) -> None:
     committed.meanwhile.append(Write(Put("b", ItemBody(like=("x",)))))
     committed.turns(1)
     committed.thread._begin_at = time.monotonic() + 600
-    committed.thread._waiting.put(None)
+    committed.thread._queue.put(None)
     committed.turns(2)
     assert committed.groups == ["a", "b"]
     assert not committed.thread._turn()

@@ -69,9 +69,9 @@ def test_all_other_workers_are_told_of_a_commit_and_what_it_says(service: Servic
         one.committed("books", written)
         assert all(seen.acquire(timeout=10) for _ in others)
     for other in others:
-        assert other.told("films") == []
-        assert other.told("books") == [b"1 one\n\x00", b"", b"x" * 60_000]
-        assert other.told("books") == []
+        assert other.take_messages("films") == []
+        assert other.take_messages("books") == [b"1 one\n\x00", b"", b"x" * 60_000]
+        assert other.take_messages("books") == []
 
 
 def test_who_waits_in_vain_says_again_what_a_full_queue_has_lost(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_who_waits_in_vain_says_again_what_a_full_queue_has_lost(service: Servic
 
 def test_a_worker_that_begins_just_after_the_folder_was_listed_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that has not changed for a while is not listed again."""
-    pages, listed, scandir = progress_pages.Pages(tmp_path), list[Path](), os.scandir
+    pages, listed, scandir = progress_pages.WorkerPages(tmp_path), list[Path](), os.scandir
 
     def counted(folder: Path) -> Any:
         listed.append(folder)
@@ -93,7 +93,7 @@ def test_a_worker_that_begins_just_after_the_folder_was_listed_is_seen(tmp_path:
 
     for pid in range(12, 30):
         pages.look()
-        page = progress_pages.OwnPage(tmp_path, pid)
+        page = progress_pages.WorkerPage(tmp_path, pid)
         pages.look()
         assert pages.pids[-1] == pid
         page.close()
@@ -130,7 +130,7 @@ def test_a_writer_waits_until_the_others_answer_by_its_commit(service: Service) 
 def test_what_no_datagram_said_is_seen_by_looking(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.01)
     one, two = service.worker(11), service.worker(12)
-    monkeypatch.setattr(Notices, "_tell", lambda *_: None)
+    monkeypatch.setattr(Notices, "_send_to_others", lambda *_: None)
     two.applied("books", 0)
     two.subscribe("books", lambda: two.applied("books", 7))
     one.applied("books", 7)
@@ -259,9 +259,9 @@ def test_a_full_queue_holds_up_nobody(service: Service, tmp_path: Path) -> None:
 
 
 def test_a_later_worker_with_the_same_pid_is_another_one(tmp_path: Path) -> None:
-    pages = progress_pages.Pages(tmp_path)
+    pages = progress_pages.WorkerPages(tmp_path)
     for models, sequence in ((("books", "films"), 7), (("films", "books"), 3)):
-        page = progress_pages.OwnPage(tmp_path, 12)
+        page = progress_pages.WorkerPage(tmp_path, 12)
         for model in models:
             page.write(model, sequence)
         pages.look()
@@ -275,7 +275,7 @@ def test_a_later_worker_with_the_same_pid_is_another_one(tmp_path: Path) -> None
 
 
 def test_a_worker_may_serve_more_models_than_its_file_has_room_for(tmp_path: Path) -> None:
-    page, pages = progress_pages.OwnPage(tmp_path, 12), progress_pages.Pages(tmp_path)
+    page, pages = progress_pages.WorkerPage(tmp_path, 12), progress_pages.WorkerPages(tmp_path)
     pages.look()
     for number in range(3 * progress_pages.ROOM):
         page.write(f"model-{number}", number)
@@ -295,7 +295,7 @@ def test_a_worker_that_could_not_make_its_file_is_behind_as_long_as_it_lives(ser
     one = service.worker(11)
     one.applied("books", 2)
     with monkeypatch.context() as patch:
-        patch.setattr("service.live.notices.OwnPage", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+        patch.setattr("service.live.notices.WorkerPage", lambda *_: (_ for _ in ()).throw(OSError("no space")))
         two = service.worker(12)
         two.applied("books", 2)
     assert one.wait_applied("books", 2, 0.01) == {12: progress_pages.UNKNOWN}

@@ -27,7 +27,7 @@ from service.live.compaction import Compaction
 from service.live.group import Write
 from service.live.journal_thread import JournalThread
 from service.live.live_version import LiveVersion
-from service.live.notices import MOST_TOLD, Notices
+from service.live.notices import MAX_MESSAGES, Notices
 from tests.espalier.live.journals import put
 from tests.service.live_running import Live, Nearest, add_version, live_service, models
 from tests.waiting import until
@@ -75,7 +75,7 @@ def test_of_two_writes_of_an_item_the_later_wins_though_the_first_was_put_back(
         entry.loaded = entry.ready[2]
         raise NotReady("The service is shutting down.")
 
-    monkeypatch.setattr(live.catalogue.thread.versions[1], "where", dropped)
+    monkeypatch.setattr(live.catalogue.thread.versions[1], "candidates", dropped)
 
     def put(item: str, price: float) -> Put:
         return Put(item, ItemBody(like=("item-1",), fields={"price": price}))
@@ -268,7 +268,7 @@ def test_what_was_known_already_says_nothing_of_what_came_after_it(follows: tupl
 def test_the_journal_is_read_where_not_all_was_told(follows: tuple[JournalThread, Journal, Notices], told: list[Any]) -> None:
     thread, others, notices = follows
     messages = [written(others, item) for item in ("one", "two", "three")]
-    notices._told["books"] = [messages[one] if isinstance(one, int) else one or b"" for one in told]
+    notices._messages["books"] = [messages[one] if isinstance(one, int) else one or b"" for one in told]
     thread.look()
     until(lambda: thread.applied == (2 if told[-1] == 1 else 3))
 
@@ -281,11 +281,11 @@ def test_of_many_commits_that_nobody_took_the_journal_is_read(follows: tuple[Jou
         release.wait()
 
     thread._enqueue(wait)
-    for number in range(3 * MOST_TOLD):
+    for number in range(3 * MAX_MESSAGES):
         notices._look("books", written(others, f"item-{number}"))
-    assert len(notices._told["books"]) <= MOST_TOLD
+    assert len(notices._messages["books"]) <= MAX_MESSAGES
     release.set()
-    until(lambda: thread.applied == 3 * MOST_TOLD)
+    until(lambda: thread.applied == 3 * MAX_MESSAGES)
 
 
 # -- a process that holds the journal's lock and does nothing, or a disk that does not answer, holds up no request for ever
