@@ -137,8 +137,9 @@ class _Reader(NullCache):
         if file is None:
             return None
         if self._listed_file is not file:
-            self._listed_file, keys = file, (key.partition(" ") for key in file.keys)
+            keys = (key.partition(" ") for key in file.keys)
             self._listed_types = [types for function, _, types in keys if function == self._name]
+            self._listed_file = file  # last: who sees it reads its types
         for types in self._listed_types:
             if accepting(types, called):
                 try:
