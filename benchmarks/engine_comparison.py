@@ -27,16 +27,18 @@ from espalier.search import Engine, LevelTrace, SearchParams, SearchResult
 from espalier.tree import Tree
 
 
-def differences(got: SearchResult, expected: SearchResult) -> list[str]:
+def differences(result: SearchResult, expected: SearchResult) -> list[str]:
     """Which of a result's arrays differ from the reference's, with integer weights."""
     wrong = []
     for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
-        mine, right = getattr(got, name), getattr(expected, name)
-        if mine.shape != right.shape:
-            wrong.append(f"{name}: got the shape {mine.shape}, expected {right.shape}")
-        elif not np.array_equal(mine, right):
-            first = tuple(int(place) for place in np.argwhere(mine != right)[0])
-            wrong.append(f"{name}: {np.sum(mine != right)} of {mine.size} differ, at {first} got {mine[first]}, expected {right[first]}")
+        got_array, expected_array = getattr(result, name), getattr(expected, name)
+        if got_array.shape != expected_array.shape:
+            wrong.append(f"{name}: got the shape {got_array.shape}, expected {expected_array.shape}")
+        elif not np.array_equal(got_array, expected_array):
+            first = tuple(int(index) for index in np.argwhere(got_array != expected_array)[0])
+            wrong.append(
+                f"{name}: {np.sum(got_array != expected_array)} of {got_array.size} differ, at {first} got {got_array[first]}, expected {expected_array[first]}"
+            )
     return wrong
 
 
@@ -53,17 +55,17 @@ def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: Sea
     if len(result.traces) != len(bundle.alone):
         return [f"the engine gave the traces of {len(result.traces)} trees, the bundle has {len(bundle.alone)}"]
     wrong = []
-    for place, (trace, alone) in enumerate(zip(result.traces, bundle.alone, strict=True)):
+    for tree_index, (trace, tree_bundle) in enumerate(zip(result.traces, bundle.alone, strict=True)):
         for b in range(len(queries)):
-            start = alone.tree.start_level(int(params.beam_size_B[b]))
+            start = tree_bundle.tree.start_level(int(params.beam_size_B[b]))
             levels = {level.level: level for level in trace if level.level >= start}
             if any(_has_something(level, b) for level in trace if level.level < start):
                 wrong.append(f"query {b}: the trace begins above level {start}, the first that its beam may cut")
-            if list(levels) != list(range(start, alone.tree.height + 1)):
-                wrong.append(f"query {b}: the trace has levels {list(levels)}, expected all from {start} to {alone.tree.height}")
+            if list(levels) != list(range(start, tree_bundle.tree.height + 1)):
+                wrong.append(f"query {b}: the trace has levels {list(levels)}, expected all from {start} to {tree_bundle.tree.height}")
             kept = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
-            steps, worse = replayed(reference, queries, params, b, kept, rounding, place)
-            wrong += worse
+            steps, worse_lines = replayed(reference, queries, params, b, kept, rounding, tree_index)
+            wrong += worse_lines
             for step in steps:
                 if step.level in levels:
                     wrong += [f"query {b}, level {step.level}: {line}" for line in _wrong_candidates(levels[step.level], b, step, rounding)]
@@ -76,19 +78,19 @@ def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: Sea
 def _has_something(level: LevelTrace, b: int) -> bool:
     """Whether a level has candidates, nodes or ranks of query b."""
     ranks = (level.ranks_BK[b], level.keys_BK[b], level.candidate_ranks_BC[b], level.candidate_keys_BC[b])
-    return bool((level.candidates_BC[b] >= 0).any() or (level.nodes_BK[b] >= 0).any() or any((own > -np.inf).any() for own in ranks))
+    return bool((level.candidates_BC[b] >= 0).any() or (level.nodes_BK[b] >= 0).any() or any((array > -np.inf).any() for array in ranks))
 
 
 def wrong_alone(engine: Engine, queries: QueryBatch, params: SearchParams, count: int | None = None) -> list[str]:
     """Which of the first `count` queries (None: all) get another answer alone than in the batch."""
-    together = engine.search(queries, params)
+    batch_result = engine.search(queries, params)
     wrong = []
     for b in range(len(queries) if count is None else min(count, len(queries))):
-        one = np.array([b])
-        alone = engine.search(queries.take(one), params.take(one))
+        position = np.array([b])
+        single_result = engine.search(queries.take(position), params.take(position))
         m = params.m_B[b]
         for name in ("item_rows_BM", "ranks_BM", "keys_BM"):
-            if not np.array_equal(getattr(alone, name)[0], getattr(together, name)[b, :m]):
+            if not np.array_equal(getattr(single_result, name)[0], getattr(batch_result, name)[b, :m]):
                 wrong.append(f"query {b}: {name} differs between alone and in a batch of {len(queries)}")
     return wrong
 
@@ -100,11 +102,11 @@ def wrong_parents(engine: Pipeline, bundle: Bundle, queries: QueryBatch, params:
     mine_BS, right_BS = got.leaf_states_BS, expected.leaf_states_BS
     if right_BS is not None and (mine_BS is None or not np.array_equal(mine_BS, right_BS)):
         wrong.append("other states on the leaf level")
-    for place, (alone, mine, right) in enumerate(zip(bundle.alone, got.frontiers, expected.frontiers, strict=True)):
+    for tree_index, (tree_bundle, got_beam, expected_beam) in enumerate(zip(bundle.alone, got.frontiers, expected.frontiers, strict=True)):
         for b, beam_size in enumerate(params.beam_size_B.tolist()):
-            beams = ((beam.nodes_BK[b], beam.ranks_BK[b]) for beam in (mine, right))
-            lines = _wrong_parents(alone.tree, bundle.manifest.ranking.gamma, beam_size, *beams)
-            wrong += [f"tree {place}, query {b}: {line}" for line in lines]
+            beams = ((beam.nodes_BK[b], beam.ranks_BK[b]) for beam in (got_beam, expected_beam))
+            lines = _wrong_parents(tree_bundle.tree, bundle.manifest.ranking.gamma, beam_size, *beams)
+            wrong += [f"tree {tree_index}, query {b}: {line}" for line in lines]
     return wrong
 
 
@@ -113,17 +115,17 @@ def _wrong_parents(
 ) -> list[str]:
     """Where a query's beam differs: where no level above the leaves is pruned, by more nodes, and ranks that mean nothing, it may."""
     nodes_K, ranks_K = got
-    there_K = nodes_K >= 0
-    if np.any(there_K[1:] & ~there_K[:-1]) or np.any(ranks_K[~there_K] != -np.inf) or np.any(np.diff(nodes_K[there_K]) <= 0):
+    is_node_K = nodes_K >= 0
+    if np.any(is_node_K[1:] & ~is_node_K[:-1]) or np.any(ranks_K[~is_node_K] != -np.inf) or np.any(np.diff(nodes_K[is_node_K]) <= 0):
         return ["nodes that do not rise, or no padding behind them"]
-    mine = dict(zip(nodes_K[there_K].tolist(), ranks_K[there_K].tolist(), strict=True))
-    right = {node: rank for node, rank in zip(*(part_K.tolist() for part_K in expected), strict=True) if node >= 0}
+    got_ranks = dict(zip(nodes_K[is_node_K].tolist(), ranks_K[is_node_K].tolist(), strict=True))
+    expected_ranks = {node: rank for node, rank in zip(*(array_K.tolist() for array_K in expected), strict=True) if node >= 0}
     if tree.start_level(beam_size) == tree.height:
-        above = tree.level(tree.height - 1)
-        if not right.keys() <= mine.keys() <= set(above):
-            return [f"nodes {list(mine)}, expected all of {list(right)}, and none but those of the level"]
-        return [] if gamma == 0 or all(mine[node] == rank for node, rank in right.items()) else ["other ranks"]
-    return [] if mine == right else [f"nodes and ranks {mine}, expected {right}"]
+        parent_level = tree.level(tree.height - 1)
+        if not expected_ranks.keys() <= got_ranks.keys() <= set(parent_level):
+            return [f"nodes {list(got_ranks)}, expected all of {list(expected_ranks)}, and none but those of the level"]
+        return [] if gamma == 0 or all(got_ranks[node] == rank for node, rank in expected_ranks.items()) else ["other ranks"]
+    return [] if got_ranks == expected_ranks else [f"nodes and ranks {got_ranks}, expected {expected_ranks}"]
 
 
 def replayed(
@@ -131,31 +133,31 @@ def replayed(
     queries: QueryBatch,
     params: SearchParams,
     b: int,
-    kept: Mapping[int, NDArray[Any]],
+    beams: Mapping[int, NDArray[Any]],
     rounding: float,
-    place: int = 0,
+    tree_index: int = 0,
 ) -> tuple[list[Step], list[str]]:
     """The reference's steps for query b along the beams that were kept, and where a beam is not a best one among its candidates.
 
     place  which tree of a forest, from 0
     """
-    steps = reference.steps(queries, params, b, dict(kept), place)
+    steps = reference.steps(queries, params, b, dict(beams), tree_index)
     wrong = []
-    alone = reference.bundle.alone
+    tree_bundles = reference.bundle.alone
     for step in steps:
-        beam = kept.get(step.level, step.kept_K)
-        mine = np.isin(step.candidates_C, beam)
+        beam = beams.get(step.level, step.kept_K)
+        is_kept_C = np.isin(step.candidates_C, beam)
         size = int(params.beam_size_B[b])
-        if step.level == alone[place].tree.height:
-            size = int(params.m_B[b]) if len(alone) == 1 else len(mine)
-        where = f"query {b}, level {step.level}"
-        if mine.sum() != len(beam):
-            wrong.append(f"{where}: {len(beam) - mine.sum()} kept nodes are no candidates")
-        if mine.sum() != min(len(mine), size):
-            wrong.append(f"{where}: {mine.sum()} of {len(mine)} candidates kept, expected {min(len(mine), size)}")
-        if mine.any() and not mine.all() and not step.keys_C[mine].min() >= step.keys_C[~mine].max() - rounding:
-            worse = step.keys_C[~mine].max() - step.keys_C[mine].min()
-            wrong.append(f"{where}: a kept node is worse than a dropped one by {worse:.3g}, rounding {rounding:g}")
+        if step.level == tree_bundles[tree_index].tree.height:
+            size = int(params.m_B[b]) if len(tree_bundles) == 1 else len(is_kept_C)
+        position = f"query {b}, level {step.level}"
+        if is_kept_C.sum() != len(beam):
+            wrong.append(f"{position}: {len(beam) - is_kept_C.sum()} kept nodes are no candidates")
+        if is_kept_C.sum() != min(len(is_kept_C), size):
+            wrong.append(f"{position}: {is_kept_C.sum()} of {len(is_kept_C)} candidates kept, expected {min(len(is_kept_C), size)}")
+        if is_kept_C.any() and not is_kept_C.all() and not step.keys_C[is_kept_C].min() >= step.keys_C[~is_kept_C].max() - rounding:
+            worse = step.keys_C[~is_kept_C].max() - step.keys_C[is_kept_C].min()
+            wrong.append(f"{position}: a kept node is worse than a dropped one by {worse:.3g}, rounding {rounding:g}")
     return steps, wrong
 
 

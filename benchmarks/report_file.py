@@ -36,6 +36,6 @@ def write_report(file: Path | None, measured: Mapping[str, Any], threads: str | 
     """
     if file is None:
         return
-    about = {"date": datetime.now(UTC).date().isoformat(), "hardware": ", ".join(filter(None, (hardware(), threads)))}
+    header = {"date": datetime.now(UTC).date().isoformat(), "hardware": ", ".join(filter(None, (hardware(), threads)))}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(about | dict(measured), indent=1) + "\n")
+    file.write_text(json.dumps(header | dict(measured), indent=1) + "\n")

@@ -115,14 +115,14 @@ def diffusion_queries(bundle: Bundle, count: int) -> QueryBatch:
     return QueryBatch(bundle.manifest.query, (rows + NOISE * rng.standard_normal(rows.shape)).astype(np.float32))
 
 
-def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.random.Generator, name: str = "trained") -> Bundle:
+def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rng: np.random.Generator, name: str = "trained") -> Bundle:
     """A bundle with the graphs that training exports, random weights. `sequence`: sequence encoders, with an inner product."""
-    tree = complete_tree(rows.permutation(27), 3)
+    tree = complete_tree(rng.permutation(27), 3)
     windows = (3, 2)
     torch.manual_seed(3)
     if kind == "sequence":
-        parts = sequence_parts(SequenceScorer(node_dim=24, window_hidden=20, dropout=0.0), 5, tree.height + 1)
-        model = NodeScorer(tree.node_count, 24, SequenceQuery(5, parts), ProductHead(24, 24, None), init_std=1.0)
+        network_parts = sequence_parts(SequenceScorer(node_dim=24, window_hidden=20, dropout=0.0), 5, tree.height + 1)
+        model = NodeScorer(tree.node_count, 24, SequenceQuery(5, network_parts), ProductHead(24, 24, None), init_std=1.0)
         graphs = export_graphs(model, "history_leaves", torch.randint(tree.leaf_offset, tree.node_count, (2, 5)))
     else:
         model = new_scorer(SCORER.checked({"kind": kind, "node_dim": 24, "hidden": hidden}), windows, tree.node_count)
@@ -130,7 +130,7 @@ def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.rand
     state = onnx.load_from_string(graphs[1]).graph.input[0].type.tensor_type.shape.dim[-1].dim_value
     return make_bundle(
         folder,
-        rows,
+        rng,
         tree,
         gamma=0.5,
         integer=False,

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = parser.parse_args(arguments).out.resolve()
     with tempfile.TemporaryDirectory() as folder:
         pages = Path(folder) / "pages"
-        for file in sorted(reached()):
+        for file in sorted(site_files()):
             (pages / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / file, pages / file)
         configuration = Path(folder) / "mkdocs.yml"
@@ -72,17 +72,17 @@ def settings(pages: Path, out: Path) -> dict[str, object]:
     }
 
 
-def reached() -> set[str]:
+def site_files() -> set[str]:
     """The files that the site has, by their paths in the repository: from the first page and the menu on, through links."""
-    waiting = [FIRST, *(file for files in NAV.values() for file in files.values())]
-    found: set[str] = set()
-    while waiting:
-        file = waiting.pop()
-        if file not in found and (ROOT / file).is_file():
-            found.add(file)
+    open_files = [FIRST, *(file for files in NAV.values() for file in files.values())]
+    reached_files: set[str] = set()
+    while open_files:
+        file = open_files.pop()
+        if file not in reached_files and (ROOT / file).is_file():
+            reached_files.add(file)
             if file.endswith(".md"):
-                waiting += links_of(file)
-    return found
+                open_files += links_of(file)
+    return reached_files
 
 
 def links_of(file: str) -> Iterator[str]:

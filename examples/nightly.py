@@ -34,29 +34,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--m", type=int, default=10, help="recall at so many items decides (default %(default)s)")
     parser.add_argument("--worse", type=float, default=0.01, help="share by which the new version may be worse (default %(default)s)")
     parser.add_argument("--keep", type=int, help="versions that stay; the default is all. Pin none that may go")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
-    versions = sorted(int(folder.name) for folder in given.models.glob("*") if folder.name.isdecimal())
+    versions = sorted(int(folder.name) for folder in options.models.glob("*") if folder.name.isdecimal())
     number = versions[-1] + 1 if versions else 1
-    staged = given.models.parent / STAGING / given.models.name / str(number)
+    staged = options.models.parent / STAGING / options.models.name / str(number)
     shutil.rmtree(staged, ignore_errors=True)
-    options = {"kind": given.kind, "minutes": given.minutes, "out": staged}
-    new = espalier.fit(given.log, user=given.user, item=given.item, time=given.time, **options)
+    fit_options = {"kind": options.kind, "minutes": options.minutes, "out": staged}
+    new = espalier.fit(options.log, user=options.user, item=options.item, time=options.time, **fit_options)
 
     if versions:
         held_out = new.held_out()
-        old = espalier.open(given.models)  # the highest version, which serves unless another one is pinned
-        before, after = (float(model.evaluate(held_out, ms=[given.m])["recall"][0]) for model in (old, new))
-        print(f"recall@{given.m}: version {versions[-1]} {before:.4f}, version {number} {after:.4f}")
-        if after < (1 - given.worse) * before:
+        old = espalier.open(options.models)  # the highest version, which serves unless another one is pinned
+        before, after = (float(model.evaluate(held_out, ms=[options.m])["recall"][0]) for model in (old, new))
+        print(f"recall@{options.m}: version {versions[-1]} {before:.4f}, version {number} {after:.4f}")
+        if after < (1 - options.worse) * before:
             print(f"version {versions[-1]} stays")
             shutil.rmtree(staged)
             return 3
-    given.models.mkdir(parents=True, exist_ok=True)
-    staged.rename(given.models / str(number))  # a rename is seen whole or not at all
-    print(f"published {given.models / str(number)}")
-    for former in versions[: max(0, len(versions) + 1 - given.keep)] if given.keep else []:
-        shutil.rmtree(given.models / str(former))
+    options.models.mkdir(parents=True, exist_ok=True)
+    staged.rename(options.models / str(number))  # a rename is seen whole or not at all
+    print(f"published {options.models / str(number)}")
+    for former in versions[: max(0, len(versions) + 1 - options.keep)] if options.keep else []:
+        shutil.rmtree(options.models / str(former))
     return 0
 
 

@@ -89,10 +89,10 @@ class Run:
             raise ValueError(f"stage {stage.name} has no sizes for {self.mode}")
         if self.ended.is_set():
             return INTERRUPTED
-        given, limit_s = sizes[0], min(sizes[1], self.left_s())
+        arguments, limit_s = sizes[0], min(sizes[1], self.left_s())
         module, function = stage.function.split(":")
         seconds = str(limit_s * (1 - SPARE))
-        arguments = [str(self.lines), stage.name, module, function, json.dumps(given), seconds, self.card or ""]
+        command_arguments = [str(self.lines), stage.name, module, function, json.dumps(arguments), seconds, self.card or ""]
         common: Row = {"stage": stage.name, "card": self.card}
         append(self.lines, common | {"case": BEGIN, "key": self.key, "date": datetime.now(UTC).isoformat(timespec="seconds")})
         print(f"{stage.name}: at most {limit_s:.0f} s", flush=True)
@@ -101,7 +101,7 @@ class Run:
             log.write(f"\n== {stage.name} ==\n".encode())
             log.flush()
             process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.gpu.stage", *arguments],
+                [sys.executable, "-m", "benchmarks.gpu.stage", *command_arguments],
                 cwd=ROOT, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.running.add(process)
@@ -150,14 +150,14 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 def digest(versions: object) -> str:
     """Of the code that is measured, of that which measures, and of the versions of what they use."""
-    found = hashlib.sha256(json.dumps(versions, sort_keys=True).encode())
+    code_hash = hashlib.sha256(json.dumps(versions, sort_keys=True).encode())
     for folder in CODE:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:12]
+            code_hash.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return code_hash.hexdigest()[:12]
 
 
-def chosen(stages: Sequence[Stage], run: Run, again: bool, keep: bool) -> list[Stage]:
+def choose_stages(stages: Sequence[Stage], run: Run, again: bool, keep: bool) -> list[Stage]:
     """The stages that are to be run: those that never came to an end, then those that failed."""
     attempts = {} if again else latest(read(run.lines))
     new: list[Stage] = []
@@ -175,11 +175,11 @@ def chosen(stages: Sequence[Stage], run: Run, again: bool, keep: bool) -> list[S
 
 def run_all(run: Run, stages: Sequence[Stage], at_once: int) -> list[str]:
     """Run stages, groups side by side as far as `at_once` says. Returns the names of those that there was no time for."""
-    left: list[str] = []
+    unfinished: list[str] = []
     for group in groups(tuple(stages)):
         limit_s = max(sizes[1] for stage in group if (sizes := stage.of(run.mode)) is not None)
         if run.left_s() < max(LEAST_S, limit_s / 2):
-            left += [stage.name for stage in group]
+            unfinished += [stage.name for stage in group]
             continue
         with ThreadPoolExecutor(at_once) as pool:
             try:
@@ -187,42 +187,42 @@ def run_all(run: Run, stages: Sequence[Stage], at_once: int) -> list[str]:
             except BaseException:
                 run.stop()  # before the pool waits for its threads
                 raise
-        left += [stage.name for stage, end in zip(group, ends, strict=True) if end in (INTERRUPTED, CUT_EARLY)]
-    return left
+        unfinished += [stage.name for stage, end in zip(group, ends, strict=True) if end in (INTERRUPTED, CUT_EARLY)]
+    return unfinished
 
 
-def concluded(run: Run, requested: Sequence[Stage], left: Sequence[str], command: str) -> int:
+def conclude(run: Run, requested: Sequence[Stage], unfinished: Sequence[str], command: str) -> int:
     """Write the report, say what is wrong and what is left; the exit status."""
     attempts = latest(read(run.lines))
     rows = [row for attempt in attempts.values() for row in (*attempt.rows, *([attempt.end] if attempt.end is not None else []))]
     device: Row = next((row for row in rows if row["stage"] == CARD and row["case"] == "device"), {})
-    report = written(run.out, command, attempts, rows, device)
+    report = write_run_report(run.out, command, attempts, rows, device)
     checked = [row for row in rows if row.get("check") and row["ok"] is not None]
     counts = Counter((row["engine"], row["form"], row["precision"], row["check"]) for row in checked)
-    right = Counter((row["engine"], row["form"], row["precision"], row["check"]) for row in checked if row["ok"])
+    correct_counts = Counter((row["engine"], row["form"], row["precision"], row["check"]) for row in checked if row["ok"])
     for checks, count in counts.items():
-        print(f"{right[checks]} of {count} right: {', '.join(checks)}", flush=True)
+        print(f"{correct_counts[checks]} of {count} right: {', '.join(checks)}", flush=True)
     wrong = [row for row in rows if row["ok"] is False]
     for row in wrong:
         print(f"WRONG  {row['stage']}  {row['case']}  {row.get('note') or row.get('status') or ''}", flush=True)
     print(f"{len(rows)} rows in {report.name}", flush=True)
-    if left:
-        print(f"left for the next run: {', '.join(left)}", flush=True)
+    if unfinished:
+        print(f"left for the next run: {', '.join(unfinished)}", flush=True)
     gpu = device.get("gpu")
     if not gpu:
         needing = [stage.name for stage in requested if stage.without_gpu is None]
         print(f"no NVIDIA GPU, not run: {', '.join(needing) or 'nothing'}", file=sys.stderr, flush=True)
-    return WRONG if wrong else MORE if left else 0 if gpu else NO_GPU
+    return WRONG if wrong else MORE if unfinished else 0 if gpu else NO_GPU
 
 
-def written(folder: Path, command: str, attempts: dict[str, Attempt], rows: Sequence[Row], device: Row) -> Path:
+def write_run_report(folder: Path, command: str, attempts: dict[str, Attempt], rows: Sequence[Row], device: Row) -> Path:
     """The report of what the last attempts found, and how each ended, as gpu_all_<card>_<date>.json in the folder."""
     date = max(str(attempt.begin["date"]) for attempt in attempts.values())[:10]
     name = re.sub(r"[^a-z0-9]+", "-", (device.get("card") or "no gpu").lower()).strip("-")
-    about = {"card": device.get("card"), "date": date, "command": command, "versions": device.get("versions"), "host": device.get("host")}
+    header = {"card": device.get("card"), "date": date, "command": command, "versions": device.get("versions"), "host": device.get("host")}
     keys = sorted({str(attempt.begin.get("key")) for attempt in attempts.values()})
     file = folder / f"gpu_all_{name}_{date}.json"
-    file.write_text(json.dumps(about | {"keys": keys, "rows": rows}, indent=1) + "\n")
+    file.write_text(json.dumps(header | {"keys": keys, "rows": rows}, indent=1) + "\n")
     return file
 
 
@@ -236,43 +236,43 @@ def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGE
     parser.add_argument("--again", action="store_true", help="run stages whose lines are complete, too")
     parser.add_argument("--keep", action="store_true", help="lines of other code and versions count as complete")
     parser.add_argument("--summary", action="store_true", help="write the report of the lines that are there, run nothing")
-    given = parser.parse_args(arguments)
-    wanted = given.only.split(",") if given.only else names
-    unknown = [name for name in wanted if name not in names]
+    options = parser.parse_args(arguments)
+    wanted_names = options.only.split(",") if options.only else names
+    unknown = [name for name in wanted_names if name not in names]
     if unknown:
         parser.error(f"--only: got {', '.join(unknown)}, expected some of {', '.join(names)}")
-    end = None if given.minutes is None else time.monotonic() + 60 * given.minutes
-    run = Run(given.out, "quick" if given.quick else "full", None, CARD, end)
-    if given.summary and not read(run.lines):
+    end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    run = Run(options.out, "quick" if options.quick else "full", None, CARD, end)
+    if options.summary and not read(run.lines):
         parser.error(f"--summary: {run.lines} holds no lines")
-    given.out.mkdir(parents=True, exist_ok=True)
-    command = "python -m benchmarks.gpu_all --out DIR" + " --quick" * given.quick
-    requested = [stage for stage in stages if stage.name in wanted and stage.name != CARD]
-    if given.summary:
-        return concluded(run, requested, [], command)
-    before = signal.signal(signal.SIGTERM, _interrupted)
+    options.out.mkdir(parents=True, exist_ok=True)
+    command = "python -m benchmarks.gpu_all --out DIR" + " --quick" * options.quick
+    requested = [stage for stage in stages if stage.name in wanted_names and stage.name != CARD]
+    if options.summary:
+        return conclude(run, requested, [], command)
+    former_handler = signal.signal(signal.SIGTERM, _interrupted)
     try:
-        left = _run(run, stages, requested, given)
+        unfinished = _run(run, stages, requested, options)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-        left = [stage.name for stage in chosen(_runnable(run, requested), run, False, given.keep)]
+        unfinished = [stage.name for stage in choose_stages(_runnable(run, requested), run, False, options.keep)]
     finally:
         run.stop()
-        signal.signal(signal.SIGTERM, before)
-    return concluded(run, requested, left, command)
+        signal.signal(signal.SIGTERM, former_handler)
+    return conclude(run, requested, unfinished, command)
 
 
-def _run(run: Run, stages: Sequence[Stage], requested: Sequence[Stage], given: argparse.Namespace) -> list[str]:
+def _run(run: Run, stages: Sequence[Stage], requested: Sequence[Stage], options: argparse.Namespace) -> list[str]:
     """The card, then the requested stages. Returns the names of the stages that there was no time for."""
     if run.stage(next(stage for stage in stages if stage.name == CARD)) not in COMPLETE:
         print(f"{CARD}: failed, see {run.out / 'gpu_all.log'}", file=sys.stderr, flush=True)
-    found: Row = next((row for row in latest(read(run.lines))[CARD].rows if row["case"] == "device"), {})
-    if not found.get("gpu"):
+    device: Row = next((row for row in latest(read(run.lines))[CARD].rows if row["case"] == "device"), {})
+    if not device.get("gpu"):
         run.mode = "without-gpu"
         print("no NVIDIA GPU: correctness alone is checked, on tiny trees in Triton's interpreter", flush=True)
-    run.card, run.key = found.get("card"), f"{found.get('card')}, {run.mode}, {digest(found.get('versions'))}"
+    run.card, run.key = device.get("card"), f"{device.get('card')}, {run.mode}, {digest(device.get('versions'))}"
     at_once = max(1, len(os.sched_getaffinity(0)) * 3 // 4)
-    return run_all(run, chosen(_runnable(run, requested), run, given.again, given.keep), at_once)
+    return run_all(run, choose_stages(_runnable(run, requested), run, options.again, options.keep), at_once)
 
 
 def _runnable(run: Run, stages: Sequence[Stage]) -> list[Stage]:

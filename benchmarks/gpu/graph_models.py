@@ -56,9 +56,9 @@ class _Rows:
         start, stop, _ = rows.indices(len(self))
         first, after = start // BLOCK, -(-stop // BLOCK)
         drawn = np.empty(((after - first) * BLOCK, self.shape[1]), np.uint16)
-        for block, part in zip(range(first, after), drawn.reshape(-1, BLOCK, self.shape[1]), strict=True):
-            raw = np.random.default_rng(block).integers(0, 1 << 64, part.size // 4, np.uint64, endpoint=False)
-            np.bitwise_and(raw.view(np.uint16).reshape(part.shape), SIGN_AND_FRACTION, out=part)
+        for block, block_rows in zip(range(first, after), drawn.reshape(-1, BLOCK, self.shape[1]), strict=True):
+            raw = np.random.default_rng(block).integers(0, 1 << 64, block_rows.size // 4, np.uint64, endpoint=False)
+            np.bitwise_and(raw.view(np.uint16).reshape(block_rows.shape), SIGN_AND_FRACTION, out=block_rows)
         drawn |= EXPONENT
         return drawn.view(np.float16)[start % BLOCK : start % BLOCK + stop - start]
 
@@ -89,8 +89,8 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
     manifest = manifest_of(tree=info, history_items=tree.item_count, name=name, query=kind, ranking=ranking, scorer=scorer, search=search)
     by_name = dict(zip(("query.onnx", "scorer.onnx"), graphs, strict=True))
     rows = _Rows(tree.node_count, width)
-    parts: dict[str, Any] = {"node_rows_ND": rows, "graph": by_name.__getitem__, "graph_kind": kind, "graph_scorer": scorer}
-    return one_tree(tree=tree, manifest=manifest, **parts)
+    attributes: dict[str, Any] = {"node_rows_ND": rows, "graph": by_name.__getitem__, "graph_kind": kind, "graph_scorer": scorer}
+    return one_tree(tree=tree, manifest=manifest, **attributes)
 
 
 def with_rows_in_memory(bundle: Bundle) -> Bundle:
@@ -99,15 +99,15 @@ def with_rows_in_memory(bundle: Bundle) -> Bundle:
     return one_tree(**{**vars(bundle), "node_rows_ND": rows_ND, "stored_rows": rows_ND})
 
 
-def manifest_of(ranking: Ranking, **parts: Any) -> SimpleNamespace:
+def manifest_of(ranking: Ranking, **fields: Any) -> SimpleNamespace:
     """What engines read of a manifest, of a bundle without a second stage."""
-    alone: dict[str, Any] = {"trees": (), "memory": None, "stacking": None, "shard": None}
-    return SimpleNamespace(**alone, version=1, ranking=ranking, result_ranking=ranking, **parts)
+    absent_fields: dict[str, Any] = {"trees": (), "memory": None, "stacking": None, "shard": None}
+    return SimpleNamespace(**absent_fields, version=1, ranking=ranking, result_ranking=ranking, **fields)
 
 
-def one_tree(**parts: Any) -> Bundle:
+def one_tree(**attributes: Any) -> Bundle:
     """A bundle of these parts, no forest, with nothing that a bundle may lack."""
-    bundle = SimpleNamespace(**({"memory": None, "stacking": None, "shard": None} | parts))
+    bundle = SimpleNamespace(**({"memory": None, "stacking": None, "shard": None} | attributes))
     bundle.alone = (bundle,)
     return cast(Bundle, bundle)
 
@@ -135,8 +135,8 @@ class TorchSearch:
         for level in range(start, height):
             rank_BC = self._logits(nodes_BC, level) + self._gamma * above_BC
             best = rank_BC.topk(beam, sorted=False)
-            kept = nodes_BC.gather(1, best.indices)
-            nodes_BC, above_BC = torch.cat([2 * kept + 1, 2 * kept + 2], 1), torch.cat([best.values, best.values], 1)
+            kept_nodes = nodes_BC.gather(1, best.indices)
+            nodes_BC, above_BC = torch.cat([2 * kept_nodes + 1, 2 * kept_nodes + 2], 1), torch.cat([best.values, best.values], 1)
         rank_BC = self._logits(nodes_BC, height) + self._gamma * above_BC
         return nodes_BC.gather(1, rank_BC.topk(m).indices)
 
@@ -153,11 +153,11 @@ class TorchSearch:
     def exhaustive(self, m: int) -> Tensor:
         """int64[B, m]: every leaf scored by its logit."""
         leaves, state = self._tree.level(self._tree.height), self._state_BLS[:, -1]
-        parts = [
+        logit_blocks = [
             self._head(state, self._rows_ND[start : min(start + (1 << 17), leaves.stop)].expand(len(state), -1, -1))
             for start in range(leaves.start, leaves.stop, 1 << 17)
         ]
-        return torch.cat(parts, 1).topk(m).indices
+        return torch.cat(logit_blocks, 1).topk(m).indices
 
 
 def _twice(rank_BC: Tensor) -> Tensor:
@@ -167,5 +167,5 @@ def _twice(rank_BC: Tensor) -> Tensor:
 
 def items_of(tree: Tree, leaves_BM: Tensor) -> NDArray[np.int64]:
     """The item rows of leaves."""
-    found: NDArray[np.int64] = tree.leaf_item[leaves_BM.cpu().numpy() - tree.leaf_offset]
-    return found
+    item_rows: NDArray[np.int64] = tree.leaf_item[leaves_BM.cpu().numpy() - tree.leaf_offset]
+    return item_rows

@@ -137,20 +137,20 @@ def summary(spans: Sequence[Span], runs: int) -> dict[str, Any]:
     launches  pieces of work of a run · busy_us  in which the device works · gap_us  from the first to the last one, in which it does not
     kernels   name → how often, and microseconds in all
     """
-    each = len(spans) // runs
-    if each == 0 or each * runs != len(spans):
+    spans_per_run = len(spans) // runs
+    if spans_per_run == 0 or spans_per_run * runs != len(spans):
         return {"launches": len(spans) / runs, "note": "the runs differ in their launches"}
-    found = []
-    for begin in range(0, len(spans), each):
-        part = spans[begin : begin + each]
-        gaps = [max(0.0, after.start - max(span.end for span in part[: i + 1])) for i, after in enumerate(part[1:])]
-        long = max(span.end for span in part) - part[0].start
-        found.append((long, long - sum(gaps), sum(gaps), float(np.median(gaps)) if gaps else 0.0))
-    long, busy, gap, median_gap = np.median(found, axis=0).tolist()
+    run_times = []
+    for begin in range(0, len(spans), spans_per_run):
+        run_spans = spans[begin : begin + spans_per_run]
+        gaps = [max(0.0, after.start - max(span.end for span in run_spans[: i + 1])) for i, after in enumerate(run_spans[1:])]
+        long = max(span.end for span in run_spans) - run_spans[0].start
+        run_times.append((long, long - sum(gaps), sum(gaps), float(np.median(gaps)) if gaps else 0.0))
+    long, busy, gap, median_gap = np.median(run_times, axis=0).tolist()
     kernels: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for span in spans:
         kernels[span.name][0] += 1 / runs
         kernels[span.name][1] += (span.end - span.start) / runs
     shown = {name[:60]: [round(count, 2), round(us, 2)] for name, (count, us) in sorted(kernels.items(), key=lambda entry: -entry[1][1])}
     rounded = {"busy_us": round(busy, 2), "gap_us": round(gap, 2), "median_gap_us": round(median_gap, 3)}
-    return {"ms": round(long / 1e3, 4), "launches": each} | rounded | {"kernels": shown}
+    return {"ms": round(long / 1e3, 4), "launches": spans_per_run} | rounded | {"kernels": shown}

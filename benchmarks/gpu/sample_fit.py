@@ -47,10 +47,15 @@ def fit(steps: int | None = None, device: Device = "cuda") -> Iterator[Row]:
             "items": trained.tree.item_count,
         }
         yield row | {"ok": steps is not None or recall["trained"] >= recall["shipped"] - WORSE, "recall": recall}
-        for where in dict.fromkeys(("cpu", device)):
-            found = _recall(trained, where)
-            same = abs(found["recall"] - recall["trained"]) <= 1e-3
-            yield {"case": f"the sample as trained, searched on {where}", "ok": same, "ms": found["ms_per_query"], "batch": BATCH} | found
+        for search_device in dict.fromkeys(("cpu", device)):
+            recall_row = _recall(trained, search_device)
+            same = abs(recall_row["recall"] - recall["trained"]) <= 1e-3
+            yield {
+                "case": f"the sample as trained, searched on {search_device}",
+                "ok": same,
+                "ms": recall_row["ms_per_query"],
+                "batch": BATCH,
+            } | recall_row
 
 
 def _recall(bundle: Bundle, device: Device) -> Row:

@@ -71,12 +71,12 @@ def search(
             calls["onnx-cuda-call"] = _by_onnx(bundle, "cuda")
         elif "onnx" in peers:
             yield {"case": f"onnx-cuda-call, 2^{height}", "ok": None, "note": "not installed: ONNX Runtime here has no CUDA"}
-        alone = {"onnx-cpu-call": _by_onnx(bundle, "cpu")} if "onnx" in peers else {}
+        single_query_calls = {"onnx-cpu-call": _by_onnx(bundle, "cpu")} if "onnx" in peers else {}
         masks = [node_mask(tree, rng.random(tree.item_count) < 0.5) for _ in range(2)] if masked else []
         for batch, beam in itertools.product(batches, beams):
             queries = QueryBatch(bundle.manifest.query, rng.integers(0, tree.item_count, (batch, sum(PAPER_WINDOWS))))
             try:
-                yield from _case(engine, form, beam, queries, calls | (alone if batch == 1 else {}), masks, peers)
+                yield from _case(engine, form, beam, queries, calls | (single_query_calls if batch == 1 else {}), masks, peers)
                 if "exhaustive" in peers and batch <= 16 and beam == beams[0] and not FORMS[form].gamma:
                     yield _exhaustive(engine, form, beam, queries)
             except Exception as error:  # of a compiler or an allocator: nothing narrower is known

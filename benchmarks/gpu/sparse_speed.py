@@ -86,9 +86,9 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
     )
     key.sort()  # several times as fast as np.unique, which would be most of the benchmark
     key = key[np.append(True, key[1:] != key[:-1])]
-    against, key = key % 2 == 1, key // 2
+    is_negative, key = key % 2 == 1, key // 2
     first = np.append(True, key[1:] != key[:-1])  # a child's weight for a feature that is its own and a sibling's too is the own one
-    key, against = key[first], against[first]
+    key, is_negative = key[first], is_negative[first]
     weight = rng.uniform(0.2, 0.6, len(key)).astype(np.float32)
     row = key // branching
     begin = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
@@ -98,7 +98,7 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
         row_feature=(row % features).astype(np.int32),
         row_entry=np.append(begin, len(key)),
         entry_child=(key % branching).astype(np.uint16),
-        entry_weight=np.where(against, -weight / 2, weight),
+        entry_weight=np.where(is_negative, -weight / 2, weight),
         bias=rng.uniform(-0.4, 0, tree.node_count).astype(np.float32),
         width=features,
     )
@@ -122,9 +122,14 @@ def queries_of(bundle: Bundle, own_NF: NDArray[np.int32], count: int, seed: int 
     """Queries of NON_ZEROS features, of length 1: for a random label as many of each node on its path, the rest common ones."""
     rng, tree = np.random.default_rng(seed), bundle.tree
     path_BL = tree.ancestors(rng.integers(tree.leaf_offset, tree.node_count, count))[:, 1:]
-    each = min(OWN, NON_ZEROS // (tree.height + 1))
+    features_per_node = min(OWN, NON_ZEROS // (tree.height + 1))
     rows = [
-        np.unique(np.append(own_NF[path][:, rng.permutation(OWN)[:each]], rng.permutation(COMMON)[: NON_ZEROS - each * tree.height]))
+        np.unique(
+            np.append(
+                own_NF[path][:, rng.permutation(OWN)[:features_per_node]],
+                rng.permutation(COMMON)[: NON_ZEROS - features_per_node * tree.height],
+            )
+        )
         for path in path_BL
     ]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
@@ -149,12 +154,12 @@ def search(
     begin = time.perf_counter()
     bundle, own_NF = model_of(levels, branching)
     rows = [queries_of(bundle, own_NF, batch, seed=batch) for batch in batches]
-    apart = queries_of(bundle, own_NF, singles, seed=0)
+    single_queries = queries_of(bundle, own_NF, singles, seed=0)
     on_cpu = Pipeline(bundle, SparseSearch(bundle))
     on_cpu.warm_up()
     sizes = {"labels": bundle.tree.leaf_count, "weights": len(bundle.chunks.entry_weight), "bundle_mb": round(bundle.chunks.nbytes / 1e6)}
     yield {"case": "the model", "ok": None} | sizes | {"seconds_until_here": round(time.perf_counter() - begin, 1)}
-    known: dict[tuple[int, int], NDArray[np.int64]] = {}
+    expected_rows: dict[tuple[int, int], NDArray[np.int64]] = {}
     for precision in precisions:
         begin = time.perf_counter()
         with closing(SparseCudaSearch(bundle, device, precision, FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64,)))) as trees:
@@ -164,27 +169,27 @@ def search(
             yield {"case": f"the tables, {precision}", "ok": None} | sizes | {"seconds_to_open": round(time.perf_counter() - begin, 1)}
             for queries, beam in itertools.product(rows, beams):
                 params = SearchParams.uniform(len(queries), beam, M)
-                if (beam, len(queries)) not in known:
-                    known[beam, len(queries)] = on_cpu.search(queries, params).item_rows_BM
-                    yield _row("sparse-cpu", "float32", beam, queries, _call(on_cpu, queries, params, apart), bundle)
+                if (beam, len(queries)) not in expected_rows:
+                    expected_rows[beam, len(queries)] = on_cpu.search(queries, params).item_rows_BM
+                    yield _row("sparse-cpu", "float32", beam, queries, _call(on_cpu, queries, params, single_queries), bundle)
                 found_BM = engine.search(queries, params).item_rows_BM
-                share = agreement(found_BM, known[beam, len(queries)])
+                share = agreement(found_BM, expected_rows[beam, len(queries)])
                 with trees.running():
                     cell = trees.cell(len(queries), beam.bit_length() - 1, M)
                     run = cell.graph.replay if cell.graph is not None else partial(cell.launch_search, None)
                     times = {"ms": milliseconds(run)}
                 searched = _row("sparse-cuda", precision, beam, queries, times, bundle)
                 yield searched | {"ok": share >= AGREED[precision], "as_sparse_cpu": round(share, 5)}
-                yield _row("sparse-cuda-call", precision, beam, queries, _call(engine, queries, params, apart), bundle)
+                yield _row("sparse-cuda-call", precision, beam, queries, _call(engine, queries, params, single_queries), bundle)
 
 
-def _call(engine: Engine, queries: QueryBatch, params: SearchParams, apart: QueryBatch) -> dict[str, float]:
+def _call(engine: Engine, queries: QueryBatch, params: SearchParams, single_queries: QueryBatch) -> dict[str, float]:
     """Milliseconds of a call of many queries, or of calls of single ones, each another."""
     if len(queries) > 1:
         return {"ms": milliseconds(partial(engine.search, queries, params), 3)}
     times = []
-    for b in range(len(apart)):
-        query = apart.take(np.array([b]))
+    for b in range(len(single_queries)):
+        query = single_queries.take(np.array([b]))
         begin = time.perf_counter()
         engine.search(query, params)
         times.append((time.perf_counter() - begin) * 1e3)

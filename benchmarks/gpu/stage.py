@@ -25,23 +25,23 @@ CRASHED, CUT, OUT_OF_MEMORY = 1, 10, 11
 
 
 def main(arguments: list[str]) -> int:
-    path, stage, module, function, given, seconds, card = arguments
-    fixed = {"stage": stage} | ({"card": card} if card else {})
+    path, stage, module, function, function_arguments, seconds, card = arguments
+    common_fields = {"stage": stage} | ({"card": card} if card else {})
     end = time.monotonic() + float(seconds)
     try:
-        rows: Iterator[Row] = getattr(importlib.import_module(module), function)(**json.loads(given))
+        rows: Iterator[Row] = getattr(importlib.import_module(module), function)(**json.loads(function_arguments))
         for row in rows:
-            append(Path(path), row | fixed)
+            append(Path(path), row | common_fields)
             print_row(row)
             if time.monotonic() > end:
                 note = f"{float(seconds):.0f} s were over: what comes after the row above, if anything does, is left out"
-                append(Path(path), {"case": "the rest", "note": note} | fixed)
+                append(Path(path), {"case": "the rest", "note": note} | common_fields)
                 return CUT
     except Exception as error:
         traceback.print_exc()
-        short = is_out_of_memory(error)
-        append(Path(path), {"case": "out of memory" if short else "crashed", "ok": False, "note": reason(error)} | fixed)
-        return OUT_OF_MEMORY if short else CRASHED
+        no_memory = is_out_of_memory(error)
+        append(Path(path), {"case": "out of memory" if no_memory else "crashed", "ok": False, "note": reason(error)} | common_fields)
+        return OUT_OF_MEMORY if no_memory else CRASHED
     return 0
 
 

@@ -35,13 +35,13 @@ class Stage:
         return {"full": self.full, "quick": self.quick, "without-gpu": self.without_gpu}[mode]
 
 
-def _correctness(engine: str, function: str, given: Arguments, cases: int, tiny: Arguments) -> Stage:
+def _correctness(engine: str, function: str, arguments: Arguments, cases: int, interpreter_arguments: Arguments) -> Stage:
     return Stage(
         f"correctness-{engine}",
         f"benchmarks.gpu.correctness:{function}",
-        ({**given, "cases": cases}, 120),
-        ({**given, "cases": 6}, 60),
-        ({**given, **tiny, "cases": 3, "device": "cpu"}, 180),
+        ({**arguments, "cases": cases}, 120),
+        ({**arguments, "cases": 6}, 60),
+        ({**arguments, **interpreter_arguments, "cases": 3, "device": "cpu"}, 180),
         group="correctness",
     )
 
@@ -143,10 +143,10 @@ STAGES: tuple[Stage, ...] = (
 
 def groups(stages: tuple[Stage, ...]) -> list[tuple[Stage, ...]]:
     """The stages in order; neighbours of one group together."""
-    found: list[tuple[Stage, ...]] = []
+    stage_groups: list[tuple[Stage, ...]] = []
     for stage in stages:
-        if stage.group is not None and found and found[-1][0].group == stage.group:
-            found[-1] = (*found[-1], stage)
+        if stage.group is not None and stage_groups and stage_groups[-1][0].group == stage.group:
+            stage_groups[-1] = (*stage_groups[-1], stage)
         else:
-            found.append((stage,))
-    return found
+            stage_groups.append((stage,))
+    return stage_groups

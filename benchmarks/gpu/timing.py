@@ -45,11 +45,11 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
     """The same launches as one CUDA graph; without a GPU the run itself."""
     if not torch.cuda.is_available():
         return run
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    capture_stream = torch.cuda.Stream()
+    capture_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(capture_stream):
         run()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(capture_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
@@ -80,13 +80,13 @@ def card() -> Iterator[Row]:
 
 def versions() -> dict[str, str | None]:
     """Of the packages that a result depends on; None where one is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
+    version_by_package: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            version_by_package[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            version_by_package[name] = None
+    return version_by_package
 
 
 def _device() -> dict[str, Any]:

@@ -57,9 +57,9 @@ def measure(bundle: Bundle, queries: QueryBatch, conditions: Mapping[str, Mappin
     rows = []
     for name, condition in {"all items": {}, **conditions}.items():
         mask, cost = masked(bundle, condition) if condition else (every_item(bundle.tree), {})
-        about = {"model": bundle.manifest.name, "filter": name, "eligible": mask.items} | cost
+        filter_columns = {"model": bundle.manifest.name, "filter": name, "eligible": mask.items} | cost
         for row in measure_filter(engine, queries, mask, bool(condition), rounds):
-            rows.append(about | row)
+            rows.append(filter_columns | row)
             print_row(rows[-1])
     return rows
 
@@ -78,16 +78,18 @@ def masked(bundle: Bundle, condition: Mapping[str, object]) -> tuple[NodeMask, d
 def measure_filter(engine: Pipeline, queries: QueryBatch, mask: NodeMask, filtered: bool, rounds: int) -> list[dict[str, Any]]:
     """One filter with every beam and rule; a widened beam that several come to is measured once."""
     tree, limit = engine.bundle.tree, engine.bundle.manifest.search.max_beam_size
-    given = mask if filtered else None
-    best_BM = engine.search(queries, SearchParams.uniform(len(queries), tree.leaf_count, M, mask=given)).item_rows_BM
-    done: dict[int, tuple[float, float]] = {}
+    mask_or_none = mask if filtered else None
+    best_BM = engine.search(queries, SearchParams.uniform(len(queries), tree.leaf_count, M, mask=mask_or_none)).item_rows_BM
+    measured_beams: dict[int, tuple[float, float]] = {}
     rows: list[dict[str, Any]] = []
     for beam in BEAMS:
-        rooted = max(1, min(widened_beam(beam, mask.items, tree.item_count, WIDEST), limit, mask.items))
-        for rule, widened in (("none", beam), ("root", rooted)):
-            if widened not in done:
-                done[widened] = search(engine, queries, SearchParams.uniform(len(queries), widened, M, mask=given), best_BM, rounds)
-            share, ms = done[widened]
+        widened_by_root = max(1, min(widened_beam(beam, mask.items, tree.item_count, WIDEST), limit, mask.items))
+        for rule, widened in (("none", beam), ("root", widened_by_root)):
+            if widened not in measured_beams:
+                measured_beams[widened] = search(
+                    engine, queries, SearchParams.uniform(len(queries), widened, M, mask=mask_or_none), best_BM, rounds
+                )
+            share, ms = measured_beams[widened]
             rows.append({"beam_size": beam, "rule": rule, "widened": widened, "overlap": round(share, 4), "ms_per_query": round(ms, 4)})
     return rows
 
@@ -109,10 +111,10 @@ def timed(call: Callable[[], T]) -> tuple[float, T]:
 def sections(bundle: Bundle) -> dict[str, Mapping[str, object]]:
     """Filters by section, of shares from a third to a thousandth of the items."""
     counts = {entry["values"]: entry["counts"] for entry in bundle.items.column("section").value_counts().to_pylist()}
-    wanted = [share * len(bundle.items) for share in (0.3, 0.1, 0.05, 0.01, 0.005, 0.001)]
+    target_sizes = [share * len(bundle.items) for share in (0.3, 0.1, 0.05, 0.01, 0.005, 0.001)]
     names, sizes = list(counts), np.array(list(counts.values()))
-    chosen = [names[int(np.abs(np.log(sizes / size)).argmin())] for size in wanted]
-    return {section: {"section": [section]} for section in dict.fromkeys(chosen)}
+    nearest_names = [names[int(np.abs(np.log(sizes / size)).argmin())] for size in target_sizes]
+    return {section: {"section": [section]} for section in dict.fromkeys(nearest_names)}
 
 
 def main() -> None:

@@ -73,18 +73,18 @@ def churned(
     engine, state, placer = open_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
     state.apply([Change(number, ids[item], "delete") for number, item in enumerate(renamed, 1)])
     engine.set_overlay(state.overlay())
-    going = set(renamed)
+    deleted_items = set(renamed)
     bodies = []
     for item in renamed:
-        histories = [[ids[other] for other in event.tolist() if other not in going] for event in events[item]]
+        histories = [[ids[other] for other in event.tolist() if other not in deleted_items] for event in events[item]]
         count = None if count_I is None else max(len(histories), int(count_I[item]))
         bodies.append(ItemBody(events=tuple(histories), count=count))
-    placed = placer.place(bodies, state.table, state.overlay(), engine.parents)
-    put_placed(state, list(renamed.values()), placed, len(renamed) + 1)  # an item does not come back where all its events go with it
+    placements = placer.place(bodies, state.table, state.overlay(), engine.parents)
+    put_placed(state, list(renamed.values()), placements, len(renamed) + 1)  # an item does not come back where all its events go with it
     if lessons is not None:
         lessons.deleted([ids[item] for item in renamed])
-    for item, body, found in zip(renamed, bodies, placed, strict=True):
-        if not isinstance(found, EspalierError):
+    for item, body, placement in zip(renamed, bodies, placements, strict=True):
+        if not isinstance(placement, EspalierError):
             ids[item] = renamed[item]
             if lessons is not None:
                 lessons.put(ids[item], body)
@@ -129,7 +129,9 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
     return [{"events": events} | row for events in options.events for row in rounds(config, whole, bundle, events, options, folder)]
 
 
-def rounds(config: DeepConfig, whole: Prepared, bundle: Bundle, most: int, options: argparse.Namespace, folder: Path) -> Iterator[Row]:
+def rounds(
+    config: DeepConfig, whole: Prepared, bundle: Bundle, max_histories: int, options: argparse.Namespace, folder: Path
+) -> Iterator[Row]:
     """A row after each round, of items that come with at most so many histories."""
     beam, m, exclude_seen = config.search.beam_size, config.search.m, config.search.exclude_seen
     ids = whole.items.ids_of(np.arange(len(whole.items)))
@@ -137,32 +139,32 @@ def rounds(config: DeepConfig, whole: Prepared, bundle: Bundle, most: int, optio
     measure, every_I = Measure(pairs, len(ids), exclude_seen), np.ones(len(ids), np.bool_)
     relevant = np.concatenate(measure.relevant)
     rng = np.random.default_rng([config.seed, 9])
-    events = histories_of(whole, most, rng)
+    events = histories_of(whole, max_histories, rng)
     count_I = lists_of(whole.split.lists, whole.split.train).events_I if options.count else None
     order = rng.permutation(np.array(sorted(events), np.int64))
-    each = round(options.share * len(whole.items))
-    came_I = np.zeros(len(ids), np.bool_)
+    items_per_round = round(options.share * len(whole.items))
+    came_live_I = np.zeros(len(ids), np.bool_)
     trained: float | None = None
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        (Path(place) / "lessons").mkdir()
-        lessons = None if options.learn == "none" else Lessons(whole.split, options.learn == "today", Path(place) / "lessons")
+    with tempfile.TemporaryDirectory(dir=folder) as round_folder:
+        (Path(round_folder) / "lessons").mkdir()
+        lessons = None if options.learn == "none" else Lessons(whole.split, options.learn == "today", Path(round_folder) / "lessons")
         for number in range(options.rounds + 1):
             if number:
-                going = order[(number - 1) * each : number * each].tolist()
-                if not going:
+                deleted_items = order[(number - 1) * items_per_round : number * items_per_round].tolist()
+                if not deleted_items:
                     return
-                renamed = {item: f"{ids[item]}~{number}" for item in going}
-                bundle = churned(bundle, ids, renamed, events, count_I, Path(place) / "churn" / str(number), lessons)
-                came_I[going] = True
+                renamed = {item: f"{ids[item]}~{number}" for item in deleted_items}
+                bundle = churned(bundle, ids, renamed, events, count_I, Path(round_folder) / "churn" / str(number), lessons)
+                came_live_I[deleted_items] = True
             begin = time.perf_counter()
             found_BM = finder(bundle, ids, beam, exclude_seen)(measure.histories, m)
             recall = measure.recall(found_BM, every_I, m)[0]
             trained = recall if trained is None else trained
-            row: Row = {"round": number, "recall": recall, "recall_old": measure.recall(found_BM, ~came_I, m)[0]}
-            row["recall_came"] = measure.recall(found_BM, came_I, m)[0] if came_I[relevant].any() else None
+            row: Row = {"round": number, "recall": recall, "recall_old": measure.recall(found_BM, ~came_live_I, m)[0]}
+            row["recall_came"] = measure.recall(found_BM, came_live_I, m)[0] if came_live_I[relevant].any() else None
             row["recall_trained"] = trained
-            row |= {"shown": float(came_I[found_BM[found_BM >= 0]].mean()), "share": float(came_I[relevant].mean())}
-            print(most, row, f"{time.perf_counter() - begin:.0f} s", flush=True)
+            row |= {"shown": float(came_live_I[found_BM[found_BM >= 0]].mean()), "share": float(came_live_I[relevant].mean())}
+            print(max_histories, row, f"{time.perf_counter() - begin:.0f} s", flush=True)
             yield row
 
 
@@ -170,9 +172,9 @@ def benchmark(options: argparse.Namespace) -> None:
     real = real_logs.load(options)
     with tempfile.TemporaryDirectory() as folder:
         rows = run(real.config, real.log, options, options.models or Path(folder))
-    about = {"set": real.name, "threads": options.threads, "events": options.events, "count": options.count, "churn": options.share}
-    about |= {"users": options.users, "learn": options.learn, "m": real.config.search.m}
-    write_report(options.json, about | {"config": without_folders(real.config), "rows": rows})
+    header = {"set": real.name, "threads": options.threads, "events": options.events, "count": options.count, "churn": options.share}
+    header |= {"users": options.users, "learn": options.learn, "m": real.config.search.m}
+    write_report(options.json, header | {"config": without_folders(real.config), "rows": rows})
 
 
 def main() -> None:

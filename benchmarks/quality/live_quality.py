@@ -94,38 +94,38 @@ def finder(bundle: Bundle, ids: Sequence[str], beam: int, exclude_seen: bool) ->
 
 def among(found_BM: Int64, gone_I: NDArray[np.bool_], m: int) -> Int64:
     """The first m of each row that are not gone."""
-    kept_BM = np.full((len(found_BM), m), NO_ITEM, np.int64)
-    for kept, row in zip(kept_BM, found_BM, strict=True):
+    allowed_BM = np.full((len(found_BM), m), NO_ITEM, np.int64)
+    for allowed_M, row in zip(allowed_BM, found_BM, strict=True):
         rows = row[row >= 0]
         rows = rows[~gone_I[rows]][:m]
-        kept[: len(rows)] = rows
-    return kept_BM
+        allowed_M[: len(rows)] = rows
+    return allowed_BM
 
 
-def put_in(bundle: Bundle, hidden: HiddenItems, part: Int64, how: str, out: Path) -> tuple[Bundle, float]:
+def put_in(bundle: Bundle, hidden: HiddenItems, hidden_numbers: Int64, how: str, out: Path) -> tuple[Bundle, float]:
     """The bundle with some hidden items (numbers 0 … n − 1) in it, and how many were placed in a second of processor time."""
     engine, state, placer = open_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
     bodies = []
-    for k in part.tolist():
+    for k in hidden_numbers.tolist():
         events = tuple(tuple(bundle.items.ids_of(event)) for event in hidden.events[k]) if "events" in how else ()
         count = hidden.counts[k] if "count" in how else None
         bodies.append(ItemBody(fields=hidden.fields[k] if "content" in how else None, events=events, count=count))
     placer.place(bodies[:1], state.table, state.overlay(), engine.parents)  # finds the scale of rows
     begin = time.process_time()
-    placed = placer.place(bodies, state.table, state.overlay(), engine.parents)
-    for found in placed:
-        if isinstance(found, EspalierError):
-            raise found
-    put_placed(state, [hidden.ids[len(hidden.old.items) + k] for k in part.tolist()], placed)
-    per_s = len(part) / (time.process_time() - begin)
+    placements = placer.place(bodies, state.table, state.overlay(), engine.parents)
+    for placement in placements:
+        if isinstance(placement, EspalierError):
+            raise placement
+    put_placed(state, [hidden.ids[len(hidden.old.items) + k] for k in hidden_numbers.tolist()], placements)
+    per_s = len(hidden_numbers) / (time.process_time() - begin)
     return write_fold(out, bundle, state.overlay(), state.table), per_s
 
 
-def put_placed(state: LiveState, ids: Sequence[str], placed: Sequence[Candidates | EspalierError], first: int = 1) -> None:
+def put_placed(state: LiveState, ids: Sequence[str], placements: Sequence[Candidates | EspalierError], first: int = 1) -> None:
     """Put new items where they were placed, numbered from `first`, but for those that could not be placed."""
-    for number, (item_id, found) in enumerate(zip(ids, placed, strict=True), first):
-        if not isinstance(found, EspalierError):
-            parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
+    for number, (item_id, placement) in enumerate(zip(ids, placements, strict=True), first):
+        if not isinstance(placement, EspalierError):
+            parent, row = next((parent, row) for parent, row in placement[0] if state.has_room(0, parent))
             state.apply([Change(number, item_id, "put", None, (Placement(0, parent, state.next_slot(0, parent), row),))])
 
 
@@ -134,16 +134,16 @@ class Measure:
 
     def __init__(self, pairs: Sequence[EvaluationPair], old: int, exclude_seen: bool) -> None:
         self.old = old
-        kept = without_seen(pairs) if exclude_seen else pairs
-        self.histories = [pair.history for pair in kept]
-        self.relevant = [np.unique(pair.relevant) for pair in kept]
+        query_pairs = without_seen(pairs) if exclude_seen else pairs
+        self.histories = [pair.history for pair in query_pairs]
+        self.relevant = [np.unique(pair.relevant) for pair in query_pairs]
 
-    def recall(self, found_BM: Int64, wanted_I: NDArray[np.bool_], m: int) -> tuple[float, int]:
+    def recall(self, found_BM: Int64, counted_I: NDArray[np.bool_], m: int) -> tuple[float, int]:
         """Mean recall of the wanted items, over the queries that have some, and how many these are."""
-        relevant = [rows[wanted_I[rows]] for rows in self.relevant]
-        some = np.flatnonzero([len(rows) > 0 for rows in relevant])
-        recall_B = precision_recall_f(found_BM[some], [relevant[b] for b in some.tolist()], m)[1]
-        return float(recall_B.mean()), len(some)
+        relevant = [rows[counted_I[rows]] for rows in self.relevant]
+        queries_with_relevant = np.flatnonzero([len(rows) > 0 for rows in relevant])
+        recall_B = precision_recall_f(found_BM[queries_with_relevant], [relevant[b] for b in queries_with_relevant.tolist()], m)[1]
+        return float(recall_B.mean()), len(queries_with_relevant)
 
 
 def neighbours_of(config: DeepConfig, hidden: HiddenItems, how: str) -> Find:
@@ -159,68 +159,72 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
     hidden = hide(config, whole, options.share, options.events, config.seed)
     old, count = len(hidden.old.items), len(hidden.hidden_n)
     print(f"{count} of {len(whole.items)} items are hidden", flush=True)
-    told = Prepared(hidden.with_events(), hidden.items, None, item_content(hidden.items, config.content))
-    before, retrained, same = (
+    with_events = Prepared(hidden.with_events(), hidden.items, None, item_content(hidden.items, config.content))
+    before, retrained, retrained_same = (
         trained(config, prepared, folder / name)
-        for prepared, name in ((hidden.old, "old"), (whole, "whole"), (told, f"told-{options.events}"))
+        for prepared, name in ((hidden.old, "old"), (whole, "whole"), (with_events, f"told-{options.events}"))
     )
     beam, exclude_seen = config.search.beam_size, config.search.exclude_seen
     pairs = whole.split.validation if options.users == "validation" else whole.split.test
     measure = Measure(hidden.moved(pairs), old, exclude_seen)
-    found = {
+    answers_by_model = {
         "before": finder(before, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
         "retrained": finder(retrained, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
-        "retrained_same": finder(same, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
+        "retrained_same": finder(retrained_same, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
     }
     by_events = neighbours_of(config, hidden, "events")(measure.histories, MORE)
     rows: list[Row] = []
     for how in HOW if before.manifest.content is None else (*HOW, "content", "events+content"):
-        found["neighbours"] = neighbours_of(config, hidden, how)(measure.histories, MORE) if how == "content" else by_events
-        for name, parts in parts_of(count, config.seed):
+        answers_by_model["neighbours"] = neighbours_of(config, hidden, how)(measure.histories, MORE) if how == "content" else by_events
+        for name, groups in groups_of(count, config.seed):
             figures: list[list[Row]] = []
-            for number, part in enumerate(parts):
-                with tempfile.TemporaryDirectory(dir=folder) as place:
-                    folded, per_s = put_in(before, hidden, part, how, Path(place) / "live" / "2")
+            for number, group in enumerate(groups):
+                with tempfile.TemporaryDirectory(dir=folder) as live_folder:
+                    folded, per_s = put_in(before, hidden, group, how, Path(live_folder) / "live" / "2")
                     live_BM = finder(folded, hidden.ids, beam, exclude_seen)(measure.histories, MORE)
                 is_new_I = np.zeros(len(whole.items), np.bool_)
-                is_new_I[old + part] = True
+                is_new_I[old + group] = True
                 is_old_I = np.arange(len(whole.items)) < old
-                of = {key: among(rows_BM, ~is_old_I & ~is_new_I, max(MS)) for key, rows_BM in (found | {"live": live_BM}).items()}
-                figures.append(figures_of(measure, of, is_new_I, is_old_I))
+                allowed_answers = {
+                    key: among(rows_BM, ~is_old_I & ~is_new_I, max(MS)) for key, rows_BM in (answers_by_model | {"live": live_BM}).items()
+                }
+                figures.append(figures_of(measure, allowed_answers, is_new_I, is_old_I))
                 print(f"{how}, {name} {number}: {per_s:.0f} items/s placed; {figures[-1][MS.index(SHOWN_AT)]}", flush=True)
             rows += [{"how": how, "at_once": name} | row for row in mean_of(figures)]
     return rows
 
 
-def parts_of(count: int, seed: int) -> tuple[tuple[str, list[Int64]], ...]:
+def groups_of(count: int, seed: int) -> tuple[tuple[str, list[Int64]], ...]:
     """Which hidden items are put in together."""
     order = np.random.default_rng([seed, 8]).permutation(count)
-    return ("all", [np.arange(count)]), ("a fifth", [np.sort(part) for part in np.array_split(order, 5)])
+    return ("all", [np.arange(count)]), ("a fifth", [np.sort(group) for group in np.array_split(order, 5)])
 
 
 def mean_of(figures: Sequence[Sequence[Row]]) -> list[Row]:
     """For each m the mean of what was measured with different items."""
     rows = []
-    for at, m in enumerate(MS):
-        mean = {key: float(np.mean([figure[at][key] for figure in figures])) for key in figures[0][at]}
-        total = {"queries": sum(figure[at]["queries"] for figure in figures), "shown_over_share": mean["shown"] / mean["share"]}
+    for m_index, m in enumerate(MS):
+        mean = {key: float(np.mean([figure[m_index][key] for figure in figures])) for key in figures[0][m_index]}
+        total = {"queries": sum(figure[m_index]["queries"] for figure in figures), "shown_over_share": mean["shown"] / mean["share"]}
         rows.append({"m": m} | mean | total)
         print(rows[-1], flush=True)
     return rows
 
 
-def figures_of(measure: Measure, of: dict[str, Int64], is_new_I: NDArray[np.bool_], is_old_I: NDArray[np.bool_]) -> list[Row]:
+def figures_of(measure: Measure, answers: dict[str, Int64], is_new_I: NDArray[np.bool_], is_old_I: NDArray[np.bool_]) -> list[Row]:
     """A figure for each m."""
     rows = []
     relevant = np.concatenate(measure.relevant)
-    counted = relevant[is_new_I[relevant] | is_old_I[relevant]]
+    counted_items = relevant[is_new_I[relevant] | is_old_I[relevant]]
     for m in MS:
-        shown = of["live"][:, :m]
-        row = {f"recall_new_{name}": measure.recall(of[name], is_new_I, m)[0] for name in ("retrained", "retrained_same", "neighbours")}
-        row |= {f"recall_old_{name}": measure.recall(of[name], is_old_I, m)[0] for name in ("before", "retrained")}
-        row["recall_new"], row["queries"] = measure.recall(of["live"], is_new_I, m)
-        row["recall_old"] = measure.recall(of["live"], is_old_I, m)[0]
-        row["shown"], row["share"] = float(is_new_I[shown[shown >= 0]].mean()), float(is_new_I[counted].mean())
+        shown = answers["live"][:, :m]
+        row = {
+            f"recall_new_{name}": measure.recall(answers[name], is_new_I, m)[0] for name in ("retrained", "retrained_same", "neighbours")
+        }
+        row |= {f"recall_old_{name}": measure.recall(answers[name], is_old_I, m)[0] for name in ("before", "retrained")}
+        row["recall_new"], row["queries"] = measure.recall(answers["live"], is_new_I, m)
+        row["recall_old"] = measure.recall(answers["live"], is_old_I, m)[0]
+        row["shown"], row["share"] = float(is_new_I[shown[shown >= 0]].mean()), float(is_new_I[counted_items].mean())
         rows.append(row)
     return rows
 
@@ -237,9 +241,9 @@ def benchmark(options: argparse.Namespace) -> None:
             raw["data"]["items"] = str(real_logs.movies(real.log.parent, Path(folder) / "movies.parquet"))
         config = type(real.config).model_validate(raw)
         rows = run(config, real.log, options, options.models or Path(folder))
-    about = {"set": real.name, "threads": options.threads, "events": options.events, "hidden_share": options.share, "users": options.users}
+    header = {"set": real.name, "threads": options.threads, "events": options.events, "hidden_share": options.share, "users": options.users}
     seconds = round(time.perf_counter() - begin)
-    write_report(options.json, about | {"seconds": seconds, "config": without_folders(config), "rows": rows})
+    write_report(options.json, header | {"seconds": seconds, "config": without_folders(config), "rows": rows})
 
 
 def main() -> None:

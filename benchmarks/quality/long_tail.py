@@ -103,8 +103,8 @@ def counting(config_file: Path, method: str) -> dict[str, Any]:
         users, begin = np.arange(interactions.user_count), time.process_time()
         pairs = _count(interactions, users, method)
         seconds = time.process_time() - begin
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"method": method, "users": len(users), "pairs": pairs, "cpu_seconds": round(seconds, 2), "most_mib": round(most)}
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"method": method, "users": len(users), "pairs": pairs, "cpu_seconds": round(seconds, 2), "most_mib": round(peak_mib)}
 
 
 def _count(interactions: Interactions, users: Int64, method: str) -> int:
@@ -122,9 +122,15 @@ def compared(config: Path, minutes: float, report: Path) -> dict[str, Any]:
     begin = time.perf_counter()
     subprocess.run(command, check=True)
     seconds = time.perf_counter() - begin
-    found = json.loads(report.read_text())
-    rows = [{name: row[name] for name in ("method", "figures")} for row in found["rows"]]
-    return {"minutes": minutes, "seconds": round(seconds, 1), "rows": rows, "not_judged": found["not_judged"], "verdict": found["verdict"]}
+    comparison = json.loads(report.read_text())
+    rows = [{name: row[name] for name in ("method", "figures")} for row in comparison["rows"]]
+    return {
+        "minutes": minutes,
+        "seconds": round(seconds, 1),
+        "rows": rows,
+        "not_judged": comparison["not_judged"],
+        "verdict": comparison["verdict"],
+    }
 
 
 def main() -> None:

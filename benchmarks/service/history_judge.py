@@ -124,20 +124,20 @@ class Event:
 
     def applied(self, before: State, sequence: int) -> State:
         """An item after this write."""
-        version, kept = self.body.get("source_version"), before if before.present else ABSENT
+        version, base = self.body.get("source_version"), before if before.present else ABSENT
         if self.kind == "delete":
             return State(sequence, False, source_version=before.source_version if version is None else version)
-        title = self.body["fields"]["title"] if "fields" in self.body else kept.title
-        user = self.body.get("users", [None])[0] if {"events", "like"} & self.body.keys() else kept.user
-        until = self.body.get("valid_until", kept.valid_until)
-        return State(sequence, True, title, user, kept.source_version if version is None else version, until)
+        title = self.body["fields"]["title"] if "fields" in self.body else base.title
+        user = self.body.get("users", [None])[0] if {"events", "like"} & self.body.keys() else base.user
+        until = self.body.get("valid_until", base.valid_until)
+        return State(sequence, True, title, user, base.source_version if version is None else version, until)
 
 
 def state_of(document: Mapping[str, Any]) -> State:
     """An item as GET or the feed shows it."""
     fields, users = document.get("fields") or {}, document.get("users") or [None]
-    known = document.get("source_version"), document.get("valid_until")
-    return State(document["sequence"], document.get("kind") != "delete", fields.get("title"), users[0], *known)
+    version_and_expiry = document.get("source_version"), document.get("valid_until")
+    return State(document["sequence"], document.get("kind") != "delete", fields.get("title"), users[0], *version_and_expiry)
 
 
 def judged(events: Iterable[Event], log: Sequence[Logged], trained: Collection[str]) -> list[Violation]:
@@ -170,9 +170,9 @@ class _Judge:
         self._states: defaultdict[str, list[State]] = defaultdict(list)
         self._timeline: list[tuple[str, State]] = []
         self._replay()
-        done = [event for event in self._writes if event.status in WRITTEN]
-        self._durable = _Highest((event.answered, event.sequence) for event in done)
-        self._visible = _Highest((event.answered, event.sequence) for event in done if event.status != 202)
+        accepted_writes = [event for event in self._writes if event.status in WRITTEN]
+        self._durable = _Highest((event.answered, event.sequence) for event in accepted_writes)
+        self._visible = _Highest((event.answered, event.sequence) for event in accepted_writes if event.status != 202)
         self._begun = _Highest((event.sent, sequence) for sequence, event in self._effects.items())
         self._check_order()
         for event in events:
@@ -181,8 +181,8 @@ class _Judge:
 
     def _add(self, rule: str, event: Event, text: str, item: str | None = None) -> None:
         at = event.sent if event.answered == math.inf else event.answered
-        what = f"{event.kind} by {event.by} at {event.sent:.3f}: {text}"
-        self.violations.append(Violation(at, "disagree" if event.agreement else rule, event.id if item is None else item, what))
+        description = f"{event.kind} by {event.by} at {event.sent:.3f}: {text}"
+        self.violations.append(Violation(at, "disagree" if event.agreement else rule, event.id if item is None else item, description))
 
     def _of(self, item: str) -> list[State]:
         return [TRAINED if item in self._trained else ABSENT, *self._states[item]]
@@ -217,7 +217,7 @@ class _Judge:
                 self._add("sequence", write, f"{sequence} was acknowledged for {write.token}, and the feed has {entry}")
                 write = None
             elif entry and not write:
-                write = _taken(
+                write = _take_unanswered_write(
                     unknown,
                     entry,
                     before,
@@ -355,7 +355,7 @@ def _is_of(entry: Logged, write: Event) -> bool:
     return is_same and (write.kind == "delete" or write.token in (entry.state.title, entry.state.user))
 
 
-def _taken(
+def _take_unanswered_write(
     unknown: Mapping[tuple[str, str, str | None], list[Event]],
     entry: Logged,
     before: State,
@@ -377,10 +377,10 @@ def _taken(
         leaves_it_so = event.may_change(before) and event.applied(before, state.sequence) == state
         return not is_in_time, not leaves_it_so, is_overtaken(event), event.answered
 
-    found = min(candidates, key=misfit, default=None)
-    if found is not None:
-        unknown[found.id, found.kind, found.token].remove(found)
-    return found
+    best_match = min(candidates, key=misfit, default=None)
+    if best_match is not None:
+        unknown[best_match.id, best_match.kind, best_match.token].remove(best_match)
+    return best_match
 
 
 def _put(titles: dict[str, str | None], item: str, state: State) -> None:

@@ -80,27 +80,30 @@ def measured(model: Path, attack: str, seconds: float, rounds: int) -> dict[str,
         }
         with serving(["service"], environment) as port, ProcessPoolExecutor(1, get_context("spawn")) as pool:
             address = "127.0.0.1", port
-            shop = requests_of(queries, name, SHOP, {"m": M})
-            most = {"m": search.max_m, "beam_size": search.max_beam_size} if attack.endswith("expensive") else {"m": M}
-            flood = requests_of(queries, name, FLOOD, most)
+            shop_requests = requests_of(queries, name, SHOP, {"m": M})
+            flood_limits = {"m": search.max_m, "beam_size": search.max_beam_size} if attack.endswith("expensive") else {"m": M}
+            flood_requests = requests_of(queries, name, FLOOD, flood_limits)
             clients = CONNECTIONS if attack == "connections" else CLIENTS
-            closed_loop(address, shop, UNREFUSED, 2)  # warm
-            capacity = sum(one.status == 200 for one in closed_loop(address, shop, UNREFUSED, 4)) / 4
-            without, beside, flooded = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, int]]()
+            closed_loop(address, shop_requests, UNREFUSED, 2)  # warm
+            capacity = sum(response.status == 200 for response in closed_loop(address, shop_requests, UNREFUSED, 4)) / 4
+            shop_without, shop_beside, flood_statuses = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, int]]()
             for number in range(rounds):
-                without.append(asked(address, shop, SHARE * capacity, seconds, number))
-                attacking = pool.submit(attacked, address, flood, clients, seconds + 1)
+                shop_without.append(shop_figures(address, shop_requests, SHARE * capacity, seconds, number))
+                attacking = pool.submit(flood_answers, address, flood_requests, clients, seconds + 1)
                 time.sleep(0.5)
-                beside.append(asked(address, shop, SHARE * capacity, seconds, number))
-                flooded.append(attacking.result())
-                print(f"{attack}, round {number + 1}: p99 {beside[-1]['p99_ms']:.1f} ms, without {without[-1]['p99_ms']:.1f}", flush=True)
+                shop_beside.append(shop_figures(address, shop_requests, SHARE * capacity, seconds, number))
+                flood_statuses.append(attacking.result())
+                print(
+                    f"{attack}, round {number + 1}: p99 {shop_beside[-1]['p99_ms']:.1f} ms, without {shop_without[-1]['p99_ms']:.1f}",
+                    flush=True,
+                )
     medians = {
-        f"{figure}{suffix}": float(np.median([one[figure] for one in of]))
+        f"{figure}{suffix}": float(np.median([response[figure] for response in shop_rows]))
         for figure in ("p50_ms", "p99_ms", "goodput")
-        for suffix, of in (("", beside), ("_without", without))
+        for suffix, shop_rows in (("", shop_beside), ("_without", shop_without))
     }
     ratio = medians["p99_ms"] / medians["p99_ms_without"]
-    return {"attack": attack, "offered_per_s": SHARE * capacity, **medians, "p99_ratio": ratio, "flood_statuses": flooded}
+    return {"attack": attack, "offered_per_s": SHARE * capacity, **medians, "p99_ratio": ratio, "flood_statuses": flood_statuses}
 
 
 def requests_of(queries: Sequence[Query], name: str, key: str, more: dict[str, Any]) -> list[bytes]:
@@ -108,15 +111,15 @@ def requests_of(queries: Sequence[Query], name: str, key: str, more: dict[str, A
     return [request_bytes("/retrieve", {"model": name, "queries": [query.body()]} | more, headers) for query in queries[:500]]
 
 
-def asked(address: tuple[str, int], requests: Sequence[bytes], per_s: float, seconds: float, seed: int) -> dict[str, Any]:
+def shop_figures(address: tuple[str, int], requests: Sequence[bytes], per_s: float, seconds: float, seed: int) -> dict[str, Any]:
     """Requests at random times: what became of them."""
     answered = open_loop(address, requests, per_s, seconds, seed, keep=lambda body: b"")
-    good = [one for one in answered if one.status == 200]
+    good = [response for response in answered if response.status == 200]
     p50_ms, p99_ms = percentiles_ms(good)
     return {"p50_ms": p50_ms, "p99_ms": p99_ms, "goodput": len(good) / len(answered)}
 
 
-def attacked(address: tuple[str, int], requests: Sequence[bytes], clients: int, seconds: float) -> dict[str, int]:
+def flood_answers(address: tuple[str, int], requests: Sequence[bytes], clients: int, seconds: float) -> dict[str, int]:
     return statuses(closed_loop(address, requests, clients, seconds, keep=lambda body: b""))
 
 

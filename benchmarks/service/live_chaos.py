@@ -61,8 +61,8 @@ def chaos(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
     try:
         run.start()
         with ThreadPoolExecutor(CLIENTS + 1) as pool:
-            working = [pool.submit(run.follower)]
-            working += [pool.submit(_client, run, f"c{number}", run.items[number::CLIENTS]) for number in range(CLIENTS)]
+            jobs = [pool.submit(run.follower)]
+            jobs += [pool.submit(_client, run, f"c{number}", run.items[number::CLIENTS]) for number in range(CLIENTS)]
             try:
                 for _ in range(kills):
                     _wait_for_write(run)
@@ -74,10 +74,10 @@ def chaos(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
                 _wait_for_write(run)
             finally:
                 run.over.set()
-        for one in working:
-            one.result()
+        for job in jobs:
+            job.result()
         run.agree(1)
-        share = _found_by_evidence(run)
+        found_share = _found_by_evidence(run)
     finally:
         run.victim.kill()
     writes = [event for event in run.events if event.kind in WRITES]
@@ -93,7 +93,7 @@ def chaos(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
         "full": sum(event.status == 507 for event in writes),
         "lost": len(violations) - len(twice),
         "twice": len(twice),
-        "found": round(share, 3),
+        "found": round(found_share, 3),
         "seconds": round(time.perf_counter() - began, 1),
         "notes": [*map(str, violations[:20]), *map(str, refused[:5])],
     }
@@ -105,13 +105,13 @@ def _client(run: Run, name: str, items: Sequence[str]) -> None:
     while not run.over.is_set():
         item = rng.choice(items)
         is_there = run.tags[item] is not None
-        wanted = Event("delete", item, 0, 0, 0, name)
+        write = Event("delete", item, 0, 0, 0, name)
         if not is_there or rng.random() < 0.9:
             body = _body(run, rng, f"t{next(run.numbers)}", not is_there or rng.random() < 0.5)
-            wanted = Event("put", item, 0, 0, 0, name, body=body)
+            write = Event("put", item, 0, 0, 0, name, body=body)
         status = 0
         while status in TRANSIENT and not run.over.is_set():
-            status = run.write(wanted)
+            status = run.write(write)
 
 
 def _body(run: Run, rng: random.Random, title: str, has_events: bool) -> dict[str, Any]:
@@ -139,10 +139,10 @@ def _found_by_evidence(run: Run, most: int = 200) -> float:
     last = {event.id: event for event in run.events if event.kind in WRITES and event.status in WRITTEN}
     evidence = {event.id: event.body["events"][0] for event in last.values() if "events" in event.body}
     hits = 0
-    for item, history in (asked := list(evidence.items())[:most]):
+    for item, history in (queried_items := list(evidence.items())[:most]):
         status, answer = request(run.victim.port, "POST", "/retrieve", {"queries": [{"history": history}], "m": 50})
         hits += status == 200 and any(entry["id"] == item for entry in answer["results"][0]["items"])
-    return hits / max(len(asked), 1)
+    return hits / max(len(queried_items), 1)
 
 
 # -- no room, no right to write ---------------------------------------------------------------------------------------------
@@ -207,14 +207,14 @@ def without_room(folder: Path, read_only: bool) -> dict[str, Any]:
                     while True:
                         stream.write(b"\0" * 4096)
             writes = {put(f"meanwhile-{number}") for number in range(100)}
-            kept = all(is_found("first") for _ in range(ASKS))
+            first_is_found = all(is_found("first") for _ in range(ASKS))
             retrievals = {retrieved()[0] for _ in range(ASKS)}
             if read_only:
                 _remount(mounted, "rw")
             else:
                 filler.unlink()
             after = put("last"), all(is_found("last") for _ in range(ASKS))
-            return {"first": first, "writes": sorted(writes), "retrievals": sorted(retrievals), "kept": kept, "after": after}
+            return {"first": first, "writes": sorted(writes), "retrievals": sorted(retrievals), "kept": first_is_found, "after": after}
         finally:
             victim.kill()
 
@@ -267,21 +267,21 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--operations", type=int, default=100_000, help="operations of the journal that is replayed")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for part in ("chaos", "replay"):
-            (folder / part).mkdir()
-        found = chaos(folder / "chaos", given.kills, given.seed)
-        write_report(given.json, found)
-        found["replay"] = {key: round(value, 2) for key, value in replay_seconds(folder / "replay", given.operations).items()}
-        for what, read_only in (("disk_full", False), ("read_only", True)):
+        for subfolder in ("chaos", "replay"):
+            (folder / subfolder).mkdir()
+        report = chaos(folder / "chaos", options.kills, options.seed)
+        write_report(options.json, report)
+        report["replay"] = {key: round(value, 2) for key, value in replay_seconds(folder / "replay", options.operations).items()}
+        for failure, read_only in (("disk_full", False), ("read_only", True)):
             try:
-                found[what] = without_room(folder, read_only)
+                report[failure] = without_room(folder, read_only)
             except subprocess.CalledProcessError as error:
-                found[what] = f"not tried: nothing may be mounted here ({error.stderr!r})"
-    print(json.dumps(found, indent=2))
-    write_report(given.json, found)
+                report[failure] = f"not tried: nothing may be mounted here ({error.stderr!r})"
+    print(json.dumps(report, indent=2))
+    write_report(options.json, report)
 
 
 if __name__ == "__main__":

@@ -59,13 +59,13 @@ def main() -> None:
     parser.add_argument("--arriving", type=float, nargs="*", default=[200.0, 400.0], help="puts a second beside nothing else")
     parser.add_argument("--bulk-items", type=int, default=2000, help="items of a bulk (default %(default)s)")
     options = parser.parse_args()
-    found = measured(options.model, options.puts, options.seconds, options.rounds, options.share)
-    found["bulk"] = [bulk(model, options.bulk_items) for model in ([options.model] if options.bulk is None else options.bulk)]
-    found["puts_per_s_offered"] = options.puts
-    found["put_cost"] = put_cost(options.model, options.cost_items)
-    found["arriving"] = [arriving(options.model, 4 * options.cost_items, per_s) for per_s in options.arriving]
-    print(json.dumps(found, indent=1))
-    write_report(options.json, found)
+    report = measured(options.model, options.puts, options.seconds, options.rounds, options.share)
+    report["bulk"] = [bulk(model, options.bulk_items) for model in ([options.model] if options.bulk is None else options.bulk)]
+    report["puts_per_s_offered"] = options.puts
+    report["put_cost"] = put_cost(options.model, options.cost_items)
+    report["arriving"] = [arriving(options.model, 4 * options.cost_items, per_s) for per_s in options.arriving]
+    print(json.dumps(report, indent=1))
+    write_report(options.json, report)
 
 
 @contextmanager
@@ -98,47 +98,50 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
         writer = Target(*address, headers={"Authorization": f"Bearer {KEY}"})
         requests = [request_bytes("/retrieve", {"model": name, "queries": [query.body()], "m": M}) for query in queries]
         closed_loop(address, requests, CLIENTS, 2)  # warm
-        most = len([one for one in closed_loop(address, requests, CLIENTS, seconds / 2) if one.status == 200]) / (seconds / 2)
-        asked = WORKERS * puts_per_s
-        without, beside, probed, lost = list[dict[str, Any]](), list[dict[str, Any]](), list[Probed](), 0
+        capacity_bound = len([answer for answer in closed_loop(address, requests, CLIENTS, seconds / 2) if answer.status == 200]) / (seconds / 2)
+        probes_per_s = WORKERS * puts_per_s
+        loads_without, loads_beside, probes, lost_items = list[dict[str, Any]](), list[dict[str, Any]](), list[Probed](), 0
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # so that the two loads do not share an interpreter
-            capacity = most
+            capacity = capacity_bound
             while refused_share(pool.submit(retrieved, address, requests, capacity, seconds / 2, 0).result()) > MOST_REFUSED:
                 capacity *= STEP
             offered = share * capacity
             with Prober(address, name, KEY, WORKERS, M) as prober:
                 for number in range(rounds):
-                    without.append(pool.submit(retrieved, address, requests, offered, seconds, number).result())
-                    running = pool.submit(retrieved, address, requests, max(offered - asked, 1.0), seconds, number)
+                    loads_without.append(pool.submit(retrieved, address, requests, offered, seconds, number).result())
+                    load_job = pool.submit(retrieved, address, requests, max(offered - probes_per_s, 1.0), seconds, number)
                     items = items_of(queries, f"round-{number}-", round(puts_per_s * seconds), number)
-                    probed.append(prober.run(items, puts_per_s))
-                    beside.append(running.result())
-                    lost += lost_of(address, name, KEY, probed[-1])
+                    probes.append(prober.run(items, puts_per_s))
+                    loads_beside.append(load_job.result())
+                    lost_items += lost_of(address, name, KEY, probes[-1])
                     delete_all(writer, name, [item.id for item in items])
-                    print(f"round {number + 1}: {beside[-1]['p99_ms']:.1f} ms p99 beside {without[-1]['p99_ms']:.1f} without", flush=True)
+                    print(
+                        f"round {number + 1}: {loads_beside[-1]['p99_ms']:.1f} ms p99 beside {loads_without[-1]['p99_ms']:.1f} without",
+                        flush=True,
+                    )
     medians = {
-        "visible_p99_ms": [percentile_ms(one.visible_s, 99) for one in probed],
-        "visible_p50_ms": [percentile_ms(one.visible_s, 50) for one in probed],
-        "answered_p99_ms": [percentile_ms(one.answered_s, 99) for one in probed],
-        "puts_per_s": [one.per_s for one in probed],
-        **{f"retrieve_{name}": [one[name] for one in beside] for name in ("p99_ms", "p50_ms")},
-        **{f"retrieve_{name}_without": [one[name] for one in without] for name in ("p99_ms", "p50_ms")},
-        "client_cores": [one["cpu_s"] / seconds for one in beside],
-        "refused_share": [refused_share(one) for one in beside],
-        "refused_share_without": [refused_share(one) for one in without],
+        "visible_p99_ms": [percentile_ms(probe.visible_s, 99) for probe in probes],
+        "visible_p50_ms": [percentile_ms(probe.visible_s, 50) for probe in probes],
+        "answered_p99_ms": [percentile_ms(probe.answered_s, 99) for probe in probes],
+        "puts_per_s": [probe.per_s for probe in probes],
+        **{f"retrieve_{name}": [load[name] for load in loads_beside] for name in ("p99_ms", "p50_ms")},
+        **{f"retrieve_{name}_without": [load[name] for load in loads_without] for name in ("p99_ms", "p50_ms")},
+        "client_cores": [load["cpu_s"] / seconds for load in loads_beside],
+        "refused_share": [refused_share(load) for load in loads_beside],
+        "refused_share_without": [refused_share(load) for load in loads_without],
     }
     return {
         "model": name,
         "capacity_per_s": capacity,
         "offered_per_s": offered,
         **{name: float(np.median(values)) for name, values in medians.items()},
-        "lost": lost,
-        "acknowledged": sum(len(one.sequences) for one in probed),
-        "sequences_twice": sum(len(one.sequences) - len(set(one.sequences.values())) for one in probed),
-        **{name: sum(getattr(one, name) for one in probed) for name in ("found_at_once", "found_later", "invisible", "refused", "asked")},
-        "visible_but_not_among_m": sum(one.seen for one in probed),
-        "statuses": {"without": [one["statuses"] for one in without], "beside": [one["statuses"] for one in beside]},
-        "put_statuses": [one.statuses for one in probed],
+        "lost": lost_items,
+        "acknowledged": sum(len(probe.sequences) for probe in probes),
+        "sequences_twice": sum(len(probe.sequences) - len(set(probe.sequences.values())) for probe in probes),
+        **{name: sum(getattr(probe, name) for probe in probes) for name in ("found_at_once", "found_later", "invisible", "refused", "asked")},
+        "visible_but_not_among_m": sum(probe.seen for probe in probes),
+        "statuses": {"without": [load["statuses"] for load in loads_without], "beside": [load["statuses"] for load in loads_beside]},
+        "put_statuses": [probe.statuses for probe in probes],
     }
 
 
@@ -147,7 +150,7 @@ def retrieved(address: tuple[str, int], requests: Sequence[bytes], per_s: float,
     began_s = time.process_time()
     answered = open_loop(address, requests, per_s, seconds, seed, keep=lambda body: b"")
     cpu_s = time.process_time() - began_s
-    p50_ms, p99_ms = percentiles_ms([one for one in answered if one.status == 200])
+    p50_ms, p99_ms = percentiles_ms([answer for answer in answered if answer.status == 200])
     return {"p50_ms": p50_ms, "p99_ms": p99_ms, "statuses": statuses(answered), "cpu_s": cpu_s}
 
 
@@ -165,7 +168,7 @@ def put_cost(model: Path, count: int) -> dict[str, Any]:
     """
     queries = held_out(Bundle.open(model, verify=False))
     with started(model) as (process, name):
-        writers = [own[0] for own in connections_to(("127.0.0.1", process.port), WORKERS, 1)]
+        writers = [connections[0] for connections in connections_to(("127.0.0.1", process.port), WORKERS, 1)]
 
         def paced(items: Sequence[Item], writers: Sequence[HTTPConnection] = writers[:1]) -> list[float]:
             """Processor milliseconds of each worker while items are put, or while nothing is."""
@@ -180,35 +183,35 @@ def put_cost(model: Path, count: int) -> dict[str, Any]:
             put(writers[0], name, item)
         idle, busy = paced([]), paced(items_of(queries, "cost-", count, 0))
         in_turn = paced(items_of(queries, "turns-", count, 2), writers)
-    taken, *others = sorted(((b - i) / count for b, i in zip(busy, idle, strict=True)), reverse=True)
+    taking_ms, *following_ms = sorted(((b - i) / count for b, i in zip(busy, idle, strict=True)), reverse=True)
     all_ms = (sum(in_turn) - sum(idle)) / count
-    return {"puts": count, "per_s": COST_PER_S, "taking_ms": taken, "following_ms": others, "in_turn_ms": all_ms}
+    return {"puts": count, "per_s": COST_PER_S, "taking_ms": taking_ms, "following_ms": following_ms, "in_turn_ms": all_ms}
 
 
 def arriving(model: Path, count: int, per_s: float) -> dict[str, Any]:
     """Puts at even distances over connections to all workers: processor time of one in all of them, and when it is answered."""
     queries = held_out(Bundle.open(model, verify=False))
     with started(model) as (process, name), ThreadPoolExecutor(ARRIVING_CLIENTS) as pool:
-        free: SimpleQueue[HTTPConnection] = SimpleQueue()
-        for own in connections_to(("127.0.0.1", process.port), WORKERS, ARRIVING_CLIENTS // WORKERS):
-            for connection in own:
-                free.put(connection)
+        free_connections: SimpleQueue[HTTPConnection] = SimpleQueue()
+        for worker_connections in connections_to(("127.0.0.1", process.port), WORKERS, ARRIVING_CLIENTS // WORKERS):
+            for connection in worker_connections:
+                free_connections.put(connection)
 
-        def answered(item: Item, due: float) -> float:
-            connection = free.get()
+        def answer_time_s(item: Item, due: float) -> float:
+            connection = free_connections.get()
             put(connection, name, item)
-            free.put(connection)
+            free_connections.put(connection)
             return time.perf_counter() - due
 
         for item in items_of(queries, "warm-", 50, 1):
-            answered(item, 0.0)
+            answer_time_s(item, 0.0)
         before, began = sum(map(cpu_ms, process.workers())), time.perf_counter()
-        putting = []
+        put_jobs = []
         for number, item in enumerate(items_of(queries, "arriving-", count, 0)):
             due = began + number / per_s
             time.sleep(max(due - time.perf_counter(), 0))
-            putting.append(pool.submit(answered, item, due))
-        answered_s = [one.result() for one in putting]
+            put_jobs.append(pool.submit(answer_time_s, item, due))
+        answered_s = [job.result() for job in put_jobs]
         cpu = (sum(map(cpu_ms, process.workers())) - before) / count
     return {
         "per_s": per_s,

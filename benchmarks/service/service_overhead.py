@@ -77,12 +77,12 @@ def main() -> None:
         return
     cells = [(case, concurrency) for case in CASES for concurrency in CONCURRENCY]
     rounds = [[measure(*cell, options.seconds) for cell in cells] for _ in range(options.rounds)]
-    rows = [median(list(found)) for found in zip(*rounds, strict=True)]
-    bare, service = (row for row in rows if row["concurrency"] == CONCURRENCY[-1])
-    alone = rows[len(CONCURRENCY)]
+    rows = [median(list(measurements)) for measurements in zip(*rounds, strict=True)]
+    bare_row, service_row = (row for row in rows if row["concurrency"] == CONCURRENCY[-1])
+    single_client_row = rows[len(CONCURRENCY)]
     summary = {
-        "overhead_p50_ms": alone["p50_ms"] - alone["engine_p50_ms"],
-        "share_of_bare_route": service["requests_per_s"] / bare["requests_per_s"],
+        "overhead_p50_ms": single_client_row["p50_ms"] - single_client_row["engine_p50_ms"],
+        "share_of_bare_route": service_row["requests_per_s"] / bare_row["requests_per_s"],
     }
     for row in (*rows, summary):
         print_row(row)
@@ -97,9 +97,9 @@ def measure(case: str, concurrency: int, seconds: float) -> dict[str, Any]:
         closed_loop(("127.0.0.1", port), [_request()], 1, 0.5)  # warm
         answered = closed_loop(("127.0.0.1", port), [_request()], concurrency, seconds)
         os.sched_setaffinity(0, cores)
-    wrong = [answer for answer in answered if answer.status != 200]
-    if wrong:
-        raise RuntimeError(f"{case}: {wrong[0].status} {wrong[0].body.decode(errors='replace')}")
+    refused = [answer for answer in answered if answer.status != 200]
+    if refused:
+        raise RuntimeError(f"{case}: {refused[0].status} {refused[0].body.decode(errors='replace')}")
     engine = [orjson.loads(answer.body)["timing"]["search_ms"] for answer in answered[::16]]
     p50_ms, p99_ms = percentiles_ms(answered)
     return {
@@ -133,7 +133,7 @@ def serve(case: str, port: int) -> None:
     answer = _constant_answer()
 
     @app.post("/retrieve")
-    async def bare(request: RetrieveRequest) -> Response:
+    async def retrieve(request: RetrieveRequest) -> Response:
         return Response(orjson.dumps(answer), media_type="application/json")
 
     @app.get("/readyz")

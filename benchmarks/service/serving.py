@@ -59,11 +59,11 @@ class Process:
 
     def wait_until_ready(self, within_s: float = READY_S) -> None:
         """Until /readyz says so. Raises RuntimeError with the end of the log."""
-        give_up = time.monotonic() + within_s
+        deadline = time.monotonic() + within_s
         while get(self.port, "/readyz")[0] != 200:
-            if not self.is_alive() or time.monotonic() > give_up:
-                said = "" if self._log is None else f":\n{self._log.read_text()[-3000:]}"
-                raise RuntimeError(f"{' '.join(self._command)} did not become ready{said}")
+            if not self.is_alive() or time.monotonic() > deadline:
+                log_end = "" if self._log is None else f":\n{self._log.read_text()[-3000:]}"
+                raise RuntimeError(f"{' '.join(self._command)} did not become ready{log_end}")
             time.sleep(0.05)
 
     def is_alive(self) -> bool:
@@ -119,7 +119,7 @@ class Process:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of a metric that have these labels."""
-        return sum(value for found, value in samples(self.port, name) if labels.items() <= found.items())
+        return sum(value for sample_labels, value in samples(self.port, name) if labels.items() <= sample_labels.items())
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -192,7 +192,7 @@ def connections_to(address: tuple[str, int], workers: int, each: int) -> list[li
 
     A worker is known by the ids that it gives to requests: the first digits are the same for all requests of a process.
     """
-    found: dict[str, list[http.client.HTTPConnection]] = {}
+    by_process: dict[str, list[http.client.HTTPConnection]] = {}
     for number in range(ATTEMPTS):
         if number % EACH_TURN == EACH_TURN - 1:
             time.sleep(TURN_S)  # a worker that has just begun may leave all connections to the others
@@ -200,23 +200,25 @@ def connections_to(address: tuple[str, int], workers: int, each: int) -> list[li
         connection.request("GET", "/livez")
         answer = connection.getresponse()
         answer.read()
-        own = found.setdefault(answer.headers["X-Request-Id"][:PROCESS_DIGITS], [])
-        if len(own) < each:
-            own.append(connection)
+        connections = by_process.setdefault(answer.headers["X-Request-Id"][:PROCESS_DIGITS], [])
+        if len(connections) < each:
+            connections.append(connection)
         else:
             connection.close()
-        if len(found) == workers and all(len(own) == each for own in found.values()):
-            return [list(one) for one in zip(*found.values(), strict=True)]
-    for own in found.values():
-        for connection in own:
+        if len(by_process) == workers and all(len(connections) == each for connections in by_process.values()):
+            return [list(turn) for turn in zip(*by_process.values(), strict=True)]
+    for connections in by_process.values():
+        for connection in connections:
             connection.close()
-    raise RuntimeError(f"after {ATTEMPTS} connections: {[len(own) for own in found.values()]} of {workers} workers, {each} each")
+    raise RuntimeError(
+        f"after {ATTEMPTS} connections: {[len(connections) for connections in by_process.values()]} of {workers} workers, {each} each"
+    )
 
 
-def wait_for(condition: Callable[[], object], what: str, within_s: float = READY_S) -> None:
+def wait_for(condition: Callable[[], object], complaint: str, within_s: float = READY_S) -> None:
     """Poll until it holds. Raises RuntimeError."""
-    give_up = time.monotonic() + within_s
+    deadline = time.monotonic() + within_s
     while not condition():
-        if time.monotonic() > give_up:
-            raise RuntimeError(f"after {within_s:g} s: {what}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"after {within_s:g} s: {complaint}")
         time.sleep(0.05)

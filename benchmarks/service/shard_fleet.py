@@ -75,19 +75,19 @@ class Running:
     """
 
     def __init__(self, models: Path, shards: int, replicas: int, logs: Path) -> None:
-        usual = {"ESPALIER_DEVICE": "cpu", "ESPALIER_THREADS": "1", "ESPALIER_LOG_LEVEL": "WARNING", "ESPALIER_POLL_S": "0.5"}
+        common_settings = {"ESPALIER_DEVICE": "cpu", "ESPALIER_THREADS": "1", "ESPALIER_LOG_LEVEL": "WARNING", "ESPALIER_POLL_S": "0.5"}
         self.replicas: list[list[Process]] = []
         for shard in range(shards):
-            own = usual | {"ESPALIER_MODELS": str(shards_folder(models)), "ESPALIER_SHARD": str(shard)}
-            self.replicas.append([Process(["service"], own, logs / f"shard-{shard}-{replica}.log") for replica in range(replicas)])
+            settings = common_settings | {"ESPALIER_MODELS": str(shards_folder(models)), "ESPALIER_SHARD": str(shard)}
+            self.replicas.append([Process(["service"], settings, logs / f"shard-{shard}-{replica}.log") for replica in range(replicas)])
         self.proxy = Proxy(self.replicas[0][-1].url)
-        addresses = [process.url for own in self.replicas for process in own if process is not self.replicas[0][-1]]
+        addresses = [process.url for settings in self.replicas for process in settings if process is not self.replicas[0][-1]]
         router = ["service.router", "--shards", ",".join([*addresses, self.proxy.url])]
-        self.router = Process(router, usual | {"ESPALIER_MODELS": str(models)}, logs / "router.log")
+        self.router = Process(router, common_settings | {"ESPALIER_MODELS": str(models)}, logs / "router.log")
 
     @property
     def all(self) -> list[Process]:
-        return [process for own in self.replicas for process in own]
+        return [process for processes in self.replicas for process in processes]
 
 
 @contextmanager
@@ -95,8 +95,8 @@ def running(models: Path, shards: int, replicas: int, logs: Path) -> Iterator[Ru
     """All of them, ready."""
     fleet = Running(models, shards, replicas, logs)
     try:
-        for own in zip(*fleet.replicas, strict=True):  # not all at once: each imports a lot
-            started(own)
+        for processes in zip(*fleet.replicas, strict=True):  # not all at once: each imports a lot
+            started(processes)
         started([fleet.router])
         yield fleet
     finally:
@@ -133,19 +133,19 @@ def next_version(models: Path, name: str, shards: int, version: int, bundle_firs
     """
     source, target = models / name / "1", models / name / str(version)
     calibration = _shifted(json.loads((source / "manifest.json").read_text()), version)
-    hidden = target.with_name(f".{version}")
-    copied_version(source, hidden, {"version": version} | calibration)
-    digest = hashlib.sha256((hidden / "manifest.json").read_bytes()).hexdigest()
+    staged = target.with_name(f".{version}")
+    copied_version(source, staged, {"version": version} | calibration)
+    digest = hashlib.sha256((staged / "manifest.json").read_bytes()).hexdigest()
     if bundle_first:
-        hidden.rename(target)
+        staged.rename(target)
     for index in range(shards):
         folder = shards_folder(models) / str(index)
-        own = json.loads((folder / "1" / "manifest.json").read_text())
-        changes = {"version": version, "shard": own["shard"] | {"version": version, "digest": digest}}
+        shard_manifest = json.loads((folder / "1" / "manifest.json").read_text())
+        changes = {"version": version, "shard": shard_manifest["shard"] | {"version": version, "digest": digest}}
         copied_version(folder / "1", folder / f".{version}", changes | calibration)
         (folder / f".{version}").rename(folder / str(version))
     if not bundle_first:
-        hidden.rename(target)
+        staged.rename(target)
 
 
 def _shifted(manifest: dict[str, Any], version: int) -> dict[str, Any]:

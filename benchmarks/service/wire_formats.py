@@ -63,7 +63,7 @@ LOADS = {"own": (Load(1, 1), Load(1, 8), Load(8, 1), Load(8, 4)), "trivial": (Lo
 """By engine: the model's own, or one that answers constants."""
 
 
-class Asked(NamedTuple):
+class ClientFigures(NamedTuple):
     """What a client saw: seconds of each request, bytes of the bodies of all answers, its own processor time, and some of the answers."""
 
     seconds: list[float]
@@ -106,17 +106,18 @@ def is_installed(name: str) -> bool:
 def measured(model: Path, engine: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """A row for each load of an engine and each case."""
     histories = [list(query.body()["history"]) for query in held_out(Bundle.open(model, verify=False))]
-    found: dict[tuple[Load, str], list[dict[str, float]]] = {(load, case): [] for load in LOADS[engine] for case in CASES}
+    figures: dict[tuple[Load, str], list[dict[str, float]]] = {(load, case): [] for load in LOADS[engine] for case in CASES}
     with copied(model) as (folder, name), ExitStack() as running:
         servers = {case: server(case, engine, folder, running) for case in CASES}
         pool = running.enter_context(ProcessPoolExecutor(1, get_context("spawn"), on_last_core))
         check_equal(servers, documents(histories, 8, name), pool)
         for number in range(rounds):
-            for (load, case), cells in found.items():
+            for (load, case), cells in figures.items():
                 cells.append(measure(case, servers[case], documents(histories, load.queries, name), load.clients, seconds, pool))
             print(f"{engine}, round {number + 1} of {rounds}, load average {os.getloadavg()[0]:.2f}", file=sys.stderr, flush=True)
     return [
-        {"engine": engine, **load._asdict(), "case": case, **summary(cells, found[load, "json"])} for (load, case), cells in found.items()
+        {"engine": engine, **load._asdict(), "case": case, **summary(cells, figures[load, "json"])}
+        for (load, case), cells in figures.items()
     ]
 
 
@@ -154,54 +155,54 @@ def request_of(case: str, document: dict[str, Any]) -> tuple[bytes, int]:
 
 
 def measure(
-    case: str, asked: tuple[Process, int], bodies: list[dict[str, Any]], clients: int, seconds: float, pool: ProcessPoolExecutor
+    case: str, server: tuple[Process, int], bodies: list[dict[str, Any]], clients: int, seconds: float, pool: ProcessPoolExecutor
 ) -> dict[str, float]:
     """One measurement of a case."""
-    process, port = asked
+    process, port = server
     requests, sizes = zip(*[request_of(case, body) for body in bodies], strict=True)
     ask = ask_grpc if case == "grpc" else ask_http
     pool.submit(ask, port, requests, clients, WARM_S).result()
     machine_s, cpu_s, began = cpu_of_machine(), cpu_of(process.pid), time.perf_counter()
-    seen = pool.submit(ask, port, requests, clients, seconds).result()
-    cpu_s, elapsed_s, count = cpu_of(process.pid) - cpu_s, time.perf_counter() - began, len(seen.seconds)
+    client_figures = pool.submit(ask, port, requests, clients, seconds).result()
+    cpu_s, elapsed_s, count = cpu_of(process.pid) - cpu_s, time.perf_counter() - began, len(client_figures.seconds)
     machine_s = cpu_of_machine() - machine_s
-    p50_ms, p99_ms = (np.percentile(seen.seconds, (50, 99)) * 1e3).tolist()
-    parse_us, ms_per_query = parsed(case, seen.answers)
+    p50_ms, p99_ms = (np.percentile(client_figures.seconds, (50, 99)) * 1e3).tolist()
+    parse_us, ms_per_query = parsed(case, client_figures.answers)
     return {
         "p50_ms": p50_ms,
         "p99_ms": p99_ms,
         "requests_per_s": count / elapsed_s,
         "server_cpu_us": cpu_s / count * 1e6,
-        "client_cpu_us": seen.cpu_s / count * 1e6,
+        "client_cpu_us": client_figures.cpu_s / count * 1e6,
         "server_busy": cpu_s / elapsed_s,
-        "client_busy": seen.cpu_s / elapsed_s,
-        "others_busy": (machine_s - cpu_s - seen.cpu_s) / elapsed_s,
+        "client_busy": client_figures.cpu_s / elapsed_s,
+        "others_busy": (machine_s - cpu_s - client_figures.cpu_s) / elapsed_s,
         "search_us": ms_per_query * len(bodies[0]["queries"]) * 1e3,
         "parse_us": parse_us,
         "request_bytes": float(np.mean(sizes)),
-        "answer_bytes": seen.answer_bytes / count,
+        "answer_bytes": client_figures.answer_bytes / count,
     }
 
 
 def summary(rows: list[dict[str, float]], base: list[dict[str, float]]) -> dict[str, Any]:
     """Medians of the rounds, and of their ratios to the same rounds of `json`."""
-    found: dict[str, Any] = {figure: float(np.median([row[figure] for row in rows])) for figure in rows[0]}
+    medians: dict[str, Any] = {figure: float(np.median([row[figure] for row in rows])) for figure in rows[0]}
     ratios = {figure: [row[figure] / other[figure] for row, other in zip(rows, base, strict=True)] for figure in RATIOS}
-    found |= {f"{figure}_ratio": float(np.median(ratios[figure])) for figure in RATIOS}
-    return found | {"server_cpu_us_ratios": [min(ratios["server_cpu_us"]), max(ratios["server_cpu_us"])]}
+    medians |= {f"{figure}_ratio": float(np.median(ratios[figure])) for figure in RATIOS}
+    return medians | {"server_cpu_us_ratios": [min(ratios["server_cpu_us"]), max(ratios["server_cpu_us"])]}
 
 
-def ask_http(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> Asked:
+def ask_http(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> ClientFigures:
     cpu_s = time.process_time()
     answered = closed_loop(("127.0.0.1", port), requests, clients, seconds)
     cpu_s = time.process_time() - cpu_s
-    if wrong := [answer for answer in answered if answer.status != 200]:
-        raise RuntimeError(f"{len(wrong)} of {len(answered)}: {wrong[0].status} {wrong[0].body.decode(errors='replace')}")
-    answers = [one.body for one in answered[:SAMPLED]]
-    return Asked([one.seconds for one in answered], sum(len(one.body) for one in answered), cpu_s, answers)
+    if refused := [answer for answer in answered if answer.status != 200]:
+        raise RuntimeError(f"{len(refused)} of {len(answered)}: {refused[0].status} {refused[0].body.decode(errors='replace')}")
+    answers = [response.body for response in answered[:SAMPLED]]
+    return ClientFigures([response.seconds for response in answered], sum(len(response.body) for response in answered), cpu_s, answers)
 
 
-def ask_grpc(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> Asked:
+def ask_grpc(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> ClientFigures:
     """Raises grpc.RpcError where a call fails."""
     cpu_s = time.process_time()
     address = f"127.0.0.1:{port}"
@@ -211,7 +212,7 @@ def ask_grpc(port: int, requests: Sequence[bytes], clients: int, seconds: float)
         answered = asyncio.run(grpc_clients(address, requests, clients, seconds))
     cpu_s = time.process_time() - cpu_s
     answers = [body for _, body in answered[:SAMPLED]]
-    return Asked([one for one, _ in answered], sum(len(body) for _, body in answered), cpu_s, answers)
+    return ClientFigures([answer_s for answer_s, _ in answered], sum(len(body) for _, body in answered), cpu_s, answers)
 
 
 def one_grpc_client(address: str, requests: Sequence[bytes], seconds: float) -> list[tuple[float, bytes]]:
@@ -228,15 +229,15 @@ def one_grpc_client(address: str, requests: Sequence[bytes], seconds: float) -> 
 async def grpc_clients(address: str, requests: Sequence[bytes], clients: int, seconds: float) -> list[tuple[float, bytes]]:
     """All clients share a connection, as HTTP/2 is meant."""
     answered: list[tuple[float, bytes]] = []
-    sent = 0
+    request_number = 0
     async with import_module("grpc.aio").insecure_channel(address) as channel:
         call = channel.unary_unary(METHOD)
         end = time.perf_counter() + seconds
 
         async def client() -> None:
-            nonlocal sent
+            nonlocal request_number
             while (began := time.perf_counter()) < end:
-                request, sent = requests[sent % len(requests)], sent + 1
+                request, request_number = requests[request_number % len(requests)], request_number + 1
                 body = await call(request)
                 answered.append((time.perf_counter() - began, body))
 
@@ -251,8 +252,8 @@ def cpu_of(pid: int | None) -> float:
 
 def cpu_of_machine() -> float:
     """Processor seconds of everything on this machine, and those that its host took."""
-    user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, *other_times = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
+    return (user + nice + system + sum(other_times)) / os.sysconf("SC_CLK_TCK")
 
 
 def parser_of(case: str) -> Callable[[bytes], Any]:

@@ -111,14 +111,14 @@ def serve(case: str, trivial: bool, port: int, grpc_port: int, core: int) -> Non
 async def serve_grpc(server: Server, route: RetrievalRoute, listening: Any, port: int) -> None:
     """The service, whose routes say whether it is ready, and in the same loop the method, which is what is asked."""
     grpc = import_module("grpc")
-    speaks = import_module("grpc.aio").server()
+    grpc_server = import_module("grpc.aio").server()
     handler = grpc.unary_unary_rpc_method_handler(partial(answer_call, route))  # without serialisers: bytes
     service, name = METHOD[1:].split("/")
-    speaks.add_registered_method_handlers(service, {name: handler})
-    speaks.add_insecure_port(f"127.0.0.1:{port}")
-    await speaks.start()
+    grpc_server.add_registered_method_handlers(service, {name: handler})
+    grpc_server.add_insecure_port(f"127.0.0.1:{port}")
+    await grpc_server.start()
     await server.serve(sockets=[listening])
-    await speaks.stop(None)
+    await grpc_server.stop(None)
 
 
 async def answer_call(route: RetrievalRoute, content: bytes, context: object) -> bytes:
@@ -151,22 +151,22 @@ def results_of(
     conditions: Filter | None,
     encoded: EncodedRequest,
     answer: Answer,
-    found: Candidates,
+    candidates: Candidates,
     deadline: float,
 ) -> list[dict[str, Any]]:
     """What an answer says of each query."""
-    count_B = found.count_B.tolist()
-    ids = view.items.ids_of(np.concatenate([rows[:count] for rows, count in zip(found.rows_BM, count_B, strict=True)]))
+    count_B = candidates.count_B.tolist()
+    ids = view.items.ids_of(np.concatenate([rows[:count] for rows, count in zip(candidates.rows_BM, count_B, strict=True)]))
     results, end = [], 0
     for b, count in enumerate(count_B):
         begin, end = end, end + count
-        own, scores_M = ids[begin:end], found.scores_BM[b, :count]
+        query_ids, scores_M = ids[begin:end], candidates.scores_BM[b, :count]
         scores = scores_M if case == "json-columns" else scores_M.tolist()
-        items: dict[str, Any] = {"ids": own, "scores": scores}
+        items: dict[str, Any] = {"ids": query_ids, "scores": scores}
         if case == "msgpack":
-            items = {"items": [{"id": item_id, "score": score} for item_id, score in zip(own, scores, strict=True)]}
+            items = {"items": [{"id": item_id, "score": score} for item_id, score in zip(query_ids, scores, strict=True)]}
         state = {"beam_size": answer.beam_size, "degraded": answer.degraded, "unknown": encoded.unknown[b]}
-        results.append({**items, "complete": bool(found.complete_B[b]), **state})
+        results.append({**items, "complete": bool(candidates.complete_B[b]), **state})
     return results
 
 

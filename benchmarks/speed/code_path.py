@@ -114,8 +114,8 @@ async def counted(way: str, client: httpx.AsyncClient, ask: Ask) -> Row:
     rounds = []
     for number in range(1 + ROUNDS):
         await asyncio.sleep(QUIET_S)
-        rounds.append(found := set[tuple[str, str]]())
-        crossed = found
+        rounds.append(calls := set[tuple[str, str]]())
+        crossed = calls
         answer = await ask(client, number)
         crossed = None
         if answer.status_code not in (200, 201):
@@ -142,7 +142,7 @@ async def of_a_router(bundle: Bundle, folder: Path) -> Row:
     """A query through a router and its shards, all in this process."""
     shard(bundle.path, SHARDS, folder)
     source = EngineSource(lambda bundle, *_: open_engine(bundle, "cpu", "reference"))
-    async with AsyncExitStack() as ends:
+    async with AsyncExitStack() as closers:
         registries = {}
         for index in range(SHARDS):
             (folder / f"alone-{index}").mkdir()
@@ -151,10 +151,10 @@ async def of_a_router(bundle: Bundle, folder: Path) -> Row:
             registry.start_loading()
             registry.wait_until_loaded()
             registries[f"http://shard-{index}"] = registry
-            ends.push_async_callback(partial(registry.drain, 1.0))
+            closers.push_async_callback(partial(registry.drain, 1.0))
         config = RouterConfig(shards=tuple(registries), poll_s=60.0, hedge=0)  # a busy machine would ask twice
         app = create_router(Settings(models=bundle.path.parent.parent), config, ShardsHere(registries))
-        client = await ends.enter_async_context(serving(app))
+        client = await closers.enter_async_context(serving(app))
         return await counted("/retrieve, router of two shards", client, retrieve("item-1", "item-3"))
 
 
@@ -164,9 +164,11 @@ def main() -> None:
     sys.setprofile(_note)
     tree = complete_tree(np.arange(ITEMS), 2)
     with tempfile.TemporaryDirectory() as name:
-        alone, whole = (make_bundle(Path(name) / models, np.random.default_rng(0), tree, kind="product") for models in ("one", "many"))
-        rows = asyncio.run(of_one_service(alone.path.parent.parent))
-        rows.append(asyncio.run(of_a_router(whole, Path(name) / "shards")))
+        unsharded_bundle, sharded_bundle = (
+            make_bundle(Path(name) / models, np.random.default_rng(0), tree, kind="product") for models in ("one", "many")
+        )
+        rows = asyncio.run(of_one_service(unsharded_bundle.path.parent.parent))
+        rows.append(asyncio.run(of_a_router(sharded_bundle, Path(name) / "shards")))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 

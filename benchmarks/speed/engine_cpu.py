@@ -76,9 +76,9 @@ class LevelLoop:
         )
 
     def search(self, queries: QueryBatch, params: SearchParams) -> NDArray[np.int64]:
-        return np.stack([self.one(queries.array[b : b + 1], params, b) for b in range(len(queries))])
+        return np.stack([self.search_one(queries.array[b : b + 1], params, b) for b in range(len(queries))])
 
-    def one(self, history: NDArray[Any], params: SearchParams, b: int) -> NDArray[np.int64]:
+    def search_one(self, history: NDArray[Any], params: SearchParams, b: int) -> NDArray[np.int64]:
         tree, k = self.tree, int(params.beam_size_B[b])
         start = tree.start_level(k)
         leaf = np.where(history >= 0, tree.leaf_of_item[history], -1)
@@ -92,8 +92,8 @@ class LevelLoop:
             logits = self.scorer.run(None, {"query_state": states[level - start][None], "node_rows": self.rows_ND[candidates][None]})[0][0]
             logits[np.isin(candidates, excluded.leaves_BX[0] if level == tree.height else excluded.inner_BX[0])] = -np.inf
             if level < tree.height:
-                kept = np.sort(np.argpartition(-logits, k)[:k]) if len(logits) > k else np.arange(len(logits))
-                beam = candidates[kept]
+                beam_positions = np.sort(np.argpartition(-logits, k)[:k]) if len(logits) > k else np.arange(len(logits))
+                beam = candidates[beam_positions]
                 candidates = (2 * beam[:, None] + np.array([1, 2])).ravel()
         best = np.argsort(-logits, kind="stable")[: int(params.m_B[b])]
         return np.where(np.isfinite(logits[best]), tree.leaf_item[candidates[best] - tree.leaf_offset], NO_ITEM)
@@ -109,22 +109,25 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
     rows = []
     for beam in beams:
         params = SearchParams.uniform(QUERIES, beam, min(M, 2 * beam), exclude)
-        same = overlap(loop.search(queries, params), engine.search(queries, params).item_rows_BM)
-        if same < 0.999:
-            raise SystemExit(f"the two sides agree on {same:.4f} of the items at beam {beam}; expected at least .999")
+        shared_share = overlap(loop.search(queries, params), engine.search(queries, params).item_rows_BM)
+        if shared_share < 0.999:
+            raise SystemExit(f"the two sides agree on {shared_share:.4f} of the items at beam {beam}; expected at least .999")
         for batch in batches:
             calls: dict[str, Callable[[QueryBatch, SearchParams], object]] = {engine.name: engine.search, loop.name: loop.search}
             times: dict[str, list[float]] = {name: [] for name in calls}
             for _ in range(rounds):
                 for name, call in calls.items():
                     begin = time.perf_counter()
-                    for at in range(0, QUERIES, batch):
-                        part = np.arange(at, min(at + batch, QUERIES))
-                        call(queries.take(part), SearchParams(params.beam_size_B[part], params.m_B[part], exclude[part]))
+                    for begin_row in range(0, QUERIES, batch):
+                        query_rows = np.arange(begin_row, min(begin_row + batch, QUERIES))
+                        call(
+                            queries.take(query_rows),
+                            SearchParams(params.beam_size_B[query_rows], params.m_B[query_rows], exclude[query_rows]),
+                        )
                     times[name].append((time.perf_counter() - begin) * 1e3 / QUERIES)
             for name, values in times.items():
-                of = {"engine": name, "items": items, "beam_size": beam, "batch": batch}
-                rows.append(of | {"ms_per_query": round(float(np.median(values)), 4)})
+                row_columns = {"engine": name, "items": items, "beam_size": beam, "batch": batch}
+                rows.append(row_columns | {"ms_per_query": round(float(np.median(values)), 4)})
                 print_row(rows[-1])
     return rows
 
@@ -218,9 +221,9 @@ def run_product(bundle: Bundle, beams: Sequence[int], m: int, rounds: int, index
         systems = [tree_system(engine, beam, m) for beam in beams]
         if faiss_is_installed():
             index = AnnIndex("hnsw", item_rows_ID, index_file)
-            tried = (index_system("hnsw", encode, index, effort, m) for effort in EF_SEARCH if effort < index.full_effort)
-            enough = (system for system in tried if recall(system, queries, exact_BM) >= RECALL)
-            systems.append(next(enough, index_system("hnsw", encode, index, MOST, m)))
+            index_systems = (index_system("hnsw", encode, index, effort, m) for effort in EF_SEARCH if effort < index.full_effort)
+            accurate_systems = (system for system in index_systems if recall(system, queries, exact_BM) >= RECALL)
+            systems.append(next(accurate_systems, index_system("hnsw", encode, index, MOST, m)))
         systems.append(exact)
         rows: list[Row] = [
             {"engine": system.name, "knob": system.knob, "recall": round(recall(system, queries, exact_BM), 4), **cost}

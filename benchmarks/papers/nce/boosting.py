@@ -94,8 +94,8 @@ class BoostedTrees:
 
     def scores(self, features_RF: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32[R], higher is better."""
-        found = self.booster.predict(features_RF, num_iteration=self.trees, raw_score=True)
-        return np.asarray(found, np.float32)
+        scores_R = self.booster.predict(features_RF, num_iteration=self.trees, raw_score=True)
+        return np.asarray(scores_R, np.float32)
 
 
 def fit_boosted_trees(train: RankingSet, valid: RankingSet | None, config: BoostingConfig) -> BoostedTrees:

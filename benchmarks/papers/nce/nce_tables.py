@@ -126,13 +126,13 @@ def fit(candidate: RankerConfig | BoostingConfig | dict[str, Any], fold: Fold) -
 def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
     """Choose among the candidates and measure."""
     best: tuple[float, float, Scores, dict[str, Any]] | None = None
-    tried = []
+    tried_candidates = []
     for candidate in candidates(function, loss, seed):
-        before = time.process_time()
+        began_s = time.process_time()
         scores, value = fit(candidate, fold)
-        seconds = time.process_time() - before
+        seconds = time.process_time() - began_s
         options = candidate if isinstance(candidate, dict) else written(candidate)
-        tried.append((round(value, 4), options))
+        tried_candidates.append((round(value, 4), options))
         if best is None or value > best[0]:
             best = value, seconds, scores, options
     if best is None:
@@ -146,7 +146,7 @@ def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
         "ndcg5": ndcg(*ranked, 5),
         "map": average_precision(*ranked),
     }
-    differing = {name for name in options if len({json.dumps(other[name]) for _, other in tried}) > 1}
+    differing = {name for name in options if len({json.dumps(other_options[name]) for _, other_options in tried_candidates}) > 1}
     return {
         "function": function,
         "loss": loss,
@@ -156,7 +156,10 @@ def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
         "train_cpu_s": round(seconds, 2),
         "validation": round(value, 4),
         "chosen": {name: options[name] for name in sorted(differing)},
-        "tried": [{"validation": found, **{name: other[name] for name in sorted(differing)}} for found, other in tried],
+        "tried": [
+            {"validation": validation_ndcg, **{name: other_options[name] for name in sorted(differing)}}
+            for validation_ndcg, other_options in tried_candidates
+        ],
         "per_query": {name: [round(float(number), 4) for number in values] for name, values in per_query.items()},
     }
 
@@ -169,16 +172,18 @@ def measure(name: str, folder: Path, functions: Sequence[str], seeds: int, file:
         if report["set"] != name:
             raise InvalidData("--json", str(file), f"a file of the set {name}")
     report["date"] = datetime.now(UTC).date().isoformat()
-    done = {(row["function"], row["loss"], row["fold"], row["seed"]) for row in report["rows"]}
+    completed_runs = {(row["function"], row["loss"], row["fold"], row["seed"]) for row in report["rows"]}
     for seed in range(1, seeds + 1):
         for fold in read_folds(folder, name, seed):
             for function, loss in METHODS:
-                if function not in functions or (function, loss, fold.name, seed) in done:
+                if function not in functions or (function, loss, fold.name, seed) in completed_runs:
                     continue
                 row = run(function, loss, fold, seed)
                 report["rows"].append(row)
-                shown = {key: row[key] for key in ("function", "loss", "fold", "seed", *FIGURES, "train_cpu_s", "validation", "chosen")}
-                print(json.dumps(shown), flush=True)
+                printed_figures = {
+                    key: row[key] for key in ("function", "loss", "fold", "seed", *FIGURES, "train_cpu_s", "validation", "chosen")
+                }
+                print(json.dumps(printed_figures), flush=True)
                 if file is not None:
                     file.write_text(json.dumps(report) + "\n")
     report["summary"] = summary(report["rows"])

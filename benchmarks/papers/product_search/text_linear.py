@@ -56,9 +56,13 @@ class Recipe:
 
 def blocks_of(texts: str, train: LabelledTexts) -> tuple[TextBlock, ...]:
     """The n-grams of a text configuration; see the module."""
-    most = 2 * len(train)
-    shares = {"words": (most, 0, 0), "words+pairs": (most // 2, most // 2, 0), "words+pairs more": (most, most, 0)}
-    counts = shares.get(texts, (most // 2,) * 3)
+    max_features = 2 * len(train)
+    shares = {
+        "words": (max_features, 0, 0),
+        "words+pairs": (max_features // 2, max_features // 2, 0),
+        "words+pairs more": (max_features, max_features, 0),
+    }
+    counts = shares.get(texts, (max_features // 2,) * 3)
     kinds: tuple[tuple[Literal["word", "char"], int], ...] = (("word", 1), ("word", 2), ("char", 3))
     return tuple(TextBlock(unit=unit, n=n, max_features=count) for (unit, n), count in zip(kinds, counts, strict=True) if count)
 
@@ -110,12 +114,12 @@ def engine_find(engine: Engine, bundle: Bundle, beam: int) -> Find:
     return lambda text: engine.search(encode_texts(kind, vectoriser, [text]), SearchParams.uniform(1, beam, M)).item_rows_BM[0]
 
 
-def xr_linear(recipe: Recipe, beams: Sequence[int], named: str, task: Task, fold: Fold, folder: Path) -> list[Trained]:
+def xr_linear(recipe: Recipe, beams: Sequence[int], config_name: str, task: Task, fold: Fold, folder: Path) -> list[Trained]:
     fitted = fit(task, fold, recipe, folder)
     bundle = fitted.write(folder)
     engine = open_engine(bundle, "cpu")
     return [
-        Trained(f"{named}, beam {beam}", engine_find(engine, bundle, beam), disk_mb(bundle), fitted.train_cpu_s, engine.close)
+        Trained(f"{config_name}, beam {beam}", engine_find(engine, bundle, beam), disk_mb(bundle), fitted.train_cpu_s, engine.close)
         for beam in beams
     ]
 

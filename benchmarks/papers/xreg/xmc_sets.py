@@ -26,23 +26,27 @@ def read_set(data: Path, name: str, unit: bool = True) -> tuple[LabelledPoints, 
     folder = next((folder for folder in folders if folder.is_dir()), None)
     if folder is None:
         raise InvalidData("--set", name, f"a folder in {data}")
-    train, test = (_read_part(folder, part, unit) for part in ("train", "test"))
-    for what, found, wanted in (
+    train, test = (_read_part(folder, split_name, unit) for split_name in ("train", "test"))
+    for column_kind, test_width, training_width in (
         ("features", test.points.shape[1], train.points.shape[1]),
         ("labels", test.labels.shape[1], train.labels.shape[1]),
     ):
-        if found != wanted:
-            raise InvalidData(f"the test points of {folder}", f"{found} {what}", f"{wanted}, as the training points have")
+        if test_width != training_width:
+            raise InvalidData(
+                f"the test points of {folder}", f"{test_width} {column_kind}", f"{training_width}, as the training points have"
+            )
     return train, test
 
 
-def _read_part(folder: Path, part: str, unit: bool) -> LabelledPoints:
-    files = sorted([*folder.glob(f"*{part}.txt"), *folder.glob(f"*{part}.txt.gz")])
+def _read_part(folder: Path, split_name: str, unit: bool) -> LabelledPoints:
+    files = sorted([*folder.glob(f"*{split_name}.txt"), *folder.glob(f"*{split_name}.txt.gz")])
     if files:
-        found = read_xmc(files[0])
-    elif (folder / f"{part}_X.npz").is_file():
-        points, labels = folder / f"{part}_X.npz", folder / f"{part}_Y.npz"
-        found = read_points(NpzData(format="npz", train=points, train_labels=labels))
+        labelled_points = read_xmc(files[0])
+    elif (folder / f"{split_name}_X.npz").is_file():
+        points, labels = folder / f"{split_name}_X.npz", folder / f"{split_name}_Y.npz"
+        labelled_points = read_points(NpzData(format="npz", train=points, train_labels=labels))
     else:
-        raise InvalidData("--set", str(folder), f"a folder with *{part}.txt, *{part}.txt.gz, or {part}_X.npz and {part}_Y.npz")
-    return LabelledPoints(normalised(found.points), found.labels) if unit else found
+        raise InvalidData(
+            "--set", str(folder), f"a folder with *{split_name}.txt, *{split_name}.txt.gz, or {split_name}_X.npz and {split_name}_Y.npz"
+        )
+    return LabelledPoints(normalised(labelled_points.points), labelled_points.labels) if unit else labelled_points
