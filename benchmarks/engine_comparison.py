@@ -1,10 +1,10 @@
-"""What is wrong with an engine's answers, in words: the signature test's comparisons, for tests and for a check on a GPU.
+"""Compare an engine's answers with the reference's: the comparisons of the signature test, for tests and for the checks on a GPU.
 
 (a) With integer weights all arithmetic is exact, so an engine's results equal the reference's, ties included (`differences`). (b) With real
 weights the reference rescores the beams that the engine kept: it finds the same candidates of the same ranks, up to the engine's rounding,
 and every kept candidate is at least as good as the best dropped one, less that rounding (`wrong_beams`). (c) A query gets the same answer
 in any batch (`wrong_alone`). (d) With integer weights the beams above the leaves, under which a router's live items hang, are the
-reference's (`wrong_parents`). Each returns a line for everything that is not so.
+reference's (`wrong_parents`). Each returns a line for every error.
 
 Legend: B queries, K beam, C candidates, M results.
 """
@@ -28,7 +28,7 @@ from espalier.tree import Tree
 
 
 def differences(result: SearchResult, expected: SearchResult) -> list[str]:
-    """Which of a result's arrays differ from the reference's, with integer weights."""
+    """A line for each array that differs from the reference's. Weights must be integers."""
     wrong = []
     for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
         got_array, expected_array = getattr(result, name), getattr(expected, name)
@@ -36,16 +36,15 @@ def differences(result: SearchResult, expected: SearchResult) -> list[str]:
             wrong.append(f"{name}: got the shape {got_array.shape}, expected {expected_array.shape}")
         elif not np.array_equal(got_array, expected_array):
             first = tuple(int(index) for index in np.argwhere(got_array != expected_array)[0])
-            wrong.append(
-                f"{name}: {np.sum(got_array != expected_array)} of {got_array.size} differ, at {first} got {got_array[first]}, expected {expected_array[first]}"
-            )
+            values = f"at {first} got {got_array[first]}, expected {expected_array[first]}"
+            wrong.append(f"{name}: {np.sum(got_array != expected_array)} of {got_array.size} differ, {values}")
     return wrong
 
 
 def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: SearchParams, rounding: float | None = None) -> list[str]:
-    """Where the engine's beams, traced, are not among the best by the reference's scores. rounding: instead of the engine's own.
+    """Errors in the traced beams: nodes that are not among the best by the reference's scores. rounding: instead of the engine's own.
 
-    A traced query is searched alone: that the same queries in one call find the same items is compared, too.
+    An engine searches traced queries one by one. So the same queries are also searched in one call, which must find the same items.
     """
     rounding = engine.rounding if rounding is None else rounding
     reference = ReferenceEngine(bundle)
@@ -71,7 +70,7 @@ def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: Sea
                     wrong += [f"query {b}, level {step.level}: {line}" for line in _wrong_candidates(levels[step.level], b, step, rounding)]
     again = engine.search(queries, params)
     if not np.array_equal(again.item_rows_BM, result.item_rows_BM):
-        wrong.append("item_rows_BM: without a trace they are others than with one")
+        wrong.append("item_rows_BM: a search without a trace finds other items")
     return wrong
 
 
@@ -96,7 +95,7 @@ def wrong_alone(engine: Engine, queries: QueryBatch, params: SearchParams, count
 
 
 def wrong_parents(engine: Pipeline, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:
-    """Where an engine's results and the beams that led to them are not the reference's, with integer weights."""
+    """Where results, and the beams above the leaves, differ from the reference's. Weights must be integers."""
     got, expected = engine.parents(queries, params), Pipeline(bundle, ReferenceSearch(bundle)).parents(queries, params)
     wrong = differences(got.result, expected.result)
     mine_BS, right_BS = got.leaf_states_BS, expected.leaf_states_BS
@@ -113,7 +112,7 @@ def wrong_parents(engine: Pipeline, bundle: Bundle, queries: QueryBatch, params:
 def _wrong_parents(
     tree: Tree, gamma: float, beam_size: int, got: tuple[NDArray[Any], NDArray[Any]], expected: tuple[NDArray[Any], NDArray[Any]]
 ) -> list[str]:
-    """Where a query's beam differs: where no level above the leaves is pruned, by more nodes, and ranks that mean nothing, it may."""
+    """How a query's beam differs. If no level above the leaves is pruned, it may have more nodes; at γ = 0 their ranks do not count."""
     nodes_K, ranks_K = got
     is_node_K = nodes_K >= 0
     if np.any(is_node_K[1:] & ~is_node_K[:-1]) or np.any(ranks_K[~is_node_K] != -np.inf) or np.any(np.diff(nodes_K[is_node_K]) <= 0):
@@ -137,9 +136,9 @@ def replayed(
     rounding: float,
     tree_index: int = 0,
 ) -> tuple[list[Step], list[str]]:
-    """The reference's steps for query b along the beams that were kept, and where a beam is not a best one among its candidates.
+    """The reference's steps for query b along an engine's beams, and a line for each beam that is not the best of its candidates.
 
-    place  which tree of a forest, from 0
+    tree_index  of a forest's trees, from 0
     """
     steps = reference.steps(queries, params, b, dict(beams), tree_index)
     wrong = []
@@ -162,7 +161,7 @@ def replayed(
 
 
 def _wrong_candidates(level: LevelTrace, b: int, step: Step, rounding: float) -> list[str]:
-    """The candidates of query b and their ranks are the reference's, and its beam is among them with the same ranks."""
+    """Errors in the candidates of query b, in their ranks, and in the ranks of the kept nodes."""
     eligible_C = level.candidates_BC[b] >= 0
     candidates_C = level.candidates_BC[b][eligible_C]
     if not np.array_equal(candidates_C, step.candidates_C):
@@ -176,9 +175,9 @@ def _wrong_candidates(level: LevelTrace, b: int, step: Step, rounding: float) ->
             away = np.abs(mine_C[~close_C] - of_step[~close_C]).max()
             wrong.append(f"the {name}s of {np.sum(~close_C)} candidates are up to {away:.3g} away, rounding {rounding:g}")
         if not np.all(all_C[~eligible_C] == -np.inf):
-            wrong.append(f"a place without a candidate has a {name}")
+            wrong.append(f"an empty candidate slot has a {name}")
         if not np.all(kept_K[~is_kept] == -np.inf):
-            wrong.append(f"a place without a kept node has a {name}")
+            wrong.append(f"an empty beam slot has a {name}")
         of_node = dict(zip(candidates_C.tolist(), mine_C.tolist(), strict=True))
         if [of_node.get(node) for node in level.nodes_BK[b][is_kept].tolist()] != kept_K[is_kept].tolist():
             wrong.append(f"a kept node has another {name} than as a candidate")

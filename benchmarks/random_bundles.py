@@ -47,7 +47,7 @@ def random_tree(rng: Rng, height: int, branching: int, ragged: bool = True, empt
 
 
 def tree_over(rng: Rng, items: int, branching: int) -> Tree:
-    """A random tree over so many items, for a forest: as high as they need, with empty leaves where there is room left."""
+    """A random tree over `items` items, for a forest: as low as possible, its spare leaves empty."""
     children: list[list[int]] = []
     size = 1
     while size < items or not children:
@@ -88,7 +88,7 @@ def stepped(raw: NDArray[np.float64], step: float | None) -> NDArray[np.float64]
 
 
 def _present_rows(nodes: str) -> list[onnx.NodeProto]:
-    """`rows` of nodes, and a `mask` of those that are no padding."""
+    """Operators for the `rows` of nodes, and for a `mask` that is 0 at padding."""
     return [
         helper.make_node("Clip", [nodes, "zero"], ["safe"]),
         helper.make_node("Gather", ["node_rows", "safe"], ["rows"]),
@@ -127,7 +127,7 @@ def history_graphs(
 
 
 def sequence_query(rng: Rng, width: int, hidden: int, levels: int, length: int, integer: bool, step: float | None = None) -> bytes:
-    """A sequence encoder: states[h] = W_h · Σ_t p_t · row of the leaf at place t, p_t a weight of the place."""
+    """A sequence encoder: states[h] = W_h · Σ_t p_t · row of the leaf at position t, p_t a weight of the position."""
     operators = [
         *_present_rows("history_leaves"),
         helper.make_node("Shape", ["mask"], ["length"], start=1),
@@ -153,9 +153,9 @@ def sequence_query(rng: Rng, width: int, hidden: int, levels: int, length: int, 
 
 
 def random_memory(rng: Rng, items: int, length: int, integer: bool = True) -> Memory:
-    """Some entries of most items, of values that are often equal or 0; whole numbers, and λ a half, unless drawn from a line.
+    """Entries of most items, with many ties and zeros. integer: whole numbers and λ = 0.5; otherwise real numbers.
 
-    Half of them have a repeat term, and a third leave some of their histories' items out.
+    Half of the memories have a repeat term. A third leave out some items of the histories.
     """
     rows = [np.flatnonzero(rng.random(items) < rng.choice([0.0, 3 / items, 0.3])) for _ in range(items)]
     item = np.concatenate(rows).astype(np.int32)
@@ -269,7 +269,7 @@ def sparse_rows(dense_BF: NDArray[Any]) -> SparseRows:
 
 
 def random_chunks(rng: Rng, tree: Tree, width: int, integer: bool = True, step: float | None = None) -> Chunks:
-    """Integer weights make equal ranks, which is what ties are tested with. step: other weights are `stepped`."""
+    """Random chunks. Integer weights give equal ranks, to test ties. step: other weights are `stepped`."""
     rows, entries, features, children, weights = [0], [0], [], [], []
     for p in range(tree.leaf_offset):
         count = int(tree.first_child[p + 1] - tree.first_child[p])
@@ -328,11 +328,8 @@ def random_queries(rng: Rng, bundle: Bundle, batch: int, integer: bool = True) -
     """Random queries of the bundle's kind; histories of every length, empty ones included."""
     kind = bundle.manifest.query
     if isinstance(kind, FeaturesKind | TextKind):
-        is_present = rng.random((batch, kind.width)) < rng.choice([0.1, 0.5])
-        return QueryBatch(
-            kind,
-            sparse_rows(np.where(is_present, rng.integers(-2, 3, is_present.shape) if integer else rng.normal(size=is_present.shape), 0)),
-        )
+        mask = rng.random((batch, kind.width)) < rng.choice([0.1, 0.5])
+        return QueryBatch(kind, sparse_rows(np.where(mask, rng.integers(-2, 3, mask.shape) if integer else rng.normal(size=mask.shape), 0)))
     if isinstance(kind, VectorKind):
         raw = rng.integers(-2, 3, (batch, kind.width)) if integer else rng.normal(size=(batch, kind.width))
         return QueryBatch(kind, raw.astype(np.float32))
@@ -341,7 +338,7 @@ def random_queries(rng: Rng, bundle: Bundle, batch: int, integer: bool = True) -
 
 
 def random_masks(rng: Rng, tree: Tree, batch: int, share: float, others: Sequence[Tree] = ()) -> tuple[NodeMask | None, ...]:
-    """A mask for each query, one of three: none, and two that pass about `share` of the items; the second leaves whole subtrees out.
+    """A mask for each query: None, one that passes about `share` of the items at random, or one that passes neighbouring leaves.
 
     others  a forest's other trees
     """

@@ -1,6 +1,6 @@
-"""Random operations on the items of a bundle, for checks of what is live: puts, deletions, changed rows and fields.
+"""Random puts and deletions of a bundle's items, to test live states.
 
-Knows how a live state is fed. Does not know searches.
+Knows live states. Does not know searches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from espalier.manifest import LinearScorer
 
 
 def random_row(rng: Rng, bundle: Bundle, integer: bool = True, memory_ids: tuple[str, ...] = (), in_tail: bool = False) -> LiveRow:
-    """A row that fits a bundle; with a memory, entries from and to some known ids; `in_tail`: with a row of the bundle's tail."""
+    """A row that fits a bundle. With a memory: entries from and to some of `memory_ids`; `in_tail`: also a row of the bundle's tail."""
     scorer = bundle.manifest.scorer
     if isinstance(scorer, LinearScorer):
         feature = np.flatnonzero(rng.random(scorer.features) < 0.4).astype(np.int32)
@@ -53,7 +53,7 @@ def random_put(rng: Rng, state: LiveState, item_id: str, sequence: int, integer:
 def random_state(
     rng: Rng, bundle: Bundle, new: int = 12, deleted: int = 4, changed: int = 3, integer: bool = True, parents: np.ndarray | None = None
 ) -> LiveState:
-    """A version in which some items are new, some of these deleted again, some trained items deleted and some of another row."""
+    """A state with new items (a quarter deleted again), deleted trained items, and trained items with new rows."""
     state = LiveState(bundle)
     ids = [f"new-{i}" for i in range(new)]
     trained = bundle.items.ids_of(rng.permutation(bundle.manifest.tree.items)[: deleted + changed])

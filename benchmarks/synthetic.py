@@ -1,8 +1,8 @@
-"""Seeded synthetic models with what training exports: two of any size over complete binary trees, and a small one of each scorer.
+"""Seeded synthetic models in the form that training exports: two of any size over complete binary trees, and a small one of each scorer.
 
-`synthetic_bundle` has the papers' scorer with random weights: its answers mean nothing, its cost is that of a trained model of the same
-shape. `diffusion_bundle` has a linear scorer whose inner nodes tell what lies below them, so that a beam finds most of the best items.
-`trained_kind` is small, and has the graphs of any scorer.
+`synthetic_bundle` has the papers' scorer with random weights: it costs as much as a trained model of its shape, but answers at random.
+`diffusion_bundle` has a linear scorer. Its inner nodes resemble the leaves below them, so a beam finds most of the best items.
+`trained_kind` makes a small bundle with the graphs of any scorer.
 
 Legend: N nodes, D node row.
 """
@@ -36,9 +36,9 @@ VECTOR_DIM = 32
 LIKENESS = 0.95
 """Correlation of a child's vector with its parent's; chosen so that overlap with exhaustive scoring is far from 0 and 1."""
 NOISE = 0.3
-"""Standard deviation of what is added to an item's vector to make a query for `diffusion_bundle`; an item's own numbers have 1."""
+"""Standard deviation of the noise that makes a query from an item's vector for `diffusion_bundle`; that of the item's numbers is 1."""
 CLUSTER = 1024
-"""Items of one value of `clustered`: whole subtrees."""
+"""Items with the same value of `clustered`: a whole subtree."""
 
 
 def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 0) -> Bundle:
@@ -67,7 +67,7 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
 
 
 def diffused_rows(rng: np.random.Generator, height: int, dim: int) -> NDArray[np.float32]:
-    """float32[N, dim], rows of a complete binary tree whose inner nodes tell what lies below.
+    """float32[N, dim], rows of a complete binary tree whose inner nodes resemble the leaves below them.
 
     Item vectors come down the tree: a child's is √ρ · its parent's + √(1 − ρ) · noise, ρ = LIKENESS. An inner node's row is the mean of
     the item vectors below.

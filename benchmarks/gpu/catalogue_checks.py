@@ -1,9 +1,9 @@
-"""Are the engines right on this card under what is built over them: shards, live items, forests?
+"""Checks of the engines on this card with shards, live items and forests.
 
-shard   each of two shards of a bundle, with queries that somebody else has encoded, brings what the reference finds in it, the beam above
-        the leaves included, which a router's live items need
-live    with items that came, went and changed, a search finds what it finds over the reference; live items are in histories and memories,
-        and pass filters
+shard   each of two shards, with queries encoded elsewhere, finds what the reference finds in it; its beam above the leaves, which a
+        router's live items need, is equal too
+live    with new, deleted and changed items, an engine finds what the reference finds; live items are in histories and memories, and pass
+        filters
 forest  the trees of a forest one after the other, with live items and without
 
 Weights are small whole numbers, so results are equal in every precision; the three take turns. Trees, beams, masks and exclusions are as in
@@ -61,8 +61,8 @@ SHARDS = 2
 class Case:
     """One random tree under one engine.
 
-    number  of the case, which says what takes turns
-    open    a bundle → the search that is checked, in `precision`
+    number  of the case, which selects the options that take turns
+    open    bundle → the search to check, in `precision`
     batch   queries of a call
     """
 
@@ -84,7 +84,7 @@ class Case:
         return checked(self.engine, self.form, self.precision, check, f"{description}, batch {self.batch}", run)
 
     def same(self, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:
-        """Where the engine's answers and beams differ from the reference's."""
+        """Differences between the engine's and the reference's answers and beams."""
         with closing(Pipeline(bundle, self.open(bundle))) as engine:
             wrong = differences(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
             return wrong + wrong_parents(engine, bundle, queries, params)
@@ -168,7 +168,7 @@ def _live(case: Case, bundle: Bundle) -> list[str]:
 
 
 def _live_queries(case: Case, bundle: Bundle, overlay: Overlay) -> QueryBatch:
-    """Histories of trained items that are still there and of live ones; other queries know no items."""
+    """Histories of remaining trained items and of live items; other kinds of queries have no items."""
     kind: Any = bundle.manifest.query
     if not isinstance(kind, HistoryKind):
         return random_queries(case.rng, bundle, case.batch)

@@ -1,14 +1,14 @@
-"""Are the engines right on this card? Random trees beside the reference, each engine, scorer form and precision by itself.
+"""Checks of the engines on this card: random trees compared to the reference, for each engine, scorer form and precision.
 
 integer    weights are small whole numbers, every number is exact in every precision: results equal the reference's, ties included
-replay     real weights that every precision holds exactly: the reference rescores the beams that the engine kept
+replay     real weights that every precision holds exactly: the reference rescores the engine's beams
 alone      a query gets the same answer alone as in its batch
 exported   the graphs that training exports, by replay, within the engine's own rounding for the precision
 sanitized  memory accesses of the kernels
-large      2^16 items: the beam of all finds the best of all in float64, and lower precisions find what float32 finds
+large      2^16 items: a beam of all items finds the best ones by float64, and lower precisions find what float32 finds
 
-Every case has mixed beams and m. Masks and exclusions, few and more than a cell holds, take turns. A new scorer form comes in by its name
-in GRAPH_FORMS or in a list like EXPORTED, a new engine by a function like those below and a stage in `stages.py`.
+Every case has mixed beams and m. Cases take turns with masks, with few exclusions and with more than a cell holds. To add a scorer form,
+add its name to GRAPH_FORMS or to a list like EXPORTED; to add an engine, write a function like those below and a stage in `stages.py`.
 
 Legend: B queries, E exclusions, M results.
 """
@@ -70,7 +70,7 @@ STEP = 2.0**-5
 GRAPH_FORMS = {
     "mlp": "history", "product": "vector", "mlp, memory": "history memory", "product, sequence and memory": "product sequence memory",
 }  # fmt: skip
-"""The hand-made scorers, and what their bundles are: a kind of `make_bundle`, and the parts that they have."""
+"""The hand-made scorers, and their bundles: a kind of `make_bundle`, and extras."""
 EXPORTED: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("product", (32,)), ("product", ()), ("mlp", (128, 64, 24)), ("mlp", (20,)), ("mlp", (18, 17, 20, 5)), ("sequence", ()),
     ("attention", (16,)),
@@ -128,7 +128,7 @@ def sparse_cuda(
 
 
 def onnx_cuda(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Row]:
-    """`onnx-cuda`; with the device "cpu" its twin there, which scores as many queries together."""
+    """`onnx-cuda`, or on the CPU `onnx-cpu` with the same group size."""
     if device == "cuda" and not onnx_graph.cuda_available():
         yield {"case": "onnx-cuda", "ok": None, "note": "not installed: ONNX Runtime here has no CUDA"} | labels("onnx-cuda", "", "float32")
         return
@@ -148,17 +148,15 @@ def labels(engine: str, form: str, precision: str, check: str = "") -> Row:
     return {"engine": engine, "form": form, "precision": precision, "check": check}
 
 
-def checked(
-    engine: str, form: str, precision: str, check: str, description: str, run: Callable[[], Sequence[str]], must_know: bool = True
-) -> Row:
-    """ok: whether `run` finds nothing wrong. What is raised is wrong too, and ends no other case.
+def checked(engine: str, form: str, precision: str, check: str, case: str, run: Callable[[], Sequence[str]], must_know: bool = True) -> Row:
+    """A row whose "ok" says whether `run` found no error. An exception is an error, too; the other cases go on.
 
-    known  whether the engine has to know the graphs: one whose kernels fail while it tries them says that they are unknown
+    must_know  whether the engine must support the graphs. An engine whose kernels fail while it tries them reports them as unsupported
     """
-    row: Row = {"case": f"{engine} {form} {precision}, {check}: {description}"} | labels(engine, form, precision, check)
+    row: Row = {"case": f"{engine} {form} {precision}, {check}: {case}"} | labels(engine, form, precision, check)
     try:
         wrong = run()
-    except Exception as error:  # of a compiler, a kernel or an allocator: nothing narrower is known
+    except Exception as error:  # compilers, kernels and allocators raise many types
         if isinstance(error, UnsupportedGraph) and not must_know:
             return row | {"ok": None, "note": f"left to another engine: {error}"}
         return row | {"ok": False, "note": reason(error)}
@@ -178,7 +176,7 @@ def random_params(rng: Rng, tree: Tree, batch: int, case: int, max_beam: int, ot
 
 
 class Drawn(NamedTuple):
-    """One random case. what: in words."""
+    """One random case. description: text for the row."""
 
     rng: Rng
     tree: Tree
@@ -190,16 +188,14 @@ class Drawn(NamedTuple):
 
 
 def drawn_case(case: int, shapes: Sequence[tuple[int, int]], device: Device, max_beam: int, seed: int) -> Drawn:
-    """most: beams on the CPU are smaller."""
+    """max_beam: beams on the CPU are smaller."""
     rng = np.random.default_rng((seed, case))
     branching, height = shapes[case % len(shapes)]
     ragged, gamma, own = bool(rng.integers(2)), float(rng.choice([0.0, 0.5, 1.0])), cast(Any, rng.choice(["logit", "log_activation"]))
     tree = random_tree(rng, height, branching, ragged, float(rng.choice([0.0, 0.2, 0.9])))
     batch = int(rng.choice(BATCHES[device]))
-    params, params_description = random_params(rng, tree, batch, case, 65 if device == "cuda" else max_beam)
-    return Drawn(
-        rng, tree, gamma, own, batch, params, f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {own}, {params_description}"
-    )
+    params, details = random_params(rng, tree, batch, case, 65 if device == "cuda" else max_beam)
+    return Drawn(rng, tree, gamma, own, batch, params, f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {own}, {details}")
 
 
 def graph_cases(
@@ -260,7 +256,7 @@ def linear_cases(name: str, opened: Open, precision: Precision, cases: int, devi
 def exported_cases(
     name: str, opened: Open, kinds: Sequence[tuple[str, tuple[int, ...]]], precision: Precision, unknown: Sequence[str] = ()
 ) -> Iterator[Row]:
-    """unknown: scorer forms that the engine may leave to another one."""
+    """unknown: scorer forms that the engine need not support."""
     for kind, hidden in kinds:
         rng = np.random.default_rng(5)
         params = SearchParams(np.array([1, 4, 9, 2]), np.array([3, 20, 7, 1]))
@@ -355,7 +351,7 @@ def sanitized(seconds: float) -> Iterator[Row]:
         yield {"case": "compute-sanitizer", "ok": None, "note": "not installed"}
         return
     arguments = json.dumps({"precision": FLOAT32, "cases": 2, "large": False, "cuda_graphs": False})
-    # torch's own store of memory would hide what is accessed beyond an array's end.
+    # torch's memory cache would hide accesses beyond an array's end.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     for function in ("triton", "sparse_cuda"):
         with tempfile.TemporaryDirectory() as folder:

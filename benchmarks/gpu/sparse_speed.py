@@ -122,14 +122,9 @@ def queries_of(bundle: Bundle, own_NF: NDArray[np.int32], count: int, seed: int 
     """Queries of NON_ZEROS features, of length 1: for a random label as many of each node on its path, the rest common ones."""
     rng, tree = np.random.default_rng(seed), bundle.tree
     path_BL = tree.ancestors(rng.integers(tree.leaf_offset, tree.node_count, count))[:, 1:]
-    features_per_node = min(OWN, NON_ZEROS // (tree.height + 1))
+    quota = min(OWN, NON_ZEROS // (tree.height + 1))
     rows = [
-        np.unique(
-            np.append(
-                own_NF[path][:, rng.permutation(OWN)[:features_per_node]],
-                rng.permutation(COMMON)[: NON_ZEROS - features_per_node * tree.height],
-            )
-        )
+        np.unique(np.append(own_NF[path][:, rng.permutation(OWN)[:quota]], rng.permutation(COMMON)[: NON_ZEROS - quota * tree.height]))
         for path in path_BL
     ]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)

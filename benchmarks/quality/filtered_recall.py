@@ -78,18 +78,16 @@ def masked(bundle: Bundle, condition: Mapping[str, object]) -> tuple[NodeMask, d
 def measure_filter(engine: Pipeline, queries: QueryBatch, mask: NodeMask, filtered: bool, rounds: int) -> list[dict[str, Any]]:
     """One filter with every beam and rule; a widened beam that several come to is measured once."""
     tree, limit = engine.bundle.tree, engine.bundle.manifest.search.max_beam_size
-    mask_or_none = mask if filtered else None
-    best_BM = engine.search(queries, SearchParams.uniform(len(queries), tree.leaf_count, M, mask=mask_or_none)).item_rows_BM
-    measured_beams: dict[int, tuple[float, float]] = {}
+    condition = mask if filtered else None
+    best_BM = engine.search(queries, SearchParams.uniform(len(queries), tree.leaf_count, M, mask=condition)).item_rows_BM
+    by_beam: dict[int, tuple[float, float]] = {}
     rows: list[dict[str, Any]] = []
     for beam in BEAMS:
         widened_by_root = max(1, min(widened_beam(beam, mask.items, tree.item_count, WIDEST), limit, mask.items))
         for rule, widened in (("none", beam), ("root", widened_by_root)):
-            if widened not in measured_beams:
-                measured_beams[widened] = search(
-                    engine, queries, SearchParams.uniform(len(queries), widened, M, mask=mask_or_none), best_BM, rounds
-                )
-            share, ms = measured_beams[widened]
+            if widened not in by_beam:
+                by_beam[widened] = search(engine, queries, SearchParams.uniform(len(queries), widened, M, mask=condition), best_BM, rounds)
+            share, ms = by_beam[widened]
             rows.append({"beam_size": beam, "rule": rule, "widened": widened, "overlap": round(share, 4), "ms_per_query": round(ms, 4)})
     return rows
 

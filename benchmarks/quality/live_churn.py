@@ -129,9 +129,7 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
     return [{"events": events} | row for events in options.events for row in rounds(config, whole, bundle, events, options, folder)]
 
 
-def rounds(
-    config: DeepConfig, whole: Prepared, bundle: Bundle, max_histories: int, options: argparse.Namespace, folder: Path
-) -> Iterator[Row]:
+def rounds(config: DeepConfig, whole: Prepared, bundle: Bundle, limit: int, options: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """A row after each round, of items that come with at most so many histories."""
     beam, m, exclude_seen = config.search.beam_size, config.search.m, config.search.exclude_seen
     ids = whole.items.ids_of(np.arange(len(whole.items)))
@@ -139,7 +137,7 @@ def rounds(
     measure, every_I = Measure(pairs, len(ids), exclude_seen), np.ones(len(ids), np.bool_)
     relevant = np.concatenate(measure.relevant)
     rng = np.random.default_rng([config.seed, 9])
-    events = histories_of(whole, max_histories, rng)
+    events = histories_of(whole, limit, rng)
     count_I = lists_of(whole.split.lists, whole.split.train).events_I if options.count else None
     order = rng.permutation(np.array(sorted(events), np.int64))
     items_per_round = round(options.share * len(whole.items))
@@ -164,7 +162,7 @@ def rounds(
             row["recall_came"] = measure.recall(found_BM, came_live_I, m)[0] if came_live_I[relevant].any() else None
             row["recall_trained"] = trained
             row |= {"shown": float(came_live_I[found_BM[found_BM >= 0]].mean()), "share": float(came_live_I[relevant].mean())}
-            print(max_histories, row, f"{time.perf_counter() - begin:.0f} s", flush=True)
+            print(limit, row, f"{time.perf_counter() - begin:.0f} s", flush=True)
             yield row
 
 

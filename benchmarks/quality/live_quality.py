@@ -167,7 +167,7 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
     beam, exclude_seen = config.search.beam_size, config.search.exclude_seen
     pairs = whole.split.validation if options.users == "validation" else whole.split.test
     measure = Measure(hidden.moved(pairs), old, exclude_seen)
-    answers_by_model = {
+    answers = {
         "before": finder(before, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
         "retrained": finder(retrained, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
         "retrained_same": finder(retrained_same, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
@@ -175,7 +175,7 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
     by_events = neighbours_of(config, hidden, "events")(measure.histories, MORE)
     rows: list[Row] = []
     for how in HOW if before.manifest.content is None else (*HOW, "content", "events+content"):
-        answers_by_model["neighbours"] = neighbours_of(config, hidden, how)(measure.histories, MORE) if how == "content" else by_events
+        answers["neighbours"] = neighbours_of(config, hidden, how)(measure.histories, MORE) if how == "content" else by_events
         for name, groups in groups_of(count, config.seed):
             figures: list[list[Row]] = []
             for number, group in enumerate(groups):
@@ -185,10 +185,8 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
                 is_new_I = np.zeros(len(whole.items), np.bool_)
                 is_new_I[old + group] = True
                 is_old_I = np.arange(len(whole.items)) < old
-                allowed_answers = {
-                    key: among(rows_BM, ~is_old_I & ~is_new_I, max(MS)) for key, rows_BM in (answers_by_model | {"live": live_BM}).items()
-                }
-                figures.append(figures_of(measure, allowed_answers, is_new_I, is_old_I))
+                allowed = {key: among(rows_BM, ~is_old_I & ~is_new_I, max(MS)) for key, rows_BM in (answers | {"live": live_BM}).items()}
+                figures.append(figures_of(measure, allowed, is_new_I, is_old_I))
                 print(f"{how}, {name} {number}: {per_s:.0f} items/s placed; {figures[-1][MS.index(SHOWN_AT)]}", flush=True)
             rows += [{"how": how, "at_once": name} | row for row in mean_of(figures)]
     return rows
@@ -211,19 +209,17 @@ def mean_of(figures: Sequence[Sequence[Row]]) -> list[Row]:
     return rows
 
 
-def figures_of(measure: Measure, answers: dict[str, Int64], is_new_I: NDArray[np.bool_], is_old_I: NDArray[np.bool_]) -> list[Row]:
+def figures_of(measure: Measure, tops: dict[str, Int64], is_new_I: NDArray[np.bool_], is_old_I: NDArray[np.bool_]) -> list[Row]:
     """A figure for each m."""
     rows = []
     relevant = np.concatenate(measure.relevant)
     counted_items = relevant[is_new_I[relevant] | is_old_I[relevant]]
     for m in MS:
-        shown = answers["live"][:, :m]
-        row = {
-            f"recall_new_{name}": measure.recall(answers[name], is_new_I, m)[0] for name in ("retrained", "retrained_same", "neighbours")
-        }
-        row |= {f"recall_old_{name}": measure.recall(answers[name], is_old_I, m)[0] for name in ("before", "retrained")}
-        row["recall_new"], row["queries"] = measure.recall(answers["live"], is_new_I, m)
-        row["recall_old"] = measure.recall(answers["live"], is_old_I, m)[0]
+        shown = tops["live"][:, :m]
+        row = {f"recall_new_{name}": measure.recall(tops[name], is_new_I, m)[0] for name in ("retrained", "retrained_same", "neighbours")}
+        row |= {f"recall_old_{name}": measure.recall(tops[name], is_old_I, m)[0] for name in ("before", "retrained")}
+        row["recall_new"], row["queries"] = measure.recall(tops["live"], is_new_I, m)
+        row["recall_old"] = measure.recall(tops["live"], is_old_I, m)[0]
         row["shown"], row["share"] = float(is_new_I[shown[shown >= 0]].mean()), float(is_new_I[counted_items].mean())
         rows.append(row)
     return rows

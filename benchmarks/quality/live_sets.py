@@ -111,22 +111,19 @@ def hide(config: DeepConfig, whole: Prepared, share: float, events: int, seed: i
     drawn_items = np.sort(rng.permutation(hideable_items)[: max(1, int(share * len(hideable_items)))])
     is_hidden_I = np.zeros(lists.item_count, np.bool_)
     is_hidden_I[drawn_items] = True
-    events_by_item: dict[int, list[tuple[int, Int64]]] = {int(item): [] for item in drawn_items}
+    pairs_of: dict[int, list[tuple[int, Int64]]] = {int(item): [] for item in drawn_items}
     for user, item, history in _events(lists, train, is_hidden_I):
         before = history[~is_hidden_I[history]]
-        if len(before) and (not events_by_item[item] or events_by_item[item][-1][0] != user):
-            events_by_item[item].append((user, before))
-    items_with_enough = [item for item, item_events in events_by_item.items() if len(item_events) >= events]
-    if not items_with_enough:
+        if len(before) and (not pairs_of[item] or pairs_of[item][-1][0] != user):
+            pairs_of[item].append((user, before))
+    usable = [item for item, item_events in pairs_of.items() if len(item_events) >= events]
+    if not usable:
         raise InvalidConfig("--events", events, "few enough for some item to have as many")
-    hidden = np.array(items_with_enough, np.int64)
+    hidden = np.array(usable, np.int64)
     is_hidden_I[:] = False
     is_hidden_I[hidden] = True
     old_of_I = np.cumsum(~is_hidden_I) - 1
-    chosen = [
-        [events_by_item[item][k] for k in np.sort(rng.choice(len(events_by_item[item]), events, replace=False))]
-        for item in items_with_enough
-    ]
+    chosen = [[pairs_of[item][k] for k in np.sort(rng.choice(len(pairs_of[item]), events, replace=False))] for item in usable]
     histories = tuple(tuple(old_of_I[before[~is_hidden_I[before]]] for _, before in item_events) for item_events in chosen)
     old = _without(config, whole, is_hidden_I, old_of_I)
     return HiddenItems(whole, old, hidden, histories, tuple(tuple(user for user, _ in item_events) for item_events in chosen))

@@ -122,15 +122,10 @@ def compared(config: Path, minutes: float, report: Path) -> dict[str, Any]:
     begin = time.perf_counter()
     subprocess.run(command, check=True)
     seconds = time.perf_counter() - begin
-    comparison = json.loads(report.read_text())
-    rows = [{name: row[name] for name in ("method", "figures")} for row in comparison["rows"]]
-    return {
-        "minutes": minutes,
-        "seconds": round(seconds, 1),
-        "rows": rows,
-        "not_judged": comparison["not_judged"],
-        "verdict": comparison["verdict"],
-    }
+    result = json.loads(report.read_text())
+    rows = [{name: row[name] for name in ("method", "figures")} for row in result["rows"]]
+    row = {"minutes": minutes, "seconds": round(seconds, 1), "rows": rows}
+    return row | {name: result[name] for name in ("not_judged", "verdict")}
 
 
 def main() -> None:

@@ -47,9 +47,7 @@ class MergedShards:
     def __init__(self, bundle: Bundle, shards: Sequence[Bundle]) -> None:
         self._trees = [tree_bundle.tree for tree_bundle in bundle.alone]
         self._shards = [
-            (open_engine(shard_bundle, "cpu"), LocalShard(shard_bundle.shard, [tree_bundle.tree for tree_bundle in shard_bundle.alone]))
-            for shard_bundle in shards
-            if shard_bundle.shard is not None
+            (open_engine(cut, "cpu"), LocalShard(cut.shard, [tree.tree for tree in cut.alone])) for cut in shards if cut.shard is not None
         ]
 
     def search(self, query: TreeQuery) -> Leaves:
@@ -96,15 +94,11 @@ def compared(bundle: Bundle, count: int, beams: Sequence[int], ms: Sequence[int]
         whole_engine, merged_engine = open_engine(bundle, "cpu"), Pipeline(bundle, MergedShards(bundle, shards))
         rows_by_engine = [measure(bundle, engine, labelled, beams, ms, BATCH) for engine in (whole_engine, merged_engine)]
         rows = []
-        for whole_row, merged_row in zip(*rows_by_engine, strict=True):
-            row = {"shards": count} | {name: whole_row[name] for name in ("beam_size", "m")}
-            row |= {
-                "recall_one": whole_row["recall"],
-                "recall_sharded": merged_row["recall"],
-                "difference": merged_row["recall"] - whole_row["recall"],
-            }
-            row |= {"ms_one": whole_row["ms_per_query"], "ms_sharded": merged_row["ms_per_query"]}
-            rows.append(row | in_pairs(whole_engine, merged_engine, labelled, whole_row["beam_size"], whole_row["m"]))
+        for whole, merged in zip(*rows_by_engine, strict=True):
+            row = {"shards": count} | {name: whole[name] for name in ("beam_size", "m")}
+            row |= {"recall_one": whole["recall"], "recall_sharded": merged["recall"], "difference": merged["recall"] - whole["recall"]}
+            row |= {"ms_one": whole["ms_per_query"], "ms_sharded": merged["ms_per_query"]}
+            rows.append(row | in_pairs(whole_engine, merged_engine, labelled, whole["beam_size"], whole["m"]))
         whole_engine.close()
         merged_engine.close()
     return rows

@@ -1,10 +1,10 @@
-"""What a deadline costs: share of requests answered, recall and p99, by `timeout_ms`, where a smaller beam will do and where it will not.
+"""The cost of a deadline: share of answered requests, recall and p99 by `timeout_ms`, with and without permission for a smaller beam.
 
     python -m benchmarks.deadlines --json FILE [--model models/debian-depends/1] [--seconds 8] [--rounds 3] [--beam 400]
 
-One worker is asked for held-out queries at random times, for 50 items with a wide beam, at 70 % of what it answers (`quiet`), and at half
-as much again as it answers (`full`). Each deadline is asked for with `partial` "allow" and "refuse" in turn. Recall is that of the
-answers, and `recall_of_all` counts a request without an answer as one that found nothing. Client and service share the machine.
+One worker gets held-out queries at random times, for 50 items with a wide beam, at 70 % of its capacity (`quiet`) and at 150 % (`full`).
+Each deadline is measured with `partial` "allow" and "refuse" in turn. Recall is that of the answers; in `recall_of_all`, a request without
+an answer counts 0. Client and service share the machine.
 
 A row is {"load", "timeout_ms", "partial", "answered", "degraded", "recall", "recall_of_all", "p50_ms", "p99_ms", "statuses"}, means of the
 rounds.
@@ -53,26 +53,20 @@ def measured(model: Path, seconds: float, rounds: int, beam_size: int) -> list[d
             address = "127.0.0.1", port
             usual_requests = requests_of(queries, name, {"m": M, "beam_size": beam_size})
             closed_loop(address, usual_requests, UNREFUSED, 2)  # warm
-            capacity = sum(measurement.status == 200 for measurement in closed_loop(address, usual_requests, UNREFUSED, seconds)) / seconds
+            capacity = sum(run.status == 200 for run in closed_loop(address, usual_requests, UNREFUSED, seconds)) / seconds
             for load, share in LOADS.items():
                 for timeout_ms in DEADLINES_MS:
-                    requests_by_policy = {
+                    requests_of_policy = {
                         policy: requests_of(queries, name, {"m": M, "beam_size": beam_size, "timeout_ms": timeout_ms, "partial": policy})
                         for policy in ("allow", "refuse")
                     }
-                    figures_by_policy: dict[str, list[dict[str, Any]]] = {policy: [] for policy in requests_by_policy}
+                    by_policy: dict[str, list[dict[str, Any]]] = {policy: [] for policy in requests_of_policy}
                     for number in range(rounds):
-                        for policy, requests in requests_by_policy.items():
-                            figures_by_policy[policy].append(
-                                figures(open_loop(address, requests, share * capacity, seconds, number), queries)
-                            )
-                    for policy, measurements in figures_by_policy.items():
-                        means = {
-                            figure: float(np.mean([measurement[figure] for measurement in measurements]))
-                            for figure in measurements[0]
-                            if figure != "statuses"
-                        }
-                        statuses = dict(sum((measurement["statuses"] for measurement in measurements), Counter[str]()))
+                        for policy, requests in requests_of_policy.items():
+                            by_policy[policy].append(figures(open_loop(address, requests, share * capacity, seconds, number), queries))
+                    for policy, runs in by_policy.items():
+                        means = {figure: float(np.mean([run[figure] for run in runs])) for figure in runs[0] if figure != "statuses"}
+                        statuses = dict(sum((run["statuses"] for run in runs), Counter[str]()))
                         rows.append({"load": load, "timeout_ms": timeout_ms, "partial": policy, **means, "statuses": statuses})
                         print_row(rows[-1])
     return rows

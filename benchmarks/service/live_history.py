@@ -5,7 +5,7 @@
 Three workers serve two versions of a copy of the sample. Clients put, delete and read few items, so that they meet; an administrator
 publishes versions, changes the default to and fro, and removes items from answers; workers are killed and stopped, and the whole service is
 killed or restarted. After each round, with nothing written for a second, every worker is asked for every item of every version. What all
-saw is judged (history_judge.py). Everything random comes from the seed; how threads and processes meet does not. Knows HTTP and processes.
+saw is judged (history_judge.py). The seed fixes all random choices, but not the timing of threads and processes. Knows HTTP and processes.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
 WORKERS, CLIENTS = 3, 6
 ROUND_S = 10.0
 QUIET_S = 1.0
-"""Within which all workers agree."""
+"""Time without writes after which all workers must agree."""
 TIMEOUT_S, CHANGE_S, STOPPED_S = 15.0, 120.0, 3.0
-"""Of a request; of one that changes what serves; longest that a worker is stopped, which must be less than both."""
+"""Time limits of a request, and of one that changes the served versions; the longest stop of a worker, which must be shorter."""
 WAIT_S = 300.0
-"""Until all workers are there."""
+"""Time limit for all workers to be ready."""
 PAUSE_S = 0.2
-"""After a request that was not answered, and between two looks at the feed."""
+"""After a request without an answer, and between two reads of the feed."""
 NEW, OLD = 40, 20
 """Items that come and go, and trained ones."""
 LINES = 30
 SECTION = "history"
-"""By which one retrieval finds all of these items."""
+"""The section of all these items, so that one retrieval finds them."""
 STEPS = {"put": 34, "delete": 10, "bulk": 6, "get": 24, "retrieve": 14, "read own": 12}
 CHANGES = ("publish", "publish", "unload", "unload", "default", "default", "hide", "show", "hide", "show")
 FAILURES = ("kill", "kill", "stop", "stop", "restart", "restart")
@@ -62,7 +62,7 @@ Ask = Callable[[str, str, Any, Mapping[str, str]], tuple[int, Any]]
 
 
 def served_copy(folder: Path, workers: int, log: Path | None = None) -> tuple[Path, Process]:
-    """A models folder with a copy of the sample in a folder, and the service over it, not started yet. log: where its log lies instead."""
+    """A models folder with a copy of the sample in a folder, and the service over it, not started yet. log: another place for its log."""
     shutil.copytree(SAMPLE.parent, folder / "models" / SAMPLE.parent.name)
     settings = {"ESPALIER_MODELS": str(folder / "models"), "ESPALIER_DEVICE": "cpu"}
     settings |= {"ESPALIER_ADMIN_KEYS": KEY, "ESPALIER_WRITE_KEYS": "a-key-that-only-writes"}  # without which writing is off
@@ -70,11 +70,11 @@ def served_copy(folder: Path, workers: int, log: Path | None = None) -> tuple[Pa
 
 
 class Run:
-    """A service, and what all threads know of it.
+    """A service, and the state that all threads share.
 
     new          items that come and go
-    events, log  what was asked and answered, what the feed has
-    tags         the last sequence that was seen of an item; 0: as it was trained, None: there is none
+    events, log  requests with their answers; operations of the feed
+    tags         item → its last known sequence; 0: as trained, None: the item does not exist
     """
 
     def __init__(self, folder: Path, seed: int, workers: int = WORKERS, new: int = NEW) -> None:
@@ -91,7 +91,7 @@ class Run:
         self.slowest_s: dict[str, float] = {}
         self.highest = 0
         self.began, self.numbers, self.over = time.monotonic(), itertools.count(1), threading.Event()
-        self.calm = threading.Event()  # the failures of the round are through
+        self.calm = threading.Event()  # the failures of the round are over
         self._seed, self._pages, self._versions = seed, 0, list[int]()
         self._hidden: list[str] = []
 
@@ -103,7 +103,7 @@ class Run:
     def ask(
         self, kind: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, via: Ask | None = None
     ) -> tuple[Event, Any]:
-        """Its times and status, and the document. via: another connection than one of its own."""
+        """Send a request; its event and the answer's document. via: a connection to use instead of a new one."""
         all_headers = HEADERS | dict(headers or {})
         sent = time.monotonic() - self.began
         timeout_s = CHANGE_S if kind in CHANGES else TIMEOUT_S
@@ -144,7 +144,7 @@ class Run:
                 self.retrieve(kind, rng.choice([None, *self._versions]), self.highest if kind == "read own" else 0, name)
 
     def _body(self, rng: random.Random, item: str, if_match: int | None = None) -> dict[str, Any]:
-        """A put of fields, and perhaps evidence; or of evidence alone, where it fails if there is no such item."""
+        """A put of fields and perhaps evidence, or of evidence alone if the write requires that the item exists."""
         number = next(self.numbers)
         body: dict[str, Any] = {"fields": {"title": f"t{number}", "section": SECTION}}
         needs_evidence = self.tags[item] is None and item not in self.trained
@@ -162,15 +162,13 @@ class Run:
             body["valid_until"] = f"{rng.randint(2100, 2900)}-01-01T00:00:00Z"
         return body
 
-    def write(self, unanswered: Event) -> int:
-        headers = {} if unanswered.if_match is None else {"If-Match": f'"{unanswered.if_match}"'}
-        headers |= {"If-None-Match": "*"} if unanswered.if_new else {}
-        is_put = unanswered.kind == "put"
-        query = "" if is_put or not unanswered.body else f"?source_version={unanswered.body['source_version']}"
-        event, answer = self.ask(
-            unanswered.kind, unanswered.kind.upper(), self._path(unanswered.id) + query, unanswered.body if is_put else None, headers
-        )
-        self._note(replace(unanswered, sent=event.sent, answered=event.answered, status=event.status, outcome=event.outcome), answer)
+    def write(self, draft: Event) -> int:
+        headers = {} if draft.if_match is None else {"If-Match": f'"{draft.if_match}"'}
+        headers |= {"If-None-Match": "*"} if draft.if_new else {}
+        is_put = draft.kind == "put"
+        query = "" if is_put or not draft.body else f"?source_version={draft.body['source_version']}"
+        event, answer = self.ask(draft.kind, draft.kind.upper(), self._path(draft.id) + query, draft.body if is_put else None, headers)
+        self._note(replace(draft, sent=event.sent, answered=event.answered, status=event.status, outcome=event.outcome), answer)
         return event.status
 
     def bulk(self, lines: Sequence[tuple[str, dict[str, Any] | None]], by: str) -> None:
@@ -233,7 +231,7 @@ class Run:
     # -- the administrator, and failures --------------------------------------------------------------------------------
 
     def admin(self, rng: random.Random) -> None:
-        """Everything once, and again until the failures are through. What is not answered is asked for again."""
+        """Make every change once, and again until the failures are over. Repeat a change that got no answer."""
         steps: list[str] = []
         while steps or not self.calm.is_set():
             steps = steps or rng.sample(CHANGES, len(CHANGES))
@@ -298,7 +296,7 @@ class Run:
     # -- rounds ---------------------------------------------------------------------------------------------------------
 
     def round(self, number: int) -> None:
-        """Everything at once for ROUND_S, and until the administrator and the failures are through. Raises what a thread raises."""
+        """Run all threads for ROUND_S, and until administrator and failures are done. Raises the exceptions of threads."""
         until = time.monotonic() + ROUND_S
         self.over.clear()
         self.calm.clear()
@@ -316,7 +314,7 @@ class Run:
             job.result()
 
     def agree(self, number: int) -> None:
-        """Ask every worker for every item of every version. Raises RuntimeError where they are not there."""
+        """Ask every worker for every item of every version. Raises RuntimeError if a worker is missing or the feed goes on."""
         connections = self._connections()
         time.sleep(QUIET_S)
         for _ in range(5):
@@ -390,7 +388,7 @@ def live_history(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
 
 
 def _history(run: Run, violation: Violation, most: int = 50) -> list[dict[str, Any]]:
-    """What was asked of an item before a violation, and what the feed has of it."""
+    """Requests about an item before a violation, and its operations in the feed."""
     events = [event for event in run.events if event.sent <= violation.at and (event.id == violation.id or event.shown is not None)]
     entries: list[dict[str, Any]] = []
     for event in sorted(events, key=lambda event: event.sent)[-most:]:

@@ -1,4 +1,4 @@
-"""Writes beside retrievals, on two workers: how soon an item that was put is found, what that costs retrieval, and how fast a bulk is.
+"""Writes during retrievals, on two workers: when a new item is found, how much slower retrieval gets, and how fast a bulk is.
 
     python -m benchmarks.live_load --json FILE [--model models/debian-depends/1] [--bulk MODEL ...]
 
@@ -41,10 +41,11 @@ WORKERS, M, LOAD_SHARE = 2, 50, 0.7
 CLIENTS = 16
 ARRIVING_CLIENTS = 16
 MOST_REFUSED, STEP = 0.01, 0.9
-"""Share of retrievals that may be refused at a rate that counts as what the workers can answer, and from one tried rate to the next."""
+"""Largest share of refused retrievals at a rate that counts as capacity; factor from one tried rate to the next."""
 COST_PER_S = 50
-"""Puts a second whose processor time is measured."""
+"""Puts a second while processor time is measured."""
 KEY = "live-load-write-key"
+COUNTS = ("found_at_once", "found_later", "invisible", "refused", "asked")
 
 
 def main() -> None:
@@ -98,37 +99,34 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
         writer = Target(*address, headers={"Authorization": f"Bearer {KEY}"})
         requests = [request_bytes("/retrieve", {"model": name, "queries": [query.body()], "m": M}) for query in queries]
         closed_loop(address, requests, CLIENTS, 2)  # warm
-        capacity_bound = len([answer for answer in closed_loop(address, requests, CLIENTS, seconds / 2) if answer.status == 200]) / (seconds / 2)
+        answers = closed_loop(address, requests, CLIENTS, seconds / 2)
+        capacity = sum(answer.status == 200 for answer in answers) / (seconds / 2)
         probes_per_s = WORKERS * puts_per_s
-        loads_without, loads_beside, probes, lost_items = list[dict[str, Any]](), list[dict[str, Any]](), list[Probed](), 0
+        quiet, busy, probes, lost_items = list[dict[str, Any]](), list[dict[str, Any]](), list[Probed](), 0
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # so that the two loads do not share an interpreter
-            capacity = capacity_bound
             while refused_share(pool.submit(retrieved, address, requests, capacity, seconds / 2, 0).result()) > MOST_REFUSED:
                 capacity *= STEP
             offered = share * capacity
             with Prober(address, name, KEY, WORKERS, M) as prober:
                 for number in range(rounds):
-                    loads_without.append(pool.submit(retrieved, address, requests, offered, seconds, number).result())
+                    quiet.append(pool.submit(retrieved, address, requests, offered, seconds, number).result())
                     load_job = pool.submit(retrieved, address, requests, max(offered - probes_per_s, 1.0), seconds, number)
                     items = items_of(queries, f"round-{number}-", round(puts_per_s * seconds), number)
                     probes.append(prober.run(items, puts_per_s))
-                    loads_beside.append(load_job.result())
+                    busy.append(load_job.result())
                     lost_items += lost_of(address, name, KEY, probes[-1])
                     delete_all(writer, name, [item.id for item in items])
-                    print(
-                        f"round {number + 1}: {loads_beside[-1]['p99_ms']:.1f} ms p99 beside {loads_without[-1]['p99_ms']:.1f} without",
-                        flush=True,
-                    )
+                    print(f"round {number + 1}: {busy[-1]['p99_ms']:.1f} ms p99 beside {quiet[-1]['p99_ms']:.1f} without", flush=True)
     medians = {
         "visible_p99_ms": [percentile_ms(probe.visible_s, 99) for probe in probes],
         "visible_p50_ms": [percentile_ms(probe.visible_s, 50) for probe in probes],
         "answered_p99_ms": [percentile_ms(probe.answered_s, 99) for probe in probes],
         "puts_per_s": [probe.per_s for probe in probes],
-        **{f"retrieve_{name}": [load[name] for load in loads_beside] for name in ("p99_ms", "p50_ms")},
-        **{f"retrieve_{name}_without": [load[name] for load in loads_without] for name in ("p99_ms", "p50_ms")},
-        "client_cores": [load["cpu_s"] / seconds for load in loads_beside],
-        "refused_share": [refused_share(load) for load in loads_beside],
-        "refused_share_without": [refused_share(load) for load in loads_without],
+        **{f"retrieve_{name}": [load[name] for load in busy] for name in ("p99_ms", "p50_ms")},
+        **{f"retrieve_{name}_without": [load[name] for load in quiet] for name in ("p99_ms", "p50_ms")},
+        "client_cores": [load["cpu_s"] / seconds for load in busy],
+        "refused_share": [refused_share(load) for load in busy],
+        "refused_share_without": [refused_share(load) for load in quiet],
     }
     return {
         "model": name,
@@ -138,15 +136,15 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
         "lost": lost_items,
         "acknowledged": sum(len(probe.sequences) for probe in probes),
         "sequences_twice": sum(len(probe.sequences) - len(set(probe.sequences.values())) for probe in probes),
-        **{name: sum(getattr(probe, name) for probe in probes) for name in ("found_at_once", "found_later", "invisible", "refused", "asked")},
+        **{name: sum(getattr(probe, name) for probe in probes) for name in COUNTS},
         "visible_but_not_among_m": sum(probe.seen for probe in probes),
-        "statuses": {"without": [load["statuses"] for load in loads_without], "beside": [load["statuses"] for load in loads_beside]},
+        "statuses": {"without": [load["statuses"] for load in quiet], "beside": [load["statuses"] for load in busy]},
         "put_statuses": [probe.statuses for probe in probes],
     }
 
 
 def retrieved(address: tuple[str, int], requests: Sequence[bytes], per_s: float, seconds: float, seed: int) -> dict[str, Any]:
-    """Retrievals at random times, in a process of its own."""
+    """Figures of retrievals at random times. Runs in another process."""
     began_s = time.process_time()
     answered = open_loop(address, requests, per_s, seconds, seed, keep=lambda body: b"")
     cpu_s = time.process_time() - began_s
@@ -155,16 +153,16 @@ def retrieved(address: tuple[str, int], requests: Sequence[bytes], per_s: float,
 
 
 def refused_share(answers: dict[str, Any]) -> float:
-    """Which share of the retrievals was not answered with items."""
+    """Share of the retrievals that got no items."""
     counts: dict[str, int] = answers["statuses"]
     return 1 - counts.get("200", 0) / sum(counts.values())
 
 
 def put_cost(model: Path, count: int) -> dict[str, Any]:
-    """Milliseconds of processor time of a put, in the worker that takes it and in each other one, beside nothing else.
+    """Processor milliseconds of a put, in the worker that answers it and in each other worker, without other load.
 
-    What the workers take without puts, in as many seconds, is not counted. A process's time is read from the scheduler. `in_turn_ms` is
-    that of all workers together where they take the puts in turn, so that each finds another one's writes before its own.
+    The workers' time without puts, in as many seconds, is subtracted. Times come from the scheduler. `in_turn_ms` is the sum over all
+    workers if they answer puts in turn, so that each must first apply another worker's writes.
     """
     queries = held_out(Bundle.open(model, verify=False))
     with started(model) as (process, name):
@@ -189,7 +187,7 @@ def put_cost(model: Path, count: int) -> dict[str, Any]:
 
 
 def arriving(model: Path, count: int, per_s: float) -> dict[str, Any]:
-    """Puts at even distances over connections to all workers: processor time of one in all of them, and when it is answered."""
+    """Evenly paced puts over connections to all workers: processor time of a put, summed over workers, and latency."""
     queries = held_out(Bundle.open(model, verify=False))
     with started(model) as (process, name), ThreadPoolExecutor(ARRIVING_CLIENTS) as pool:
         free_connections: SimpleQueue[HTTPConnection] = SimpleQueue()
@@ -243,8 +241,8 @@ def put(connection: HTTPConnection, name: str, item: Item) -> None:
         raise RuntimeError(f"a put of {item.id} was answered {status}")
 
 
-def cpu_ms(pid: int) -> float:
-    """Processor time of all threads of a process that still are."""
+def cpu_ms(pid: int | None) -> float:
+    """Processor milliseconds of a process's living threads."""
     return sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e6
 
 
@@ -277,7 +275,7 @@ def bulk(model: Path, count: int) -> dict[str, Any]:
 
 
 def worker_cpu_s(port: int) -> float:
-    """Processor time of all workers so far, which they measure once a second at most."""
+    """Processor seconds of all workers so far. Workers update the metric at most once a second."""
     time.sleep(1.1)
     return sum(seconds for _, seconds in samples(port, "espalier_worker_cpu_seconds_total"))
 

@@ -1,4 +1,4 @@
-"""Puts items at a rate and asks each worker for each of them at once, over connections that are known to be that worker's.
+"""Puts items at a rate, and asks each worker for each item at once, over connections to that worker.
 
 A retrieval that is refused (429) is sent again after PAUSE_S, as clients do, and its pause counts in the time until the item is visible.
 Retry-After is not followed: it is whole seconds, and one refusal would hide how soon the item is found.
@@ -23,7 +23,7 @@ from loadtest.writes import WRITTEN
 
 THREADS = 12
 PATIENCE_S = 2.0
-"""How long an item that a worker does not know is asked for again."""
+"""How long a worker is asked again for an item that it does not know."""
 PAUSE_S = 0.05
 """Between two retrievals for an item: about the mean of the first random pause of `espalier_client`."""
 
@@ -39,7 +39,7 @@ class Item(NamedTuple):
 
 
 def items_of(queries: Sequence[Query], prefix: str, count: int, seed: int) -> list[Item]:
-    """Items whose evidence are queries: of histories a random part of one, so that few items have the same."""
+    """Items with queries as their evidence; of a history only a random part, so that few items have the same."""
     rng = np.random.default_rng(seed)
     items = []
     for n in range(count):
@@ -55,15 +55,15 @@ def items_of(queries: Sequence[Query], prefix: str, count: int, seed: int) -> li
 
 @dataclass
 class Probed:
-    """What became of a run.
+    """The results of a run.
 
     visible_s, answered_s  from the request of a PUT until both workers had answered with the item, and until its own answer
     sequences              of the acknowledged items
     found_at_once          items that each worker's first answer after the acknowledgement held
     found_later            those that took more answers
-    seen                   those that never were among the best, and that every worker knows
+    seen                   those that every worker knows, but that were never among the best
     invisible              those that a worker did not know after PATIENCE_S
-    refused                retrievals that were refused (429) or late, which say nothing of an item and were sent again after a pause
+    refused                retrievals that were refused (429) or late; they were sent again after a pause
     asked                  retrievals of these probes, explanations among them
     """
 
@@ -85,7 +85,7 @@ def percentile_ms(seconds: Sequence[float], percent: float) -> float:
 
 
 class Prober:
-    """Its threads have a connection to each worker, and one to write. A context manager that closes them."""
+    """Each thread has a connection to every worker, and one for writes. A context manager that closes them."""
 
     def __init__(self, address: tuple[str, int], model: str, key: str, workers: int, m: int) -> None:
         self._address, self._model, self._m = address, model, m
@@ -135,7 +135,7 @@ class Prober:
             for reader in readers:
                 answers, is_found = 0, False
                 while not is_found and time.perf_counter() < answered_s + PATIENCE_S:
-                    if answers and not self._is_unknown(reader, item):  # it is there, and not among the best: asking again is load alone
+                    if answers and not self._is_unknown(reader, item):  # known, but not among the best: asking again is no use
                         break
                     found_or_none = self._finds(reader, item)
                     retrievals += 1 + (answers > 0)
@@ -167,7 +167,7 @@ class Prober:
             probed.found_later += found_first < len(readers)
 
     def _finds(self, reader: http.client.HTTPConnection, item: Item) -> bool | None:
-        """Whether an answer holds an item; None where there was no answer."""
+        """Whether an answer holds the item; None if there was no answer."""
         status, answer = exchange(reader, "POST", "/retrieve", {"model": self._model, "queries": [item.query], "m": self._m})
         return any(entry["id"] == item.id for entry in answer["results"][0]["items"]) if status == 200 else None
 
@@ -181,7 +181,7 @@ class Prober:
 
 
 def lost_of(address: tuple[str, int], model: str, key: str, probed: Probed) -> int:
-    """Acknowledged items that are not there, or with another sequence than was acknowledged."""
+    """How many acknowledged items are missing or have another sequence than was acknowledged."""
     connection = http.client.HTTPConnection(*address, timeout=30)
     lost_items = 0
     for item, sequence in probed.sequences.items():

@@ -1,9 +1,9 @@
-"""What the service adds to a search: POST /retrieve over a trivial engine, beside a bare FastAPI route that answers a constant.
+"""The time that the service adds to a search: POST /retrieve over a trivial engine, compared to a FastAPI route that answers a constant.
 
     python -m benchmarks.service_overhead --json FILE
 
 The server is one process on one core, the client (closed loop, keep-alive) runs on another. Requests hold 20-item histories and ask
-for 50 items; the bare route validates the same request with pydantic and answers the same document with orjson.
+for 50 items. The compared route validates the same request with pydantic and answers the same document with orjson.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CONCURRENCY = (1, 16)
 
 
 class TrivialEngine:
-    """Answers the items 0 … m − 1, whatever was asked."""
+    """Answers every query with the items 0 … m − 1."""
 
     name, rounding = "trivial", 0.0
 
@@ -61,7 +61,7 @@ class TrivialEngine:
     candidates = search
 
     def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
-        """Nobody places items here."""
+        """Not needed: this benchmark places no items."""
         raise NotImplementedError
 
 

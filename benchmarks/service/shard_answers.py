@@ -1,6 +1,6 @@
-"""What a router answered under load: statuses, times, coverage, and whether any answer has parts of two versions.
+"""A router's answers under load: statuses, times, coverage, and whether an answer mixes two versions.
 
-Knows requests and answers. Does not know what happens to the fleet meanwhile.
+Knows requests and answers. Does not know the fleet.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from loadtest.target import Target
 
 M, TIMEOUT_MS = 50, 1000
 SCORES = 10
-"""Of an answer, so many scores tell its version."""
+"""Scores of an answer that are compared to tell its version."""
 SURE = 0.999
-"""Scores above this are too near 1 to tell a version."""
+"""Scores above this are too close to 1 to tell a version."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SeenAnswer:
 
 @dataclass(frozen=True)
 class Load:
-    """What was answered in one phase."""
+    """The answers of one phase."""
 
     answered: list[Answered]
 
@@ -51,9 +51,8 @@ class Load:
         for response in self.answered:
             if response.status == 200:
                 version, items, scores = orjson.loads(response.body)
-                answers.append(
-                    SeenAnswer(response.number, response.began, response.began + response.seconds, version, items, tuple(scores))
-                )
+                ended = response.began + response.seconds
+                answers.append(SeenAnswer(response.number, response.began, ended, version, items, tuple(scores)))
         return answers
 
     def figures(self) -> dict[str, Any]:
@@ -74,7 +73,7 @@ class Load:
 
 
 def recall(address: Address, name: str, queries: Sequence[Query]) -> float:
-    """Mean share of the relevant items that are among M, in percent. Raises RuntimeError where queries are refused again and again."""
+    """Mean share of the relevant items that are among M, in percent. Raises RuntimeError if queries are refused repeatedly."""
     recall_row = cell.recall_over_http(cell.Load(Target(*address), name, 1, queries, 0.0), requests_of(name, queries), M)
     if recall_row["recall"] is None:
         raise RuntimeError(f"{recall_row['recall_unanswered']} queries were refused, expected answers")
@@ -82,7 +81,7 @@ def recall(address: Address, name: str, queries: Sequence[Query]) -> float:
 
 
 def all_answered(address: Address, requests: Sequence[bytes]) -> Load:
-    """What is kept of the answer to every request. Raises RuntimeError where one is refused."""
+    """The answers to all requests, summarised. Raises RuntimeError if one is refused."""
     load = Load(each_once(address, requests, 1, keep=summarised))
     if len(load.seen) < len(requests):
         raise RuntimeError(f"queries were answered {statuses(load.answered)}, expected 200")
@@ -101,7 +100,7 @@ def summarised(body: bytes) -> bytes:
 
 
 def is_mixed(answer: SeenAnswer, first: Mapping[int, tuple[float, ...]], requests: int) -> bool:
-    """Whether the scores of an answer are not those of its version.
+    """Whether an answer has scores of another version than it says.
 
     first  the scores of version 1, by number of the request
     """
@@ -114,7 +113,7 @@ def is_mixed(answer: SeenAnswer, first: Mapping[int, tuple[float, ...]], request
 
 
 def went_back(seen: Sequence[SeenAnswer]) -> int:
-    """Answers of a lower version than one that had ended before they began."""
+    """How many answers have a lower version than an answer that had ended before they began."""
     by_end = sorted(seen, key=lambda answer: answer.ended)
     highest, position, count = 0, 0, 0
     for answer in sorted(seen, key=lambda answer: answer.began):

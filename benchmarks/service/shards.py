@@ -1,4 +1,4 @@
-"""A router before shards and replicas of them, under load, while parts of it are killed, stopped, damaged and replaced.
+"""A router with shards and replicas under load, while processes are killed, stopped, made faulty and replaced.
 
     python -m benchmarks.shards --json FILE [--quick] [--rollouts N] [--model models/debian-depends/1] [--shards 4] [--replicas 2]
 
@@ -33,7 +33,7 @@ from loadtest.queries import Query, held_out
 
 LOAD_SHARE = 0.4
 CLIENTS = 8
-"""Clients that ask as fast as they can, to find the capacity."""
+"""Clients of the closed loop that measures the capacity."""
 WAIT_S = 60.0
 OWN = "espalier_router_own_seconds"
 
@@ -116,7 +116,7 @@ class Measuring:
         self._first: dict[int, tuple[float, ...]] = {}
 
     def all(self) -> dict[str, Any]:
-        """Every phase, and the figures that are asked for."""
+        """Run every phase; the figures of the report."""
         fleet, plan = self._fleet, self._plan
         log(f"capacity {self._capacity:.0f}/s, {self._rate:.0f}/s are offered")
         before = self._buckets(OWN)
@@ -164,7 +164,7 @@ class Measuring:
     # -- phases ---------------------------------------------------------------------------------------------------------
 
     def _phase(self, name: str, action: Callable[[], object] = lambda: None) -> dict[str, Any]:
-        """A load in the middle of which something happens."""
+        """Figures of a load, with an action after a third of it."""
         running_load = self._load(self._plan.phase_s)
         time.sleep(self._plan.phase_s / 3)
         action()
@@ -194,7 +194,7 @@ class Measuring:
         return figures
 
     def _back(self, killed: Sequence[Process], condition: Callable[[], bool]) -> tuple[float, float]:
-        """Start what was killed; seconds until it is ready, and until the router asks it again."""
+        """Restart killed processes; seconds until they are ready, and until the router uses them again."""
         began = time.monotonic()
         started(killed)
         ready_s = time.monotonic() - began
@@ -237,7 +237,7 @@ class Measuring:
     # -- what the fleet says --------------------------------------------------------------------------------------------
 
     def _now(self) -> list[SeenAnswer]:
-        """One answer, if there is one."""
+        """One answer, or none."""
         return Load(each_once(self._address, self._requests[:1], 1, keep=summarised)).seen
 
     def _is_whole(self) -> bool:
@@ -252,11 +252,11 @@ class Measuring:
         return buckets[:-1]  # the last bound is infinite
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        wait_for(condition, "it did not come to pass", WAIT_S)
+        wait_for(condition, "the fleet did not reach the expected state", WAIT_S)
 
 
 def quantile_ms(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], quantile: float) -> float:
-    """A quantile of what a histogram counted between two looks, in milliseconds, by a straight line between the bounds."""
+    """A quantile of a histogram's counts between two readings, in milliseconds, interpolated between the bounds."""
     lower_bound_s, lower_count = 0.0, 0.0
     counts = [(bound, count - earlier) for (bound, count), (_, earlier) in zip(after, before, strict=True)]
     target_count = quantile * counts[-1][1]

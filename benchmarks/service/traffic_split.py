@@ -1,10 +1,10 @@
-"""A version is tried on 5 % of the users under load: is that their share, does a user change over, and does a request fail?
+"""A trial of a version on 5 % of the users under load: is the share right, does a user switch versions, does a request fail?
 
     python -m benchmarks.traffic_split --json FILE [--model models/debian-depends/1] [--minutes 10] [--share 0.05] [--shadow 0.05]
 
-Two workers serve two versions that are alike. Users, each with an id, ask at random times, as often in all as a quarter of what the service
-answers; the client shares the machine. The trial begins and ends while they do: `began_ms` and `ended_ms` are how long the one call of each
-took, `after` are the versions that answered from then on.
+Two workers serve two equal versions. Users, each with an id, send requests at random times, at a quarter of the service's capacity; the
+client shares the machine. The trial begins and ends under this load: `began_ms` and `ended_ms` are the durations of the two calls, and
+`after` counts the versions that answered after the end.
 """
 
 from __future__ import annotations
@@ -79,15 +79,13 @@ def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[s
                 for i, user in enumerate(users)
             ]
             closed_loop(address, requests, UNREFUSED, 2, keep=version_of)  # warm
-            per_s = (
-                LOAD_SHARE * sum(response.status == 200 for response in closed_loop(address, requests, UNREFUSED, 5, keep=version_of)) / 5
-            )
+            per_s = LOAD_SHARE * sum(reply.status == 200 for reply in closed_loop(address, requests, UNREFUSED, 5, keep=version_of)) / 5
 
             def load_answers(length_s: float, seed: int) -> list[Answered]:
                 return open_loop(address, requests, per_s, length_s, seed, keep=version_of)
 
             def change_under_load(method: str, body: dict[str, Any] | None) -> tuple[list[Answered], float, float]:
-                """Requests beside one change; when it was done, and how many milliseconds it took."""
+                """Responses around one change; when the change was done, and its milliseconds."""
                 running = pool.submit(load_answers, TURN_S, len(method))
                 time.sleep(TURN_S / 2)
                 began = time.perf_counter()
@@ -100,14 +98,15 @@ def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[s
             begin_responses, _, began_ms = change_under_load("PUT", {"version": 2, "share": share, "shadow": shadow})
             trial_responses = load_answers(seconds, 0)
             _, figures = request(port, "GET", f"/models/{name}/candidate", None, ADMIN)
-            end_responses, ended_at, ended_ms = change_under_load("DELETE", None)
+            last_replies, over_s, ended_ms = change_under_load("DELETE", None)
     versions_of_user: dict[int, set[bytes]] = {}
-    for response in trial_responses:
-        if response.status != 200:
+    for reply in trial_responses:
+        if reply.status != 200:
             continue
-        versions_of_user.setdefault(response.number % USERS, set()).add(response.body)
-    version_counts = Counter(response.body for response in trial_responses)
-    p50_ms, p99_ms = percentiles_ms([response for response in trial_responses if response.status == 200])
+        versions_of_user.setdefault(reply.number % USERS, set()).add(reply.body)
+    version_counts = Counter(reply.body for reply in trial_responses)
+    last_counts = Counter(reply.body for reply in last_replies if reply.began > over_s)
+    p50_ms, p99_ms = percentiles_ms([reply for reply in trial_responses if reply.status == 200])
     return {
         "model": name,
         "requests": len(trial_responses),
@@ -120,15 +119,12 @@ def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[s
         "users_elsewhere": sum(
             versions != {b"2" if hash_fraction(name, 2, users[i].encode()) < share else b"1"} for i, versions in versions_of_user.items()
         ),
-        "failed": sum(response.status != 200 for response in (*begin_responses, *trial_responses, *end_responses)),
+        "failed": sum(reply.status != 200 for reply in (*begin_responses, *trial_responses, *last_replies)),
         "p50_ms": p50_ms,
         "p99_ms": p99_ms,
         "began_ms": began_ms,
         "ended_ms": ended_ms,
-        "after": {
-            version.decode(): count
-            for version, count in Counter(response.body for response in end_responses if response.began > ended_at).items()
-        },
+        "after": {version.decode(): count for version, count in last_counts.items()},
         "figures": figures,
     }
 

@@ -164,11 +164,9 @@ def main() -> None:
     sys.setprofile(_note)
     tree = complete_tree(np.arange(ITEMS), 2)
     with tempfile.TemporaryDirectory() as name:
-        unsharded_bundle, sharded_bundle = (
-            make_bundle(Path(name) / models, np.random.default_rng(0), tree, kind="product") for models in ("one", "many")
-        )
-        rows = asyncio.run(of_one_service(unsharded_bundle.path.parent.parent))
-        rows.append(asyncio.run(of_a_router(sharded_bundle, Path(name) / "shards")))
+        single, sharded = (make_bundle(Path(name) / models, np.random.default_rng(0), tree, kind="product") for models in ("one", "many"))
+        rows = asyncio.run(of_one_service(single.path.parent.parent))
+        rows.append(asyncio.run(of_a_router(sharded, Path(name) / "shards")))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 

@@ -119,11 +119,8 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
                 for name, call in calls.items():
                     begin = time.perf_counter()
                     for begin_row in range(0, QUERIES, batch):
-                        query_rows = np.arange(begin_row, min(begin_row + batch, QUERIES))
-                        call(
-                            queries.take(query_rows),
-                            SearchParams(params.beam_size_B[query_rows], params.m_B[query_rows], exclude[query_rows]),
-                        )
+                        span = np.arange(begin_row, min(begin_row + batch, QUERIES))
+                        call(queries.take(span), SearchParams(params.beam_size_B[span], params.m_B[span], exclude[span]))
                     times[name].append((time.perf_counter() - begin) * 1e3 / QUERIES)
             for name, values in times.items():
                 row_columns = {"engine": name, "items": items, "beam_size": beam, "batch": batch}

@@ -126,13 +126,13 @@ def fit(candidate: RankerConfig | BoostingConfig | dict[str, Any], fold: Fold) -
 def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
     """Choose among the candidates and measure."""
     best: tuple[float, float, Scores, dict[str, Any]] | None = None
-    tried_candidates = []
+    trials = []
     for candidate in candidates(function, loss, seed):
         began_s = time.process_time()
         scores, value = fit(candidate, fold)
         seconds = time.process_time() - began_s
         options = candidate if isinstance(candidate, dict) else written(candidate)
-        tried_candidates.append((round(value, 4), options))
+        trials.append((round(value, 4), options))
         if best is None or value > best[0]:
             best = value, seconds, scores, options
     if best is None:
@@ -146,7 +146,7 @@ def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
         "ndcg5": ndcg(*ranked, 5),
         "map": average_precision(*ranked),
     }
-    differing = {name for name in options if len({json.dumps(other_options[name]) for _, other_options in tried_candidates}) > 1}
+    differing = {name for name in options if len({json.dumps(other[name]) for _, other in trials}) > 1}
     return {
         "function": function,
         "loss": loss,
@@ -156,10 +156,7 @@ def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
         "train_cpu_s": round(seconds, 2),
         "validation": round(value, 4),
         "chosen": {name: options[name] for name in sorted(differing)},
-        "tried": [
-            {"validation": validation_ndcg, **{name: other_options[name] for name in sorted(differing)}}
-            for validation_ndcg, other_options in tried_candidates
-        ],
+        "tried": [{"validation": score, **{name: other[name] for name in sorted(differing)}} for score, other in trials],
         "per_query": {name: [round(float(number), 4) for number in values] for name, values in per_query.items()},
     }
 
@@ -180,10 +177,8 @@ def measure(name: str, folder: Path, functions: Sequence[str], seeds: int, file:
                     continue
                 row = run(function, loss, fold, seed)
                 report["rows"].append(row)
-                printed_figures = {
-                    key: row[key] for key in ("function", "loss", "fold", "seed", *FIGURES, "train_cpu_s", "validation", "chosen")
-                }
-                print(json.dumps(printed_figures), flush=True)
+                cells = {key: row[key] for key in ("function", "loss", "fold", "seed", *FIGURES, "train_cpu_s", "validation", "chosen")}
+                print(json.dumps(cells), flush=True)
                 if file is not None:
                     file.write_text(json.dumps(report) + "\n")
     report["summary"] = summary(report["rows"])

@@ -115,20 +115,18 @@ def plot(studies: Sequence[dict[str, Any]], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (level_axes, head_axes) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure, (curves, heads) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for study in studies:
-        level_axes.plot(range(1, len(study["shares"]) + 1), study["shares"], label=f"{study['set']} ({study['tree']} tree)")
+        curves.plot(range(1, len(study["shares"]) + 1), study["shares"], label=f"{study['set']} ({study['tree']} tree)")
         large_levels = [row for row in study["levels"] if row["nodes"] >= 10]
-        head_axes.plot([row["level"] for row in large_levels], [row["head"] for row in large_levels], marker="o", label=study["set"])
+        heads.plot([row["level"] for row in large_levels], [row["head"] for row in large_levels], marker="o", label=study["set"])
     nodes = max(len(study["shares"]) for study in studies)
-    level_axes.axhline(1 / nodes, color="black", linestyle=":", label="even")
-    level_axes.set(xlabel="node, sorted", ylabel=r"$S_n\,/\,\sum_{n'} S_{n'}$", title=f"OTM Figure 2: level {LEVEL}", ylim=(0, None))
-    head_axes.set(
-        xlabel="level", ylabel="share of the tenth of nodes with the most", title="every level (not in the paper)", ylim=(0, None)
-    )
-    for axes in (level_axes, head_axes):
+    curves.axhline(1 / nodes, color="black", linestyle=":", label="even")
+    curves.set(xlabel="node, sorted", ylabel=r"$S_n\,/\,\sum_{n'} S_{n'}$", title=f"OTM Figure 2: level {LEVEL}", ylim=(0, None))
+    heads.set(xlabel="level", ylabel="share of the tenth of nodes with the most", title="every level (not in the paper)", ylim=(0, None))
+    for axes in (curves, heads):
         axes.grid(alpha=0.3)
-    level_axes.legend()
+    curves.legend()
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
 

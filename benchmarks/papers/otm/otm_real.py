@@ -117,15 +117,11 @@ def _rows_of(entry: Entry, contest: Contest, exclude_seen: bool, figures: dict[b
     rows: list[Row] = []
     best_B = None
     for beam, fitted in entry.by_beam.items():
-        row_columns = {
-            "gamma": fitted.options.get("gamma") if entry.name == RECIPE else None,
-            "beam_size": beam,
-            "exclude_seen": exclude_seen,
-        }
-        row_columns |= {"train_seconds": round(fitted.seconds, 1), "bytes": int(fitted.bytes), "ended": fitted.ended}
-        row_columns |= {name: fitted.options[name] for name in ("best_step", "steps") if entry.name == RECIPE}
+        columns = {"gamma": fitted.options.get("gamma") if entry.name == RECIPE else None, "beam_size": beam, "exclude_seen": exclude_seen}
+        columns |= {"train_seconds": round(fitted.seconds, 1), "bytes": int(fitted.bytes), "ended": fitted.ended}
+        columns |= {name: fitted.options[name] for name in ("best_step", "steps") if entry.name == RECIPE}
         found_BM = answered(fitted.rank, pairs, max(MS), exclude_seen)
-        beam_rows, recall_B = measured(found_BM, pairs, row_columns)
+        beam_rows, recall_B = measured(found_BM, pairs, columns)
         if beam == entry.beam_size:
             figures[exclude_seen] = figures_of(found_BM, pairs, METRICS)
         if best_B is not None and not exclude_seen:
@@ -239,8 +235,7 @@ def benchmark(args: argparse.Namespace) -> None:
                 report["rows"] += result.rows
                 report["fits"] += result.fits
                 figures |= {
-                    (f"{method}, {'seen excluded' if exclude_seen else 'raw'}", seed, None): method_figures
-                    for exclude_seen, method_figures in result.figures.items()
+                    (f"{method}, {'seen excluded' if seen else 'raw'}", seed, None): values for seen, values in result.figures.items()
                 }
                 report["differences"] = all_differences(figures)
             if args.json:

@@ -47,9 +47,9 @@ def print_rows(rows: Sequence[Row]) -> None:
             method_rows = [other for other in rows if all(other[key] == row[key] for key in keys)]
             figures = "  ".join(f"R@{other['m']} {100 * other['recall']:6.2f}" for other in method_rows)
             settings = [("γ", row["gamma"]), ("beam", row["beam_size"])]  # a fusion has the tree's beam and no γ
-            settings_text = " ".join(f"{name} {value:g}" for name, value in settings if value is not None)
+            knobs = " ".join(f"{name} {value:g}" for name, value in settings if value is not None)
             print(
-                f"{row['method']:20s} {row['seed']}  {settings_text:18s} {'seen excluded' if row['exclude_seen'] else 'raw':13s} {figures}",
+                f"{row['method']:20s} {row['seed']}  {knobs:18s} {'seen excluded' if row['exclude_seen'] else 'raw':13s} {figures}",
                 flush=True,
             )
 

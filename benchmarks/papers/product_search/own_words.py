@@ -195,10 +195,8 @@ def rows_of(products: Products, choose: bool = True) -> list[dict[str, Any]]:
         log_rows = [(query, ids[row], float(grade)) for query in choosing_queries for row, grade in products.right[query].items() if grade]
         pl.DataFrame(log_rows, schema=["query", "item", "grade"], orient="row").write_parquet(folder / "log.parquet")
         data: dict[str, Any] = {"format": "log", "items": folder / "items.parquet", "own_texts": list(products.fields)}
-        for version, (system, log_columns) in enumerate(
-            (("xr-linear", {}), ("xr-linear, a log", LOG | {"train": folder / "log.parquet"})), 1
-        ):
-            config = LinearConfig.model_validate({"kind": "xr-linear", "name": "own-words", "data": data | log_columns})
+        for version, (system, extra) in enumerate((("xr-linear", {}), ("xr-linear, a log", LOG | {"train": folder / "log.parquet"})), 1):
+            config = LinearConfig.model_validate({"kind": "xr-linear", "name": "own-words", "data": data | extra})
             (folder / f"work-{version}").mkdir()
             begin = time.perf_counter()
             bundle = fit_and_export(config, folder / "own-words" / str(version), folder / f"work-{version}")

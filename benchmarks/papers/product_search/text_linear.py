@@ -56,13 +56,9 @@ class Recipe:
 
 def blocks_of(texts: str, train: LabelledTexts) -> tuple[TextBlock, ...]:
     """The n-grams of a text configuration; see the module."""
-    max_features = 2 * len(train)
-    shares = {
-        "words": (max_features, 0, 0),
-        "words+pairs": (max_features // 2, max_features // 2, 0),
-        "words+pairs more": (max_features, max_features, 0),
-    }
-    counts = shares.get(texts, (max_features // 2,) * 3)
+    limit = 2 * len(train)
+    shares = {"words": (limit, 0, 0), "words+pairs": (limit // 2, limit // 2, 0), "words+pairs more": (limit, limit, 0)}
+    counts = shares.get(texts, (limit // 2,) * 3)
     kinds: tuple[tuple[Literal["word", "char"], int], ...] = (("word", 1), ("word", 2), ("char", 3))
     return tuple(TextBlock(unit=unit, n=n, max_features=count) for (unit, n), count in zip(kinds, counts, strict=True) if count)
 

@@ -92,37 +92,28 @@ def describe(frame: pl.DataFrame) -> Task:
     """Part of a description → the package."""
     words = [text.split() for text in frame["description"].fill_null("").to_list()]
     names = [f"{name} {section}" for name, section in frame.select("package", "section").iter_rows()]
-    pairs = [(" ".join(words_of_item[:FIRST]), row) for row, words_of_item in enumerate(words) if words_of_item] + [
-        (name, row) for row, name in enumerate(names)
-    ]
+    pairs = [(" ".join(tokens[:FIRST]), row) for row, tokens in enumerate(words) if tokens]
+    pairs += [(name, row) for row, name in enumerate(names)]
     train = pairs_of(pairs)
-    training_texts = set(train.texts)
-    rows_of_text: dict[str, list[int]] = defaultdict(list)
-    for row, words_of_item in enumerate(words):
-        if len(words_of_item) >= LEAST:
-            rows_of_text[" ".join(words_of_item[FIRST:END])].append(row)
-    askable = [
-        row
-        for row, words_of_item in enumerate(words)
-        if len(words_of_item) >= LEAST and " ".join(words_of_item[FIRST:END]) not in training_texts
-    ]
+    trained = set(train.texts)
+    rows_of: dict[str, list[int]] = defaultdict(list)
+    for row, tokens in enumerate(words):
+        if len(tokens) >= LEAST:
+            rows_of[" ".join(tokens[FIRST:END])].append(row)
+    askable = [row for row, tokens in enumerate(words) if len(tokens) >= LEAST and " ".join(tokens[FIRST:END]) not in trained]
     chosen = np.sort(np.random.default_rng(0).permutation(askable)[:TEST_ITEMS]).tolist()
     texts = list(dict.fromkeys(" ".join(words[row][FIRST:END]) for row in chosen))
-    return Task("debian-describe", names, [fold_of(train, texts, [np.array(rows_of_text[text]) for text in texts])])
+    return Task("debian-describe", names, [fold_of(train, texts, [np.array(rows_of[text]) for text in texts])])
 
 
 def depends(frame: pl.DataFrame) -> Task:
     """A description → what the package depends on."""
-    items, described_packages = dependencies(frame)
-    order = np.random.default_rng(0).permutation(len(described_packages))
-    test, training = np.split(order, [len(described_packages) // 10])
-    train = pairs_of([(described_packages[b][0], row) for b in np.sort(training).tolist() for row in described_packages[b][1]])
-    training_texts = set(train.texts)
-    relevant_of = {
-        described_packages[b][0]: np.array(described_packages[b][1])
-        for b in np.sort(test).tolist()
-        if described_packages[b][0] not in training_texts
-    }
+    items, needs = dependencies(frame)
+    order = np.random.default_rng(0).permutation(len(needs))
+    test, training = np.split(order, [len(needs) // 10])
+    train = pairs_of([(needs[b][0], row) for b in np.sort(training).tolist() for row in needs[b][1]])
+    trained = set(train.texts)
+    relevant_of = {needs[b][0]: np.array(needs[b][1]) for b in np.sort(test).tolist() if needs[b][0] not in trained}
     # An item whose dependants are all held out cannot be found: it stays, as the paper's cold starts do.
     return Task("debian-depends", items, [fold_of(train, list(relevant_of), list(relevant_of.values()))])
 
@@ -144,14 +135,12 @@ def psearch(frame: pl.DataFrame) -> Task:
 def dependencies(frame: pl.DataFrame) -> tuple[list[str], list[tuple[str, list[int]]]]:
     """The packages that at least three others depend on, and of each description which of them its package does, where it does."""
     needs = [sorted(set(filter(None, (value or "").split(",")))) for value in frame["depends"].to_list()]
-    dependants = Counter(name for package_needs in needs for name in package_needs)
+    dependants = Counter(name for names in needs for name in names)
     items = sorted(name for name, count in dependants.items() if count >= 3)
     row_of = {name: row for row, name in enumerate(items)}
     texts = frame["description"].fill_null("").to_list()
-    described_packages = [
-        (text, [row_of[name] for name in package_needs if name in row_of]) for text, package_needs in zip(texts, needs, strict=True)
-    ]
-    return items, [(text, rows) for text, rows in described_packages if rows and text]
+    answers = [(text, [row_of[name] for name in names if name in row_of]) for text, names in zip(texts, needs, strict=True)]
+    return items, [(text, rows) for text, rows in answers if rows and text]
 
 
 def judgements(frame: pl.DataFrame) -> tuple[list[str], dict[str, list[int]]]:

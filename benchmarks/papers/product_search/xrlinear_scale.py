@@ -169,18 +169,14 @@ def write_pecos(folder: Path, tree: Tree, chunks: Chunks) -> None:
     shape = {"nr_features": chunks.width, "nr_codes": tree.level_size(tree.height - 1), "nr_labels": tree.leaf_count}
     (ranker / "param.json").write_text(json.dumps({"model": "HierarchicalMLModel", "depth": tree.height} | shape))
     for depth in range(tree.height):
-        level, parent_level = tree.level(depth + 1), tree.level(depth)
-        rows = slice(chunks.chunk_row[parent_level.start], chunks.chunk_row[parent_level.stop])
+        level, parents = tree.level(depth + 1), tree.level(depth)
+        rows = slice(chunks.chunk_row[parents.start], chunks.chunk_row[parents.stop])
         entries = slice(chunks.row_entry[rows.start], chunks.row_entry[rows.stop])
-        entries_per_row = np.diff(chunks.row_entry[rows.start : rows.stop + 1])
-        parent = np.repeat(
-            np.repeat(
-                np.arange(parent_level.start, parent_level.stop), np.diff(chunks.chunk_row[parent_level.start : parent_level.stop + 1])
-            ),
-            entries_per_row,
-        )
+        counts = np.diff(chunks.row_entry[rows.start : rows.stop + 1])
+        rows_of_parent = np.diff(chunks.chunk_row[parents.start : parents.stop + 1])
+        parent = np.repeat(np.repeat(np.arange(parents.start, parents.stop), rows_of_parent), counts)
         column = tree.first_child[parent] + chunks.entry_child[entries] - level.start
-        feature = np.repeat(chunks.row_feature[rows], entries_per_row)
+        feature = np.repeat(chunks.row_feature[rows], counts)
         size = len(level)
         weights = scipy.sparse.coo_matrix(
             (
@@ -190,21 +186,15 @@ def write_pecos(folder: Path, tree: Tree, chunks: Chunks) -> None:
             shape=(chunks.width + 1, size),
             dtype=np.float32,
         ).tocsc()
-        of_parent = tree.parent[level.start : level.stop] - parent_level.start
-        codes = scipy.sparse.csc_matrix((np.ones(size, np.float32), (np.arange(size), of_parent)), shape=(size, len(parent_level)))
+        of_parent = tree.parent[level.start : level.stop] - parents.start
+        codes = scipy.sparse.csc_matrix((np.ones(size, np.float32), (np.arange(size), of_parent)), shape=(size, len(parents)))
         model_folder = ranker / f"{depth}.model"
         model_folder.mkdir()
         scipy.sparse.save_npz(model_folder / "W.npz", weights, compressed=False)
         scipy.sparse.save_npz(model_folder / "C.npz", codes, compressed=False)
         arguments = {"only_topk": 10, "post_processor": "l3-hinge"}
-        model_parameters = {
-            "nr_labels": size,
-            "nr_features": chunks.width,
-            "nr_codes": len(parent_level),
-            "bias": 1.0,
-            "pred_kwargs": arguments,
-        }
-        (model_folder / "param.json").write_text(json.dumps({"model": "MLModel"} | model_parameters))
+        limits = {"nr_labels": size, "nr_features": chunks.width, "nr_codes": len(parents), "bias": 1.0, "pred_kwargs": arguments}
+        (model_folder / "param.json").write_text(json.dumps({"model": "MLModel"} | limits))
 
 
 def _row(system: str, beam: int, recall: float, times: list[float], rate: float) -> dict[str, Any]:

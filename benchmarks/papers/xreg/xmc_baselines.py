@@ -77,10 +77,10 @@ def _chosen(train: LabelledPoints, fit: Callable[[LabelledPoints, float], Predic
     """What a method learns with the option that is best on held-out points."""
     order = np.random.default_rng(1).permutation(len(train))
     size = max(len(train) // HELD_OUT, 1)
-    validation, training = train.take(order[:size]), train.take(order[size:])
-    true = Relevance.of_rows(as_rows(validation.labels))
+    valid, training = train.take(order[:size]), train.take(order[size:])
+    true = Relevance.of_rows(as_rows(valid.labels))
     quality = [
-        wp_at_k(true, Relevance.of_predictions(*fit(training, option).best(validation.points, 5), validation.labels.shape[1]), 5)
+        wp_at_k(true, Relevance.of_predictions(*fit(training, option).best(valid.points, 5), valid.labels.shape[1]), 5)
         for option in options
     ]
     return fit(train, options[int(np.argmax(quality))])

@@ -47,9 +47,8 @@ def figures_of(predictions: Predictions, train: LabelledPoints, test: LabelledPo
     worth_I, unit = _relevances(train)
     labels = as_rows(test.labels)
     true = Relevance(labels.indptr, labels.indices.astype(np.int64), worth_I[labels.indices], labels.width)
-    predicted = Relevance.of_predictions(
-        predictions.rows_BM, predictions.scores_BM * (unit if predictions.of_relevance else 1), labels.width
-    )
+    scores_BM = predictions.scores_BM * (unit if predictions.of_relevance else 1)
+    predicted = Relevance.of_predictions(predictions.rows_BM, scores_BM, labels.width)
     judged = almost_zero(predicted) if predictions.zero else predicted
     return {name: quality_figures[name] for name in NAMES} | {
         "xmad5": round(float(RankedErrors.of(true, judged).xmad(5).mean()), 4),

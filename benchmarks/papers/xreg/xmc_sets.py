@@ -27,26 +27,22 @@ def read_set(data: Path, name: str, unit: bool = True) -> tuple[LabelledPoints, 
     if folder is None:
         raise InvalidData("--set", name, f"a folder in {data}")
     train, test = (_read_part(folder, split_name, unit) for split_name in ("train", "test"))
-    for column_kind, test_width, training_width in (
+    for kind, width, expected in (
         ("features", test.points.shape[1], train.points.shape[1]),
         ("labels", test.labels.shape[1], train.labels.shape[1]),
     ):
-        if test_width != training_width:
-            raise InvalidData(
-                f"the test points of {folder}", f"{test_width} {column_kind}", f"{training_width}, as the training points have"
-            )
+        if width != expected:
+            raise InvalidData(f"the test points of {folder}", f"{width} {kind}", f"{expected}, as the training points have")
     return train, test
 
 
-def _read_part(folder: Path, split_name: str, unit: bool) -> LabelledPoints:
-    files = sorted([*folder.glob(f"*{split_name}.txt"), *folder.glob(f"*{split_name}.txt.gz")])
+def _read_part(folder: Path, split: str, unit: bool) -> LabelledPoints:
+    files = sorted([*folder.glob(f"*{split}.txt"), *folder.glob(f"*{split}.txt.gz")])
     if files:
-        labelled_points = read_xmc(files[0])
-    elif (folder / f"{split_name}_X.npz").is_file():
-        points, labels = folder / f"{split_name}_X.npz", folder / f"{split_name}_Y.npz"
-        labelled_points = read_points(NpzData(format="npz", train=points, train_labels=labels))
+        data = read_xmc(files[0])
+    elif (folder / f"{split}_X.npz").is_file():
+        points, labels = folder / f"{split}_X.npz", folder / f"{split}_Y.npz"
+        data = read_points(NpzData(format="npz", train=points, train_labels=labels))
     else:
-        raise InvalidData(
-            "--set", str(folder), f"a folder with *{split_name}.txt, *{split_name}.txt.gz, or {split_name}_X.npz and {split_name}_Y.npz"
-        )
-    return LabelledPoints(normalised(labelled_points.points), labelled_points.labels) if unit else labelled_points
+        raise InvalidData("--set", str(folder), f"a folder with *{split}.txt, *{split}.txt.gz, or {split}_X.npz and {split}_Y.npz")
+    return LabelledPoints(normalised(data.points), data.labels) if unit else data
