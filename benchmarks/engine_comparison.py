@@ -62,8 +62,8 @@ def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: Sea
                 wrong.append(f"query {b}: the trace begins above level {start}, the first that its beam may cut")
             if list(levels) != list(range(start, tree_bundle.tree.height + 1)):
                 wrong.append(f"query {b}: the trace has levels {list(levels)}, expected all from {start} to {tree_bundle.tree.height}")
-            kept = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
-            steps, worse_lines = replayed(reference, queries, params, b, kept, rounding, tree_index)
+            beams = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
+            steps, worse_lines = replayed(reference, queries, params, b, beams, rounding, tree_index)
             wrong += worse_lines
             for step in steps:
                 if step.level in levels:

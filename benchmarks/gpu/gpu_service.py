@@ -1,7 +1,7 @@
-"""`python -m service` with the engine inside, on a GPU: milliseconds over HTTP, a reload, the memory it gives back, and none left.
+"""`python -m service` on a GPU: milliseconds over HTTP, a reload, the memory that it frees, and loads without enough memory.
 
-Two models lie in the folder: one of 2^height items with the papers' scorer, and a small one of linear scorers. This process is the load
-generator, fills the card to take the memory away, and asks the driver how much is free. Both share the machine.
+The service has two models: one of 2^height items with the papers' scorer, and a small one of linear scorers. This process generates the
+load, occupies the card's memory, and asks the driver how much is free. Both share the machine.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ ITEMS_MODEL, LABELS_MODEL = "items", "labels"
 HISTORY, FEATURES, M = 20, 20, 100
 STAGES = ("queue_ms", "encode_ms", "search_ms", "serialise_ms")
 SLACK = 64 << 20
-"""Bytes that an allocator may keep of what it is given back."""
+"""Freed bytes that an allocator may keep."""
 
 
 def serve(height: int, beam: int, seconds: float, concurrencies: Sequence[int], ready_s: float) -> Iterator[Row]:
-    """ready_s: how long a start or a reload may take, kernels compiled and graphs captured."""
+    """ready_s: time limit of a start or reload, with compiling kernels and capturing graphs."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         yield {"case": "service", "ok": None, "note": f"not installed: {', '.join(missing)}; see benchmarks/gpu/wheels.txt"}
@@ -73,7 +73,7 @@ def serve(height: int, beam: int, seconds: float, concurrencies: Sequence[int], 
 
 
 def _models(folder: Path, height: int, beam: int) -> int:
-    """Two versions of the model of items, of which the first is pinned, and one of the model of labels; bytes of a version on a GPU."""
+    """Write two versions of the model of items, the first pinned, and a model of labels; bytes of a version on a GPU."""
     rng, length = np.random.default_rng(1), sum(PAPER_WINDOWS)
     model = scorer_of("mlp")
     graphs = export_graphs(model, "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
@@ -100,7 +100,7 @@ def _retrievals(height: int, beam: int) -> list[bytes]:
 
 
 def _two_models(address: Address, of_items: bytes) -> Iterator[Row]:
-    """Both models answer, by turns, each what it answers alone."""
+    """Mixed requests to both models get the same answers as separate ones."""
     query = {"features": {"indices": [0, 3], "values": [1.0, 0.5]}}
     of_labels = request_bytes("/retrieve", {"model": LABELS_MODEL, "queries": [query], "m": 10})
     separate_answers = [_answer(address, retrieval) for retrieval in (of_items, of_labels)]
@@ -125,7 +125,7 @@ def _times(address: Address, requests: list[bytes], concurrencies: Sequence[int]
 
 
 def _sustained(address: Address, requests: list[bytes], capacity: float, seconds: float) -> Iterator[Row]:
-    """Random arrivals at shares of the capacity: the highest rate that is kept up with."""
+    """Random arrivals at shares of the capacity."""
     for share in (0.5, 0.8, 0.9):
         if capacity * share < 1:
             continue
@@ -147,7 +147,7 @@ def _measured(answers: Sequence[Answered], rate: float) -> Row:
 
 
 def _reload(port: int, requests: list[bytes]) -> Iterator[Row]:
-    """Version 2 takes the place of version 1 and back, under load; then as much memory is in use as before."""
+    """Switch to version 2 and back under load; then the same memory must be in use as before."""
     bytes_before, peak_bytes = _used(), 0
     answered: list[Answered] = []
     stop = threading.Event()
@@ -180,7 +180,7 @@ def _reload(port: int, requests: list[bytes]) -> Iterator[Row]:
 
 
 def _no_memory(port: int, retrieval: bytes, needed: int) -> Iterator[Row]:
-    """A version that does not fit is an error that says so, one that runs out while it warms up is an error too; the other serves on."""
+    """Loads that run out of memory, for the rows or during the warm-up: an error, and the other version keeps serving."""
     for case, free_bytes in (("too little for the rows", needed // 2), ("too little for the warm-up", needed + (24 << 20))):
         torch.cuda.empty_cache()
         ballast = torch.empty(max(1, torch.cuda.mem_get_info()[0] - free_bytes), dtype=torch.uint8, device="cuda")
@@ -190,7 +190,7 @@ def _no_memory(port: int, retrieval: bytes, needed: int) -> Iterator[Row]:
         finally:
             del ballast
             torch.cuda.empty_cache()
-        if status == 200:  # what the service's allocator had kept was enough
+        if status == 200:  # memory that the service's allocator kept was enough
             _admin(port, "unload", 2)
         fits = case.endswith("warm-up")
         row: Row = {"case": f"out of memory: {case}", "ok": served == 200 and (status == 409 or (fits and status == 200))}
@@ -219,13 +219,13 @@ def _items(body: bytes) -> Any:
 
 
 def _used() -> int:
-    """Bytes of the card that all processes use together."""
+    """Bytes of the card in use by all processes."""
     free, total = torch.cuda.mem_get_info()
     return total - free
 
 
 def _settled(before: int, seconds: float = 10.0) -> int:
-    """Bytes in use once they are as few as before, or after so many seconds: the former version goes when its requests are answered."""
+    """Bytes in use, once down to `before` or after `seconds`: a former version is freed when its requests are answered."""
     end = time.monotonic() + seconds
     while _used() > before + SLACK and time.monotonic() < end:
         time.sleep(0.1)

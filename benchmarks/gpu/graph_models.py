@@ -1,7 +1,7 @@
-"""Models of any number of items for measurements on a GPU, and the search that a careful user would write in torch over them.
+"""Models of any number of items for measurements on a GPU, and the beam search that a careful user would write in torch.
 
 `mlp` is the papers' scorer, 24 numbers a row and 128–64–24, with γ = 0; `product` is the default recipe's, with γ = 0.5. Weights and rows
-are random: answers mean nothing, costs are those of a trained model.
+are random: the models answer at random, but cost as much as trained ones.
 
 Legend: B queries, C candidates, L levels, S state, N nodes, D node row.
 """
@@ -44,7 +44,7 @@ FORMS = {"mlp": Form(MlpScorer(), 0.0), "product": Form(ProductScorer(), 0.5)}
 
 
 class _Rows:
-    """Node rows of any number, drawn when they are read: what an engine does with rows mapped from a file, without the file."""
+    """Node rows that are drawn when they are read: a stand-in for rows mapped from a file."""
 
     def __init__(self, nodes: int, width: int) -> None:
         self.shape, self.dtype = (nodes, width), np.dtype(np.float16)
@@ -71,7 +71,7 @@ def scorer_of(form: str) -> NodeScorer:
 
 @lru_cache(2)
 def model_of(height: int, form: str = "mlp") -> Bundle:
-    """A bundle of 2^height items that is nowhere on disk."""
+    """A bundle of 2^height items in memory."""
     length, model = sum(PAPER_WINDOWS), scorer_of(form)
     graphs = export_graphs(model, "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
     tree = complete_tree(np.random.default_rng(0).permutation(1 << height), 2)
@@ -100,20 +100,20 @@ def with_rows_in_memory(bundle: Bundle) -> Bundle:
 
 
 def manifest_of(ranking: Ranking, **fields: Any) -> SimpleNamespace:
-    """What engines read of a manifest, of a bundle without a second stage."""
+    """The fields of a manifest that engines read, for a bundle without a second stage."""
     absent_fields: dict[str, Any] = {"trees": (), "memory": None, "stacking": None, "shard": None}
     return SimpleNamespace(**absent_fields, version=1, ranking=ranking, result_ranking=ranking, **fields)
 
 
 def one_tree(**attributes: Any) -> Bundle:
-    """A bundle of these parts, no forest, with nothing that a bundle may lack."""
+    """A bundle of one tree with these attributes; optional parts are None."""
     bundle = SimpleNamespace(**({"memory": None, "stacking": None, "shard": None} | attributes))
     bundle.alone = (bundle,)
     return cast(Bundle, bundle)
 
 
 class TorchSearch:
-    """The beam search in torch, scored in float16: a complete binary tree, no masks, ties as topk has them.
+    """Beam search in torch, scored in float16, over a complete binary tree. No masks; topk breaks ties.
 
     state_BLS  query states, the first of them for level `first`
     """

@@ -27,7 +27,7 @@ def training(
 ) -> Iterator[Row]:
     """Steps of all methods of `benchmarks.training_speed` at each batch; then epochs of a ranker over `queries` × `depth` candidates.
 
-    Here queries_per_s are users, or queries, that are trained on in a second.
+    queries_per_s is the number of users, or queries, that are trained on in a second.
     """
     yield from rankers(queries, depth, device)
     prepared = training_speed.synthetic(items, users)

@@ -1,10 +1,10 @@
-"""What a filter costs in time and in overlap with exhaustive scoring, with the beam as it is and widened by the service, on one thread.
+"""The cost of a filter in time and in overlap with exhaustive scoring, with the beam as it is and as the service widens it, on one thread.
 
     python -m benchmarks.filtered_recall --json F [--height 20] [--models DIR] [--debian models/debian-depends/1] [--rounds 5]
 
-Two models: a synthetic one of 2^height items whose inner nodes tell what lies below them (`benchmarks.synthetic.diffusion_bundle`), with
+Two models: a synthetic one of 2^height items, whose inner nodes resemble their leaves (`benchmarks.synthetic.diffusion_bundle`), with
 noisy item vectors as queries and filters of 50 %, 10 %, 1 % and 0.1 % of the items, scattered over the tree or whole subtrees of it; and a
-trained one over Debian's packages with its held-out queries and filters by section. It is left out, with a message, where it is not there.
+trained one over Debian's packages with its held-out queries and filters by section. A missing trained model is left out with a message.
 
 Overlap is with the m best of all eligible items by the same scorer: a search whose beam holds every node. Milliseconds are medians over
 rounds. The rules of widening:
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 def overlap(best_BM: NDArray[np.int64], got_BM: NDArray[np.int64]) -> float:
-    """The mean share of the best items that came back."""
+    """Mean share of the best items that were found."""
     shares = [len(np.intersect1d(best[best >= 0], got[got >= 0])) / (best >= 0).sum() for best, got in zip(best_BM, got_BM, strict=True)]
     return float(np.mean(shares))
 
@@ -65,7 +65,7 @@ def measure(bundle: Bundle, queries: QueryBatch, conditions: Mapping[str, Mappin
 
 
 def masked(bundle: Bundle, condition: Mapping[str, object]) -> tuple[NodeMask, dict[str, float]]:
-    """The mask, and what it costs: with the column's index, which the first filter on a column builds, without, and once it is kept."""
+    """The mask, and its milliseconds: with building the column's index (`cold`), with the index there, and from the cache."""
     filters = ItemFilters([bundle.tree], bundle.items, max_bytes=1 << 30)
     parsed = filters.parse(condition, {})
     cold_ms, _ = timed(lambda: filters.mask(parsed))
@@ -76,7 +76,7 @@ def masked(bundle: Bundle, condition: Mapping[str, object]) -> tuple[NodeMask, d
 
 
 def measure_filter(engine: Pipeline, queries: QueryBatch, mask: NodeMask, filtered: bool, rounds: int) -> list[dict[str, Any]]:
-    """One filter with every beam and rule; a widened beam that several come to is measured once."""
+    """Rows of one filter with every beam and rule. Equal widened beams are measured once."""
     tree, limit = engine.bundle.tree, engine.bundle.manifest.search.max_beam_size
     condition = mask if filtered else None
     best_BM = engine.search(queries, SearchParams.uniform(len(queries), tree.leaf_count, M, mask=condition)).item_rows_BM

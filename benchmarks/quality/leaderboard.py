@@ -1,7 +1,7 @@
-"""Methods on one log, seed after seed: what `benchmarks.next_item` and `benchmarks.fixed_split` share.
+"""Methods on one log, seed after seed: the code that `benchmarks.next_item` and `benchmarks.fixed_split` share.
 
-Rows are printed and written as they come; what is in the JSON is not run again. The JSON has, besides the rows, how each method was fitted
-(`fits`: options, trials, seconds, bytes), why one was left out, and the paired differences between methods at their chosen serving beams.
+Rows are printed and written at once; methods that are in the JSON are not run again. Besides the rows, the JSON has how each method was
+fitted (`fits`: options, trials, seconds, bytes), why a method was left out, and paired differences at the chosen serving beams.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def without_folders(config: DeepConfig) -> Row:
-    """The configuration with the names of its files, wherever they lie: a report may be published, and continued on another machine."""
+    """The configuration with file names without folders, so that a report can be published and continued on another machine."""
     raw = config.model_dump(mode="json")
     raw["data"]["log"] = config.data.log.name
     if isinstance(config.data.split, FileSplit):
@@ -147,7 +147,7 @@ def _run_seed(
 
 
 def main_of(benchmark: Any, parser: argparse.ArgumentParser) -> None:
-    """Run a benchmark with the options of the command line, --threads among them; errors end it in one line."""
+    """Run a benchmark with the options of the command line and --threads. An error ends the program with one line."""
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     logging.basicConfig(format="%(message)s")
     logging.getLogger("training").setLevel(logging.INFO)

@@ -1,21 +1,20 @@
-"""Items put into a running model by a few events each: how well they are found, and what the others lose.
+"""Items put into a running model by a few events each: how well are they found, and how much do the others lose?
 
     python -m benchmarks.live_quality --log FILE --config FILE --events 5 --json F
 
-A tenth of the items that enough training users touched is hidden: training has neither them nor their events. Then they are put in, each
-with the histories of some training users before they came to it, all at once or a fifth of them at a time. A version with them is made as
-`python -m training fold` makes it: it answers as the service does with these items live. Test queries are test users for whom such an item
-is relevant; these items alone are relevant. recall_old is over all test users, by their old items.
+A tenth of the items with enough training users is hidden: training has neither the items nor their events. Then they are put in, all at
+once or a fifth at a time, each with the histories of some training users before they came to it. A fold, as `python -m training fold` makes
+it, answers as the service does with these items live. Test queries are the test users for whom a hidden item is relevant; only hidden items
+count as relevant. recall_old is over all test users, by their old items.
 
-Beside it: the model trained on everything; the same trained on these events of hidden items and no others; and item neighbours tuned on
-validation users, of the same events. With `events+count` each item also comes with how many events of training users it has had. Where the
-configuration has content, or with --content, items are put in by their fields alone as well, and by both; beside their fields alone stand
-neighbours by content.
+It is compared to the model trained on everything, to the same trained on only these events of hidden items, and to item neighbours of these
+events, tuned on validation users. With `events+count`, an item also comes with its number of events of training users. If the configuration
+has content, or with --content, items are also put in by their fields alone, compared to neighbours by content, and by both.
 
 Rows: {"how", "at_once", "m", "recall_new", "recall_old", "recall_old_before", "recall_new_retrained", "recall_old_retrained",
 "recall_new_retrained_same", "recall_new_neighbours", "shown", "share", "queries"}. `how` is events, events+count, content or
-events+content. `shown` is the share of new items among all that came back, `share` among all that is relevant. All models are searched
-with the configured beam. --users validation is for choosing how items are placed.
+events+content. `shown` is the share of new items among all results, `share` among all relevant items. All models are searched with the
+configured beam. --users validation is for choosing how items are placed.
 """
 
 from __future__ import annotations
@@ -63,11 +62,11 @@ MS = (10, 50, 200)
 SHOWN_AT = 50
 HOW = ("events", "events+count")
 MORE = 800
-"""Results that are asked for where some of them do not count."""
+"""Results of a search of which some do not count."""
 
 
 def trained(config: DeepConfig, prepared: Prepared, folder: Path) -> Bundle:
-    """The bundle of a folder; trained where it is not there."""
+    """The bundle of a folder; trained if it is missing."""
     out = folder / config.name / "1"
     if not out.exists():
         work = folder / "work"
@@ -77,7 +76,7 @@ def trained(config: DeepConfig, prepared: Prepared, folder: Path) -> Bundle:
 
 
 def finder(bundle: Bundle, ids: Sequence[str], beam: int, exclude_seen: bool) -> Find:
-    """What a bundle's engine finds, in the rows of `ids`."""
+    """A search of the bundle whose results are rows of `ids`."""
     rank = Recipe(bundle, open_engine(bundle, "cpu"), {}, [], 0.0, None, 1.0).at(beam).rank
     to_bundle = bundle.items.rows_of(list(ids))
     from_bundle = np.full(len(bundle.items), NO_ITEM, np.int64)
@@ -93,7 +92,7 @@ def finder(bundle: Bundle, ids: Sequence[str], beam: int, exclude_seen: bool) ->
 
 
 def among(found_BM: Int64, gone_I: NDArray[np.bool_], m: int) -> Int64:
-    """The first m of each row that are not gone."""
+    """The first m of each row without the items `gone_I`."""
     allowed_BM = np.full((len(found_BM), m), NO_ITEM, np.int64)
     for allowed_M, row in zip(allowed_BM, found_BM, strict=True):
         rows = row[row >= 0]
@@ -103,7 +102,7 @@ def among(found_BM: Int64, gone_I: NDArray[np.bool_], m: int) -> Int64:
 
 
 def put_in(bundle: Bundle, hidden: HiddenItems, hidden_numbers: Int64, how: str, out: Path) -> tuple[Bundle, float]:
-    """The bundle with some hidden items (numbers 0 … n − 1) in it, and how many were placed in a second of processor time."""
+    """The bundle with some hidden items (numbers 0 … n − 1) in it, and how many were placed per second of processor time."""
     engine, state, placer = open_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
     bodies = []
     for k in hidden_numbers.tolist():
@@ -122,7 +121,7 @@ def put_in(bundle: Bundle, hidden: HiddenItems, hidden_numbers: Int64, how: str,
 
 
 def put_placed(state: LiveState, ids: Sequence[str], placements: Sequence[Candidates | EspalierError], first: int = 1) -> None:
-    """Put new items where they were placed, numbered from `first`, but for those that could not be placed."""
+    """Put the items that could be placed, with sequences from `first` on."""
     for number, (item_id, placement) in enumerate(zip(ids, placements, strict=True), first):
         if not isinstance(placement, EspalierError):
             parent, row = next((parent, row) for parent, row in placement[0] if state.has_room(0, parent))
@@ -130,7 +129,7 @@ def put_placed(state: LiveState, ids: Sequence[str], placements: Sequence[Candid
 
 
 class Measure:
-    """The queries of some users, and what finders find for them."""
+    """The queries of some users, and the recall of results for them."""
 
     def __init__(self, pairs: Sequence[EvaluationPair], old: int, exclude_seen: bool) -> None:
         self.old = old
@@ -139,7 +138,7 @@ class Measure:
         self.relevant = [np.unique(pair.relevant) for pair in query_pairs]
 
     def recall(self, found_BM: Int64, counted_I: NDArray[np.bool_], m: int) -> tuple[float, int]:
-        """Mean recall of the wanted items, over the queries that have some, and how many these are."""
+        """Mean recall of the items `counted_I`, over the queries with such a relevant item, and the number of these queries."""
         relevant = [rows[counted_I[rows]] for rows in self.relevant]
         queries_with_relevant = np.flatnonzero([len(rows) > 0 for rows in relevant])
         recall_B = precision_recall_f(found_BM[queries_with_relevant], [relevant[b] for b in queries_with_relevant.tolist()], m)[1]
@@ -193,13 +192,13 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
 
 
 def groups_of(count: int, seed: int) -> tuple[tuple[str, list[Int64]], ...]:
-    """Which hidden items are put in together."""
+    """Groups of hidden items that are put in together, by name."""
     order = np.random.default_rng([seed, 8]).permutation(count)
     return ("all", [np.arange(count)]), ("a fifth", [np.sort(group) for group in np.array_split(order, 5)])
 
 
 def mean_of(figures: Sequence[Sequence[Row]]) -> list[Row]:
-    """For each m the mean of what was measured with different items."""
+    """For each m, the mean over the groups of items."""
     rows = []
     for m_index, m in enumerate(MS):
         mean = {key: float(np.mean([figure[m_index][key] for figure in figures])) for key in figures[0][m_index]}

@@ -1,9 +1,9 @@
-"""A log whose catalogue lacks some items, and what a live service is told of each of them: a few events of training users.
+"""A log without some items, and for each of them the few events of training users that a live service gets.
 
 Knows a prepared log. Does not know models.
 
     hidden items   a share of those that at least `events` training users touched after an old item, drawn by a seed
-    an event       of a training user, drawn by the seed: the old items before the hidden one; all others of a list without an order
+    an event       the old items of a training user, drawn by the seed, before the hidden item; of a list without order, all its others
 
 Legend: I items of the whole log, n hidden items, E events.
 """
@@ -33,10 +33,10 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class HiddenItems:
-    """A log with all items, the same without some, and events of those.
+    """A log with all items, the same log without some, and events of these.
 
-    whole, old  what training is given; `old` has none of the hidden items, and no row for them. Its held-out queries are validation
-                users, so that nothing which is made of a bundle's held-out queries comes from test users
+    whole, old  training data; `old` has no hidden items and no rows for them. Its held-out queries are validation users, so nothing
+                that is derived from a bundle's held-out queries comes from test users
     hidden_n    int64[n]: item rows of `whole`, ascending
     events      by hidden item: histories, item rows of `old`, oldest first
     users       by hidden item: the training users that the events are of
@@ -50,7 +50,7 @@ class HiddenItems:
 
     @cached_property
     def counts(self) -> list[int]:
-        """By hidden item how many events of training users it has had."""
+        """By hidden item: its number of events of training users."""
         lists = self.whole.split.lists
         return [int(count) for count in lists_of(lists, self.whole.split.train).events_I[self.hidden_n]]
 
@@ -77,12 +77,12 @@ class HiddenItems:
 
     @cached_property
     def fields(self) -> list[dict[str, Any]]:
-        """By hidden item what the table says of it, besides its id."""
+        """By hidden item: its fields in the table, without its id."""
         rows = self.whole.items.to_table().take(pa.array(self.hidden_n)).drop_columns("id").to_pylist()
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def with_events(self) -> Split:
-        """What neighbours are given: the whole log in the rows of `new_row_I`, with no event of a hidden item but the chosen ones."""
+        """The data for neighbours: the whole log in the rows of `new_row_I`, with only the chosen events of hidden items."""
         split, lists = self.whole.split, self.whole.split.lists
         is_hidden_I = np.zeros(lists.item_count, np.bool_)
         is_hidden_I[self.hidden_n] = True
@@ -101,7 +101,7 @@ class HiddenItems:
 
 
 def hide(config: DeepConfig, whole: Prepared, share: float, events: int, seed: int) -> HiddenItems:
-    """Raises InvalidConfig where no item has so many events."""
+    """Hide a share of the items. Raises InvalidConfig if no item has `events` events."""
     lists, train = whole.split.lists, whole.split.train
     rng = np.random.default_rng([seed, 7])
     counts_I = np.zeros(lists.item_count, np.int64)
@@ -151,7 +151,7 @@ def _without(config: DeepConfig, whole: Prepared, is_hidden_I: NDArray[np.bool_]
 
 
 def _with_events(lists: Interactions, kept_E: NDArray[np.bool_], row_I: Int64, item_ids: pa.Array) -> Interactions:
-    """The lists with some events alone, of items in other rows, without what else is known of items and events."""
+    """The lists with only some events, items in other rows, without categories and times."""
     return replace(
         lists,
         item_ids=item_ids,
@@ -163,7 +163,7 @@ def _with_events(lists: Interactions, kept_E: NDArray[np.bool_], row_I: Int64, i
 
 
 def histories_of(whole: Prepared, max_histories: int, rng: np.random.Generator) -> dict[int, list[Int64]]:
-    """Item row → at most so many histories of drawn training users that led to it, oldest first; items that none led to are left out."""
+    """Item row → histories of at most `max_histories` random training users before it, oldest first. Items without one are left out."""
     histories_by_item: dict[int, list[Int64]] = {}
     for _, item, before in _events(whole.split.lists, rng.permutation(whole.split.train), np.ones(len(whole.items), np.bool_)):
         if len(before) and len(histories_by_item.setdefault(item, [])) < max_histories:
@@ -172,7 +172,7 @@ def histories_of(whole: Prepared, max_histories: int, rng: np.random.Generator) 
 
 
 def _events(lists: Interactions, users: Int64, counted_I: NDArray[np.bool_]) -> Iterator[tuple[int, int, Int64]]:
-    """User, item and what the user had before it (of a list without an order all others), of each event of wanted items."""
+    """(user, item, the user's items before it) of each event of `counted_I`; of a list without order, all the user's other items."""
     for user in users.tolist():
         items = lists.of(user)
         for position in np.flatnonzero(counted_I[items]).tolist():

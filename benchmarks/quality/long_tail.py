@@ -95,7 +95,7 @@ def write_log(lists: list[Int64], folder: Path) -> Path:
 
 
 def counting(config_file: Path, method: str) -> dict[str, Any]:
-    """What counting all users of a log takes. Run it in a process of its own: the memory is that of the process."""
+    """Time and memory to count all users of a log. Run it in a fresh process: the memory is that of the process."""
     config = read_deep_config(config_file)
     with tempfile.TemporaryDirectory() as work:
         interactions = read_interactions(config.data.log, config.data.format, Path(work))
@@ -108,7 +108,7 @@ def counting(config_file: Path, method: str) -> dict[str, Any]:
 
 
 def _count(interactions: Interactions, users: Int64, method: str) -> int:
-    """Pairs that are kept."""
+    """Count, and return the number of kept pairs."""
     if method == "item-cf":
         return len(fit_item_cf(interactions, users, GRID[-1]).item_N)
     lists = lists_of(interactions, users)
@@ -117,7 +117,7 @@ def _count(interactions: Interactions, users: Int64, method: str) -> int:
 
 
 def compared(config: Path, minutes: float, report: Path) -> dict[str, Any]:
-    """What `compare` says within these minutes, and how long it took."""
+    """Result and duration of `compare` with this time limit."""
     command = [sys.executable, "-m", "training", "compare", "--config", str(config), "--minutes", f"{minutes:g}", "--json", str(report)]
     begin = time.perf_counter()
     subprocess.run(command, check=True)

@@ -1,4 +1,4 @@
-"""What a model gains by learning, once all is chosen, what validation asked for: next items, leave one out, on test users.
+"""The gain of `refit`, training on the validation items once all is chosen: next items, leave one out, on test users.
 
     python -m benchmarks.refit --data DIR --set sasrec-amazon-games --json F
     python -m benchmarks.refit --log FILE --config FILE --json F

@@ -3,7 +3,7 @@
     python -m benchmarks.row_precision --model DIR [--model DIR …] --json F [--beam 400] [--m 10,50]
 
 The queries are the bundle's held-out ones, seen items excluded, one at a time on one thread. A bundle whose rows are narrower already is
-not widened: fit with `scorer.dtype = "float32"` to compare all three. γ, calibration and the memory stay those that the bundle has.
+not widened: fit with `scorer.dtype = "float32"` to compare all three. γ, calibration and memory stay those of the bundle.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Recall of a bundle's held-out queries by the bundle, and by its shards together at the same beam.
+"""Recall of a bundle's held-out queries by the bundle, and by all its shards with the same beam.
 
     python -m benchmarks.shard_recall --model models/debian-depends/1 [--shards 1,2,4] [--beam 50,200] [--m 10,50] --json F
 
 Cuts the bundle into shards in a temporary folder, encodes each query once with the whole bundle, searches every shard with the whole beam
-in this process, and merges as a router does; stacking comes after that. No HTTP. The exit code is 1 where shards find more than .1 points
-less than the bundle, or where its only shard gives other items.
+in this process, and merges as a router does; stacking comes after that. No HTTP. The exit code is 1 if shards find more than .1 points
+less than the bundle, or if a single shard finds other items.
 
 Legend: B queries, M results.
 """
@@ -33,12 +33,12 @@ from training.evaluate import LabelledQueries, held_out_queries, measure
 from training.shard.command import shard
 
 MAX_RECALL_LOSS = 0.001
-"""Most recall that shards may lose."""
+"""Tolerated loss of recall by sharding."""
 BATCH = 16
 
 
 class MergedShards:
-    """A `TreeSearch` of all shards of a bundle, one after the other, that merges what they find as a router does."""
+    """A `TreeSearch` that searches a bundle's shards one after the other, and merges their results as a router does."""
 
     name = "shards"
     rounding = 1e-3

@@ -23,10 +23,9 @@ from starlette.responses import Response
 from benchmarks.random_bundles import make_bundle
 from benchmarks.report_file import command_line, print_row, write_report
 from benchmarks.service.serving import serving
-from espalier.bundle import Bundle
 from espalier.engines.stages import ParentsFound
 from espalier.queries import QueryBatch
-from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.tree import complete_tree
 from loadtest.loops import closed_loop, percentiles_ms, request_bytes
 from service.__main__ import listen
@@ -127,7 +126,7 @@ def serve(case: str, port: int) -> None:
             limits: dict[str, Any] = {"beam_size": M, "m": M, "max_beam_size": ITEMS, "max_m": ITEMS}
             make_bundle(Path(folder), rng, tree, name="trivial", length=HISTORY, **limits)
             settings = Settings(models=Path(folder))
-            Server(create_app(settings, EngineSource(_open_trivial)), settings).serve_on(listening)
+            Server(create_app(settings, EngineSource(lambda *_: TrivialEngine())), settings).serve_on(listening)
         return
     app = FastAPI()
     answer = _constant_answer()
@@ -141,10 +140,6 @@ def serve(case: str, port: int) -> None:
         return Response()
 
     uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False)).run(sockets=[listening])
-
-
-def _open_trivial(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:
-    return TrivialEngine()
 
 
 def _constant_answer() -> dict[str, Any]:

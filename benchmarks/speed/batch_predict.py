@@ -1,4 +1,4 @@
-"""All users of a log in one go, as a nightly job asks: `espalier predict` beside the batch call of `implicit`.
+"""Answers for all users of a log at once, as in a nightly job: `espalier predict` compared to the batch call of `implicit`.
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.batch_predict --log FILE --user U --item I --model models/NAME --json F
 
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def predicted(options: argparse.Namespace, users: int) -> dict[str, object]:
-    """`espalier predict` in a process of its own."""
+    """The row of the command `espalier predict`."""
     with tempfile.TemporaryDirectory() as folder:
         predict_options = ["--queries", options.log, "--user", options.user, "--item", options.item, "--m", options.m, "--exclude-seen"]
         predict_options += ["--model", options.model, "--out", f"{folder}/top.parquet"] + (["--time", options.time] if options.time else [])

@@ -1,11 +1,11 @@
-"""How long the way through the code is: distinct files and functions of ours that five requests cross.
+"""The length of code paths: how many of our files and functions each of five requests crosses.
 
     python -m benchmarks.code_path --json F
 
 Served in this process, without sockets, by the `reference` engine over a bundle of 64 items. The profiler sees all threads, and counts
-functions of espalier, training and service when they are called. Counted is what every one of ROUNDS warm requests crosses, so that nothing
-that happens beside them by chance is. A search of so few items is short enough for the event loop, except under the profiler; MOST_US lets
-it go the usual way. One walk goes by the engine's thread.
+calls of functions of espalier, training and service. A function counts if all ROUNDS warm requests cross it, so unrelated work does not.
+A search of so few items would run in the event loop, but is slow under the profiler; MOST_US raises the limit. One row goes through the
+engine's thread.
 
 Rows: {"way", "files", "functions"}.
 """
@@ -51,14 +51,14 @@ from training.shard.command import shard
 PACKAGES = tuple(f"{Path.cwd() / name}{os.sep}" for name in ("espalier", "training", "service"))
 ITEMS, ROUNDS, SHARDS = 64, 16, 2
 QUIET_S = 0.1
-"""Between two requests, so that what one leaves to other threads does not count as the next one's."""
+"""Pause between requests, so that work that one leaves to other threads does not count for the next."""
 MOST_US = 10_000
 KEY = "a-key-of-this-benchmark"
 Ask = Callable[[httpx.AsyncClient, int], Awaitable[httpx.Response]]
 Row = dict[str, Any]
 
 crossed: set[tuple[str, str]] | None = None
-"""File and function of what is crossed now; None: it does not count."""
+"""(file, function) pairs that the present request has crossed; None: do not count."""
 
 
 def _note(frame: FrameType, event: str, argument: object) -> None:
@@ -109,7 +109,7 @@ async def serving(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def counted(way: str, client: httpx.AsyncClient, ask: Ask) -> Row:
-    """The row of what each of ROUNDS requests crosses, after one that warms up."""
+    """The row of files and functions that all ROUNDS requests cross, after a warm-up."""
     global crossed
     rounds = []
     for number in range(1 + ROUNDS):
@@ -127,7 +127,7 @@ async def counted(way: str, client: httpx.AsyncClient, ask: Ask) -> Row:
 
 
 async def of_one_service(models: Path) -> list[Row]:
-    """A query in two ways, a write, and a query with a live item in its history."""
+    """Rows of a query on two paths, a write, and a query with a live item in its history."""
     async with serving(create_app(Settings(models=models, engine="reference", max_inline_us=0))) as client:
         rows = [await counted("/retrieve, by the engine's thread", client, retrieve("item-1", "item-3"))]
     settings = Settings(models=models, engine="reference", write_keys=(SecretStr(KEY),), max_inline_us=MOST_US)

@@ -1,4 +1,4 @@
-"""ms/query of the CPU engine, beside a NumPy loop with one ONNX Runtime call per level, in one run.
+"""ms/query of the CPU engine, compared to a NumPy loop with one ONNX Runtime call per level, in one run.
 
     python -m benchmarks.engine_cpu --json F [--height 20] [--beam 50,200,400] [--batch 1] [--rounds 7]
 
@@ -7,9 +7,9 @@ Both sides take turns in every round; the figures are medians over rounds. The s
 
     python -m benchmarks.engine_cpu --scorer product --json F [--height 20] [--dim 63] [--m 10] [--beam 50,200,400] [--index FILE]
 
-An inner product instead, for noisy item vectors as queries: `compiled-cpu` at each beam, HNSW over its leaf rows at the least efSearch that
-finds .95 of what an exact search of them does, and that exact search (HNSW needs the extra `ann`). One query at a time, one thread; all
-take turns in every round. Recall is the share of the m best leaves by the scorer alone that came back.
+With an inner product as scorer, and noisy item vectors as queries: `compiled-cpu` at each beam, an exact search of its leaf rows, and HNSW
+over them at the least efSearch that finds .95 of the exact answers (needs the extra `ann`). One query at a time, one thread; all take turns
+in every round. Recall is the share of the m best leaves, by the scorer alone, that came back.
 
 Legend: B queries, D row, I items, M results; in timing X systems, P parts, R rounds, Q queries.
 """
@@ -51,7 +51,7 @@ VECTORS = 256
 RECALL = 0.95
 EF_SEARCH = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 MOST = 4096
-"""efSearch where none of those is enough."""
+"""efSearch if none of those is enough."""
 Row = dict[str, Any]
 Array = NDArray[Any]
 
@@ -70,7 +70,7 @@ class LevelLoop:
         options.log_severity_level = 3
         self.tree = bundle.tree
         self.rows_ND = np.ascontiguousarray(bundle.node_rows_ND, np.float32)
-        self.query, self.scorer = (  # with the engine's own rewriting of PRelu, which a bare session would lack
+        self.query, self.scorer = (  # with PRelu rewritten as in the engine
             ort.InferenceSession(load_graph(name, bundle.graph(name)).SerializeToString(), options)
             for name in ("query.onnx", "scorer.onnx")
         )
@@ -134,11 +134,11 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
 
 @dataclass(frozen=True)
 class System:
-    """One of those that are compared.
+    """One of the compared systems.
 
-    knob    the beam or efSearch; None where there is none
-    encode  a query → what its search takes
-    search  what `encode` made of a query → int64[1, ≤ M] item rows, best first, NO_ITEM at the end
+    knob    the beam or efSearch; None: there is none
+    encode  query → the argument of `search`
+    search  the encoded query → int64[1, ≤ M] item rows, best first, NO_ITEM at the end
     """
 
     name: str
@@ -158,7 +158,7 @@ def timed(systems: Sequence[System], queries: Sequence[Array], rounds: int) -> l
     ms_XPRQ = np.zeros((len(systems), 2, rounds, len(queries)))
     for round_number in tqdm(range(rounds), desc="time", unit="round", disable=None):
         for system, ms_PRQ in zip(systems, ms_XPRQ, strict=True):
-            system.find(queries[0])  # pays for the turned knob and for what others left in the processor's cache
+            system.find(queries[0])  # warms up the new knob and the processor's cache
             for query_number, query in enumerate(queries):
                 begin = time.perf_counter()
                 encoded = system.encode(query)

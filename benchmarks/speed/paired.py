@@ -1,10 +1,10 @@
-"""Two checkouts, one benchmark: how much longer it takes here than there.
+"""Compare two checkouts by one benchmark: how much longer does it take here than there?
 
     python -m benchmarks.paired --before DIR --pairs 10 --by beam_size,batch --without engine=numpy-loop --json F -- engine_cpu --rounds 3
 
-The benchmark runs in both checkouts in turn, each with its own code and the Python of this process; what follows `--` are its name and
-options ({side} in them is `before` or `after`, for folders that each side keeps). Rows of its report that agree in the fields of --by are
-a pair, those of --without left out. Printed is the geometric mean over pairs of after ÷ before, with its 95 % interval (Student's t on
+The benchmark runs in both checkouts in turn, each with its own code and this process's Python. Its name and options follow `--`; {side} in
+them becomes `before` or `after`, for folders that each side keeps. Rows of its report that agree in the fields of --by are a pair; rows
+that match --without are left out. The result is the geometric mean over pairs of after ÷ before, with its 95 % interval (Student's t on
 logarithms).
 """
 
@@ -29,7 +29,7 @@ Key = tuple[str, ...]
 
 
 def rows_of(folder: Path, side: str, options: argparse.Namespace) -> dict[Key, float]:
-    """The figure of each row of one run, by the values of the fields that name a row."""
+    """Run one side: the values of the fields of --by → the figure of that row."""
     name, *benchmark_options = (word.format(side=side) for word in options.command)
     with tempfile.TemporaryDirectory() as report_folder:
         file = Path(report_folder) / "report.json"

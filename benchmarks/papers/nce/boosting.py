@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # an extra, `boosting`, which only benchmarks have
 
 @dataclass(frozen=True)
 class BoostingConfig:
-    """What trees are grown for, and how. The defaults are those of the paper's SGTB.
+    """Loss and growth of the trees. The defaults are those of the paper's SGTB.
 
     loss           `elimination`, `plackett-luce`, or `lambdarank`: LambdaMART, LightGBM's own objective
     trees          at most so many; with validation queries, those up to the best NDCG on them count

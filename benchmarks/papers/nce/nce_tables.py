@@ -47,7 +47,7 @@ Scores = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Fold:
-    """What is learned from, chosen by and measured on."""
+    """Queries for training, for choosing options, and for measuring."""
 
     name: int
     train: RankingSet
@@ -59,9 +59,10 @@ class Fold:
 def read_folds(folder: Path, name: str, seed: int) -> list[Fold]:
     """The folds of a set; of a set without folds the one that a seed makes."""
     if name == "l2r-mq2007-agg":
-        parts = [read_letor(folder / f"S{part}.txt.gz") for part in range(1, 6)]
+        fifths = [read_letor(folder / f"S{part}.txt.gz") for part in range(1, 6)]
         return [
-            Fold(k + 1, concatenated([parts[(k + i) % 5] for i in range(3)]), parts[(k + 3) % 5], parts[(k + 4) % 5], 2.0) for k in range(5)
+            Fold(k + 1, concatenated([fifths[(k + i) % 5] for i in range(3)]), fifths[(k + 3) % 5], fifths[(k + 4) % 5], 2.0)
+            for k in range(5)
         ]
     if name == "l2r-lightgbm-example":
         train, test = (
@@ -86,7 +87,7 @@ LAMBDAMART = BoostingConfig(loss="lambdarank", trees=500, row_share=0.8, feature
 
 
 def candidates(function: str, loss: Any, seed: int) -> list[RankerConfig | BoostingConfig | dict[str, Any]]:
-    """What is tried for a function and a loss."""
+    """The candidate configurations of a function and a loss."""
     pairs = itertools.product
     if function == "rank-svm":
         return [
@@ -104,7 +105,7 @@ def candidates(function: str, loss: Any, seed: int) -> list[RankerConfig | Boost
 
 
 def written(candidate: RankerConfig | BoostingConfig) -> dict[str, Any]:
-    """A candidate as the report has it."""
+    """A candidate as it is written to the report."""
     return asdict(candidate) if isinstance(candidate, BoostingConfig) else candidate.model_dump() | asdict(DESCENT)
 
 
@@ -162,7 +163,7 @@ def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
 
 
 def measure(name: str, folder: Path, functions: Sequence[str], seeds: int, file: Path | None) -> dict[str, Any]:
-    """All rows, those of an earlier run's file among them."""
+    """All rows, with those of an earlier run's file."""
     report: dict[str, Any] = {"set": name, "hardware": hardware(), "rows": []}
     if file is not None and file.exists():
         report = json.loads(file.read_text())

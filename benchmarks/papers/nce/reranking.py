@@ -1,4 +1,4 @@
-"""The second stage end to end: what re-ranking a model's candidates brings, by loss, beside LambdaMART on the same features.
+"""The second stage end to end: the gain of re-ranking a model's candidates, by loss, compared to LambdaMART on the same features.
 
     python -m benchmarks.reranking --model models/NAME/VERSION [--data LOG] --json F [--users training|validation] [--exclude-seen]
 

@@ -4,7 +4,7 @@
     python -m benchmarks.otm_real --log FILE --config FILE --methods recipe,neighbours,ease,sasrec,fusion --seeds 3 --json F
 
 DIR/NAME holds a set as benchmarks/real_logs.py names it. A test user's first half is the query, the second half is relevant. A seed is one
-of the split, the tree, the first weights and every draw. Nothing is chosen on test users: every method keeps the weights with the best
+of the split, the tree, the first weights and every draw. Nothing is chosen by test users: every method keeps the weights with the best
 recall of validation users and trains until that has stopped rising, or for `--steps`; a row's `best_step` and `steps` say which. With
 `--minutes`, every baseline and the recipe end within that.
 
@@ -92,7 +92,7 @@ def product_dnn(config: DeepConfig, variant: Mapping[str, Any]) -> Method:
 
 @dataclass
 class MethodResult:
-    """A method's rows, how it was fitted, and, by `exclude_seen`, what each query was worth at the serving beam that validation chose."""
+    """A method's rows, how it was fitted, and `exclude_seen` → the figures of each query at the serving beam that validation chose."""
 
     rows: list[Row] = field(default_factory=list)
     fits: list[Row] = field(default_factory=list)
@@ -100,7 +100,7 @@ class MethodResult:
 
 
 def fit_method(contest: Contest, method: str, seconds: float | None) -> MethodResult | str:
-    """The recipe, a baseline or a fusion, raw and with seen items left out; or why it is left out."""
+    """Fit the recipe, a baseline or a fusion, raw and with seen items left out; or the reason why the method is left out."""
     result = MethodResult()
     for exclude_seen in (False, True):
         entry = attempted(contest, method, exclude_seen, seconds)
@@ -133,7 +133,7 @@ def _rows_of(entry: Entry, contest: Contest, exclude_seen: bool, figures: dict[b
 
 
 def all_differences(figures: Mapping[Key, Figures]) -> list[Row]:
-    """Of every two methods, raw and with seen items left out, paired by query: {"first", "second", "metric", "mean", "low", "high", …}."""
+    """Paired differences of every two methods, raw and without seen items: {"first", "second", "metric", "mean", "low", "high", …}."""
     rows: list[Row] = []
     for seen_items in ("raw", "seen excluded"):
         chosen = [key for key in figures if key[0].endswith(f", {seen_items}")]
@@ -179,7 +179,7 @@ def checked_methods(text: str, config: DeepConfig) -> list[str]:
 def seed_rows(
     config: DeepConfig, log: Path, methods: Sequence[str], beams: Sequence[int], minutes: float | None, bundles: Path | None
 ) -> Iterator[tuple[str, MethodResult | str]]:
-    """Each method with what it found for the configuration's seed, or with why it is left out."""
+    """Each method with its result for the configuration's seed, or the reason why it is left out."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, prepare(config, log, Path(folder)), Path(folder))
         baselines = BASELINES | {name: product_dnn(config, variant) for name, variant in PRODUCT_DNN.items()}

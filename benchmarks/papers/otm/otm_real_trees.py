@@ -1,4 +1,4 @@
-"""The tree methods of `benchmarks.otm_real`: what each changes in a set's configuration, how it is trained, and its rows.
+"""The tree methods of `benchmarks.otm_real`: the changes of each to a set's configuration, its training, and its rows.
 
 Knows configurations, trees and beams. Does not know baselines.
 """
@@ -67,12 +67,12 @@ TREES: dict[str, tuple[str, Sections]] = {
     "otm-no-bs": _published("otm-no-bs", OF_200, ON_TDM),
     "otm-no-optest": _published("otm-no-optest", OF_200, ON_TDM),
 }
-"""Method → its kind, and what it changes in a set's configuration."""
+"""Method → its kind, and its changes to a set's configuration."""
 
 
 @dataclass
 class Run:
-    """One seed of one log: what its methods share. `trained` keeps what later ones start from."""
+    """The data that all methods of one seed and log share. `trained`: models that later methods start from."""
 
     config: DeepConfig
     prepared: Prepared
@@ -85,7 +85,7 @@ class Run:
 
 
 def method_config(config: DeepConfig, method: str) -> DeepConfig:
-    """The set's configuration with what the method changes. Raises InvalidConfig where a change names no key or gives a wrong value."""
+    """The set's configuration with the method's changes. Raises InvalidConfig if a change has no valid key or value."""
     name, *changes = method.split("+")
     kind, own_sections = TREES[name]
     sections: Sections = {"scorer": {}} | {section: dict(keys) for section, keys in own_sections.items()}

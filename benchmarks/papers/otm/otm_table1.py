@@ -45,7 +45,7 @@ def upward(leaves: NDArray[Any], join: np.ufunc) -> Levels:
 
 
 def estimated(rng: np.random.Generator, eta_M: NDArray[np.float64], instances: int) -> Levels:
-    """The mean of z_n over so many instances, whose items are drawn independently."""
+    """The mean of z_n over `instances` instances, whose items are drawn independently."""
     relevant_NM = rng.random((instances, len(eta_M)), np.float32) < eta_M.astype(np.float32)
     return [z.mean(axis=0) for z in upward(relevant_NM, np.logical_or)]
 

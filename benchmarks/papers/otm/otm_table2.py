@@ -150,7 +150,7 @@ def beam_candidates(score_BN: Tensor, beam_size: int) -> list[Tensor]:
 
 
 def random_nodes(generator: torch.Generator, queries: int, count: int) -> list[Tensor]:
-    """For each level 1 … H, int64[B, C]: so many nodes, or all, without replacement."""
+    """For each level 1 … H, int64[B, C]: `count` nodes, or all, without replacement."""
     nodes = []
     for h in range(1, HEIGHT + 1):
         width = 1 << h

@@ -56,7 +56,7 @@ from training.specification.models import config_of
 Int64 = NDArray[np.int64]
 Row = dict[str, Any]
 Pair = tuple[str, list[int]]
-"""A text and the items that are right, by their numbers."""
+"""A text and the numbers of its relevant items."""
 SET = "debian-depends"
 FILE = SETS[SET]
 HIDDEN_SHARE, TEST_SHARE = 0.1, 0.1
@@ -89,7 +89,7 @@ def with_hidden_items(frame: pl.DataFrame) -> Texts:
 
 
 def trained(data: Texts, pairs: Sequence[Pair], items: Int64, folder: Path) -> Bundle:
-    """A model of some items, of the answers that are among them."""
+    """A model of some items, trained on the answers among them."""
     item_set = set(items.tolist())
     (folder / "work").mkdir(parents=True)
     for name, split_pairs in (("train", pairs), ("test", data.test)):
@@ -113,7 +113,7 @@ def _table(data: Texts, items: Int64) -> pl.DataFrame:
 
 
 def search_texts(bundle: Bundle, texts: Sequence[str]) -> Int64:
-    """int64[B, M] item numbers, NO_ITEM where there are fewer."""
+    """int64[B, M]: item numbers, then NO_ITEM."""
     kind = bundle.manifest.query
     if not isinstance(kind, TextKind):
         raise InvalidData("bundle", kind.kind, "a model of texts")

@@ -86,7 +86,7 @@ def read(folder: Path, name: str) -> Products:
 
 
 def products_of(folder: Path, name: str, items: int) -> Products:
-    """A set; items: how many, of the set `mixed`."""
+    """A set. items: the size of the set `mixed`."""
     return mixed(folder, items) if name == "mixed" else read(folder, name)
 
 
@@ -129,7 +129,7 @@ def milliseconds(find: Find, queries: Sequence[str]) -> float:
 
 
 def answering(rank: Rank) -> Find:
-    """The first hundred."""
+    """A method's 100 best."""
 
     def find(query: str) -> NDArray[np.int64]:
         rows: NDArray[np.int64] = rank([query], 100, False)[0]

@@ -100,7 +100,7 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
 
 
 def _log(texts: Sequence[str], rows: Iterable[NDArray[Any]], ids: Sequence[str]) -> pl.DataFrame:
-    return pl.DataFrame({"query": texts, "item": [[ids[row] for row in own.tolist()] for own in rows]}).explode("item")
+    return pl.DataFrame({"query": texts, "item": [[ids[row] for row in text_rows.tolist()] for text_rows in rows]}).explode("item")
 
 
 def engine_find(engine: Engine, bundle: Bundle, beam: int) -> Find:

@@ -1,4 +1,4 @@
-"""What a system of the text-search benchmark is, and how it is measured: rows in a file, which a second run goes on from.
+"""Systems of the text-search benchmark, their measurement, and the file of rows, from which a second run goes on.
 
 Recall is the mean over test queries. ms_p50 is the median over single test queries on one thread, from the text to 100 item rows.
 train_cpu_s is CPU time of reading texts and training (compiled code from its cache). model_mb is what lies on disk (XR-Linear's bundle,
@@ -86,7 +86,7 @@ def row_of(trained_folds: Sequence[tuple[Trained, Fold]], system: str) -> Row:
 class RowFile:
     """Rows in a file, written after every one.
 
-    header  what is said of them all, its `set` among it; a file of another set is refused (InvalidConfig)
+    header  columns of the whole file, with `set`. Raises InvalidConfig if the file is of another set
     """
 
     def __init__(self, file: Path | None, header: Row) -> None:

@@ -1,4 +1,4 @@
-"""A log of views and clicks made from the embedded sample: which packages does a kind of package need, and how often?
+"""A log of views and clicks made from the embedded sample: the packages that a kind of package needs, and how often.
 
     python -m benchmarks.debian_kinds --out data/debian-kinds
 

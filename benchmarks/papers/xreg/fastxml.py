@@ -56,7 +56,7 @@ class FastXmlOptions:
 
 @dataclass(frozen=True)
 class TailClassifiers:
-    """μ of each label, and how near a point must be.
+    """μ of each label, and the parameters α and γ.
 
     means     float32[I, F]
     square_I  float32: ‖μ‖²
@@ -119,7 +119,7 @@ class FastXml:
         return label_BM, score_BM
 
     def arrays(self) -> dict[str, Array]:
-        """What the model is made of, by name."""
+        """The model's arrays, by name."""
         tail = {} if self.tail is None else _rows(self.tail.means)._asdict()
         return self.forest._asdict() | {f"tail_{name}": array for name, array in tail.items()}
 
@@ -180,7 +180,7 @@ class _Growing:
         return len(self._child) - 1
 
     def _split(self, rows: Array, rng: np.random.Generator) -> tuple[Array, tuple[Array, Array]] | None:
-        """Which points go right, and the hyperplane; None where all would go the same way."""
+        """Which points go right, and the hyperplane; None if all would go the same way."""
         side_R = rng.random(len(rows)) < 0.5
         _rank_and_assign(self._labels, rows, self._gain_B, self._discount_I, self._number_I, side_R)
         right_share = float(side_R.mean())
@@ -194,7 +194,7 @@ class _Growing:
         return None if side_R.all() or not side_R.any() else (side_R, (features[kept_F], weight_F[kept_F].astype(np.float32)))
 
     def forest(self) -> Forest:
-        """What has grown."""
+        """The grown forest."""
         feature, weight = _joined(self._weights)
         label, relevance = _joined(self._leaves)
         roots, child = np.array(self._roots), np.array(self._child, np.int32)

@@ -85,7 +85,7 @@ SYSTEMS: dict[str, tuple[str, Rule | None]] = {
 
 
 def fitted(model: str, train: LabelledPoints, test: LabelledPoints, folder: Path, threads: int) -> Bundle:
-    """A model of the training points, in a folder of its own. The test points are only measured on."""
+    """A model of the training points, in its own folder. The test points are only for measuring."""
     work = folder / model
     (work / "work").mkdir(parents=True)
     data = {"format": "npz"}
@@ -103,7 +103,7 @@ def fitted(model: str, train: LabelledPoints, test: LabelledPoints, folder: Path
 
 
 def assigned(bundle: Bundle, points: Csr, per_item: int, rule: Rule, threads: int) -> Relevance:
-    """[labels, points]: what `assign` finds."""
+    """[labels, points]: the pairs that `assign` finds."""
     assignment = Assignment(per_item, rule=rule)
     trees = scored_trees(bundle, assignment, points.shape[0])
     best = BestPoints(np.arange(len(bundle.items)), per_item)
@@ -118,7 +118,7 @@ def assigned(bundle: Bundle, points: Csr, per_item: int, rule: Rule, threads: in
 
 
 def transposed_search(bundle: Bundle, points: Csr, beam: int, m: int) -> Relevance:
-    """[labels, points]: of each label the points that found it among their m best."""
+    """[labels, points]: for each label, the points with the label among their m best."""
     engine = open_engine(bundle, "cpu")
     queries, items = QueryBatch(bundle.manifest.query, as_rows(points)), len(bundle.items)
     result = engine.search(queries, SearchParams.uniform(len(queries), beam, min(m, items)))
@@ -152,7 +152,7 @@ def quality(train: LabelledPoints, test: LabelledPoints, per_item: int, beam: in
 
 
 def write_points(file: Path, points: Csr, count: int) -> None:
-    """An XMC file of as many points, each one of those given, drawn at random, without some of its features."""
+    """Write an XMC file of `count` points, each drawn at random from `points`, without some of its features."""
     rng = np.random.default_rng(SEED)
     rows = as_rows(points)
     words = [f"{feature}:{value:.5g}" for feature, value in zip(rows.indices.tolist(), rows.values.tolist(), strict=True)]
@@ -164,7 +164,7 @@ def write_points(file: Path, points: Csr, count: int) -> None:
 
 
 def scale(train: LabelledPoints, test: LabelledPoints, points: int, threads: int) -> Iterator[Row]:
-    """A row a rule: `assign` on many points, in a process of its own."""
+    """A row a rule: `assign` on many points, in a fresh process."""
     with tempfile.TemporaryDirectory() as name:
         bundle = fitted("xreg", train, test, Path(name), threads)
         file = Path(name) / "points.txt"
@@ -178,7 +178,7 @@ def scale(train: LabelledPoints, test: LabelledPoints, points: int, threads: int
 
 
 def run(model: Path, file: Path, rule: Rule, threads: int) -> Row:
-    """What one process took: seconds from the first point to the written file, and the most memory that it ever held."""
+    """Figures of one process: seconds from the first point to the written file, and peak memory."""
     bundle = Bundle.open(model)
     begin, cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""Labels by linear scores: what one-versus-all and low-rank methods have learned.
+"""Labels by linear scores: the models of one-versus-all and low-rank methods.
 
 Points are of length 1 with a last feature of 1, the bias's.
 
@@ -56,7 +56,7 @@ class LinearScores:
         return label_BM, np.take_along_axis(score_BI, label_BM, axis=1)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What the model is made of, by name."""
+        """The model's arrays, by name."""
         if issparse(self.left):
             return {name: getattr(self.left, name) for name in ("data", "indices", "indptr")}
         return {"left": np.asarray(self.left)} | ({} if self.right is None else {"right": self.right})

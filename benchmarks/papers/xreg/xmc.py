@@ -56,7 +56,7 @@ Row = dict[str, Any]
 
 
 def rows_of(system: str, train: LabelledPoints, test: LabelledPoints, beams: Sequence[int]) -> list[Row]:
-    """A row for each beam; one, with a beam of none, where the beam makes no difference."""
+    """A row for each beam; one row, with the beam None, if the system has no beam."""
     if system == ALL_ZERO:
         nothing = Predictions(np.full((len(test), M), NO_ITEM), np.zeros((len(test), M), np.float32))
         return [_row(system, None, nothing, train, test, {})]
@@ -77,14 +77,14 @@ def rows_of(system: str, train: LabelledPoints, test: LabelledPoints, beams: Seq
 
 
 def _row(system: str, beam: int | None, predictions: Predictions, train: LabelledPoints, test: LabelledPoints, costs: Row) -> Row:
-    """The figures that every row has, the costs, and then what else there is to say."""
+    """The figures of every row, the costs, then Tau@5 and AUPRC."""
     figures = figures_of(predictions, train, test)
     last_figures = {name: figures.pop(name) for name in ("tau5", "auprc")}
     return {"system": system, "beam_size": beam} | figures | costs | (last_figures if costs else {})
 
 
 def _in_process(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
-    """What `run` reports, from a process with one thread."""
+    """The report of `run` in a process with one thread."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
     beams_text = ",".join(map(str, beams))
     command = [sys.executable, "-m", "benchmarks.xmc", "--run", system, str(folder), str(labels), "--beam", beams_text]
@@ -94,7 +94,7 @@ def _in_process(system: str, folder: Path, labels: int, beams: Sequence[int]) ->
 
 
 def run(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
-    """Train a system on the files of a folder, write what it finds for the test points to BEAM.npz, and time it."""
+    """Train a system on the files of a folder, write its results for the test points to BEAM.npz, and time it."""
     files = {
         f"{split_name}{kind}": str(folder / f"{split_name}_{letter}.npz")
         for split_name in ("train", "test")
@@ -119,7 +119,7 @@ def run(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
 
 
 def _run_baseline(system: str, folder: Path, files: dict[str, str]) -> Row:
-    """As `run`, of a method whose search has no beam: it goes to None.npz."""
+    """As `run`, for a method without a beam; writes None.npz."""
     data = NpzData.model_validate({"format": "npz", **files})
     begin = time.process_time()
     predictor = BASELINES[system](read_points(data))

@@ -28,11 +28,11 @@ NAMES = ("p1", "p3", "p5", "psp1", "psp3", "psp5", "r10", "r100")
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a system found for the test points.
+    """A system's results for the test points.
 
     rows_BM, scores_BM  labels, best first, NO_ITEM where there is none, and their scores
     of_relevance        whether scores estimate relevance over its maximum among training labels
-    zero                whether the order alone counts, with values of almost 0 (XReg-zero)
+    zero                whether only the order counts, with values of almost 0 (XReg-zero)
     """
 
     rows_BM: NDArray[np.int64]
