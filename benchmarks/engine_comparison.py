@@ -31,13 +31,14 @@ def differences(result: SearchResult, expected: SearchResult) -> list[str]:
     """A line for each array that differs from the reference's. Weights must be integers."""
     wrong = []
     for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
-        got_array, expected_array = getattr(result, name), getattr(expected, name)
-        if got_array.shape != expected_array.shape:
-            wrong.append(f"{name}: got the shape {got_array.shape}, expected {expected_array.shape}")
-        elif not np.array_equal(got_array, expected_array):
-            first = tuple(int(index) for index in np.argwhere(got_array != expected_array)[0])
-            values = f"at {first} got {got_array[first]}, expected {expected_array[first]}"
-            wrong.append(f"{name}: {np.sum(got_array != expected_array)} of {got_array.size} differ, {values}")
+        array, correct = getattr(result, name), getattr(expected, name)
+        if array.shape != correct.shape:
+            wrong.append(f"{name}: got the shape {array.shape}, expected {correct.shape}")
+        elif not np.array_equal(array, correct):
+            first = tuple(int(index) for index in np.argwhere(array != correct)[0])
+            wrong.append(
+                f"{name}: {np.sum(array != correct)} of {array.size} differ, at {first} got {array[first]}, expected {correct[first]}"
+            )
     return wrong
 
 

@@ -96,8 +96,7 @@ def measure(case: str, concurrency: int, seconds: float) -> dict[str, Any]:
         closed_loop(("127.0.0.1", port), [_request()], 1, 0.5)  # warm
         answered = closed_loop(("127.0.0.1", port), [_request()], concurrency, seconds)
         os.sched_setaffinity(0, cores)
-    refused = [answer for answer in answered if answer.status != 200]
-    if refused:
+    if refused := [answer for answer in answered if answer.status != 200]:
         raise RuntimeError(f"{case}: {refused[0].status} {refused[0].body.decode(errors='replace')}")
     engine = [orjson.loads(answer.body)["timing"]["search_ms"] for answer in answered[::16]]
     p50_ms, p99_ms = percentiles_ms(answered)
