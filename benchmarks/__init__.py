@@ -1,6 +1,6 @@
-"""Measurements, one folder a theme; what several of them or the tests need lies beside the folders.
+"""Measurements, one folder for each theme. Code that several benchmarks or the tests share lies beside the folders.
 
-`python -m benchmarks.NAME` runs the file NAME.py of one of the folders: they are searched for what is not here.
+`python -m benchmarks.NAME` runs NAME.py of one of the folders, since Python searches them for modules that are not here.
 """
 
 from pathlib import Path

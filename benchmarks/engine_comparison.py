@@ -1,10 +1,10 @@
-"""What is wrong with an engine's answers, in words: the signature test's comparisons, for tests and for a check on a GPU.
+"""Compare an engine's answers with the reference's: the comparisons of the signature test, for tests and for the checks on a GPU.
 
 (a) With integer weights all arithmetic is exact, so an engine's results equal the reference's, ties included (`differences`). (b) With real
 weights the reference rescores the beams that the engine kept: it finds the same candidates of the same ranks, up to the engine's rounding,
 and every kept candidate is at least as good as the best dropped one, less that rounding (`wrong_beams`). (c) A query gets the same answer
 in any batch (`wrong_alone`). (d) With integer weights the beams above the leaves, under which a router's live items hang, are the
-reference's (`wrong_parents`). Each returns a line for everything that is not so.
+reference's (`wrong_parents`). Each returns a line for every error.
 
 Legend: B queries, K beam, C candidates, M results.
 """
@@ -27,23 +27,25 @@ from espalier.search import Engine, LevelTrace, SearchParams, SearchResult
 from espalier.tree import Tree
 
 
-def differences(got: SearchResult, expected: SearchResult) -> list[str]:
-    """Which of a result's arrays differ from the reference's, with integer weights."""
+def differences(result: SearchResult, expected: SearchResult) -> list[str]:
+    """A line for each array that differs from the reference's. Weights must be integers."""
     wrong = []
     for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
-        mine, right = getattr(got, name), getattr(expected, name)
-        if mine.shape != right.shape:
-            wrong.append(f"{name}: got the shape {mine.shape}, expected {right.shape}")
-        elif not np.array_equal(mine, right):
-            first = tuple(int(place) for place in np.argwhere(mine != right)[0])
-            wrong.append(f"{name}: {np.sum(mine != right)} of {mine.size} differ, at {first} got {mine[first]}, expected {right[first]}")
+        array, correct = getattr(result, name), getattr(expected, name)
+        if array.shape != correct.shape:
+            wrong.append(f"{name}: got the shape {array.shape}, expected {correct.shape}")
+        elif not np.array_equal(array, correct):
+            first = tuple(int(index) for index in np.argwhere(array != correct)[0])
+            wrong.append(
+                f"{name}: {np.sum(array != correct)} of {array.size} differ, at {first} got {array[first]}, expected {correct[first]}"
+            )
     return wrong
 
 
 def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: SearchParams, rounding: float | None = None) -> list[str]:
-    """Where the engine's beams, traced, are not among the best by the reference's scores. rounding: instead of the engine's own.
+    """Errors in the traced beams: nodes that are not among the best by the reference's scores. rounding: instead of the engine's own.
 
-    A traced query is searched alone: that the same queries in one call find the same items is compared, too.
+    An engine searches traced queries one by one. So the same queries are also searched in one call, which must find the same items.
     """
     rounding = engine.rounding if rounding is None else rounding
     reference = ReferenceEngine(bundle)
@@ -53,77 +55,77 @@ def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: Sea
     if len(result.traces) != len(bundle.alone):
         return [f"the engine gave the traces of {len(result.traces)} trees, the bundle has {len(bundle.alone)}"]
     wrong = []
-    for place, (trace, alone) in enumerate(zip(result.traces, bundle.alone, strict=True)):
+    for tree_index, (trace, tree_bundle) in enumerate(zip(result.traces, bundle.alone, strict=True)):
         for b in range(len(queries)):
-            start = alone.tree.start_level(int(params.beam_size_B[b]))
+            start = tree_bundle.tree.start_level(int(params.beam_size_B[b]))
             levels = {level.level: level for level in trace if level.level >= start}
             if any(_has_something(level, b) for level in trace if level.level < start):
                 wrong.append(f"query {b}: the trace begins above level {start}, the first that its beam may cut")
-            if list(levels) != list(range(start, alone.tree.height + 1)):
-                wrong.append(f"query {b}: the trace has levels {list(levels)}, expected all from {start} to {alone.tree.height}")
-            kept = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
-            steps, worse = replayed(reference, queries, params, b, kept, rounding, place)
-            wrong += worse
+            if list(levels) != list(range(start, tree_bundle.tree.height + 1)):
+                wrong.append(f"query {b}: the trace has levels {list(levels)}, expected all from {start} to {tree_bundle.tree.height}")
+            beams = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
+            steps, worse_lines = replayed(reference, queries, params, b, beams, rounding, tree_index)
+            wrong += worse_lines
             for step in steps:
                 if step.level in levels:
                     wrong += [f"query {b}, level {step.level}: {line}" for line in _wrong_candidates(levels[step.level], b, step, rounding)]
     again = engine.search(queries, params)
     if not np.array_equal(again.item_rows_BM, result.item_rows_BM):
-        wrong.append("item_rows_BM: without a trace they are others than with one")
+        wrong.append("item_rows_BM: a search without a trace finds other items")
     return wrong
 
 
 def _has_something(level: LevelTrace, b: int) -> bool:
     """Whether a level has candidates, nodes or ranks of query b."""
     ranks = (level.ranks_BK[b], level.keys_BK[b], level.candidate_ranks_BC[b], level.candidate_keys_BC[b])
-    return bool((level.candidates_BC[b] >= 0).any() or (level.nodes_BK[b] >= 0).any() or any((own > -np.inf).any() for own in ranks))
+    return bool((level.candidates_BC[b] >= 0).any() or (level.nodes_BK[b] >= 0).any() or any((array > -np.inf).any() for array in ranks))
 
 
 def wrong_alone(engine: Engine, queries: QueryBatch, params: SearchParams, count: int | None = None) -> list[str]:
     """Which of the first `count` queries (None: all) get another answer alone than in the batch."""
-    together = engine.search(queries, params)
+    batch_result = engine.search(queries, params)
     wrong = []
     for b in range(len(queries) if count is None else min(count, len(queries))):
-        one = np.array([b])
-        alone = engine.search(queries.take(one), params.take(one))
+        position = np.array([b])
+        single_result = engine.search(queries.take(position), params.take(position))
         m = params.m_B[b]
         for name in ("item_rows_BM", "ranks_BM", "keys_BM"):
-            if not np.array_equal(getattr(alone, name)[0], getattr(together, name)[b, :m]):
+            if not np.array_equal(getattr(single_result, name)[0], getattr(batch_result, name)[b, :m]):
                 wrong.append(f"query {b}: {name} differs between alone and in a batch of {len(queries)}")
     return wrong
 
 
 def wrong_parents(engine: Pipeline, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:
-    """Where an engine's results and the beams that led to them are not the reference's, with integer weights."""
+    """Where results, and the beams above the leaves, differ from the reference's. Weights must be integers."""
     got, expected = engine.parents(queries, params), Pipeline(bundle, ReferenceSearch(bundle)).parents(queries, params)
     wrong = differences(got.result, expected.result)
     mine_BS, right_BS = got.leaf_states_BS, expected.leaf_states_BS
     if right_BS is not None and (mine_BS is None or not np.array_equal(mine_BS, right_BS)):
         wrong.append("other states on the leaf level")
-    for place, (alone, mine, right) in enumerate(zip(bundle.alone, got.frontiers, expected.frontiers, strict=True)):
+    for tree_index, (tree_bundle, got_beam, expected_beam) in enumerate(zip(bundle.alone, got.frontiers, expected.frontiers, strict=True)):
         for b, beam_size in enumerate(params.beam_size_B.tolist()):
-            beams = ((beam.nodes_BK[b], beam.ranks_BK[b]) for beam in (mine, right))
-            lines = _wrong_parents(alone.tree, bundle.manifest.ranking.gamma, beam_size, *beams)
-            wrong += [f"tree {place}, query {b}: {line}" for line in lines]
+            beams = ((beam.nodes_BK[b], beam.ranks_BK[b]) for beam in (got_beam, expected_beam))
+            lines = _wrong_parents(tree_bundle.tree, bundle.manifest.ranking.gamma, beam_size, *beams)
+            wrong += [f"tree {tree_index}, query {b}: {line}" for line in lines]
     return wrong
 
 
 def _wrong_parents(
     tree: Tree, gamma: float, beam_size: int, got: tuple[NDArray[Any], NDArray[Any]], expected: tuple[NDArray[Any], NDArray[Any]]
 ) -> list[str]:
-    """Where a query's beam differs: where no level above the leaves is pruned, by more nodes, and ranks that mean nothing, it may."""
+    """How a query's beam differs. If no level above the leaves is pruned, it may have more nodes; at γ = 0 their ranks do not count."""
     nodes_K, ranks_K = got
-    there_K = nodes_K >= 0
-    if np.any(there_K[1:] & ~there_K[:-1]) or np.any(ranks_K[~there_K] != -np.inf) or np.any(np.diff(nodes_K[there_K]) <= 0):
+    is_node_K = nodes_K >= 0
+    if np.any(is_node_K[1:] & ~is_node_K[:-1]) or np.any(ranks_K[~is_node_K] != -np.inf) or np.any(np.diff(nodes_K[is_node_K]) <= 0):
         return ["nodes that do not rise, or no padding behind them"]
-    mine = dict(zip(nodes_K[there_K].tolist(), ranks_K[there_K].tolist(), strict=True))
-    right = {node: rank for node, rank in zip(*(part_K.tolist() for part_K in expected), strict=True) if node >= 0}
+    got_ranks = dict(zip(nodes_K[is_node_K].tolist(), ranks_K[is_node_K].tolist(), strict=True))
+    expected_ranks = {node: rank for node, rank in zip(*(array_K.tolist() for array_K in expected), strict=True) if node >= 0}
     if tree.start_level(beam_size) == tree.height:
-        above = tree.level(tree.height - 1)
-        if not right.keys() <= mine.keys() <= set(above):
-            return [f"nodes {list(mine)}, expected all of {list(right)}, and none but those of the level"]
-        return [] if gamma == 0 or all(mine[node] == rank for node, rank in right.items()) else ["other ranks"]
-    return [] if mine == right else [f"nodes and ranks {mine}, expected {right}"]
+        parent_level = tree.level(tree.height - 1)
+        if not expected_ranks.keys() <= got_ranks.keys() <= set(parent_level):
+            return [f"nodes {list(got_ranks)}, expected all of {list(expected_ranks)}, and none but those of the level"]
+        return [] if gamma == 0 or all(got_ranks[node] == rank for node, rank in expected_ranks.items()) else ["other ranks"]
+    return [] if got_ranks == expected_ranks else [f"nodes and ranks {got_ranks}, expected {expected_ranks}"]
 
 
 def replayed(
@@ -131,36 +133,36 @@ def replayed(
     queries: QueryBatch,
     params: SearchParams,
     b: int,
-    kept: Mapping[int, NDArray[Any]],
+    beams: Mapping[int, NDArray[Any]],
     rounding: float,
-    place: int = 0,
+    tree_index: int = 0,
 ) -> tuple[list[Step], list[str]]:
-    """The reference's steps for query b along the beams that were kept, and where a beam is not a best one among its candidates.
+    """The reference's steps for query b along an engine's beams, and a line for each beam that is not the best of its candidates.
 
-    place  which tree of a forest, from 0
+    tree_index  of a forest's trees, from 0
     """
-    steps = reference.steps(queries, params, b, dict(kept), place)
+    steps = reference.steps(queries, params, b, dict(beams), tree_index)
     wrong = []
-    alone = reference.bundle.alone
+    tree_bundles = reference.bundle.alone
     for step in steps:
-        beam = kept.get(step.level, step.kept_K)
-        mine = np.isin(step.candidates_C, beam)
+        beam = beams.get(step.level, step.kept_K)
+        is_kept_C = np.isin(step.candidates_C, beam)
         size = int(params.beam_size_B[b])
-        if step.level == alone[place].tree.height:
-            size = int(params.m_B[b]) if len(alone) == 1 else len(mine)
-        where = f"query {b}, level {step.level}"
-        if mine.sum() != len(beam):
-            wrong.append(f"{where}: {len(beam) - mine.sum()} kept nodes are no candidates")
-        if mine.sum() != min(len(mine), size):
-            wrong.append(f"{where}: {mine.sum()} of {len(mine)} candidates kept, expected {min(len(mine), size)}")
-        if mine.any() and not mine.all() and not step.keys_C[mine].min() >= step.keys_C[~mine].max() - rounding:
-            worse = step.keys_C[~mine].max() - step.keys_C[mine].min()
-            wrong.append(f"{where}: a kept node is worse than a dropped one by {worse:.3g}, rounding {rounding:g}")
+        if step.level == tree_bundles[tree_index].tree.height:
+            size = int(params.m_B[b]) if len(tree_bundles) == 1 else len(is_kept_C)
+        position = f"query {b}, level {step.level}"
+        if is_kept_C.sum() != len(beam):
+            wrong.append(f"{position}: {len(beam) - is_kept_C.sum()} kept nodes are no candidates")
+        if is_kept_C.sum() != min(len(is_kept_C), size):
+            wrong.append(f"{position}: {is_kept_C.sum()} of {len(is_kept_C)} candidates kept, expected {min(len(is_kept_C), size)}")
+        if is_kept_C.any() and not is_kept_C.all() and not step.keys_C[is_kept_C].min() >= step.keys_C[~is_kept_C].max() - rounding:
+            worse = step.keys_C[~is_kept_C].max() - step.keys_C[is_kept_C].min()
+            wrong.append(f"{position}: a kept node is worse than a dropped one by {worse:.3g}, rounding {rounding:g}")
     return steps, wrong
 
 
 def _wrong_candidates(level: LevelTrace, b: int, step: Step, rounding: float) -> list[str]:
-    """The candidates of query b and their ranks are the reference's, and its beam is among them with the same ranks."""
+    """Errors in the candidates of query b, in their ranks, and in the ranks of the kept nodes."""
     eligible_C = level.candidates_BC[b] >= 0
     candidates_C = level.candidates_BC[b][eligible_C]
     if not np.array_equal(candidates_C, step.candidates_C):
@@ -174,9 +176,9 @@ def _wrong_candidates(level: LevelTrace, b: int, step: Step, rounding: float) ->
             away = np.abs(mine_C[~close_C] - of_step[~close_C]).max()
             wrong.append(f"the {name}s of {np.sum(~close_C)} candidates are up to {away:.3g} away, rounding {rounding:g}")
         if not np.all(all_C[~eligible_C] == -np.inf):
-            wrong.append(f"a place without a candidate has a {name}")
+            wrong.append(f"an empty candidate slot has a {name}")
         if not np.all(kept_K[~is_kept] == -np.inf):
-            wrong.append(f"a place without a kept node has a {name}")
+            wrong.append(f"an empty beam slot has a {name}")
         of_node = dict(zip(candidates_C.tolist(), mine_C.tolist(), strict=True))
         if [of_node.get(node) for node in level.nodes_BK[b][is_kept].tolist()] != kept_K[is_kept].tolist():
             wrong.append(f"a kept node has another {name} than as a candidate")

@@ -47,7 +47,7 @@ def random_tree(rng: Rng, height: int, branching: int, ragged: bool = True, empt
 
 
 def tree_over(rng: Rng, items: int, branching: int) -> Tree:
-    """A random tree over so many items, for a forest: as high as they need, with empty leaves where there is room left."""
+    """A random tree over `items` items, for a forest: as low as possible, its spare leaves empty."""
     children: list[list[int]] = []
     size = 1
     while size < items or not children:
@@ -64,12 +64,12 @@ def linear_graphs(width: int) -> tuple[bytes, bytes]:
     query = graph_model(
         [helper.make_node("Unsqueeze", ["vector", "one"], ["query_state"])], ["vector"], "query_state", {"one": np.array([1])}, width
     )
-    nodes = [
+    scorer_operators = [
         helper.make_node("Unsqueeze", ["query_state", "two"], ["column"]),
         helper.make_node("MatMul", ["node_rows", "column"], ["product"]),
         helper.make_node("Squeeze", ["product", "two"], ["logits"]),
     ]
-    return query, graph_model(nodes, ["query_state", "node_rows"], "logits", {"two": np.array([2])}, width)
+    return query, graph_model(scorer_operators, ["query_state", "node_rows"], "logits", {"two": np.array([2])}, width)
 
 
 def drawn(rng: Rng, shape: tuple[int, ...], integer: bool, step: float | None = None) -> NDArray[np.float32]:
@@ -88,7 +88,7 @@ def stepped(raw: NDArray[np.float64], step: float | None) -> NDArray[np.float64]
 
 
 def _present_rows(nodes: str) -> list[onnx.NodeProto]:
-    """`rows` of nodes, and a `mask` of those that are no padding."""
+    """Operators for the `rows` of nodes, and for a `mask` that is 0 at padding."""
     return [
         helper.make_node("Clip", [nodes, "zero"], ["safe"]),
         helper.make_node("Gather", ["node_rows", "safe"], ["rows"]),
@@ -105,7 +105,7 @@ def history_graphs(
     def weights(*shape: int) -> NDArray[np.float32]:
         return drawn(rng, shape, integer, step)
 
-    pooled = [
+    query_operators = [
         *_present_rows("history_nodes"),
         helper.make_node("Unsqueeze", ["mask", "last"], ["mask_column"]),
         helper.make_node("Mul", ["rows", "mask_column"], ["masked"]),
@@ -113,8 +113,8 @@ def history_graphs(
         helper.make_node("MatMul", ["pooled", "w"], ["query_state"]),
     ]
     constants = {"zero": np.array(0), "two": np.array([2]), "last": np.array([-1]), "w": weights(width, hidden)}
-    query = graph_model(pooled, ["history_nodes", "node_rows"], "query_state", constants, width)
-    nodes = [
+    query = graph_model(query_operators, ["history_nodes", "node_rows"], "query_state", constants, width)
+    scorer_operators = [
         helper.make_node("MatMul", ["node_rows", "u"], ["node_part"]),
         helper.make_node("Unsqueeze", ["query_state", "one"], ["per_query"]),
         helper.make_node("Add", ["node_part", "per_query"], ["sum"]),
@@ -123,12 +123,12 @@ def history_graphs(
         helper.make_node("Squeeze", ["product", "two"], ["logits"]),
     ]
     constants = {"one": np.array([1]), "two": np.array([2]), "u": weights(width, hidden), "v": weights(hidden, 1), "slope": slope}
-    return query, graph_model(nodes, ["query_state", "node_rows"], "logits", constants, width)
+    return query, graph_model(scorer_operators, ["query_state", "node_rows"], "logits", constants, width)
 
 
 def sequence_query(rng: Rng, width: int, hidden: int, levels: int, length: int, integer: bool, step: float | None = None) -> bytes:
-    """A sequence encoder: states[h] = W_h · Σ_t p_t · row of the leaf at place t, p_t a weight of the place."""
-    pooled = [
+    """A sequence encoder: states[h] = W_h · Σ_t p_t · row of the leaf at position t, p_t a weight of the position."""
+    operators = [
         *_present_rows("history_leaves"),
         helper.make_node("Shape", ["mask"], ["length"], start=1),
         helper.make_node("Neg", ["length"], ["begin"]),
@@ -149,13 +149,13 @@ def sequence_query(rng: Rng, width: int, hidden: int, levels: int, length: int, 
         "end": np.array([length]),
         "w": drawn(rng, (width, levels * hidden), integer, step),
     }
-    return graph_model(pooled, ["history_leaves", "node_rows"], "query_state", constants, width)
+    return graph_model(operators, ["history_leaves", "node_rows"], "query_state", constants, width)
 
 
 def random_memory(rng: Rng, items: int, length: int, integer: bool = True) -> Memory:
-    """Some entries of most items, of values that are often equal or 0; whole numbers, and λ a half, unless drawn from a line.
+    """Entries of most items, with many ties and zeros. integer: whole numbers and λ = 0.5; otherwise real numbers.
 
-    Half of them have a repeat term, and a third leave some of their histories' items out.
+    Half of the memories have a repeat term. A third leave out some items of the histories.
     """
     rows = [np.flatnonzero(rng.random(items) < rng.choice([0.0, 3 / items, 0.3])) for _ in range(items)]
     item = np.concatenate(rows).astype(np.int32)
@@ -251,8 +251,8 @@ def make_bundle(
 
 
 def _items(tree: Tree, columns: Mapping[str, Any] | None) -> ItemTable:
-    known = {"id": [f"item-{i}" for i in range(tree.item_count)], "title": [f"Title {i}" for i in range(tree.item_count)]}
-    return ItemTable.build(pa.table(known | dict(columns or {})))
+    default_columns = {"id": [f"item-{i}" for i in range(tree.item_count)], "title": [f"Title {i}" for i in range(tree.item_count)]}
+    return ItemTable.build(pa.table(default_columns | dict(columns or {})))
 
 
 def _draft(name: str, version: int, query: QueryKind, ranking: Ranking, search: Mapping[str, int]) -> ManifestDraft:
@@ -269,17 +269,17 @@ def sparse_rows(dense_BF: NDArray[Any]) -> SparseRows:
 
 
 def random_chunks(rng: Rng, tree: Tree, width: int, integer: bool = True, step: float | None = None) -> Chunks:
-    """Integer weights make equal ranks, which is what ties are tested with. step: other weights are `stepped`."""
+    """Random chunks. Integer weights give equal ranks, to test ties. step: other weights are `stepped`."""
     rows, entries, features, children, weights = [0], [0], [], [], []
     for p in range(tree.leaf_offset):
         count = int(tree.first_child[p + 1] - tree.first_child[p])
         for feature in np.flatnonzero(rng.random(width) < rng.choice([0.05, 0.4, 0.9])):
-            own = np.flatnonzero(rng.random(count) < 0.5)
-            if len(own):
+            entry_children = np.flatnonzero(rng.random(count) < 0.5)
+            if len(entry_children):
                 features.append(feature)
-                children.append(own)
-                weights.append(rng.integers(-2, 3, len(own)) if integer else 0.1 * rng.normal(size=len(own)))
-                entries.append(entries[-1] + len(own))
+                children.append(entry_children)
+                weights.append(rng.integers(-2, 3, len(entry_children)) if integer else 0.1 * rng.normal(size=len(entry_children)))
+                entries.append(entries[-1] + len(entry_children))
         rows.append(len(features))
     bias = rng.integers(-1, 2, tree.node_count) if integer else 0.5 * rng.normal(size=tree.node_count)
     return Chunks(
@@ -328,8 +328,8 @@ def random_queries(rng: Rng, bundle: Bundle, batch: int, integer: bool = True) -
     """Random queries of the bundle's kind; histories of every length, empty ones included."""
     kind = bundle.manifest.query
     if isinstance(kind, FeaturesKind | TextKind):
-        kept = rng.random((batch, kind.width)) < rng.choice([0.1, 0.5])
-        return QueryBatch(kind, sparse_rows(np.where(kept, rng.integers(-2, 3, kept.shape) if integer else rng.normal(size=kept.shape), 0)))
+        mask = rng.random((batch, kind.width)) < rng.choice([0.1, 0.5])
+        return QueryBatch(kind, sparse_rows(np.where(mask, rng.integers(-2, 3, mask.shape) if integer else rng.normal(size=mask.shape), 0)))
     if isinstance(kind, VectorKind):
         raw = rng.integers(-2, 3, (batch, kind.width)) if integer else rng.normal(size=(batch, kind.width))
         return QueryBatch(kind, raw.astype(np.float32))
@@ -338,16 +338,16 @@ def random_queries(rng: Rng, bundle: Bundle, batch: int, integer: bool = True) -
 
 
 def random_masks(rng: Rng, tree: Tree, batch: int, share: float, others: Sequence[Tree] = ()) -> tuple[NodeMask | None, ...]:
-    """A mask for each query, one of three: none, and two that pass about `share` of the items; the second leaves whole subtrees out.
+    """A mask for each query: None, one that passes about `share` of the items at random, or one that passes neighbouring leaves.
 
     others  a forest's other trees
     """
     scattered = rng.random(tree.item_count) < share
-    together = np.zeros(tree.item_count, np.bool_)
+    clustered = np.zeros(tree.item_count, np.bool_)
     begin = rng.integers(tree.leaf_count)
-    held = tree.leaf_item[begin : begin + 1 + int(share * tree.leaf_count)]
-    together[held[held != EMPTY_LEAF]] = True
-    masks = (None, forest_mask((tree, *others), scattered), forest_mask((tree, *others), together))
+    clustered_items = tree.leaf_item[begin : begin + 1 + int(share * tree.leaf_count)]
+    clustered[clustered_items[clustered_items != EMPTY_LEAF]] = True
+    masks = (None, forest_mask((tree, *others), scattered), forest_mask((tree, *others), clustered))
     return tuple(masks[i] for i in rng.integers(0, 3, batch))
 
 

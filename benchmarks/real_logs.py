@@ -55,10 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load(options: argparse.Namespace) -> RealLog:
     """The one log that the options name. Ends the program with what was expected where they name none or several, or a file is missing."""
-    found = load_all(options)
-    if len(found) > 1:
+    logs = load_all(options)
+    if len(logs) > 1:
         raise SystemExit(f"error: {InvalidConfig('--set', options.set, 'one name')}")
-    return found[0]
+    return logs[0]
 
 
 def load_all(options: argparse.Namespace) -> tuple[RealLog, ...]:

@@ -1,4 +1,4 @@
-"""The command line of a benchmark and its JSON file: when and on what it ran, then what it measured."""
+"""The command line of a benchmark and its JSON file: date, hardware and figures."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def command_line(document: str | None) -> argparse.ArgumentParser:
 
 
 def print_row(row: Mapping[str, Any]) -> None:
-    """Names and values in one line; of a fraction six digits."""
+    """Print names and values on one line, fractions with six digits."""
     print("  ".join(f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()), flush=True)
 
 
 def write_report(file: Path | None, measured: Mapping[str, Any], threads: str | None = None) -> None:
-    """Write a report with "date" and "hardware" in front, or nothing where there is no file.
+    """Write a report that begins with "date" and "hardware"; without a file, write nothing.
 
-    threads  what is said beside the hardware, such as "one thread used"
+    threads  text after the hardware, such as "one thread used"
     """
     if file is None:
         return
-    about = {"date": datetime.now(UTC).date().isoformat(), "hardware": ", ".join(filter(None, (hardware(), threads)))}
+    header = {"date": datetime.now(UTC).date().isoformat(), "hardware": ", ".join(filter(None, (hardware(), threads)))}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(about | dict(measured), indent=1) + "\n")
+    file.write_text(json.dumps(header | dict(measured), indent=1) + "\n")

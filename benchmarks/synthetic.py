@@ -1,8 +1,8 @@
-"""Seeded synthetic models with what training exports: two of any size over complete binary trees, and a small one of each scorer.
+"""Seeded synthetic models in the form that training exports: two of any size over complete binary trees, and a small one of each scorer.
 
-`synthetic_bundle` has the papers' scorer with random weights: its answers mean nothing, its cost is that of a trained model of the same
-shape. `diffusion_bundle` has a linear scorer whose inner nodes tell what lies below them, so that a beam finds most of the best items.
-`trained_kind` is small, and has the graphs of any scorer.
+`synthetic_bundle` has the papers' scorer with random weights: it costs as much as a trained model of its shape, but answers at random.
+`diffusion_bundle` has a linear scorer. Its inner nodes resemble the leaves below them, so a beam finds most of the best items.
+`trained_kind` makes a small bundle with the graphs of any scorer.
 
 Legend: N nodes, D node row.
 """
@@ -36,9 +36,9 @@ VECTOR_DIM = 32
 LIKENESS = 0.95
 """Correlation of a child's vector with its parent's; chosen so that overlap with exhaustive scoring is far from 0 and 1."""
 NOISE = 0.3
-"""Standard deviation of what is added to an item's vector to make a query for `diffusion_bundle`; an item's own numbers have 1."""
+"""Standard deviation of the noise that makes a query from an item's vector for `diffusion_bundle`; that of the item's numbers is 1."""
 CLUSTER = 1024
-"""Items of one value of `clustered`: whole subtrees."""
+"""Items with the same value of `clustered`: a whole subtree."""
 
 
 def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 0) -> Bundle:
@@ -67,7 +67,7 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
 
 
 def diffused_rows(rng: np.random.Generator, height: int, dim: int) -> NDArray[np.float32]:
-    """float32[N, dim], rows of a complete binary tree whose inner nodes tell what lies below.
+    """float32[N, dim], rows of a complete binary tree whose inner nodes resemble the leaves below them.
 
     Item vectors come down the tree: a child's is √ρ · its parent's + √(1 − ρ) · noise, ρ = LIKENESS. An inner node's row is the mean of
     the item vectors below.
@@ -115,14 +115,14 @@ def diffusion_queries(bundle: Bundle, count: int) -> QueryBatch:
     return QueryBatch(bundle.manifest.query, (rows + NOISE * rng.standard_normal(rows.shape)).astype(np.float32))
 
 
-def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.random.Generator, name: str = "trained") -> Bundle:
+def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rng: np.random.Generator, name: str = "trained") -> Bundle:
     """A bundle with the graphs that training exports, random weights. `sequence`: sequence encoders, with an inner product."""
-    tree = complete_tree(rows.permutation(27), 3)
+    tree = complete_tree(rng.permutation(27), 3)
     windows = (3, 2)
     torch.manual_seed(3)
     if kind == "sequence":
-        parts = sequence_parts(SequenceScorer(node_dim=24, window_hidden=20, dropout=0.0), 5, tree.height + 1)
-        model = NodeScorer(tree.node_count, 24, SequenceQuery(5, parts), ProductHead(24, 24, None), init_std=1.0)
+        network_parts = sequence_parts(SequenceScorer(node_dim=24, window_hidden=20, dropout=0.0), 5, tree.height + 1)
+        model = NodeScorer(tree.node_count, 24, SequenceQuery(5, network_parts), ProductHead(24, 24, None), init_std=1.0)
         graphs = export_graphs(model, "history_leaves", torch.randint(tree.leaf_offset, tree.node_count, (2, 5)))
     else:
         model = new_scorer(SCORER.checked({"kind": kind, "node_dim": 24, "hidden": hidden}), windows, tree.node_count)
@@ -130,7 +130,7 @@ def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.rand
     state = onnx.load_from_string(graphs[1]).graph.input[0].type.tensor_type.shape.dim[-1].dim_value
     return make_bundle(
         folder,
-        rows,
+        rng,
         tree,
         gamma=0.5,
         integer=False,

@@ -1,7 +1,7 @@
-"""`python docs/build.py --out DIR`: the documentation as a site with search, built by MkDocs; a link that leads nowhere is an error.
+"""`python docs/build.py --out DIR`: build the documentation as a site with search, by MkDocs. A broken link is an error.
 
-The pages are the repository's own Markdown files at their own places, README.md first and then whatever it leads to, so that the links that
-work in the repository work in the site. Knows links. Does not know what the pages say.
+The site has README.md and all files that links lead to from there, at their paths in the repository, so that the same links work in both.
+Knows links. Does not know what the pages say.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns MkDocs' exit code."""
     parser = argparse.ArgumentParser(prog="python docs/build.py", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the site; what is in it is replaced")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the site; its content is replaced")
     out = parser.parse_args(arguments).out.resolve()
     with tempfile.TemporaryDirectory() as folder:
         pages = Path(folder) / "pages"
-        for file in sorted(reached()):
+        for file in sorted(site_files()):
             (pages / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / file, pages / file)
         configuration = Path(folder) / "mkdocs.yml"
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def settings(pages: Path, out: Path) -> dict[str, object]:
-    """MkDocs' configuration: no font, script or icon is fetched from elsewhere."""
+    """MkDocs' configuration. The site loads no font, script or icon from other hosts."""
     return {
         "site_name": "Espalier",
         "docs_dir": str(pages),
@@ -72,21 +72,21 @@ def settings(pages: Path, out: Path) -> dict[str, object]:
     }
 
 
-def reached() -> set[str]:
-    """The files that the site has, by their paths in the repository: from the first page and the menu on, through links."""
-    waiting = [FIRST, *(file for files in NAV.values() for file in files.values())]
-    found: set[str] = set()
-    while waiting:
-        file = waiting.pop()
-        if file not in found and (ROOT / file).is_file():
-            found.add(file)
+def site_files() -> set[str]:
+    """Repository paths of the site's files: the first page, the menu's pages, and every file that links lead to from these."""
+    open_files = [FIRST, *(file for files in NAV.values() for file in files.values())]
+    reached_files: set[str] = set()
+    while open_files:
+        file = open_files.pop()
+        if file not in reached_files and (ROOT / file).is_file():
+            reached_files.add(file)
             if file.endswith(".md"):
-                waiting += links_of(file)
-    return found
+                open_files += links_of(file)
+    return reached_files
 
 
 def links_of(file: str) -> Iterator[str]:
-    """Where a page's links lead to inside the repository."""
+    """Repository paths that a page links to."""
     for target in LINK.findall((ROOT / file).read_text()):
         path = target.partition("#")[0]
         if path and "://" not in path and not path.startswith("mailto:"):

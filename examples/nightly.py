@@ -1,9 +1,9 @@
-"""Trains the next version of a model every night, and publishes it only if it is better than the one that serves.
+"""Trains the next version of a model every night, and publishes it unless it is worse than the version that serves.
 
     python examples/nightly.py --log events.parquet --user reader --item book --time at --models models/books
 
-Both versions are measured on the held-out users of the new one, whom it has not learned from. The old one may have, which is to its
-advantage. A service that watches the folder `models` takes the new version up by itself. To go back, name the version that is to serve:
+Both versions are measured on the held-out users of the new version, which has not learned from them. The old version may have, to its
+advantage. A service that watches the folder `models` loads the new version by itself. To go back, name the version that should serve:
 
     curl -X POST localhost:8000/models/books/default -H 'Authorization: Bearer KEY' -H 'Content-Type: application/json' -d '{"version": 1}'
 """
@@ -24,39 +24,39 @@ STAGING = ".staging"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if the new version was published, 3 if the old one stays."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--log", type=Path, required=True, help="the log as it is tonight")
+    parser.add_argument("--log", type=Path, required=True, help="tonight's log")
     parser.add_argument("--user", required=True)
     parser.add_argument("--item", required=True)
     parser.add_argument("--time")
-    parser.add_argument("--kind", help="what is trained; the default suits the log")
-    parser.add_argument("--minutes", type=float, help="of training")
+    parser.add_argument("--kind", help="kind of model (default: one that suits the log)")
+    parser.add_argument("--minutes", type=float, help="most minutes of training")
     parser.add_argument("--models", type=Path, required=True, help="models/NAME, the folder of the versions")
-    parser.add_argument("--m", type=int, default=10, help="recall at so many items decides (default %(default)s)")
-    parser.add_argument("--worse", type=float, default=0.01, help="share by which the new version may be worse (default %(default)s)")
-    parser.add_argument("--keep", type=int, help="versions that stay; the default is all. Pin none that may go")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--m", type=int, default=10, help="versions are compared by recall at M (default %(default)s)")
+    parser.add_argument("--worse", type=float, default=0.01, help="tolerated loss of recall, as a share (default %(default)s)")
+    parser.add_argument("--keep", type=int, help="number of versions to keep (default: all). Pin none that may be deleted")
+    options = parser.parse_args(arguments)
 
-    versions = sorted(int(folder.name) for folder in given.models.glob("*") if folder.name.isdecimal())
+    versions = sorted(int(folder.name) for folder in options.models.glob("*") if folder.name.isdecimal())
     number = versions[-1] + 1 if versions else 1
-    staged = given.models.parent / STAGING / given.models.name / str(number)
+    staged = options.models.parent / STAGING / options.models.name / str(number)
     shutil.rmtree(staged, ignore_errors=True)
-    options = {"kind": given.kind, "minutes": given.minutes, "out": staged}
-    new = espalier.fit(given.log, user=given.user, item=given.item, time=given.time, **options)
+    fit_options = {"kind": options.kind, "minutes": options.minutes, "out": staged}
+    new = espalier.fit(options.log, user=options.user, item=options.item, time=options.time, **fit_options)
 
     if versions:
         held_out = new.held_out()
-        old = espalier.open(given.models)  # the highest version, which serves unless another one is pinned
-        before, after = (float(model.evaluate(held_out, ms=[given.m])["recall"][0]) for model in (old, new))
-        print(f"recall@{given.m}: version {versions[-1]} {before:.4f}, version {number} {after:.4f}")
-        if after < (1 - given.worse) * before:
+        old = espalier.open(options.models)  # the highest version, which serves unless another one is pinned
+        before, after = (float(model.evaluate(held_out, ms=[options.m])["recall"][0]) for model in (old, new))
+        print(f"recall@{options.m}: version {versions[-1]} {before:.4f}, version {number} {after:.4f}")
+        if after < (1 - options.worse) * before:
             print(f"version {versions[-1]} stays")
             shutil.rmtree(staged)
             return 3
-    given.models.mkdir(parents=True, exist_ok=True)
-    staged.rename(given.models / str(number))  # a rename is seen whole or not at all
-    print(f"published {given.models / str(number)}")
-    for former in versions[: max(0, len(versions) + 1 - given.keep)] if given.keep else []:
-        shutil.rmtree(given.models / str(former))
+    options.models.mkdir(parents=True, exist_ok=True)
+    staged.rename(options.models / str(number))  # atomic: the service sees the whole version or none
+    print(f"published {options.models / str(number)}")
+    for former in versions[: max(0, len(versions) + 1 - options.keep)] if options.keep else []:
+        shutil.rmtree(options.models / str(former))
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Are the engines right on this card under what is built over them: shards, live items, forests?
+"""Checks of the engines on this card with shards, live items and forests.
 
-shard   each of two shards of a bundle, with queries that somebody else has encoded, brings what the reference finds in it, the beam above
-        the leaves included, which a router's live items need
-live    with items that came, went and changed, a search finds what it finds over the reference; live items are in histories and memories,
-        and pass filters
+shard   each of two shards, with queries encoded elsewhere, finds what the reference finds in it; its beam above the leaves, which a
+        router's live items need, is equal too
+live    with new, deleted and changed items, an engine finds what the reference finds; live items are in histories and memories, and pass
+        filters
 forest  the trees of a forest one after the other, with live items and without
 
 Weights are small whole numbers, so results are equal in every precision; the three take turns. Trees, beams, masks and exclusions are as in
@@ -61,8 +61,8 @@ SHARDS = 2
 class Case:
     """One random tree under one engine.
 
-    number  of the case, which says what takes turns
-    open    a bundle → the search that is checked, in `precision`
+    number  of the case, which selects the options that take turns
+    open    bundle → the search to check, in `precision`
     batch   queries of a call
     """
 
@@ -80,11 +80,11 @@ class Case:
         first, *others = trees
         return random_params(self.rng, first, self.batch, self.number, MOST[self.device], others)[0]
 
-    def row(self, check: str, what: str, run: Callable[[], Sequence[str]]) -> Row:
-        return checked(self.engine, self.form, self.precision, check, f"{what}, batch {self.batch}", run)
+    def row(self, check: str, description: str, run: Callable[[], Sequence[str]]) -> Row:
+        return checked(self.engine, self.form, self.precision, check, f"{description}, batch {self.batch}", run)
 
     def same(self, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:
-        """Where the engine's answers and beams differ from the reference's."""
+        """Differences between the engine's and the reference's answers and beams."""
         with closing(Pipeline(bundle, self.open(bundle))) as engine:
             wrong = differences(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
             return wrong + wrong_parents(engine, bundle, queries, params)
@@ -122,11 +122,11 @@ def _tree(case: Case) -> Tree:
 def _graphs(case: Case, kind: str) -> Iterator[Row]:
     """A bundle of graphs as shards, and with live items."""
     tree, gamma = _tree(case), float(case.rng.choice([0.0, 0.5, 1.0]))
-    what = f"{tree.item_count} items, γ {gamma:g}"
+    description = f"{tree.item_count} items, γ {gamma:g}"
     with tempfile.TemporaryDirectory() as folder:
         whole = made(Path(folder), case.rng, tree, kind, True, gamma=gamma, name="whole")
-        yield case.row("shard", what, partial(_shards, case, whole, Path(folder)))
-        yield case.row("live", what, partial(_live, case, whole))
+        yield case.row("shard", description, partial(_shards, case, whole, Path(folder)))
+        yield case.row("live", description, partial(_live, case, whole))
 
 
 def _forests(case: Case) -> Iterator[Row]:
@@ -135,13 +135,13 @@ def _forests(case: Case) -> Iterator[Row]:
     others = [tree_over(case.rng, tree.item_count, int(case.rng.integers(2, 6))) for _ in range(1 + case.number % 2)]
     own: Literal["logit", "log_activation"] = "log_activation" if case.number // 2 % 2 else "logit"
     ranking = Ranking(activation="l3-hinge", own=own, gamma=(0.0, 0.5, 1.0)[case.number % 3])
-    what = f"{1 + len(others)} trees, {tree.item_count} labels"
+    description = f"{1 + len(others)} trees, {tree.item_count} labels"
     with tempfile.TemporaryDirectory() as folder:
         forest = make_linear_bundle(Path(folder), case.rng, tree, ranking, others=others)
         queries = random_queries(case.rng, forest, case.batch)
-        yield case.row("integer", what, partial(case.same, forest, queries, case.params([tree, *others])))
-        yield case.row("shard", what, partial(_shards, case, forest, Path(folder)))
-        yield case.row("live", what, partial(_live, case, forest))
+        yield case.row("integer", description, partial(case.same, forest, queries, case.params([tree, *others])))
+        yield case.row("shard", description, partial(_shards, case, forest, Path(folder)))
+        yield case.row("live", description, partial(_live, case, forest))
 
 
 def _shards(case: Case, whole: Bundle, folder: Path) -> list[str]:
@@ -151,7 +151,7 @@ def _shards(case: Case, whole: Bundle, folder: Path) -> list[str]:
     wrong = []
     for index in range(SHARDS):
         shard = Cut(whole, SHARDS).write(folder / "shards" / str(index) / "1", index)
-        params = case.params([alone.tree for alone in shard.alone])
+        params = case.params([tree_bundle.tree for tree_bundle in shard.alone])
         wrong += [f"shard {index}: {line}" for line in case.same(shard, queries, params)]
     return wrong
 
@@ -160,27 +160,27 @@ def _live(case: Case, bundle: Bundle) -> list[str]:
     touched = min(7, bundle.tree.item_count - 1)
     overlay = random_state(case.rng, bundle, deleted=touched // 2, changed=touched - touched // 2).overlay()
     queries, params = _live_queries(case, bundle, overlay), _live_params(case, bundle, overlay)
-    with closing(Pipeline(bundle, case.open(bundle))) as searched:
+    with closing(Pipeline(bundle, case.open(bundle))) as engine_under_test:
         expected = open_engine(bundle, engine="reference")
-        for engine in (searched, expected):
+        for engine in (engine_under_test, expected):
             engine.set_overlay(overlay)
-        return differences(searched.search(queries, params), expected.search(queries, params))
+        return differences(engine_under_test.search(queries, params), expected.search(queries, params))
 
 
 def _live_queries(case: Case, bundle: Bundle, overlay: Overlay) -> QueryBatch:
-    """Histories of trained items that are still there and of live ones; other queries know no items."""
+    """Histories of remaining trained items and of live items; other kinds of queries have no items."""
     kind: Any = bundle.manifest.query
     if not isinstance(kind, HistoryKind):
         return random_queries(case.rng, bundle, case.batch)
     rows = FoldedRows.of(overlay)
-    there = np.concatenate([rows.kept_rows, overlay.items + rows.new_handles])
-    return pad_histories(kind, [case.rng.choice(there, case.rng.integers(1, kind.length + 2)) for _ in range(case.batch)])
+    eligible_rows = np.concatenate([rows.kept_rows, overlay.items + rows.new_handles])
+    return pad_histories(kind, [case.rng.choice(eligible_rows, case.rng.integers(1, kind.length + 2)) for _ in range(case.batch)])
 
 
 def _live_params(case: Case, bundle: Bundle, overlay: Overlay) -> SearchParams:
     """Mixed beams and m; every second query has a mask that passes half of the items, trained and live."""
-    rng, trees, most = case.rng, [alone.tree for alone in bundle.alone], MOST[case.device]
+    rng, trees, max_beam = case.rng, [tree_bundle.tree for tree_bundle in bundle.alone], MOST[case.device]
     passing_R = rng.random(overlay.handles) < 0.5
     mask = live_mask(trees, overlay, forest_mask(trees, rng.random(bundle.tree.item_count) < 0.5), passing_R)
     mask_B = tuple(mask if b % 2 else None for b in range(case.batch))
-    return SearchParams(rng.integers(1, most, case.batch), rng.integers(1, 2 * most, case.batch), mask_B=mask_B)
+    return SearchParams(rng.integers(1, max_beam, case.batch), rng.integers(1, 2 * max_beam, case.batch), mask_B=mask_B)

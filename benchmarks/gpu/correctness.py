@@ -1,14 +1,14 @@
-"""Are the engines right on this card? Random trees beside the reference, each engine, scorer form and precision by itself.
+"""Checks of the engines on this card: random trees compared to the reference, for each engine, scorer form and precision.
 
 integer    weights are small whole numbers, every number is exact in every precision: results equal the reference's, ties included
-replay     real weights that every precision holds exactly: the reference rescores the beams that the engine kept
+replay     real weights that every precision holds exactly: the reference rescores the engine's beams
 alone      a query gets the same answer alone as in its batch
 exported   the graphs that training exports, by replay, within the engine's own rounding for the precision
 sanitized  memory accesses of the kernels
-large      2^16 items: the beam of all finds the best of all in float64, and lower precisions find what float32 finds
+large      2^16 items: a beam of all items finds the best ones by float64, and lower precisions find what float32 finds
 
-Every case has mixed beams and m. Masks and exclusions, few and more than a cell holds, take turns. A new scorer form comes in by its name
-in GRAPH_FORMS or in a list like EXPORTED, a new engine by a function like those below and a stage in `stages.py`.
+Every case has mixed beams and m. Cases take turns with masks, with few exclusions and with more than a cell holds. To add a scorer form,
+add its name to GRAPH_FORMS or to a list like EXPORTED; to add an engine, write a function like those below and a stage in `stages.py`.
 
 Legend: B queries, E exclusions, M results.
 """
@@ -70,7 +70,7 @@ STEP = 2.0**-5
 GRAPH_FORMS = {
     "mlp": "history", "product": "vector", "mlp, memory": "history memory", "product, sequence and memory": "product sequence memory",
 }  # fmt: skip
-"""The hand-made scorers, and what their bundles are: a kind of `make_bundle`, and the parts that they have."""
+"""The hand-made scorers, and their bundles: a kind of `make_bundle`, and extras."""
 EXPORTED: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("product", (32,)), ("product", ()), ("mlp", (128, 64, 24)), ("mlp", (20,)), ("mlp", (18, 17, 20, 5)), ("sequence", ()),
     ("attention", (16,)),
@@ -105,13 +105,13 @@ def triton(
         note = "Triton's interpreter cannot multiply matrices of bfloat16"
         yield {"case": f"triton mlp {precision}", "ok": None, "note": note} | labels("triton", "mlp", precision)
     rounding = TritonSearch.roundings["float32"]
-    alone = device == "cuda"  # the interpreter multiplies with BLAS, where a row's sum depends on its place
-    of_kind = [(name, hidden) for name, hidden in EXPORTED if (name == "mlp") == (kind == "mlp") or not kind]
-    kinds = [(name, hidden) for name, hidden in of_kind if (name, precision, device) != ("mlp", "bfloat16", "cpu")]
+    checks_alone = device == "cuda"  # the interpreter multiplies with BLAS, where a row's sum depends on its place
+    exported_of_kind = [(name, hidden) for name, hidden in EXPORTED if (name == "mlp") == (kind == "mlp") or not kind]
+    kinds = [(name, hidden) for name, hidden in exported_of_kind if (name, precision, device) != ("mlp", "bfloat16", "cpu")]
     yield from exported_cases("triton", opened, kinds, precision, unknown=("attention",))
     if large:
         yield from _large(precision, device)
-    yield from graph_cases("triton", opened, forms, precision, cases, device, rounding, alone, seed)
+    yield from graph_cases("triton", opened, forms, precision, cases, device, rounding, checks_alone, seed)
 
 
 def sparse_cuda(
@@ -128,7 +128,7 @@ def sparse_cuda(
 
 
 def onnx_cuda(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Row]:
-    """`onnx-cuda`; with the device "cpu" its twin there, which scores as many queries together."""
+    """`onnx-cuda`, or on the CPU `onnx-cpu` with the same group size."""
     if device == "cuda" and not onnx_graph.cuda_available():
         yield {"case": "onnx-cuda", "ok": None, "note": "not installed: ONNX Runtime here has no CUDA"} | labels("onnx-cuda", "", "float32")
         return
@@ -148,22 +148,22 @@ def labels(engine: str, form: str, precision: str, check: str = "") -> Row:
     return {"engine": engine, "form": form, "precision": precision, "check": check}
 
 
-def checked(engine: str, form: str, precision: str, check: str, what: str, run: Callable[[], Sequence[str]], known: bool = True) -> Row:
-    """ok: whether `run` finds nothing wrong. What is raised is wrong too, and ends no other case.
+def checked(engine: str, form: str, precision: str, check: str, case: str, run: Callable[[], Sequence[str]], must_know: bool = True) -> Row:
+    """A row whose "ok" says whether `run` found no error. An exception is an error, too; the other cases go on.
 
-    known  whether the engine has to know the graphs: one whose kernels fail while it tries them says that they are unknown
+    must_know  whether the engine must support the graphs. An engine whose kernels fail while it tries them reports them as unsupported
     """
-    row: Row = {"case": f"{engine} {form} {precision}, {check}: {what}"} | labels(engine, form, precision, check)
+    row: Row = {"case": f"{engine} {form} {precision}, {check}: {case}"} | labels(engine, form, precision, check)
     try:
         wrong = run()
-    except Exception as error:  # of a compiler, a kernel or an allocator: nothing narrower is known
-        if isinstance(error, UnsupportedGraph) and not known:
+    except Exception as error:  # compilers, kernels and allocators raise many types
+        if isinstance(error, UnsupportedGraph) and not must_know:
             return row | {"ok": None, "note": f"left to another engine: {error}"}
         return row | {"ok": False, "note": reason(error)}
     return row | {"ok": not wrong} | ({"note": "; ".join(wrong[:3])[:500], "wrong": len(wrong)} if wrong else {})
 
 
-def random_params(rng: Rng, tree: Tree, batch: int, case: int, most: int, others: Sequence[Tree] = ()) -> tuple[SearchParams, str]:
+def random_params(rng: Rng, tree: Tree, batch: int, case: int, max_beam: int, others: Sequence[Tree] = ()) -> tuple[SearchParams, str]:
     """Mixed beams and m; masks in every second case, exclusions in two of three, in one of them more than a cell holds.
 
     others  a forest's other trees
@@ -171,12 +171,12 @@ def random_params(rng: Rng, tree: Tree, batch: int, case: int, most: int, others
     masked, width = case % 2 == 1, (0, 3, 40)[case % 3]
     exclude_BE = rng.integers(-1, tree.item_count, (batch, width)) if width else None
     mask_B = random_masks(rng, tree, batch, float(rng.choice([0.05, 0.5])), others) if masked else None
-    params = SearchParams(rng.integers(1, most, batch), rng.integers(1, 2 * most, batch), exclude_BE, mask_B=mask_B)
+    params = SearchParams(rng.integers(1, max_beam, batch), rng.integers(1, 2 * max_beam, batch), exclude_BE, mask_B=mask_B)
     return params, f"batch {batch}{', masks' if masked else ''}{f', {width} exclusions' if width else ''}"
 
 
 class Drawn(NamedTuple):
-    """One random case. what: in words."""
+    """One random case. description: text for the row."""
 
     rng: Rng
     tree: Tree
@@ -184,18 +184,18 @@ class Drawn(NamedTuple):
     own: Literal["logit", "log_activation"]
     batch: int
     params: SearchParams
-    what: str
+    description: str
 
 
-def drawn_case(case: int, shapes: Sequence[tuple[int, int]], device: Device, most: int, seed: int) -> Drawn:
-    """most: beams on the CPU are smaller."""
+def drawn_case(case: int, shapes: Sequence[tuple[int, int]], device: Device, max_beam: int, seed: int) -> Drawn:
+    """max_beam: beams on the CPU are smaller."""
     rng = np.random.default_rng((seed, case))
     branching, height = shapes[case % len(shapes)]
     ragged, gamma, own = bool(rng.integers(2)), float(rng.choice([0.0, 0.5, 1.0])), cast(Any, rng.choice(["logit", "log_activation"]))
     tree = random_tree(rng, height, branching, ragged, float(rng.choice([0.0, 0.2, 0.9])))
     batch = int(rng.choice(BATCHES[device]))
-    params, said = random_params(rng, tree, batch, case, 65 if device == "cuda" else most)
-    return Drawn(rng, tree, gamma, own, batch, params, f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {own}, {said}")
+    params, details = random_params(rng, tree, batch, case, 65 if device == "cuda" else max_beam)
+    return Drawn(rng, tree, gamma, own, batch, params, f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {own}, {details}")
 
 
 def graph_cases(
@@ -206,66 +206,66 @@ def graph_cases(
     cases: int,
     device: Device,
     rounding: float,
-    alone: bool,
+    checks_alone: bool,
     seed: int,
 ) -> Iterator[Row]:
     """Case by case, all forms in turn. rounding: of ranks in float32."""
     for case, (form, kind) in itertools.product(range(cases), forms.items()):
-        rng, tree, gamma, own, batch, params, what = drawn_case(case, SHAPES[device], device, 6, seed)
+        rng, tree, gamma, own, batch, params, description = drawn_case(case, SHAPES[device], device, 6, seed)
         check = partial(checked, name, form, precision)
         with tempfile.TemporaryDirectory() as folder:
             whole = made(Path(folder), rng, tree, kind, True, gamma=gamma, name="whole")
-            yield check("integer", what, partial(_integer, opened, whole, random_queries(rng, whole, batch), params))
+            yield check("integer", description, partial(_integer, opened, whole, random_queries(rng, whole, batch), params))
             real = made(Path(folder), rng, tree, kind, False, gamma=gamma, own=own, name="real", step=STEP)
             queries = random_queries(rng, real, batch, False)
-            yield check("replay", what, partial(_replay, opened, real, queries, params, rounding))
-            if alone:
-                yield check("alone", what, partial(_alone, opened, real, queries, params))
+            yield check("replay", description, partial(_replay, opened, real, queries, params, rounding))
+            if checks_alone:
+                yield check("alone", description, partial(_alone, opened, real, queries, params))
 
 
-def made(folder: Path, rng: Rng, tree: Tree, words: str, integer: bool, **given: Any) -> Bundle:
+def made(folder: Path, rng: Rng, tree: Tree, words: str, integer: bool, **options: Any) -> Bundle:
     """A bundle of one of GRAPH_FORMS."""
     kind: Any
-    kind, *parts = words.split()
-    memory = random_memory(rng, tree.item_count, int(rng.integers(1, 6)), integer) if "memory" in parts else None
-    encoder: Literal["levels", "sequence"] = "sequence" if "sequence" in parts else "levels"
-    return make_bundle(folder, rng, tree, kind, integer=integer, memory=memory, encoder=encoder, **given)
+    kind, *extras = words.split()
+    memory = random_memory(rng, tree.item_count, int(rng.integers(1, 6)), integer) if "memory" in extras else None
+    encoder: Literal["levels", "sequence"] = "sequence" if "sequence" in extras else "levels"
+    return make_bundle(folder, rng, tree, kind, integer=integer, memory=memory, encoder=encoder, **options)
 
 
 def linear_cases(name: str, opened: Open, precision: Precision, cases: int, device: Device, seed: int) -> Iterator[Row]:
     check = partial(checked, name, "linear", precision)
     for case in range(cases):
-        rng, tree, gamma, own, batch, params, what = drawn_case(case, LINEAR_SHAPES[device], device, 9, seed)
+        rng, tree, gamma, own, batch, params, description = drawn_case(case, LINEAR_SHAPES[device], device, 9, seed)
         # With whole numbers the fourth power and the sigmoid would not stay exact.
         activation: Any = rng.choice(["l1-hinge", "l2-hinge", "l3-hinge"])
         real_activation: Any = rng.choice([activation, "sigmoid", "l4-hinge"])
         width = int(rng.choice([1, 20, 300]))
-        used = 20 if own == "log_activation" else width  # so that cubes stay whole numbers of 24 bits
+        whole_width = 20 if own == "log_activation" else width  # so that cubes stay whole numbers of 24 bits
         with tempfile.TemporaryDirectory() as folder:
             ranking = Ranking(activation=activation, own=own, gamma=gamma)
-            whole = make_linear_bundle(Path(folder), rng, tree, ranking, True, "whole", used)
+            whole = make_linear_bundle(Path(folder), rng, tree, ranking, True, "whole", whole_width)
             run = partial(_integer, opened, whole, random_queries(rng, whole, batch), params)
-            yield check("integer", f"{what}, {used} features, {activation}", run)
+            yield check("integer", f"{description}, {whole_width} features, {activation}", run)
             ranking = Ranking(activation=real_activation, own=own, gamma=gamma)
             real = make_linear_bundle(Path(folder), rng, tree, ranking, False, "real", width, step=2.0**-8)
-            queries, shown = random_queries(rng, real, batch, False), f"{what}, {width} features, {real_activation}"
-            yield check("replay", shown, partial(_replay, opened, real, queries, params, LINEAR_ROUNDING))
-            yield check("alone", shown, partial(_alone, opened, real, queries, params))
+            queries, real_description = random_queries(rng, real, batch, False), f"{description}, {width} features, {real_activation}"
+            yield check("replay", real_description, partial(_replay, opened, real, queries, params, LINEAR_ROUNDING))
+            yield check("alone", real_description, partial(_alone, opened, real, queries, params))
 
 
 def exported_cases(
     name: str, opened: Open, kinds: Sequence[tuple[str, tuple[int, ...]]], precision: Precision, unknown: Sequence[str] = ()
 ) -> Iterator[Row]:
-    """unknown: scorer forms that the engine may leave to another one."""
+    """unknown: scorer forms that the engine need not support."""
     for kind, hidden in kinds:
         rng = np.random.default_rng(5)
         params = SearchParams(np.array([1, 4, 9, 2]), np.array([3, 20, 7, 1]))
         with tempfile.TemporaryDirectory() as folder:
             bundle = trained_kind(Path(folder), kind, hidden, rng)
             queries = random_queries(rng, bundle, len(params.m_B))
-            what = f"hidden layers {'–'.join(map(str, hidden)) or 'none'}"
+            description = f"hidden layers {'–'.join(map(str, hidden)) or 'none'}"
             run = partial(_replay, opened, bundle, queries, params, None)
-            yield checked(name, kind, precision, "exported", what, run, kind not in unknown)
+            yield checked(name, kind, precision, "exported", description, run, kind not in unknown)
 
 
 LINEAR_ROUNDING = 1e-3
@@ -275,8 +275,8 @@ LINEAR_ROUNDING = 1e-3
 def _integer(opened: Open, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:
     with closing(opened(bundle)) as engine:
         expected = ReferenceEngine(bundle).search(queries, params)
-        again = [f"the second time, {line}" for line in differences(engine.search(queries, params), expected)]
-        return differences(engine.search(queries, params), expected) or again
+        repeat_differences = [f"the second time, {line}" for line in differences(engine.search(queries, params), expected)]
+        return differences(engine.search(queries, params), expected) or repeat_differences
 
 
 def _replay(opened: Open, bundle: Bundle, queries: QueryBatch, params: SearchParams, rounding: float | None) -> list[str]:
@@ -300,28 +300,28 @@ def _large(precision: Precision, device: Device) -> Iterator[Row]:
     m, wide = min(M, items // 4), items
     queries = QueryBatch(bundle.manifest.query, np.random.default_rng(1).integers(0, items, (batch, sum(PAPER_WINDOWS))))
     shapes = FixedShapes(batches=(batch,), m_sizes=(256,))
-    found = {}
+    rows_by_cell = {}
     for each in dict.fromkeys((precision, FLOAT32)):
         with closing(TritonSearch(bundle, device, each, shapes)) as trees, torch.no_grad():
             engine = Pipeline(bundle, trees)
             for beam in (min(200, items // 2), wide):
-                found[each, beam] = engine.search(queries, SearchParams.uniform(batch, beam, m)).item_rows_BM
+                rows_by_cell[each, beam] = engine.search(queries, SearchParams.uniform(batch, beam, m)).item_rows_BM
             if each == "float32":
                 _, state_BLS = filled_cell(trees, batch, wide, m)
                 leaves = trees.node_rows_ND[bundle.tree.leaf_offset :].double().expand(batch, -1, -1)
                 scores = scorer_of("mlp").head.double().to(trees.device)(state_BLS[:, -1].double(), leaves)
     best_BM = bundle.tree.leaf_item[scores.topk(m).indices.cpu().numpy()]
     of_row = labels("triton", "mlp", precision, "large")
-    share = agreement(found["float32", wide], best_BM)
+    share = agreement(rows_by_cell["float32", wide], best_BM)
     if precision == "float32":
         yield {
             "case": f"triton mlp float32, large: all {items} items, beside float64",
             "ok": share >= 0.999,
             "share": round(share, 5),
         } | of_row
-    for (each, beam), found_BM in found.items():
+    for (each, beam), found_BM in rows_by_cell.items():
         if each == precision != "float32":
-            share = agreement(found_BM, found["float32", beam])
+            share = agreement(found_BM, rows_by_cell["float32", beam])
             case = f"triton mlp {precision}, large: {items} items, beam {beam}, beside float32"
             yield {"case": case, "ok": share >= OVERLAP[precision], "share": round(share, 5)} | of_row
 
@@ -336,11 +336,11 @@ def compared(precision: Precision, device: Device, levels: int, branching: int, 
         params = SearchParams.uniform(count, beam, 10)
         expected = on_cpu.search(queries, params)
         with closing(Pipeline(bundle, SparseCudaSearch(bundle, device, precision, shapes))) as engine:
-            got = engine.search(queries, params)
-        share = agreement(got.item_rows_BM, expected.item_rows_BM)
-        away = np.nanmax(np.abs(np.where(np.isfinite(expected.ranks_BM), got.ranks_BM, np.nan) - expected.ranks_BM))
+            result = engine.search(queries, params)
+        share = agreement(result.item_rows_BM, expected.item_rows_BM)
+        largest_difference = np.nanmax(np.abs(np.where(np.isfinite(expected.ranks_BM), result.ranks_BM, np.nan) - expected.ranks_BM))
         case = f"sparse-cuda linear {precision}, large: {bundle.tree.leaf_count} labels, beam {beam}, beside sparse-cpu"
-        row: Row = {"case": case, "ok": share >= AGREED[precision], "share": round(share, 5), "ranks_within": float(away)}
+        row: Row = {"case": case, "ok": share >= AGREED[precision], "share": round(share, 5), "ranks_within": float(largest_difference)}
         yield row | labels("sparse-cuda", "linear", precision, "large")
 
 
@@ -350,22 +350,22 @@ def sanitized(seconds: float) -> Iterator[Row]:
     if tool is None:
         yield {"case": "compute-sanitizer", "ok": None, "note": "not installed"}
         return
-    given = json.dumps({"precision": FLOAT32, "cases": 2, "large": False, "cuda_graphs": False})
-    # torch's own store of memory would hide what is accessed beyond an array's end.
+    arguments = json.dumps({"precision": FLOAT32, "cases": 2, "large": False, "cuda_graphs": False})
+    # torch's memory cache would hide accesses beyond an array's end.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     for function in ("triton", "sparse_cuda"):
         with tempfile.TemporaryDirectory() as folder:
             rows, begin = Path(folder) / "rows.jsonl", time.monotonic()
-            stage = ["benchmarks.gpu.stage", str(rows), function, "benchmarks.gpu.correctness", function, given, str(seconds / 4), ""]
+            stage = ["benchmarks.gpu.stage", str(rows), function, "benchmarks.gpu.correctness", function, arguments, str(seconds / 4), ""]
             command = [tool, "--error-exitcode", "3", sys.executable, "-m", *stage]
             row: Row = {"case": f"compute-sanitizer, {function}"}
             try:
-                done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds / 2)
+                completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds / 2)
             except subprocess.TimeoutExpired:
                 yield row | {"ok": None, "note": f"left out: {seconds / 2:.0f} s were over"}
                 continue
-            print(done.stdout[-4000:], done.stderr[-4000:], flush=True)
-            found = [line for line in done.stdout.splitlines() if "ERROR SUMMARY" in line or "Invalid" in line]
+            print(completed.stdout[-4000:], completed.stderr[-4000:], flush=True)
+            error_lines = [line for line in completed.stdout.splitlines() if "ERROR SUMMARY" in line or "Invalid" in line]
             right = sum(line["ok"] is True for line in read(rows))
-            row |= {"ms": round((time.monotonic() - begin) * 1e3), "ok": done.returncode != 3 and right > 0, "cases": right}
-            yield row | {"note": "; ".join(found[:3])[:500]}
+            row |= {"ms": round((time.monotonic() - begin) * 1e3), "ok": completed.returncode != 3 and right > 0, "cases": right}
+            yield row | {"note": "; ".join(error_lines[:3])[:500]}

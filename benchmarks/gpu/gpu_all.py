@@ -1,4 +1,4 @@
-"""Everything that is to be known of a GPU, by one command: are the engines right on this card, how fast are they, what do they wait for.
+"""All measurements of a GPU by one command: whether the engines are right on this card, how fast they are, and what limits them.
 
     python -m benchmarks.gpu_all --out DIR [--quick] [--minutes N] [--only STAGE,STAGE] [--again] [--keep]
     python -m benchmarks.gpu_all --out DIR --summary
@@ -7,20 +7,20 @@ Stages (benchmarks/gpu/stages.py), each in a process of its own with a time limi
 `sparse-cuda` and `onnx-cuda` beside the reference; search beside torch, ONNX Runtime and brute force; linear scorers at 2^20 labels; a
 profile; the service; training; sizes of tiles. All of them take at most 17 minutes, with --quick 5.
 
-DIR/gpu_all.jsonl gets a line as soon as something is known, DIR/gpu_all.log what the stages print, and the report comes last, after a
-signal too: DIR/gpu_all_<card>_<date>.json, and how many checks of each engine were right. Run it again with the same DIR to go on: a stage
-whose lines are complete, from this card, this code and these versions, is not run again; those that never ended come before those that
-failed. A stage that crashes, hangs or runs out of memory leaves a line, and the others go on.
+DIR/gpu_all.jsonl gets each result at once as a line, DIR/gpu_all.log the output of the stages. At the end, also after a signal, the report
+is written: DIR/gpu_all_<card>_<date>.json; the number of correct checks of each engine is printed. To continue, run it again with the same
+DIR: stages with complete lines of this card, code and versions are skipped; stages that never ended run before those that failed. If a
+stage crashes, hangs or runs out of memory, a line says so, and the other stages run.
 
---minutes  end by then, as where a command may run for ten minutes, and begin no stage with less than half of its time; then run it again
---only     these stages alone, with `card`
---again    whatever DIR holds
+--minutes  end within this time, and begin no stage with less than half of its time limit; then run it again
+--only     run only these stages, and `card`
+--again    also run stages whose lines are complete
 --keep     lines of other code and versions count as complete
---summary  the report of what DIR holds, nothing else
+--summary  only write the report of the lines in DIR
 
-Exit status: 0 all is done and right; 1 something is wrong or a stage failed; 2 there is no NVIDIA GPU: only correctness was checked, on
-tiny trees in Triton's interpreter; 3 stages are left for the next run. It needs this repository and what `benchmarks/gpu/wheels.txt` says,
-neither network nor test suite.
+Exit status: 0 all is done and right; 1 a check or a stage failed; 2 there is no NVIDIA GPU: only correctness was checked, on tiny trees in
+Triton's interpreter; 3 stages are left for the next run. Needs this repository and the packages of `benchmarks/gpu/wheels.txt`, but neither
+network nor test suite.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ ROOT = Path(__file__).parents[2]
 CODE = ("espalier", "training", "service", "loadtest", "benchmarks")
 WRONG, NO_GPU, MORE = 1, 2, 3
 SPARE = 0.12
-"""The last part of a stage's time, in which it begins no further case, so that it can end by itself."""
+"""Share of a stage's time, at its end, in which the stage begins no further case."""
 LEAST_S = 10.0
-"""A stage is not begun with less."""
+"""A stage needs at least this to begin."""
 INTERRUPTED, CUT_EARLY = "interrupted", "cut early"
-"""Ends of a stage that are nobody's fault: by a signal, and by --minutes. It runs again like one that never ran."""
+"""A signal or --minutes ended the stage. It runs again like a stage that never ran."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Run:
     """One run of the command.
 
     end     time.monotonic() after which nothing may run; None: no limit
-    key     of card, mode, code and versions; lines of another one do not count
+    key     card, mode, code and versions; lines with another key do not count
     """
 
     out: Path
@@ -83,16 +83,16 @@ class Run:
         return float("inf") if self.end is None else self.end - time.monotonic()
 
     def stage(self, stage: Stage) -> str:
-        """Run one stage to its end, or to the end of its time; its status."""
+        """Run one stage, at most for its time; its status."""
         sizes = stage.of(self.mode)
         if sizes is None:
             raise ValueError(f"stage {stage.name} has no sizes for {self.mode}")
         if self.ended.is_set():
             return INTERRUPTED
-        given, limit_s = sizes[0], min(sizes[1], self.left_s())
+        arguments, limit_s = sizes[0], min(sizes[1], self.left_s())
         module, function = stage.function.split(":")
         seconds = str(limit_s * (1 - SPARE))
-        arguments = [str(self.lines), stage.name, module, function, json.dumps(given), seconds, self.card or ""]
+        command_arguments = [str(self.lines), stage.name, module, function, json.dumps(arguments), seconds, self.card or ""]
         common: Row = {"stage": stage.name, "card": self.card}
         append(self.lines, common | {"case": BEGIN, "key": self.key, "date": datetime.now(UTC).isoformat(timespec="seconds")})
         print(f"{stage.name}: at most {limit_s:.0f} s", flush=True)
@@ -101,7 +101,7 @@ class Run:
             log.write(f"\n== {stage.name} ==\n".encode())
             log.flush()
             process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.gpu.stage", *arguments],
+                [sys.executable, "-m", "benchmarks.gpu.stage", *command_arguments],
                 cwd=ROOT, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.running.add(process)
@@ -135,30 +135,30 @@ class Run:
         return environment | ({"TRITON_INTERPRET": "1"} if self.mode == "without-gpu" else {}) | {"PYTHONUNBUFFERED": "1"}
 
     def stop(self) -> None:
-        """End what is running."""
+        """Kill the running stages."""
         self.ended.set()
         for process in list(self.running):
             end_group(process)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a stage and what it started, which is all in a session of its own."""
+    """Kill a stage and its child processes, which are one session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def digest(versions: object) -> str:
-    """Of the code that is measured, of that which measures, and of the versions of what they use."""
-    found = hashlib.sha256(json.dumps(versions, sort_keys=True).encode())
+    """A hash of the measured code, of the benchmarks, and of the packages' versions."""
+    code_hash = hashlib.sha256(json.dumps(versions, sort_keys=True).encode())
     for folder in CODE:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:12]
+            code_hash.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return code_hash.hexdigest()[:12]
 
 
-def chosen(stages: Sequence[Stage], run: Run, again: bool, keep: bool) -> list[Stage]:
-    """The stages that are to be run: those that never came to an end, then those that failed."""
+def choose_stages(stages: Sequence[Stage], run: Run, again: bool, keep: bool) -> list[Stage]:
+    """The stages to run: those that never ended, then those that failed."""
     attempts = {} if again else latest(read(run.lines))
     new: list[Stage] = []
     failed: list[Stage] = []
@@ -174,12 +174,12 @@ def chosen(stages: Sequence[Stage], run: Run, again: bool, keep: bool) -> list[S
 
 
 def run_all(run: Run, stages: Sequence[Stage], at_once: int) -> list[str]:
-    """Run stages, groups side by side as far as `at_once` says. Returns the names of those that there was no time for."""
-    left: list[str] = []
+    """Run stages, at most `at_once` of a group in parallel. Returns the names of the stages without enough time."""
+    unfinished: list[str] = []
     for group in groups(tuple(stages)):
         limit_s = max(sizes[1] for stage in group if (sizes := stage.of(run.mode)) is not None)
         if run.left_s() < max(LEAST_S, limit_s / 2):
-            left += [stage.name for stage in group]
+            unfinished += [stage.name for stage in group]
             continue
         with ThreadPoolExecutor(at_once) as pool:
             try:
@@ -187,42 +187,42 @@ def run_all(run: Run, stages: Sequence[Stage], at_once: int) -> list[str]:
             except BaseException:
                 run.stop()  # before the pool waits for its threads
                 raise
-        left += [stage.name for stage, end in zip(group, ends, strict=True) if end in (INTERRUPTED, CUT_EARLY)]
-    return left
+        unfinished += [stage.name for stage, end in zip(group, ends, strict=True) if end in (INTERRUPTED, CUT_EARLY)]
+    return unfinished
 
 
-def concluded(run: Run, requested: Sequence[Stage], left: Sequence[str], command: str) -> int:
-    """Write the report, say what is wrong and what is left; the exit status."""
+def conclude(run: Run, requested: Sequence[Stage], unfinished: Sequence[str], command: str) -> int:
+    """Write the report, print errors and unfinished stages; the exit status."""
     attempts = latest(read(run.lines))
     rows = [row for attempt in attempts.values() for row in (*attempt.rows, *([attempt.end] if attempt.end is not None else []))]
     device: Row = next((row for row in rows if row["stage"] == CARD and row["case"] == "device"), {})
-    report = written(run.out, command, attempts, rows, device)
+    report = write_run_report(run.out, command, attempts, rows, device)
     checked = [row for row in rows if row.get("check") and row["ok"] is not None]
     counts = Counter((row["engine"], row["form"], row["precision"], row["check"]) for row in checked)
-    right = Counter((row["engine"], row["form"], row["precision"], row["check"]) for row in checked if row["ok"])
+    correct_counts = Counter((row["engine"], row["form"], row["precision"], row["check"]) for row in checked if row["ok"])
     for checks, count in counts.items():
-        print(f"{right[checks]} of {count} right: {', '.join(checks)}", flush=True)
+        print(f"{correct_counts[checks]} of {count} right: {', '.join(checks)}", flush=True)
     wrong = [row for row in rows if row["ok"] is False]
     for row in wrong:
         print(f"WRONG  {row['stage']}  {row['case']}  {row.get('note') or row.get('status') or ''}", flush=True)
     print(f"{len(rows)} rows in {report.name}", flush=True)
-    if left:
-        print(f"left for the next run: {', '.join(left)}", flush=True)
+    if unfinished:
+        print(f"left for the next run: {', '.join(unfinished)}", flush=True)
     gpu = device.get("gpu")
     if not gpu:
         needing = [stage.name for stage in requested if stage.without_gpu is None]
         print(f"no NVIDIA GPU, not run: {', '.join(needing) or 'nothing'}", file=sys.stderr, flush=True)
-    return WRONG if wrong else MORE if left else 0 if gpu else NO_GPU
+    return WRONG if wrong else MORE if unfinished else 0 if gpu else NO_GPU
 
 
-def written(folder: Path, command: str, attempts: dict[str, Attempt], rows: Sequence[Row], device: Row) -> Path:
-    """The report of what the last attempts found, and how each ended, as gpu_all_<card>_<date>.json in the folder."""
+def write_run_report(folder: Path, command: str, attempts: dict[str, Attempt], rows: Sequence[Row], device: Row) -> Path:
+    """Write the rows and ends of the last attempts to gpu_all_<card>_<date>.json in the folder."""
     date = max(str(attempt.begin["date"]) for attempt in attempts.values())[:10]
     name = re.sub(r"[^a-z0-9]+", "-", (device.get("card") or "no gpu").lower()).strip("-")
-    about = {"card": device.get("card"), "date": date, "command": command, "versions": device.get("versions"), "host": device.get("host")}
+    header = {"card": device.get("card"), "date": date, "command": command, "versions": device.get("versions"), "host": device.get("host")}
     keys = sorted({str(attempt.begin.get("key")) for attempt in attempts.values()})
     file = folder / f"gpu_all_{name}_{date}.json"
-    file.write_text(json.dumps(about | {"keys": keys, "rows": rows}, indent=1) + "\n")
+    file.write_text(json.dumps(header | {"keys": keys, "rows": rows}, indent=1) + "\n")
     return file
 
 
@@ -231,48 +231,48 @@ def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGE
     names = [stage.name for stage in stages]
     parser.add_argument("--out", type=Path, required=True, help="folder of lines, log and report")
     parser.add_argument("--quick", action="store_true", help="small sizes, at most 5 minutes")
-    parser.add_argument("--minutes", type=float, help="end in so many minutes; run again to go on")
+    parser.add_argument("--minutes", type=float, help="end within this time; run again to continue")
     parser.add_argument("--only", help=f"stages, comma-separated: {', '.join(names)}")
     parser.add_argument("--again", action="store_true", help="run stages whose lines are complete, too")
     parser.add_argument("--keep", action="store_true", help="lines of other code and versions count as complete")
-    parser.add_argument("--summary", action="store_true", help="write the report of the lines that are there, run nothing")
-    given = parser.parse_args(arguments)
-    wanted = given.only.split(",") if given.only else names
-    unknown = [name for name in wanted if name not in names]
+    parser.add_argument("--summary", action="store_true", help="write the report of the lines in DIR, run nothing")
+    options = parser.parse_args(arguments)
+    wanted_names = options.only.split(",") if options.only else names
+    unknown = [name for name in wanted_names if name not in names]
     if unknown:
         parser.error(f"--only: got {', '.join(unknown)}, expected some of {', '.join(names)}")
-    end = None if given.minutes is None else time.monotonic() + 60 * given.minutes
-    run = Run(given.out, "quick" if given.quick else "full", None, CARD, end)
-    if given.summary and not read(run.lines):
+    end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    run = Run(options.out, "quick" if options.quick else "full", None, CARD, end)
+    if options.summary and not read(run.lines):
         parser.error(f"--summary: {run.lines} holds no lines")
-    given.out.mkdir(parents=True, exist_ok=True)
-    command = "python -m benchmarks.gpu_all --out DIR" + " --quick" * given.quick
-    requested = [stage for stage in stages if stage.name in wanted and stage.name != CARD]
-    if given.summary:
-        return concluded(run, requested, [], command)
-    before = signal.signal(signal.SIGTERM, _interrupted)
+    options.out.mkdir(parents=True, exist_ok=True)
+    command = "python -m benchmarks.gpu_all --out DIR" + " --quick" * options.quick
+    requested = [stage for stage in stages if stage.name in wanted_names and stage.name != CARD]
+    if options.summary:
+        return conclude(run, requested, [], command)
+    former_handler = signal.signal(signal.SIGTERM, _interrupted)
     try:
-        left = _run(run, stages, requested, given)
+        unfinished = _run(run, stages, requested, options)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-        left = [stage.name for stage in chosen(_runnable(run, requested), run, False, given.keep)]
+        unfinished = [stage.name for stage in choose_stages(_runnable(run, requested), run, False, options.keep)]
     finally:
         run.stop()
-        signal.signal(signal.SIGTERM, before)
-    return concluded(run, requested, left, command)
+        signal.signal(signal.SIGTERM, former_handler)
+    return conclude(run, requested, unfinished, command)
 
 
-def _run(run: Run, stages: Sequence[Stage], requested: Sequence[Stage], given: argparse.Namespace) -> list[str]:
-    """The card, then the requested stages. Returns the names of the stages that there was no time for."""
+def _run(run: Run, stages: Sequence[Stage], requested: Sequence[Stage], options: argparse.Namespace) -> list[str]:
+    """Run the stage of the card, then the requested stages. Returns the names of unfinished stages."""
     if run.stage(next(stage for stage in stages if stage.name == CARD)) not in COMPLETE:
         print(f"{CARD}: failed, see {run.out / 'gpu_all.log'}", file=sys.stderr, flush=True)
-    found: Row = next((row for row in latest(read(run.lines))[CARD].rows if row["case"] == "device"), {})
-    if not found.get("gpu"):
+    device: Row = next((row for row in latest(read(run.lines))[CARD].rows if row["case"] == "device"), {})
+    if not device.get("gpu"):
         run.mode = "without-gpu"
         print("no NVIDIA GPU: correctness alone is checked, on tiny trees in Triton's interpreter", flush=True)
-    run.card, run.key = found.get("card"), f"{found.get('card')}, {run.mode}, {digest(found.get('versions'))}"
+    run.card, run.key = device.get("card"), f"{device.get('card')}, {run.mode}, {digest(device.get('versions'))}"
     at_once = max(1, len(os.sched_getaffinity(0)) * 3 // 4)
-    return run_all(run, chosen(_runnable(run, requested), run, given.again, given.keep), at_once)
+    return run_all(run, choose_stages(_runnable(run, requested), run, options.again, options.keep), at_once)
 
 
 def _runnable(run: Run, stages: Sequence[Stage]) -> list[Stage]:

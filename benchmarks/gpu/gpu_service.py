@@ -1,7 +1,7 @@
-"""`python -m service` with the engine inside, on a GPU: milliseconds over HTTP, a reload, the memory it gives back, and none left.
+"""`python -m service` on a GPU: milliseconds over HTTP, a reload, the memory that it frees, and loads without enough memory.
 
-Two models lie in the folder: one of 2^height items with the papers' scorer, and a small one of linear scorers. This process is the load
-generator, fills the card to take the memory away, and asks the driver how much is free. Both share the machine.
+The service has two models: one of 2^height items with the papers' scorer, and a small one of linear scorers. This process generates the
+load, occupies the card's memory, and asks the driver how much is free. Both share the machine.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ ITEMS_MODEL, LABELS_MODEL = "items", "labels"
 HISTORY, FEATURES, M = 20, 20, 100
 STAGES = ("queue_ms", "encode_ms", "search_ms", "serialise_ms")
 SLACK = 64 << 20
-"""Bytes that an allocator may keep of what it is given back."""
+"""Freed bytes that an allocator may keep."""
 
 
 def serve(height: int, beam: int, seconds: float, concurrencies: Sequence[int], ready_s: float) -> Iterator[Row]:
-    """ready_s: how long a start or a reload may take, kernels compiled and graphs captured."""
+    """ready_s: time limit of a start or reload, with compiling kernels and capturing graphs."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         yield {"case": "service", "ok": None, "note": f"not installed: {', '.join(missing)}; see benchmarks/gpu/wheels.txt"}
@@ -73,7 +73,7 @@ def serve(height: int, beam: int, seconds: float, concurrencies: Sequence[int], 
 
 
 def _models(folder: Path, height: int, beam: int) -> int:
-    """Two versions of the model of items, of which the first is pinned, and one of the model of labels; bytes of a version on a GPU."""
+    """Write two versions of the model of items, the first pinned, and a model of labels; bytes of a version on a GPU."""
     rng, length = np.random.default_rng(1), sum(PAPER_WINDOWS)
     model = scorer_of("mlp")
     graphs = export_graphs(model, "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
@@ -100,16 +100,16 @@ def _retrievals(height: int, beam: int) -> list[bytes]:
 
 
 def _two_models(address: Address, of_items: bytes) -> Iterator[Row]:
-    """Both models answer, by turns, each what it answers alone."""
+    """Mixed requests to both models get the same answers as separate ones."""
     query = {"features": {"indices": [0, 3], "values": [1.0, 0.5]}}
     of_labels = request_bytes("/retrieve", {"model": LABELS_MODEL, "queries": [query], "m": 10})
-    alone = [_answer(address, retrieval) for retrieval in (of_items, of_labels)]
-    together = closed_loop(address, [of_items, of_labels], 8, 0.5)
-    right = [_items(answer.body) == _items(alone[answer.number % 2].body) for answer in together if answer.status == 200]
-    engines = [orjson.loads(answer.body).get("engine") for answer in alone if answer.status == 200]
-    ok = all(right) and len(right) == len(together) > 0 and len(engines) == 2
-    row: Row = {"case": "two models by turns", "ok": ok, "engines": engines, "requests": len(together)}
-    yield row | {"statuses": statuses(together), "different": len(right) - sum(right)}
+    separate_answers = [_answer(address, retrieval) for retrieval in (of_items, of_labels)]
+    mixed_answers = closed_loop(address, [of_items, of_labels], 8, 0.5)
+    right = [_items(answer.body) == _items(separate_answers[answer.number % 2].body) for answer in mixed_answers if answer.status == 200]
+    engines = [orjson.loads(answer.body).get("engine") for answer in separate_answers if answer.status == 200]
+    ok = all(right) and len(right) == len(mixed_answers) > 0 and len(engines) == 2
+    row: Row = {"case": "two models by turns", "ok": ok, "engines": engines, "requests": len(mixed_answers)}
+    yield row | {"statuses": statuses(mixed_answers), "different": len(right) - sum(right)}
 
 
 def _times(address: Address, requests: list[bytes], concurrencies: Sequence[int], seconds: float) -> Any:
@@ -125,7 +125,7 @@ def _times(address: Address, requests: list[bytes], concurrencies: Sequence[int]
 
 
 def _sustained(address: Address, requests: list[bytes], capacity: float, seconds: float) -> Iterator[Row]:
-    """Random arrivals at shares of the capacity: the highest rate that is kept up with."""
+    """Random arrivals at shares of the capacity."""
     for share in (0.5, 0.8, 0.9):
         if capacity * share < 1:
             continue
@@ -134,21 +134,21 @@ def _sustained(address: Address, requests: list[bytes], capacity: float, seconds
         yield {"case": f"open loop, {share:.0%} of the capacity", "offered_per_s": round(capacity * share)} | _measured(answered, rate)
 
 
-def _measured(answered: Sequence[Answered], rate: float) -> Row:
-    accepted = [answer for answer in answered if answer.status == 200]
+def _measured(answers: Sequence[Answered], rate: float) -> Row:
+    accepted = [answer for answer in answers if answer.status == 200]
     p50_ms, p99_ms = percentiles_ms(accepted)
     timings = [orjson.loads(answer.body)["timing"] for answer in accepted[:: max(1, len(accepted) // 200)]]
-    where = {stage: [timing[stage] for timing in timings if timing.get(stage) is not None] for stage in STAGES}
-    inside = {stage: round(float(np.median(values)), 4) for stage, values in where.items() if values}
+    stage_times = {stage: [timing[stage] for timing in timings if timing.get(stage) is not None] for stage in STAGES}
+    median_stage_times = {stage: round(float(np.median(values)), 4) for stage, values in stage_times.items() if values}
     batch = [timing["batch"] for timing in timings if timing.get("batch") is not None]
-    row: Row = {"ok": bool(accepted) and all(answer.status in (200, 429) for answer in answered), "queries_per_s": round(rate, 1)}
+    row: Row = {"ok": bool(accepted) and all(answer.status in (200, 429) for answer in answers), "queries_per_s": round(rate, 1)}
     row |= {"ms": round(p50_ms, 4), "p99_ms": round(p99_ms, 4)} if accepted else {"ms": None}
-    return row | {"inside": inside, "batch": float(np.median(batch)) if batch else None, "statuses": statuses(answered)}
+    return row | {"inside": median_stage_times, "batch": float(np.median(batch)) if batch else None, "statuses": statuses(answers)}
 
 
 def _reload(port: int, requests: list[bytes]) -> Iterator[Row]:
-    """Version 2 takes the place of version 1 and back, under load; then as much memory is in use as before."""
-    before, most = _used(), 0
+    """Switch to version 2 and back under load; then the same memory must be in use as before."""
+    bytes_before, peak_bytes = _used(), 0
     answered: list[Answered] = []
     stop = threading.Event()
 
@@ -158,39 +158,39 @@ def _reload(port: int, requests: list[bytes]) -> Iterator[Row]:
 
     loading = threading.Thread(target=load)
     loading.start()
-    took, refused = [], ""
+    durations_ms, refusal = [], ""
     try:
         for version, other in ((2, 1), (1, 2)):
             begin = time.perf_counter()
             status, body = _admin(port, "default", version)
-            took.append((time.perf_counter() - begin) * 1e3)
-            most = max(most, _used())
+            durations_ms.append((time.perf_counter() - begin) * 1e3)
+            peak_bytes = max(peak_bytes, _used())
             unload_status, unload_body = _admin(port, "unload", other)
-            refused = refused or (body if status != 200 else unload_body if unload_status != 200 else "")
+            refusal = refusal or (body if status != 200 else unload_body if unload_status != 200 else "")
     finally:
         stop.set()
         loading.join()
     failed = {status: count for status, count in statuses(answered).items() if status not in ("200", "429")}
-    row: Row = {"case": "reload under load, twice", "ok": not refused and not failed, "ms": round(float(np.median(took)), 1)}
-    yield row | {"requests": len(answered), "statuses": statuses(answered)} | ({"note": refused[:500]} if refused else {})
-    after = _settled(before)
-    kept = after - before
-    row = {"case": "memory given back", "ok": kept <= max(SLACK, (most - before) // 4)}
-    yield row | {"used_mb": _mb(before), "with_both_mb": _mb(most), "after_mb": _mb(after), "kept_mb": _mb(kept)}
+    row: Row = {"case": "reload under load, twice", "ok": not refusal and not failed, "ms": round(float(np.median(durations_ms)), 1)}
+    yield row | {"requests": len(answered), "statuses": statuses(answered)} | ({"note": refusal[:500]} if refusal else {})
+    bytes_after = _settled(bytes_before)
+    kept_bytes = bytes_after - bytes_before
+    row = {"case": "memory given back", "ok": kept_bytes <= max(SLACK, (peak_bytes - bytes_before) // 4)}
+    yield row | {"used_mb": _mb(bytes_before), "with_both_mb": _mb(peak_bytes), "after_mb": _mb(bytes_after), "kept_mb": _mb(kept_bytes)}
 
 
 def _no_memory(port: int, retrieval: bytes, needed: int) -> Iterator[Row]:
-    """A version that does not fit is an error that says so, one that runs out while it warms up is an error too; the other serves on."""
-    for case, left in (("too little for the rows", needed // 2), ("too little for the warm-up", needed + (24 << 20))):
+    """Loads that run out of memory, for the rows or during the warm-up: an error, and the other version keeps serving."""
+    for case, free_bytes in (("too little for the rows", needed // 2), ("too little for the warm-up", needed + (24 << 20))):
         torch.cuda.empty_cache()
-        ballast = torch.empty(max(1, torch.cuda.mem_get_info()[0] - left), dtype=torch.uint8, device="cuda")
+        ballast = torch.empty(max(1, torch.cuda.mem_get_info()[0] - free_bytes), dtype=torch.uint8, device="cuda")
         try:
             status, body = _admin(port, "load", 2)
             served = _answer(("127.0.0.1", port), retrieval).status
         finally:
             del ballast
             torch.cuda.empty_cache()
-        if status == 200:  # what the service's allocator had kept was enough
+        if status == 200:  # memory that the service's allocator kept was enough
             _admin(port, "unload", 2)
         fits = case.endswith("warm-up")
         row: Row = {"case": f"out of memory: {case}", "ok": served == 200 and (status == 409 or (fits and status == 200))}
@@ -219,13 +219,13 @@ def _items(body: bytes) -> Any:
 
 
 def _used() -> int:
-    """Bytes of the card that all processes use together."""
+    """Bytes of the card in use by all processes."""
     free, total = torch.cuda.mem_get_info()
     return total - free
 
 
 def _settled(before: int, seconds: float = 10.0) -> int:
-    """Bytes in use once they are as few as before, or after so many seconds: the former version goes when its requests are answered."""
+    """Bytes in use, once down to `before` or after `seconds`: a former version is freed when its requests are answered."""
     end = time.monotonic() + seconds
     while _used() > before + SLACK and time.monotonic() < end:
         time.sleep(0.1)

@@ -1,7 +1,7 @@
-"""Models of any number of items for measurements on a GPU, and the search that a careful user would write in torch over them.
+"""Models of any number of items for measurements on a GPU, and the beam search that a careful user would write in torch.
 
 `mlp` is the papers' scorer, 24 numbers a row and 128–64–24, with γ = 0; `product` is the default recipe's, with γ = 0.5. Weights and rows
-are random: answers mean nothing, costs are those of a trained model.
+are random: the models answer at random, but cost as much as trained ones.
 
 Legend: B queries, C candidates, L levels, S state, N nodes, D node row.
 """
@@ -44,7 +44,7 @@ FORMS = {"mlp": Form(MlpScorer(), 0.0), "product": Form(ProductScorer(), 0.5)}
 
 
 class _Rows:
-    """Node rows of any number, drawn when they are read: what an engine does with rows mapped from a file, without the file."""
+    """Node rows that are drawn when they are read: a stand-in for rows mapped from a file."""
 
     def __init__(self, nodes: int, width: int) -> None:
         self.shape, self.dtype = (nodes, width), np.dtype(np.float16)
@@ -56,9 +56,9 @@ class _Rows:
         start, stop, _ = rows.indices(len(self))
         first, after = start // BLOCK, -(-stop // BLOCK)
         drawn = np.empty(((after - first) * BLOCK, self.shape[1]), np.uint16)
-        for block, part in zip(range(first, after), drawn.reshape(-1, BLOCK, self.shape[1]), strict=True):
-            raw = np.random.default_rng(block).integers(0, 1 << 64, part.size // 4, np.uint64, endpoint=False)
-            np.bitwise_and(raw.view(np.uint16).reshape(part.shape), SIGN_AND_FRACTION, out=part)
+        for block, block_rows in zip(range(first, after), drawn.reshape(-1, BLOCK, self.shape[1]), strict=True):
+            raw = np.random.default_rng(block).integers(0, 1 << 64, block_rows.size // 4, np.uint64, endpoint=False)
+            np.bitwise_and(raw.view(np.uint16).reshape(block_rows.shape), SIGN_AND_FRACTION, out=block_rows)
         drawn |= EXPONENT
         return drawn.view(np.float16)[start % BLOCK : start % BLOCK + stop - start]
 
@@ -71,7 +71,7 @@ def scorer_of(form: str) -> NodeScorer:
 
 @lru_cache(2)
 def model_of(height: int, form: str = "mlp") -> Bundle:
-    """A bundle of 2^height items that is nowhere on disk."""
+    """A bundle of 2^height items in memory."""
     length, model = sum(PAPER_WINDOWS), scorer_of(form)
     graphs = export_graphs(model, "history_nodes", torch.zeros((2, height + 1, length), dtype=torch.int64))
     tree = complete_tree(np.random.default_rng(0).permutation(1 << height), 2)
@@ -89,8 +89,8 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
     manifest = manifest_of(tree=info, history_items=tree.item_count, name=name, query=kind, ranking=ranking, scorer=scorer, search=search)
     by_name = dict(zip(("query.onnx", "scorer.onnx"), graphs, strict=True))
     rows = _Rows(tree.node_count, width)
-    parts: dict[str, Any] = {"node_rows_ND": rows, "graph": by_name.__getitem__, "graph_kind": kind, "graph_scorer": scorer}
-    return one_tree(tree=tree, manifest=manifest, **parts)
+    attributes: dict[str, Any] = {"node_rows_ND": rows, "graph": by_name.__getitem__, "graph_kind": kind, "graph_scorer": scorer}
+    return one_tree(tree=tree, manifest=manifest, **attributes)
 
 
 def with_rows_in_memory(bundle: Bundle) -> Bundle:
@@ -99,21 +99,21 @@ def with_rows_in_memory(bundle: Bundle) -> Bundle:
     return one_tree(**{**vars(bundle), "node_rows_ND": rows_ND, "stored_rows": rows_ND})
 
 
-def manifest_of(ranking: Ranking, **parts: Any) -> SimpleNamespace:
-    """What engines read of a manifest, of a bundle without a second stage."""
-    alone: dict[str, Any] = {"trees": (), "memory": None, "stacking": None, "shard": None}
-    return SimpleNamespace(**alone, version=1, ranking=ranking, result_ranking=ranking, **parts)
+def manifest_of(ranking: Ranking, **fields: Any) -> SimpleNamespace:
+    """The fields of a manifest that engines read, for a bundle without a second stage."""
+    absent_fields: dict[str, Any] = {"trees": (), "memory": None, "stacking": None, "shard": None}
+    return SimpleNamespace(**absent_fields, version=1, ranking=ranking, result_ranking=ranking, **fields)
 
 
-def one_tree(**parts: Any) -> Bundle:
-    """A bundle of these parts, no forest, with nothing that a bundle may lack."""
-    bundle = SimpleNamespace(**({"memory": None, "stacking": None, "shard": None} | parts))
+def one_tree(**attributes: Any) -> Bundle:
+    """A bundle of one tree with these attributes; optional parts are None."""
+    bundle = SimpleNamespace(**({"memory": None, "stacking": None, "shard": None} | attributes))
     bundle.alone = (bundle,)
     return cast(Bundle, bundle)
 
 
 class TorchSearch:
-    """The beam search in torch, scored in float16: a complete binary tree, no masks, ties as topk has them.
+    """Beam search in torch, scored in float16, over a complete binary tree. No masks; topk breaks ties.
 
     state_BLS  query states, the first of them for level `first`
     """
@@ -135,8 +135,8 @@ class TorchSearch:
         for level in range(start, height):
             rank_BC = self._logits(nodes_BC, level) + self._gamma * above_BC
             best = rank_BC.topk(beam, sorted=False)
-            kept = nodes_BC.gather(1, best.indices)
-            nodes_BC, above_BC = torch.cat([2 * kept + 1, 2 * kept + 2], 1), torch.cat([best.values, best.values], 1)
+            kept_nodes = nodes_BC.gather(1, best.indices)
+            nodes_BC, above_BC = torch.cat([2 * kept_nodes + 1, 2 * kept_nodes + 2], 1), torch.cat([best.values, best.values], 1)
         rank_BC = self._logits(nodes_BC, height) + self._gamma * above_BC
         return nodes_BC.gather(1, rank_BC.topk(m).indices)
 
@@ -153,11 +153,11 @@ class TorchSearch:
     def exhaustive(self, m: int) -> Tensor:
         """int64[B, m]: every leaf scored by its logit."""
         leaves, state = self._tree.level(self._tree.height), self._state_BLS[:, -1]
-        parts = [
+        logit_blocks = [
             self._head(state, self._rows_ND[start : min(start + (1 << 17), leaves.stop)].expand(len(state), -1, -1))
             for start in range(leaves.start, leaves.stop, 1 << 17)
         ]
-        return torch.cat(parts, 1).topk(m).indices
+        return torch.cat(logit_blocks, 1).topk(m).indices
 
 
 def _twice(rank_BC: Tensor) -> Tensor:
@@ -167,5 +167,5 @@ def _twice(rank_BC: Tensor) -> Tensor:
 
 def items_of(tree: Tree, leaves_BM: Tensor) -> NDArray[np.int64]:
     """The item rows of leaves."""
-    found: NDArray[np.int64] = tree.leaf_item[leaves_BM.cpu().numpy() - tree.leaf_offset]
-    return found
+    item_rows: NDArray[np.int64] = tree.leaf_item[leaves_BM.cpu().numpy() - tree.leaf_offset]
+    return item_rows

@@ -1,7 +1,7 @@
-"""The file of rows: one JSON object a line, appended as soon as it is known, so that a kill loses nothing.
+"""The file of rows: one JSON object a line, appended at once, so that a kill loses nothing.
 
-Every row has the keys of COLUMNS, and what else its stage knows. A run of a stage is one attempt: its row `begin`, its rows, its row `end`
-with a status. What interrupted it left no `end`.
+Every row has the keys of COLUMNS and those of its stage. A run of a stage is one attempt: its row `begin`, its rows, its row `end` with a
+status. An interrupted attempt has no `end`.
 
 Knows rows and files. Does not know what is measured.
 """
@@ -17,14 +17,14 @@ from typing import Any
 
 Row = dict[str, Any]
 COLUMNS = ("stage", "case", "ok", "ms", "queries_per_s", "card")
-"""ok: True, False, or None where there was nothing to be right or wrong; then `note` says why."""
+"""ok: True, False, or None if nothing was checked; then `note` says why."""
 BEGIN, END = "begin", "end"
 COMPLETE = ("done", "cut")
-"""Statuses of an attempt that is not run again; `cut`: its time was over before its last cases, which its rows name."""
+"""Statuses of an attempt that is not run again; `cut`: its time ended before its last cases."""
 
 
 def append(path: Path, row: Row) -> None:
-    """Add a row, with one write, so that several processes may append at once. A line that a kill left torn is ended first."""
+    """Add a row, with one write, so that several processes may append at once. First end a line that a kill cut off."""
     line = json.dumps({column: row.get(column) for column in COLUMNS} | row) + "\n"
     with path.open("a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
@@ -40,7 +40,7 @@ def reason(error: BaseException) -> str:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file, none of one that is not there. A torn line is no row."""
+    """The rows of a file, without incomplete lines; none if the file is missing."""
     rows: list[Row] = []
     if not path.is_file():
         return rows
@@ -56,7 +56,7 @@ def read(path: Path) -> list[Row]:
 
 @dataclass
 class Attempt:
-    """One run of a stage. status: None where it was interrupted."""
+    """One run of a stage. status: None if it was interrupted."""
 
     begin: Row
     rows: list[Row] = field(default_factory=list)
@@ -67,12 +67,12 @@ class Attempt:
         return None if self.end is None else str(self.end["status"])
 
     def complete(self, key: str | None) -> bool:
-        """Whether it need not be run again. key: of what it must have run; None: of anything."""
+        """Whether it need not be run again. key: the key that it must have; None: any."""
         return self.status in COMPLETE and (key is None or self.begin.get("key") == key)
 
 
 def latest(rows: Iterable[Row]) -> dict[str, Attempt]:
-    """The last attempt of each stage, by name, in the order of their first ones."""
+    """Stage name → its last attempt, in the order of the stages' first attempts."""
     attempts: dict[str, Attempt] = {}
     for row in rows:
         stage = row["stage"]

@@ -1,7 +1,7 @@
-"""Where the time of one search goes: launches, the time between them, operations and bytes against what the card does at best.
+"""Where the time of a search goes: launches, gaps between them, and operations and bytes compared to the card's peak.
 
-A replay of the cell's CUDA graph and the same launches one by one are traced by torch's profiler, which asks CUPTI. Where that sees no
-kernel, the rows say so.
+torch's profiler, which uses CUPTI, traces a replay of the cell's CUDA graph and the same launches one by one. If it sees no kernel, the
+rows say so.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Span(NamedTuple):
 def profile(
     height: int, beams: Sequence[int], batches: Sequence[int], forms: Sequence[str], levels: int, branching: int, device: Device = "cuda"
 ) -> Iterator[Row]:
-    """Of `triton` over 2^height items in float16, and of `sparse-cuda` over branching^levels labels."""
+    """Profiles of `triton` over 2^height items in float16, and of `sparse-cuda` over branching^levels labels."""
     best = ceilings() if device == "cuda" else ceilings(64, 1 << 16)
     yield {"case": "at best", "ok": None} | best
     for form in forms:
@@ -92,7 +92,7 @@ def profile(
 
 
 def host(call: Callable[[], object]) -> dict[str, float]:
-    """Microseconds of a call in the dozen functions of the host that take most, by the profiler, which makes each a little longer."""
+    """Microseconds of a call in its 12 most expensive host functions. The profiler adds a little to each."""
     profiler = cProfile.Profile()
     profiler.enable()
     for _ in range(RUNS):
@@ -109,7 +109,7 @@ def host(call: Callable[[], object]) -> dict[str, float]:
 def _launches(case: str, run: Callable[[], object]) -> Row:
     try:
         spans = traced(run)
-    except Exception as error:  # of a profiler that is not there: nothing narrower is known
+    except Exception as error:  # a missing profiler raises many types
         return {"case": case, "ok": None, "note": f"not profiled: {reason(error)}"}
     if not spans:
         return {"case": case, "ok": None, "note": "not profiled: the profiler saw no kernel"}
@@ -117,7 +117,7 @@ def _launches(case: str, run: Callable[[], object]) -> Row:
 
 
 def traced(run: Callable[[], object]) -> list[Span]:
-    """What RUNS runs did on the device, in the order of their starts."""
+    """Work on the device during RUNS runs, by start."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -134,23 +134,23 @@ def traced(run: Callable[[], object]) -> list[Span]:
 def summary(spans: Sequence[Span], runs: int) -> dict[str, Any]:
     """A row's numbers from the spans of `runs` equal runs, one after the other: each the median over the runs.
 
-    launches  pieces of work of a run · busy_us  in which the device works · gap_us  from the first to the last one, in which it does not
+    launches  pieces of work of a run · busy_us  while the device works · gap_us  idle time between the first and the last piece
     kernels   name → how often, and microseconds in all
     """
-    each = len(spans) // runs
-    if each == 0 or each * runs != len(spans):
+    spans_per_run = len(spans) // runs
+    if spans_per_run == 0 or spans_per_run * runs != len(spans):
         return {"launches": len(spans) / runs, "note": "the runs differ in their launches"}
-    found = []
-    for begin in range(0, len(spans), each):
-        part = spans[begin : begin + each]
-        gaps = [max(0.0, after.start - max(span.end for span in part[: i + 1])) for i, after in enumerate(part[1:])]
-        long = max(span.end for span in part) - part[0].start
-        found.append((long, long - sum(gaps), sum(gaps), float(np.median(gaps)) if gaps else 0.0))
-    long, busy, gap, median_gap = np.median(found, axis=0).tolist()
+    run_times = []
+    for begin in range(0, len(spans), spans_per_run):
+        run_spans = spans[begin : begin + spans_per_run]
+        gaps = [max(0.0, after.start - max(span.end for span in run_spans[: i + 1])) for i, after in enumerate(run_spans[1:])]
+        long = max(span.end for span in run_spans) - run_spans[0].start
+        run_times.append((long, long - sum(gaps), sum(gaps), float(np.median(gaps)) if gaps else 0.0))
+    long, busy, gap, median_gap = np.median(run_times, axis=0).tolist()
     kernels: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for span in spans:
         kernels[span.name][0] += 1 / runs
         kernels[span.name][1] += (span.end - span.start) / runs
     shown = {name[:60]: [round(count, 2), round(us, 2)] for name, (count, us) in sorted(kernels.items(), key=lambda entry: -entry[1][1])}
     rounded = {"busy_us": round(busy, 2), "gap_us": round(gap, 2), "median_gap_us": round(median_gap, 3)}
-    return {"ms": round(long / 1e3, 4), "launches": each} | rounded | {"kernels": shown}
+    return {"ms": round(long / 1e3, 4), "launches": spans_per_run} | rounded | {"kernels": shown}

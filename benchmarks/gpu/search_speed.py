@@ -1,4 +1,4 @@
-"""How fast `triton` searches, beside what else could be done on the same card in the same run.
+"""How fast `triton` searches, compared to other methods on the same card in the same run.
 
 Rows of a complete binary tree of 2^height items, m = 200 (m = beam below it), queries of full histories:
 
@@ -8,9 +8,9 @@ Rows of a complete binary tree of 2^height items, m = 200 (m = beam below it), q
     inner-product                        torch's matmul of 64 numbers an item, and topk
     exhaustive                           every item with the same scorer, and topk
 
-`tflops` and `gb_per_s` are of the scorer's products and the node rows alone. The same queries are searched again and again, so that the
-rows of small batches come from the card's cache. `as_torch` is the share of the answers that torch's search finds too. `first_call_s` is
-what a first call of its shape takes: kernels are compiled, and their CUDA graph is captured.
+`tflops` and `gb_per_s` count only the scorer's products and the node rows. The same queries are searched repeatedly, so small batches read
+their rows from the card's cache. `as_torch` is the share of the answers that torch's search finds too. `first_call_s` is the time of the
+first call of a shape, which compiles kernels and captures their CUDA graph.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ M = 200
 VECTOR = 64
 Call = Callable[[QueryBatch, SearchParams], SearchResult]
 LARGEST = 24e9
-"""Bytes of scores of a brute-force search that are still tried."""
+"""Most bytes of scores in a brute-force search."""
 SAME = 0.97
-"""Least share of the answers of the same engine with another tuning: sums in float32 may be made in another order."""
+"""Least agreement with the same engine under another tuning: sums in float32 may have another order."""
 AGREED = 0.8
-"""Least share of the answers of torch's search, whose activations are rounded to float16 in between."""
+"""Least agreement with torch's search, which rounds activations to float16."""
 
 
 def search(
@@ -62,7 +62,7 @@ def search(
     masked: bool = True,
     device: Literal["cuda", "cpu"] = "cuda",
 ) -> Iterator[Row]:
-    """Rows of one run, as each is measured; the batch that is given first comes first."""
+    """Rows of one run, as they are measured, in the order of `batches`."""
     bundle, rng = model_of(height, form), np.random.default_rng(1)
     tree = bundle.tree
     with closing(_engine(bundle, device, precision, batches)) as engine:
@@ -71,12 +71,12 @@ def search(
             calls["onnx-cuda-call"] = _by_onnx(bundle, "cuda")
         elif "onnx" in peers:
             yield {"case": f"onnx-cuda-call, 2^{height}", "ok": None, "note": "not installed: ONNX Runtime here has no CUDA"}
-        alone = {"onnx-cpu-call": _by_onnx(bundle, "cpu")} if "onnx" in peers else {}
+        single_query_calls = {"onnx-cpu-call": _by_onnx(bundle, "cpu")} if "onnx" in peers else {}
         masks = [node_mask(tree, rng.random(tree.item_count) < 0.5) for _ in range(2)] if masked else []
         for batch, beam in itertools.product(batches, beams):
             queries = QueryBatch(bundle.manifest.query, rng.integers(0, tree.item_count, (batch, sum(PAPER_WINDOWS))))
             try:
-                yield from _case(engine, form, beam, queries, calls | (alone if batch == 1 else {}), masks, peers)
+                yield from _case(engine, form, beam, queries, calls | (single_query_calls if batch == 1 else {}), masks, peers)
                 if "exhaustive" in peers and batch <= 16 and beam == beams[0] and not FORMS[form].gamma:
                     yield _exhaustive(engine, form, beam, queries)
             except Exception as error:  # of a compiler or an allocator: nothing narrower is known
@@ -99,7 +99,7 @@ def _case(
     masks: Sequence[NodeMask],
     peers: Sequence[str],
 ) -> Iterator[Row]:
-    """One beam and one batch, by everyone."""
+    """Rows of all methods for one beam and one batch."""
     batch, tree = len(queries), engine.bundle.tree
     m = min(M, beam, tree.item_count)
     row = partial(_measured, engine, form, beam, batch)
@@ -140,9 +140,9 @@ def tune(
     forms: Sequence[str] = ("mlp",),
     device: Literal["cuda", "cpu"] = "cuda",
 ) -> Iterator[Row]:
-    """The search under other sizes of tiles and passes; a row with the fastest of each case comes last.
+    """The search with other tunings; the last rows are the fastest of each case.
 
-    tried  what each `Tuning` changes. `as_it_is`: the share of the answers of the unchanged one that it finds too
+    tried  the changed fields of each `Tuning`. `as_it_is`: agreement with the default tuning
     """
     fastest: dict[tuple[str, int, int], Row] = {}
     as_it_is: dict[tuple[str, int, int], NDArray[np.int64]] = {}
@@ -178,7 +178,7 @@ def _engine(
 
 
 def filled_cell(engine: TritonSearch, batch: int, beam: int, m: int) -> tuple[GraphCell, Tensor]:
-    """The cell that a search has just filled, and the query states of its queries."""
+    """The cell of the search that just ran, and its query states."""
     with engine.running():
         cell = engine.cell(batch, beam.bit_length() - 1, m)
         state_BLS = cell.launch_encoder().clone()
@@ -197,18 +197,18 @@ def _itself(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def _first_level(engine: TritonSearch, beam: int) -> int:
-    """The level that the first of a cell's query states is for."""
+    """The level of a cell's first query states."""
     return 1 if engine.bundle.manifest.ranking.gamma > 0 else engine.bundle.tree.start_level(1 << (beam.bit_length() - 1))
 
 
 def agreement(found_BM: NDArray[np.int64], expected_BM: NDArray[np.int64]) -> float:
-    """The share of the expected items that were found, −1 being none."""
-    same = [np.isin(expected[expected >= 0], found).sum() for found, expected in zip(found_BM, expected_BM, strict=True)]
+    """Share of the expected items that were found; −1 is no item."""
+    same = [np.isin(expected_M[expected_M >= 0], found_M).sum() for found_M, expected_M in zip(found_BM, expected_BM, strict=True)]
     return float(np.sum(same) / np.sum(expected_BM >= 0))
 
 
 def work(engine: TritonSearch, form: str, beam: int, batch: int, width: int) -> tuple[float, float]:
-    """Floating-point operations of the scorer's products, and bytes of the node rows, that a search of a full binary tree needs."""
+    """Floating-point operations of the scorer's products and bytes of the node rows in a search of a full binary tree."""
     tree, scorer = engine.bundle.tree, FORMS[form].scorer
     scored = batch * sum(min(2 * beam, tree.level_size(level)) for level in range(tree.start_level(beam), tree.height + 1))
     if FORMS[form].gamma:
@@ -227,7 +227,7 @@ def _measured(
     least: int = 20,
     masked: bool = False,
 ) -> Row:
-    """The row of what `prepare` makes ready. What fails is a row too, so that a peer without room does not end the others."""
+    """Time the function that `prepare` returns. A failure gives a row, too, so that the other methods still run."""
     tree, precision = engine.bundle.tree, str(engine.node_rows_ND.dtype).removeprefix("torch.")
     if name.startswith("onnx"):
         precision = "float32"
@@ -241,7 +241,7 @@ def _measured(
     except Exception as error:  # of a peer, a compiler or the allocator: nothing narrower is known
         return row | {"ok": False, "note": reason(error)}
     row |= {"ok": True, "ms": round(ms, 4), "queries_per_s": round(batch / ms * 1e3)}
-    if masked or name == "exhaustive":  # what a mask closes is neither read nor scored
+    if masked or name == "exhaustive":  # masked nodes are neither read nor scored
         return row
     flops, read = work(engine, form, beam, batch, {"float32": 4}.get(precision, 2))
     return row | {"tflops": significant(flops / ms / 1e9), "gb_per_s": significant(read / ms / 1e6)}

@@ -1,4 +1,4 @@
-"""How fast `sparse-cuda` searches a synthetic model of linear scorers, beside `sparse-cpu` on one thread in the same run.
+"""How fast `sparse-cuda` searches a synthetic model of linear scorers, compared to `sparse-cpu` on one thread in the same run.
 
 The model has branching^levels labels, 32^4 = 2^20 in earnest, and queries of 40 features (`model_of`), m = 10:
 
@@ -6,7 +6,7 @@ The model has branching^levels labels, 32^4 = 2^20 in earnest, and queries of 40
     sparse-cuda-call   whole calls, from rows of features to item rows in NumPy; of single queries median and 99th percentile
     sparse-cpu         the same calls on one CPU thread
 
-`as_sparse_cpu` is the share of sparse-cpu's items that were found. Some gigabytes of memory and a minute, most of them for the model.
+`as_sparse_cpu` is the share of sparse-cpu's items that were found. Takes some gigabytes of memory and a minute, mostly to make the model.
 
 Legend: B queries, N nodes, P inner nodes.
 """
@@ -42,7 +42,7 @@ from espalier.tree import complete_tree
 
 BRANCHING, LEVELS = 32, 4
 OWN, COMMON, COMMON_CHILDREN = 16, 64, 12
-"""Features that speak for a node, features that all nodes know, and in a chunk the children with a weight for each of those."""
+"""Features of each node, common features, and the children of a chunk that have a weight for each common feature."""
 NON_ZEROS = 40
 M = 10
 SINGLES = 500
@@ -55,7 +55,7 @@ Device = Literal["cuda", "cpu"]
 
 
 def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, NDArray[np.int32]]:
-    """A bundle of branching^levels labels that is nowhere on disk, and int32[N, OWN], the features that speak for each node.
+    """A bundle of branching^levels labels in memory, and int32[N, OWN], the features of each node.
 
     As many features as labels, and at least 1,024. A node has a weight for each of its own features, and some sibling one below 0.
     The first COMMON features have weights in every chunk.
@@ -84,11 +84,11 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
             + 1,
         ]
     )
-    key.sort()  # several times as fast as np.unique, which would be most of the benchmark
+    key.sort()  # several times as fast as np.unique
     key = key[np.append(True, key[1:] != key[:-1])]
-    against, key = key % 2 == 1, key // 2
-    first = np.append(True, key[1:] != key[:-1])  # a child's weight for a feature that is its own and a sibling's too is the own one
-    key, against = key[first], against[first]
+    is_negative, key = key % 2 == 1, key // 2
+    first = np.append(True, key[1:] != key[:-1])  # if a feature is a child's own and also a sibling's, its own weight counts
+    key, is_negative = key[first], is_negative[first]
     weight = rng.uniform(0.2, 0.6, len(key)).astype(np.float32)
     row = key // branching
     begin = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
@@ -98,7 +98,7 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
         row_feature=(row % features).astype(np.int32),
         row_entry=np.append(begin, len(key)),
         entry_child=(key % branching).astype(np.uint16),
-        entry_weight=np.where(against, -weight / 2, weight),
+        entry_weight=np.where(is_negative, -weight / 2, weight),
         bias=rng.uniform(-0.4, 0, tree.node_count).astype(np.float32),
         width=features,
     )
@@ -119,12 +119,12 @@ def _key(parent: NDArray[Any], feature: NDArray[Any], child: NDArray[Any], featu
 
 
 def queries_of(bundle: Bundle, own_NF: NDArray[np.int32], count: int, seed: int = 1) -> QueryBatch:
-    """Queries of NON_ZEROS features, of length 1: for a random label as many of each node on its path, the rest common ones."""
+    """Queries of NON_ZEROS features, of length 1: for a random label, equally many of each node on its path; the others are common ones."""
     rng, tree = np.random.default_rng(seed), bundle.tree
     path_BL = tree.ancestors(rng.integers(tree.leaf_offset, tree.node_count, count))[:, 1:]
-    each = min(OWN, NON_ZEROS // (tree.height + 1))
+    quota = min(OWN, NON_ZEROS // (tree.height + 1))
     rows = [
-        np.unique(np.append(own_NF[path][:, rng.permutation(OWN)[:each]], rng.permutation(COMMON)[: NON_ZEROS - each * tree.height]))
+        np.unique(np.append(own_NF[path][:, rng.permutation(OWN)[:quota]], rng.permutation(COMMON)[: NON_ZEROS - quota * tree.height]))
         for path in path_BL
     ]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
@@ -145,16 +145,16 @@ def search(
     branching: int = BRANCHING,
     singles: int = SINGLES,
 ) -> Iterator[Row]:
-    """Rows of one run, as each is measured; first that of the model's size."""
+    """Rows of one run, as they are measured; the first has the model's size."""
     begin = time.perf_counter()
     bundle, own_NF = model_of(levels, branching)
     rows = [queries_of(bundle, own_NF, batch, seed=batch) for batch in batches]
-    apart = queries_of(bundle, own_NF, singles, seed=0)
+    single_queries = queries_of(bundle, own_NF, singles, seed=0)
     on_cpu = Pipeline(bundle, SparseSearch(bundle))
     on_cpu.warm_up()
     sizes = {"labels": bundle.tree.leaf_count, "weights": len(bundle.chunks.entry_weight), "bundle_mb": round(bundle.chunks.nbytes / 1e6)}
     yield {"case": "the model", "ok": None} | sizes | {"seconds_until_here": round(time.perf_counter() - begin, 1)}
-    known: dict[tuple[int, int], NDArray[np.int64]] = {}
+    expected_rows: dict[tuple[int, int], NDArray[np.int64]] = {}
     for precision in precisions:
         begin = time.perf_counter()
         with closing(SparseCudaSearch(bundle, device, precision, FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64,)))) as trees:
@@ -164,27 +164,27 @@ def search(
             yield {"case": f"the tables, {precision}", "ok": None} | sizes | {"seconds_to_open": round(time.perf_counter() - begin, 1)}
             for queries, beam in itertools.product(rows, beams):
                 params = SearchParams.uniform(len(queries), beam, M)
-                if (beam, len(queries)) not in known:
-                    known[beam, len(queries)] = on_cpu.search(queries, params).item_rows_BM
-                    yield _row("sparse-cpu", "float32", beam, queries, _call(on_cpu, queries, params, apart), bundle)
+                if (beam, len(queries)) not in expected_rows:
+                    expected_rows[beam, len(queries)] = on_cpu.search(queries, params).item_rows_BM
+                    yield _row("sparse-cpu", "float32", beam, queries, _call(on_cpu, queries, params, single_queries), bundle)
                 found_BM = engine.search(queries, params).item_rows_BM
-                share = agreement(found_BM, known[beam, len(queries)])
+                share = agreement(found_BM, expected_rows[beam, len(queries)])
                 with trees.running():
                     cell = trees.cell(len(queries), beam.bit_length() - 1, M)
                     run = cell.graph.replay if cell.graph is not None else partial(cell.launch_search, None)
                     times = {"ms": milliseconds(run)}
                 searched = _row("sparse-cuda", precision, beam, queries, times, bundle)
                 yield searched | {"ok": share >= AGREED[precision], "as_sparse_cpu": round(share, 5)}
-                yield _row("sparse-cuda-call", precision, beam, queries, _call(engine, queries, params, apart), bundle)
+                yield _row("sparse-cuda-call", precision, beam, queries, _call(engine, queries, params, single_queries), bundle)
 
 
-def _call(engine: Engine, queries: QueryBatch, params: SearchParams, apart: QueryBatch) -> dict[str, float]:
-    """Milliseconds of a call of many queries, or of calls of single ones, each another."""
+def _call(engine: Engine, queries: QueryBatch, params: SearchParams, single_queries: QueryBatch) -> dict[str, float]:
+    """Milliseconds of a call of many queries, or of calls of different single queries."""
     if len(queries) > 1:
         return {"ms": milliseconds(partial(engine.search, queries, params), 3)}
     times = []
-    for b in range(len(apart)):
-        query = apart.take(np.array([b]))
+    for b in range(len(single_queries)):
+        query = single_queries.take(np.array([b]))
         begin = time.perf_counter()
         engine.search(query, params)
         times.append((time.perf_counter() - begin) * 1e3)

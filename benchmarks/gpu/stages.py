@@ -1,7 +1,7 @@
-"""Which stages there are, with what sizes and in how many seconds each, in the order of their worth.
+"""The stages, their sizes and time limits, the most valuable first.
 
-A stage that measures nothing may share the machine with its neighbours of the same group. A form that comes (mixtures, forests, an
-overlay of new items) adds its own: a scorer form or an engine to `correctness.py`, a model to `graph_models.py`, and a stage here.
+A stage without timings may run in parallel with its neighbours of the same group. For a new form (mixtures, forests, an overlay of new
+items), add a scorer form or an engine to `correctness.py`, a model to `graph_models.py`, and a stage here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Literal
 Mode = Literal["full", "quick", "without-gpu"]
 Arguments = Mapping[str, Any]
 CARD = "card"
-"""The stage that every run begins with: the others are told what it finds."""
+"""The first stage of every run. The other stages get the card that it finds."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """function     `module:function`, which yields rows
-    full, quick  its arguments, and the seconds after which it is ended; None: left out
-    without_gpu  its arguments where there is no GPU; None: it needs one
+    full, quick  its arguments, and its time limit in seconds; None: left out
+    without_gpu  the same without a GPU; None: needs one
     group        stages of one group run side by side
     """
 
@@ -35,13 +35,13 @@ class Stage:
         return {"full": self.full, "quick": self.quick, "without-gpu": self.without_gpu}[mode]
 
 
-def _correctness(engine: str, function: str, given: Arguments, cases: int, tiny: Arguments) -> Stage:
+def _correctness(engine: str, function: str, arguments: Arguments, cases: int, interpreter_arguments: Arguments) -> Stage:
     return Stage(
         f"correctness-{engine}",
         f"benchmarks.gpu.correctness:{function}",
-        ({**given, "cases": cases}, 120),
-        ({**given, "cases": 6}, 60),
-        ({**given, **tiny, "cases": 3, "device": "cpu"}, 180),
+        ({**arguments, "cases": cases}, 120),
+        ({**arguments, "cases": 6}, 60),
+        ({**arguments, **interpreter_arguments, "cases": 3, "device": "cpu"}, 180),
         group="correctness",
     )
 
@@ -54,7 +54,7 @@ TRIED: tuple[Arguments, ...] = (
     {"tile": 128, "warps": 8, "registers": 128}, {"tile": 64, "warps": 2}, {"tile": 32}, {"tile": 16}, {"busy_count_tile": 16},
     {"count_tile": 8}, {"chosen_candidates": 0}, {"counted_pairs": 0}, {"dependent_queries": 0},
 )  # fmt: skip
-"""What each trial changes of `Tuning`."""
+"""The changed fields of `Tuning` in each trial."""
 STAGES: tuple[Stage, ...] = (
     Stage(CARD, "benchmarks.gpu.timing:card", ({}, 45), ({}, 15), ({}, 45)),
     *(
@@ -143,10 +143,10 @@ STAGES: tuple[Stage, ...] = (
 
 def groups(stages: tuple[Stage, ...]) -> list[tuple[Stage, ...]]:
     """The stages in order; neighbours of one group together."""
-    found: list[tuple[Stage, ...]] = []
+    stage_groups: list[tuple[Stage, ...]] = []
     for stage in stages:
-        if stage.group is not None and found and found[-1][0].group == stage.group:
-            found[-1] = (*found[-1], stage)
+        if stage.group is not None and stage_groups and stage_groups[-1][0].group == stage.group:
+            stage_groups[-1] = (*stage_groups[-1], stage)
         else:
-            found.append((stage,))
-    return found
+            stage_groups.append((stage,))
+    return stage_groups

@@ -1,4 +1,4 @@
-"""Which card, which versions, how long something takes on it, and what it does at best."""
+"""The card, the versions, timing on the card, and its peak rates."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def milliseconds(run: Callable[[], object], least: int = 20) -> float:
 
 
 def wait() -> None:
-    """For the device, where there is one."""
+    """Wait for the device, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """The same launches as one CUDA graph; without a GPU the run itself."""
+    """The launches as one CUDA graph; without a GPU, `run` itself."""
     if not torch.cuda.is_available():
         return run
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    capture_stream = torch.cuda.Stream()
+    capture_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(capture_stream):
         run()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(capture_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
@@ -57,7 +57,7 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def ceilings(size: int = 8192, copied: int = 1 << 30) -> dict[str, float]:
-    """What this device does at best: float16 products in TFLOP/s, copies in GB/s (read and written)."""
+    """Peak rates of the device: float16 products in TFLOP/s, copies in GB/s (read and written)."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     a = torch.randn(size, size, device=device, dtype=torch.float16 if device == "cuda" else torch.float32)
     products = milliseconds(partial(torch.mm, a, a))
@@ -67,26 +67,26 @@ def ceilings(size: int = 8192, copied: int = 1 << 30) -> dict[str, float]:
 
 
 def significant(value: float) -> float:
-    """To four digits."""
+    """Rounded to four digits."""
     return float(f"{value:.4g}")
 
 
 def card() -> Iterator[Row]:
-    """A row `device` with "gpu", whether there is one; then what it does at best."""
+    """A row `device`, whose "gpu" says whether there is one; then its peak rates."""
     yield {"case": "device", "ok": None, "gpu": torch.cuda.is_available()} | _device() | {"versions": versions(), "host": hardware()}
     if torch.cuda.is_available():
         yield {"case": "at best", "ok": None} | ceilings()
 
 
 def versions() -> dict[str, str | None]:
-    """Of the packages that a result depends on; None where one is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
+    """Versions of the packages that a result depends on; None: not installed."""
+    version_by_package: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            version_by_package[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            version_by_package[name] = None
+    return version_by_package
 
 
 def _device() -> dict[str, Any]:

@@ -27,14 +27,14 @@ def training(
 ) -> Iterator[Row]:
     """Steps of all methods of `benchmarks.training_speed` at each batch; then epochs of a ranker over `queries` × `depth` candidates.
 
-    Here queries_per_s are users, or queries, that are trained on in a second.
+    queries_per_s is the number of users, or queries, that are trained on in a second.
     """
     yield from rankers(queries, depth, device)
     prepared = training_speed.synthetic(items, users)
     config = deep_config({"kind": "otm-robust", "name": "synthetic", "data": {"log": "none"}})
     for batch in batches:
-        given = Namespace(beam=beam, batch=batch, rounds=rounds, steps=3)
-        for row in training_speed.measure(config, prepared, torch.device(device), given):
+        options = Namespace(beam=beam, batch=batch, rounds=rounds, steps=3)
+        for row in training_speed.measure(config, prepared, torch.device(device), options):
             ms = row["s_per_batch"] * 1e3
             case = f"{row['method']}, {items} items, batch {batch}, beam {beam}"
             shown: Row = {"case": case, "ok": True, "ms": round(ms, 3), "queries_per_s": row["users_per_s"]}

@@ -1,10 +1,10 @@
-"""What a filter costs in time and in overlap with exhaustive scoring, with the beam as it is and widened by the service, on one thread.
+"""The cost of a filter in time and in overlap with exhaustive scoring, with the beam as it is and as the service widens it, on one thread.
 
     python -m benchmarks.filtered_recall --json F [--height 20] [--models DIR] [--debian models/debian-depends/1] [--rounds 5]
 
-Two models: a synthetic one of 2^height items whose inner nodes tell what lies below them (`benchmarks.synthetic.diffusion_bundle`), with
+Two models: a synthetic one of 2^height items, whose inner nodes resemble their leaves (`benchmarks.synthetic.diffusion_bundle`), with
 noisy item vectors as queries and filters of 50 %, 10 %, 1 % and 0.1 % of the items, scattered over the tree or whole subtrees of it; and a
-trained one over Debian's packages with its held-out queries and filters by section. It is left out, with a message, where it is not there.
+trained one over Debian's packages with its held-out queries and filters by section. A missing trained model is left out with a message.
 
 Overlap is with the m best of all eligible items by the same scorer: a search whose beam holds every node. Milliseconds are medians over
 rounds. The rules of widening:
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 def overlap(best_BM: NDArray[np.int64], got_BM: NDArray[np.int64]) -> float:
-    """The mean share of the best items that came back."""
+    """Mean share of the best items that were found."""
     shares = [len(np.intersect1d(best[best >= 0], got[got >= 0])) / (best >= 0).sum() for best, got in zip(best_BM, got_BM, strict=True)]
     return float(np.mean(shares))
 
@@ -57,15 +57,15 @@ def measure(bundle: Bundle, queries: QueryBatch, conditions: Mapping[str, Mappin
     rows = []
     for name, condition in {"all items": {}, **conditions}.items():
         mask, cost = masked(bundle, condition) if condition else (every_item(bundle.tree), {})
-        about = {"model": bundle.manifest.name, "filter": name, "eligible": mask.items} | cost
+        filter_columns = {"model": bundle.manifest.name, "filter": name, "eligible": mask.items} | cost
         for row in measure_filter(engine, queries, mask, bool(condition), rounds):
-            rows.append(about | row)
+            rows.append(filter_columns | row)
             print_row(rows[-1])
     return rows
 
 
 def masked(bundle: Bundle, condition: Mapping[str, object]) -> tuple[NodeMask, dict[str, float]]:
-    """The mask, and what it costs: with the column's index, which the first filter on a column builds, without, and once it is kept."""
+    """The mask, and its milliseconds: with building the column's index (`cold`), with the index there, and from the cache."""
     filters = ItemFilters([bundle.tree], bundle.items, max_bytes=1 << 30)
     parsed = filters.parse(condition, {})
     cold_ms, _ = timed(lambda: filters.mask(parsed))
@@ -76,18 +76,18 @@ def masked(bundle: Bundle, condition: Mapping[str, object]) -> tuple[NodeMask, d
 
 
 def measure_filter(engine: Pipeline, queries: QueryBatch, mask: NodeMask, filtered: bool, rounds: int) -> list[dict[str, Any]]:
-    """One filter with every beam and rule; a widened beam that several come to is measured once."""
+    """Rows of one filter with every beam and rule. Equal widened beams are measured once."""
     tree, limit = engine.bundle.tree, engine.bundle.manifest.search.max_beam_size
-    given = mask if filtered else None
-    best_BM = engine.search(queries, SearchParams.uniform(len(queries), tree.leaf_count, M, mask=given)).item_rows_BM
-    done: dict[int, tuple[float, float]] = {}
+    condition = mask if filtered else None
+    best_BM = engine.search(queries, SearchParams.uniform(len(queries), tree.leaf_count, M, mask=condition)).item_rows_BM
+    by_beam: dict[int, tuple[float, float]] = {}
     rows: list[dict[str, Any]] = []
     for beam in BEAMS:
-        rooted = max(1, min(widened_beam(beam, mask.items, tree.item_count, WIDEST), limit, mask.items))
-        for rule, widened in (("none", beam), ("root", rooted)):
-            if widened not in done:
-                done[widened] = search(engine, queries, SearchParams.uniform(len(queries), widened, M, mask=given), best_BM, rounds)
-            share, ms = done[widened]
+        widened_by_root = max(1, min(widened_beam(beam, mask.items, tree.item_count, WIDEST), limit, mask.items))
+        for rule, widened in (("none", beam), ("root", widened_by_root)):
+            if widened not in by_beam:
+                by_beam[widened] = search(engine, queries, SearchParams.uniform(len(queries), widened, M, mask=condition), best_BM, rounds)
+            share, ms = by_beam[widened]
             rows.append({"beam_size": beam, "rule": rule, "widened": widened, "overlap": round(share, 4), "ms_per_query": round(ms, 4)})
     return rows
 
@@ -109,10 +109,10 @@ def timed(call: Callable[[], T]) -> tuple[float, T]:
 def sections(bundle: Bundle) -> dict[str, Mapping[str, object]]:
     """Filters by section, of shares from a third to a thousandth of the items."""
     counts = {entry["values"]: entry["counts"] for entry in bundle.items.column("section").value_counts().to_pylist()}
-    wanted = [share * len(bundle.items) for share in (0.3, 0.1, 0.05, 0.01, 0.005, 0.001)]
+    target_sizes = [share * len(bundle.items) for share in (0.3, 0.1, 0.05, 0.01, 0.005, 0.001)]
     names, sizes = list(counts), np.array(list(counts.values()))
-    chosen = [names[int(np.abs(np.log(sizes / size)).argmin())] for size in wanted]
-    return {section: {"section": [section]} for section in dict.fromkeys(chosen)}
+    nearest_names = [names[int(np.abs(np.log(sizes / size)).argmin())] for size in target_sizes]
+    return {section: {"section": [section]} for section in dict.fromkeys(nearest_names)}
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""A split that others have fixed: one file to learn from and one to find, a user a line; recall@20 and nDCG@20 over all other items.
+"""A published split: a file to train on and a file of relevant items, a user a line; recall@20 and nDCG@20 over all other items.
 
     python -m benchmarks.fixed_split --data DIR --set amazon-book-kgat --methods recipe,neighbours,ease --json F
     python -m benchmarks.fixed_split --train FILE --test FILE --methods recipe,neighbours,ease --json F
 
-A line is a user's id and then items, separated by blanks; the files may be gzipped. A test query is a user's whole line of the first file,
-relevant are the items of the same user's line in the second, and items of the query do not come back. Items have no order. Everything is
-chosen by recall@20 of validation users, from whose lists in the first file as much is hidden as the second file hides.
+A line is a user's id and then items, separated by blanks; the files may be gzipped. A test query is a user's line of the first file; the
+items of the user's line in the second are relevant, and items of the query do not come back. Items have no order. Everything is chosen by
+recall@20 of validation users. Of their lists in the first file, the same share is hidden as by the second file.
 
 Rows: {"method", "seed", "beam_size", "recall20", "ndcg20", "recall20_se", "ndcg20_se", "train_seconds", "bytes"}, with a beam for the
 recipe alone.
@@ -30,7 +30,7 @@ SETS = {"amazon-book-kgat": ("amazon-book-kgat.toml", "train.txt.gz", "test.txt.
 
 
 def protocol(config: DeepConfig, name: str, train: Path, test: Path) -> DeepConfig:
-    """A configuration for two files of lists without order, whatever log and split it has itself."""
+    """The configuration with two files of unordered lists instead of its own log and split."""
     raw = config.model_dump(mode="json") | {"name": name}
     lists = {"format": "lists", "separator": " ", "order": "none", "min_user_events": 1}
     raw["data"] |= {"log": str(train), "format": lists, "split": {"kind": "file", "test": str(test)}}
@@ -39,7 +39,7 @@ def protocol(config: DeepConfig, name: str, train: Path, test: Path) -> DeepConf
 
 
 def files_of(options: argparse.Namespace) -> tuple[str, Path, Path, Path]:
-    """Name, configuration, and the files to learn from and to find. Raises InvalidConfig where they are not named or missing."""
+    """Name, configuration, training file and test file. Raises InvalidConfig if one is not named or missing."""
     if (options.set is None) == (options.train is None) or options.set not in (None, *SETS):
         raise InvalidConfig("--set", options.set, f"one of {', '.join(SETS)} with --data DIR, or --train FILE and --test FILE instead")
     recipe, *names = SETS[options.set or "amazon-book-kgat"]
@@ -66,8 +66,8 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder in which DIR/NAME holds a set")
     parser.add_argument("--set", metavar="NAME", help=", ".join(SETS))
-    parser.add_argument("--train", type=Path, metavar="FILE", help="instead of a set: what is learned from")
-    parser.add_argument("--test", type=Path, metavar="FILE", help="what is to be found")
+    parser.add_argument("--train", type=Path, metavar="FILE", help="instead of a set: the training file")
+    parser.add_argument("--test", type=Path, metavar="FILE", help="the file of relevant items")
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="another configuration of the recipe; log, format and split are the above"
     )

@@ -1,7 +1,7 @@
-"""Methods on one log, seed after seed: what `benchmarks.next_item` and `benchmarks.fixed_split` share.
+"""Methods on one log, seed after seed: the code that `benchmarks.next_item` and `benchmarks.fixed_split` share.
 
-Rows are printed and written as they come; what is in the JSON is not run again. The JSON has, besides the rows, how each method was fitted
-(`fits`: options, trials, seconds, bytes), why one was left out, and the paired differences between methods at their chosen serving beams.
+Rows are printed and written at once; methods that are in the JSON are not run again. Besides the rows, the JSON has how each method was
+fitted (`fits`: options, trials, seconds, bytes), why a method was left out, and paired differences at the chosen serving beams.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from training.specification.deep import DeepConfig
 from training.specification.splits import FileSplit
 
 Row = dict[str, Any]
-SAME = ("set", "steps", "beams", "minutes", "config")
-KEPT = ("rows", "fits", "left_out", "differences")
+CONDITION_KEYS = ("set", "steps", "beams", "minutes", "config")
+LIST_KEYS = ("rows", "fits", "left_out", "differences")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def without_folders(config: DeepConfig) -> Row:
-    """The configuration with the names of its files, wherever they lie: a report may be published, and continued on another machine."""
+    """The configuration with file names without folders, so that a report can be published and continued on another machine."""
     raw = config.model_dump(mode="json")
     raw["data"]["log"] = config.data.log.name
     if isinstance(config.data.split, FileSplit):
@@ -65,9 +65,9 @@ def without_folders(config: DeepConfig) -> Row:
 
 def numbers(option: str, text: str) -> list[int]:
     """Whole numbers of at least 1, ascending. Raises InvalidConfig."""
-    if not all(part.strip().isdecimal() and int(part) >= 1 for part in text.split(",")):
+    if not all(number.strip().isdecimal() and int(number) >= 1 for number in text.split(",")):
         raise InvalidConfig(option, text, "whole numbers of at least 1, comma-separated")
-    return sorted({int(part) for part in text.split(",")})
+    return sorted({int(number) for number in text.split(",")})
 
 
 def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, metrics: Mapping[str, Metric]) -> Report:
@@ -96,11 +96,11 @@ def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, m
     figures: dict[Key, Figures] = {}
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        report = continued(report, options.json, SAME, KEPT)
+        report = continued(report, options.json, CONDITION_KEYS, LIST_KEYS)
         figures = read_figures(queries_file(options.json))
-    done = {(row["method"], row["seed"]) for row in report["rows"]}
+    completed_runs = {(row["method"], row["seed"]) for row in report["rows"]}
     for seed in range(1, options.seeds + 1):
-        missing = [method for method in methods if (method, seed) not in done]
+        missing = [method for method in methods if (method, seed) not in completed_runs]
         if missing:
             _run_seed(options, config.model_copy(update={"seed": seed}), log, missing, beams, metrics, report, figures)
     for difference in report["differences"]:
@@ -123,7 +123,7 @@ def _run_seed(
         contest = Contest(config, prepare(config, log, Path(folder) / "log"), Path(folder), beams, METHODS)
         pairs = queries_of(contest.prepared.split.test, exclude_seen)
         for method in in_order(methods):
-            report["left_out"] = [left for left in report["left_out"] if (left["method"], left["seed"]) != (method, seed)]
+            report["left_out"] = [left_out for left_out in report["left_out"] if (left_out["method"], left_out["seed"]) != (method, seed)]
             entry = attempted(contest, method, exclude_seen, None if options.minutes is None else 60 * options.minutes)
             if isinstance(entry, str):
                 report["left_out"].append({"method": method, "seed": seed, "reason": entry})
@@ -131,14 +131,14 @@ def _run_seed(
                 fit = fit_of(entry, seed)
                 report["fits"].append(fit)
                 for beam, found_BM in answers_at_beams(entry, pairs, list(metrics.values()), exclude_seen).items():
-                    measured = figures_of(found_BM, pairs, list(metrics.values()))
-                    figures[method, seed, beam] = measured
-                    about = {"train_seconds": fit["seconds"], "bytes": fit["bytes"], "ended": fit["ended"]}
-                    row = row_of(entry, beam, seed, measured)
+                    beam_figures = figures_of(found_BM, pairs, list(metrics.values()))
+                    figures[method, seed, beam] = beam_figures
+                    fit_columns = {"train_seconds": fit["seconds"], "bytes": fit["bytes"], "ended": fit["ended"]}
+                    row = row_of(entry, beam, seed, beam_figures)
                     del row["figures"]
                     for name, metric in metrics.items():
-                        row |= {name: measured.mean(metric), f"{name}_se": measured.standard_error(metric)}
-                    report["rows"].append(row | about | {"queries": len(pairs)})
+                        row |= {name: beam_figures.mean(metric), f"{name}_se": beam_figures.standard_error(metric)}
+                    report["rows"].append(row | fit_columns | {"queries": len(pairs)})
                     print_row(report["rows"][-1])
             report["differences"] = differences(report["rows"], figures, list(metrics.values()))
             if options.json is not None:
@@ -147,7 +147,7 @@ def _run_seed(
 
 
 def main_of(benchmark: Any, parser: argparse.ArgumentParser) -> None:
-    """Run a benchmark with the options of the command line, --threads among them; errors end it in one line."""
+    """Run a benchmark with the options of the command line and --threads. An error ends the program with one line."""
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     logging.basicConfig(format="%(message)s")
     logging.getLogger("training").setLevel(logging.INFO)

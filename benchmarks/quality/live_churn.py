@@ -1,20 +1,19 @@
-"""Items that go and come, round after round, with a fold after each: what is left of a trained model.
+"""Items that are deleted and added in many rounds, with a fold after each: how much of a trained model's quality remains?
 
     python -m benchmarks.live_churn --log FILE --config FILE --events 5 64 --json F
 
-In each round 2 % of the catalogue, trained items that did not go before, are deleted, and as many others come: the same items under new
-ids, each placed by the histories of some training users before they came to it. The round ends with a fold, as `python -m training fold`
-makes it; the next round goes on from there. So the last version can be compared with one that is trained anew on the same items: the first
-one. Its network was trained with the items that later go, which flatters the rounds. An item that nobody came to after another item stays.
+Each round deletes 2 % of the catalogue, trained items that were not deleted before, and adds the same items under new ids. Histories of
+training users before they came to an item place it. The round ends with a fold, as `python -m training fold` makes it, from which the next
+round goes on. So the first version is a model trained on the same items, to compare the last version with. Its network was trained with the
+items that are deleted later, which flatters the rounds. An item that nobody came to after another item stays.
 
 Rows: {"events", "round", "recall", "recall_old", "recall_came", "recall_trained", "shown", "share"}: recall@m of test users by all items,
-by those that were trained and by those that came live; that of the first version; the share of what came live among all that came back, and
-among all that is relevant. `events`: how many histories an item comes with, at most; a service takes 64. With --count it also comes with
-how many events of training users it has had.
+by trained items and by live items; that of the first version; the share of live items among all results, and among all relevant items.
+`events`: most histories of an item; a service takes 64. With --count, an item also comes with its number of events of training users.
 
---learn says what each fold learns from, as with `--log` of `python -m training fold`. `none`: nothing. `training`: the log of the first
-version, which has no event of what came; live items have those that they came with. `today`: the same events with the ids of today, as in
-a log of items that came long ago. --users validation is for choosing how folds are made.
+--learn selects the log that each fold learns from, as `--log` of `python -m training fold`. `none`: no log. `training`: the first version's
+log, without events of the new ids; live items have the events that they came with. `today`: the same events under the present ids, as if
+the items had come long ago. --users validation is for choosing how folds are made.
 """
 
 from __future__ import annotations
@@ -64,27 +63,27 @@ def churned(
     out: Path,
     lessons: Lessons | None = None,
 ) -> Bundle:
-    """The bundle after a round: `renamed` items are deleted and come by their events.
+    """The bundle after a round: `renamed` items are deleted and added again by their events.
 
-    ids      of the items in it, by row of the log
-    count_I  how many events each item has had; None: nobody says
-    lessons  what the fold learns from; None: nothing
+    ids      of its items, by row of the log
+    count_I  number of events of each item; None: not given
+    lessons  the data that the fold learns from; None: nothing
     """
     engine, state, placer = open_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
     state.apply([Change(number, ids[item], "delete") for number, item in enumerate(renamed, 1)])
     engine.set_overlay(state.overlay())
-    going = set(renamed)
+    deleted_items = set(renamed)
     bodies = []
     for item in renamed:
-        histories = [[ids[other] for other in event.tolist() if other not in going] for event in events[item]]
+        histories = [[ids[other] for other in event.tolist() if other not in deleted_items] for event in events[item]]
         count = None if count_I is None else max(len(histories), int(count_I[item]))
         bodies.append(ItemBody(events=tuple(histories), count=count))
-    placed = placer.place(bodies, state.table, state.overlay(), engine.parents)
-    put_placed(state, list(renamed.values()), placed, len(renamed) + 1)  # an item does not come back where all its events go with it
+    placements = placer.place(bodies, state.table, state.overlay(), engine.parents)
+    put_placed(state, list(renamed.values()), placements, len(renamed) + 1)  # an item stays away if all its events were deleted with it
     if lessons is not None:
         lessons.deleted([ids[item] for item in renamed])
-    for item, body, found in zip(renamed, bodies, placed, strict=True):
-        if not isinstance(found, EspalierError):
+    for item, body, placement in zip(renamed, bodies, placements, strict=True):
+        if not isinstance(placement, EspalierError):
             ids[item] = renamed[item]
             if lessons is not None:
                 lessons.put(ids[item], body)
@@ -98,9 +97,9 @@ def churned(
 
 
 class Lessons:
-    """A journal of all rounds, and the log.
+    """The operations of all rounds, and the log.
 
-    today  whether the log holds the events of what came, under their new ids
+    today  whether the log has the events of added items, under their new ids
     """
 
     def __init__(self, split: Split, today: bool, work: Path) -> None:
@@ -108,16 +107,16 @@ class Lessons:
         self._operations: list[Operation] = []
 
     def deleted(self, ids: Sequence[str]) -> None:
-        """Items go."""
+        """Record deleted items."""
         for item_id in ids:
             self._operations.append(Operation(len(self._operations) + 1, item_id, "delete"))
 
     def put(self, item_id: str, body: ItemBody) -> None:
-        """An item comes."""
+        """Record an added item."""
         self._operations.append(Operation(len(self._operations) + 1, item_id, "put", body))
 
     def of(self, ids: Sequence[str]) -> Lesson:
-        """What a fold learns from. ids: those of today, by row of the log."""
+        """The data that a fold learns from. ids: the present ones, by row of the log."""
         lists = replace(self._split.lists, item_ids=pa.array(ids, pa.large_string())) if self._today else self._split.lists
         return Lesson(replace(self._split, lists=lists), JournalItems.of(self._operations, 0.0), 0, self._work)
 
@@ -129,40 +128,40 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
     return [{"events": events} | row for events in options.events for row in rounds(config, whole, bundle, events, options, folder)]
 
 
-def rounds(config: DeepConfig, whole: Prepared, bundle: Bundle, most: int, options: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    """A row after each round, of items that come with at most so many histories."""
+def rounds(config: DeepConfig, whole: Prepared, bundle: Bundle, limit: int, options: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    """A row after each round. limit: most histories of an added item."""
     beam, m, exclude_seen = config.search.beam_size, config.search.m, config.search.exclude_seen
     ids = whole.items.ids_of(np.arange(len(whole.items)))
     pairs = whole.split.test if options.users == "test" else whole.split.validation
     measure, every_I = Measure(pairs, len(ids), exclude_seen), np.ones(len(ids), np.bool_)
     relevant = np.concatenate(measure.relevant)
     rng = np.random.default_rng([config.seed, 9])
-    events = histories_of(whole, most, rng)
+    events = histories_of(whole, limit, rng)
     count_I = lists_of(whole.split.lists, whole.split.train).events_I if options.count else None
     order = rng.permutation(np.array(sorted(events), np.int64))
-    each = round(options.share * len(whole.items))
-    came_I = np.zeros(len(ids), np.bool_)
+    items_per_round = round(options.share * len(whole.items))
+    came_live_I = np.zeros(len(ids), np.bool_)
     trained: float | None = None
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        (Path(place) / "lessons").mkdir()
-        lessons = None if options.learn == "none" else Lessons(whole.split, options.learn == "today", Path(place) / "lessons")
+    with tempfile.TemporaryDirectory(dir=folder) as round_folder:
+        (Path(round_folder) / "lessons").mkdir()
+        lessons = None if options.learn == "none" else Lessons(whole.split, options.learn == "today", Path(round_folder) / "lessons")
         for number in range(options.rounds + 1):
             if number:
-                going = order[(number - 1) * each : number * each].tolist()
-                if not going:
+                deleted_items = order[(number - 1) * items_per_round : number * items_per_round].tolist()
+                if not deleted_items:
                     return
-                renamed = {item: f"{ids[item]}~{number}" for item in going}
-                bundle = churned(bundle, ids, renamed, events, count_I, Path(place) / "churn" / str(number), lessons)
-                came_I[going] = True
+                renamed = {item: f"{ids[item]}~{number}" for item in deleted_items}
+                bundle = churned(bundle, ids, renamed, events, count_I, Path(round_folder) / "churn" / str(number), lessons)
+                came_live_I[deleted_items] = True
             begin = time.perf_counter()
             found_BM = finder(bundle, ids, beam, exclude_seen)(measure.histories, m)
             recall = measure.recall(found_BM, every_I, m)[0]
             trained = recall if trained is None else trained
-            row: Row = {"round": number, "recall": recall, "recall_old": measure.recall(found_BM, ~came_I, m)[0]}
-            row["recall_came"] = measure.recall(found_BM, came_I, m)[0] if came_I[relevant].any() else None
+            row: Row = {"round": number, "recall": recall, "recall_old": measure.recall(found_BM, ~came_live_I, m)[0]}
+            row["recall_came"] = measure.recall(found_BM, came_live_I, m)[0] if came_live_I[relevant].any() else None
             row["recall_trained"] = trained
-            row |= {"shown": float(came_I[found_BM[found_BM >= 0]].mean()), "share": float(came_I[relevant].mean())}
-            print(most, row, f"{time.perf_counter() - begin:.0f} s", flush=True)
+            row |= {"shown": float(came_live_I[found_BM[found_BM >= 0]].mean()), "share": float(came_live_I[relevant].mean())}
+            print(limit, row, f"{time.perf_counter() - begin:.0f} s", flush=True)
             yield row
 
 
@@ -170,9 +169,9 @@ def benchmark(options: argparse.Namespace) -> None:
     real = real_logs.load(options)
     with tempfile.TemporaryDirectory() as folder:
         rows = run(real.config, real.log, options, options.models or Path(folder))
-    about = {"set": real.name, "threads": options.threads, "events": options.events, "count": options.count, "churn": options.share}
-    about |= {"users": options.users, "learn": options.learn, "m": real.config.search.m}
-    write_report(options.json, about | {"config": without_folders(real.config), "rows": rows})
+    header = {"set": real.name, "threads": options.threads, "events": options.events, "count": options.count, "churn": options.share}
+    header |= {"users": options.users, "learn": options.learn, "m": real.config.search.m}
+    write_report(options.json, header | {"config": without_folders(real.config), "rows": rows})
 
 
 def main() -> None:

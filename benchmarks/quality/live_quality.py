@@ -1,21 +1,20 @@
-"""Items put into a running model by a few events each: how well they are found, and what the others lose.
+"""Items put into a running model by a few events each: how well are they found, and how much do the others lose?
 
     python -m benchmarks.live_quality --log FILE --config FILE --events 5 --json F
 
-A tenth of the items that enough training users touched is hidden: training has neither them nor their events. Then they are put in, each
-with the histories of some training users before they came to it, all at once or a fifth of them at a time. A version with them is made as
-`python -m training fold` makes it: it answers as the service does with these items live. Test queries are test users for whom such an item
-is relevant; these items alone are relevant. recall_old is over all test users, by their old items.
+A tenth of the items with enough training users is hidden: training has neither the items nor their events. Then they are put in, all at
+once or a fifth at a time, each with the histories of some training users before they came to it. A fold, as `python -m training fold` makes
+it, answers as the service does with these items live. Test queries are the test users for whom a hidden item is relevant; only hidden items
+count as relevant. recall_old is over all test users, by their old items.
 
-Beside it: the model trained on everything; the same trained on these events of hidden items and no others; and item neighbours tuned on
-validation users, of the same events. With `events+count` each item also comes with how many events of training users it has had. Where the
-configuration has content, or with --content, items are put in by their fields alone as well, and by both; beside their fields alone stand
-neighbours by content.
+It is compared to the model trained on everything, to the same trained on only these events of hidden items, and to item neighbours of these
+events, tuned on validation users. With `events+count`, an item also comes with its number of events of training users. If the configuration
+has content, or with --content, items are also put in by their fields alone, compared to neighbours by content, and by both.
 
 Rows: {"how", "at_once", "m", "recall_new", "recall_old", "recall_old_before", "recall_new_retrained", "recall_old_retrained",
 "recall_new_retrained_same", "recall_new_neighbours", "shown", "share", "queries"}. `how` is events, events+count, content or
-events+content. `shown` is the share of new items among all that came back, `share` among all that is relevant. All models are searched
-with the configured beam. --users validation is for choosing how items are placed.
+events+content. `shown` is the share of new items among all results, `share` among all relevant items. All models are searched with the
+configured beam. --users validation is for choosing how items are placed.
 """
 
 from __future__ import annotations
@@ -63,11 +62,11 @@ MS = (10, 50, 200)
 SHOWN_AT = 50
 HOW = ("events", "events+count")
 MORE = 800
-"""Results that are asked for where some of them do not count."""
+"""Results of a search of which some do not count."""
 
 
 def trained(config: DeepConfig, prepared: Prepared, folder: Path) -> Bundle:
-    """The bundle of a folder; trained where it is not there."""
+    """The bundle of a folder; trained if it is missing."""
     out = folder / config.name / "1"
     if not out.exists():
         work = folder / "work"
@@ -77,7 +76,7 @@ def trained(config: DeepConfig, prepared: Prepared, folder: Path) -> Bundle:
 
 
 def finder(bundle: Bundle, ids: Sequence[str], beam: int, exclude_seen: bool) -> Find:
-    """What a bundle's engine finds, in the rows of `ids`."""
+    """A search of the bundle whose results are rows of `ids`."""
     rank = Recipe(bundle, open_engine(bundle, "cpu"), {}, [], 0.0, None, 1.0).at(beam).rank
     to_bundle = bundle.items.rows_of(list(ids))
     from_bundle = np.full(len(bundle.items), NO_ITEM, np.int64)
@@ -93,57 +92,57 @@ def finder(bundle: Bundle, ids: Sequence[str], beam: int, exclude_seen: bool) ->
 
 
 def among(found_BM: Int64, gone_I: NDArray[np.bool_], m: int) -> Int64:
-    """The first m of each row that are not gone."""
-    kept_BM = np.full((len(found_BM), m), NO_ITEM, np.int64)
-    for kept, row in zip(kept_BM, found_BM, strict=True):
+    """The first m of each row without the items `gone_I`."""
+    allowed_BM = np.full((len(found_BM), m), NO_ITEM, np.int64)
+    for allowed_M, row in zip(allowed_BM, found_BM, strict=True):
         rows = row[row >= 0]
         rows = rows[~gone_I[rows]][:m]
-        kept[: len(rows)] = rows
-    return kept_BM
+        allowed_M[: len(rows)] = rows
+    return allowed_BM
 
 
-def put_in(bundle: Bundle, hidden: HiddenItems, part: Int64, how: str, out: Path) -> tuple[Bundle, float]:
-    """The bundle with some hidden items (numbers 0 … n − 1) in it, and how many were placed in a second of processor time."""
+def put_in(bundle: Bundle, hidden: HiddenItems, hidden_numbers: Int64, how: str, out: Path) -> tuple[Bundle, float]:
+    """The bundle with some hidden items (numbers 0 … n − 1) in it, and how many were placed per second of processor time."""
     engine, state, placer = open_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
     bodies = []
-    for k in part.tolist():
+    for k in hidden_numbers.tolist():
         events = tuple(tuple(bundle.items.ids_of(event)) for event in hidden.events[k]) if "events" in how else ()
         count = hidden.counts[k] if "count" in how else None
         bodies.append(ItemBody(fields=hidden.fields[k] if "content" in how else None, events=events, count=count))
     placer.place(bodies[:1], state.table, state.overlay(), engine.parents)  # finds the scale of rows
     begin = time.process_time()
-    placed = placer.place(bodies, state.table, state.overlay(), engine.parents)
-    for found in placed:
-        if isinstance(found, EspalierError):
-            raise found
-    put_placed(state, [hidden.ids[len(hidden.old.items) + k] for k in part.tolist()], placed)
-    per_s = len(part) / (time.process_time() - begin)
+    placements = placer.place(bodies, state.table, state.overlay(), engine.parents)
+    for placement in placements:
+        if isinstance(placement, EspalierError):
+            raise placement
+    put_placed(state, [hidden.ids[len(hidden.old.items) + k] for k in hidden_numbers.tolist()], placements)
+    per_s = len(hidden_numbers) / (time.process_time() - begin)
     return write_fold(out, bundle, state.overlay(), state.table), per_s
 
 
-def put_placed(state: LiveState, ids: Sequence[str], placed: Sequence[Candidates | EspalierError], first: int = 1) -> None:
-    """Put new items where they were placed, numbered from `first`, but for those that could not be placed."""
-    for number, (item_id, found) in enumerate(zip(ids, placed, strict=True), first):
-        if not isinstance(found, EspalierError):
-            parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
+def put_placed(state: LiveState, ids: Sequence[str], placements: Sequence[Candidates | EspalierError], first: int = 1) -> None:
+    """Put the items that could be placed, with sequences from `first` on."""
+    for number, (item_id, placement) in enumerate(zip(ids, placements, strict=True), first):
+        if not isinstance(placement, EspalierError):
+            parent, row = next((parent, row) for parent, row in placement[0] if state.has_room(0, parent))
             state.apply([Change(number, item_id, "put", None, (Placement(0, parent, state.next_slot(0, parent), row),))])
 
 
 class Measure:
-    """The queries of some users, and what finders find for them."""
+    """The queries of some users, and the recall of results for them."""
 
     def __init__(self, pairs: Sequence[EvaluationPair], old: int, exclude_seen: bool) -> None:
         self.old = old
-        kept = without_seen(pairs) if exclude_seen else pairs
-        self.histories = [pair.history for pair in kept]
-        self.relevant = [np.unique(pair.relevant) for pair in kept]
+        query_pairs = without_seen(pairs) if exclude_seen else pairs
+        self.histories = [pair.history for pair in query_pairs]
+        self.relevant = [np.unique(pair.relevant) for pair in query_pairs]
 
-    def recall(self, found_BM: Int64, wanted_I: NDArray[np.bool_], m: int) -> tuple[float, int]:
-        """Mean recall of the wanted items, over the queries that have some, and how many these are."""
-        relevant = [rows[wanted_I[rows]] for rows in self.relevant]
-        some = np.flatnonzero([len(rows) > 0 for rows in relevant])
-        recall_B = precision_recall_f(found_BM[some], [relevant[b] for b in some.tolist()], m)[1]
-        return float(recall_B.mean()), len(some)
+    def recall(self, found_BM: Int64, counted_I: NDArray[np.bool_], m: int) -> tuple[float, int]:
+        """Mean recall of the items `counted_I`, over the queries with such a relevant item, and the number of these queries."""
+        relevant = [rows[counted_I[rows]] for rows in self.relevant]
+        queries_with_relevant = np.flatnonzero([len(rows) > 0 for rows in relevant])
+        recall_B = precision_recall_f(found_BM[queries_with_relevant], [relevant[b] for b in queries_with_relevant.tolist()], m)[1]
+        return float(recall_B.mean()), len(queries_with_relevant)
 
 
 def neighbours_of(config: DeepConfig, hidden: HiddenItems, how: str) -> Find:
@@ -159,68 +158,68 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
     hidden = hide(config, whole, options.share, options.events, config.seed)
     old, count = len(hidden.old.items), len(hidden.hidden_n)
     print(f"{count} of {len(whole.items)} items are hidden", flush=True)
-    told = Prepared(hidden.with_events(), hidden.items, None, item_content(hidden.items, config.content))
-    before, retrained, same = (
+    with_events = Prepared(hidden.with_events(), hidden.items, None, item_content(hidden.items, config.content))
+    before, retrained, retrained_same = (
         trained(config, prepared, folder / name)
-        for prepared, name in ((hidden.old, "old"), (whole, "whole"), (told, f"told-{options.events}"))
+        for prepared, name in ((hidden.old, "old"), (whole, "whole"), (with_events, f"told-{options.events}"))
     )
     beam, exclude_seen = config.search.beam_size, config.search.exclude_seen
     pairs = whole.split.validation if options.users == "validation" else whole.split.test
     measure = Measure(hidden.moved(pairs), old, exclude_seen)
-    found = {
+    answers = {
         "before": finder(before, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
         "retrained": finder(retrained, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
-        "retrained_same": finder(same, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
+        "retrained_same": finder(retrained_same, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
     }
     by_events = neighbours_of(config, hidden, "events")(measure.histories, MORE)
     rows: list[Row] = []
     for how in HOW if before.manifest.content is None else (*HOW, "content", "events+content"):
-        found["neighbours"] = neighbours_of(config, hidden, how)(measure.histories, MORE) if how == "content" else by_events
-        for name, parts in parts_of(count, config.seed):
+        answers["neighbours"] = neighbours_of(config, hidden, how)(measure.histories, MORE) if how == "content" else by_events
+        for name, groups in groups_of(count, config.seed):
             figures: list[list[Row]] = []
-            for number, part in enumerate(parts):
-                with tempfile.TemporaryDirectory(dir=folder) as place:
-                    folded, per_s = put_in(before, hidden, part, how, Path(place) / "live" / "2")
+            for number, group in enumerate(groups):
+                with tempfile.TemporaryDirectory(dir=folder) as live_folder:
+                    folded, per_s = put_in(before, hidden, group, how, Path(live_folder) / "live" / "2")
                     live_BM = finder(folded, hidden.ids, beam, exclude_seen)(measure.histories, MORE)
                 is_new_I = np.zeros(len(whole.items), np.bool_)
-                is_new_I[old + part] = True
+                is_new_I[old + group] = True
                 is_old_I = np.arange(len(whole.items)) < old
-                of = {key: among(rows_BM, ~is_old_I & ~is_new_I, max(MS)) for key, rows_BM in (found | {"live": live_BM}).items()}
-                figures.append(figures_of(measure, of, is_new_I, is_old_I))
+                allowed = {key: among(rows_BM, ~is_old_I & ~is_new_I, max(MS)) for key, rows_BM in (answers | {"live": live_BM}).items()}
+                figures.append(figures_of(measure, allowed, is_new_I, is_old_I))
                 print(f"{how}, {name} {number}: {per_s:.0f} items/s placed; {figures[-1][MS.index(SHOWN_AT)]}", flush=True)
             rows += [{"how": how, "at_once": name} | row for row in mean_of(figures)]
     return rows
 
 
-def parts_of(count: int, seed: int) -> tuple[tuple[str, list[Int64]], ...]:
-    """Which hidden items are put in together."""
+def groups_of(count: int, seed: int) -> tuple[tuple[str, list[Int64]], ...]:
+    """Groups of hidden items that are put in together, by name."""
     order = np.random.default_rng([seed, 8]).permutation(count)
-    return ("all", [np.arange(count)]), ("a fifth", [np.sort(part) for part in np.array_split(order, 5)])
+    return ("all", [np.arange(count)]), ("a fifth", [np.sort(group) for group in np.array_split(order, 5)])
 
 
 def mean_of(figures: Sequence[Sequence[Row]]) -> list[Row]:
-    """For each m the mean of what was measured with different items."""
+    """For each m, the mean over the groups of items."""
     rows = []
-    for at, m in enumerate(MS):
-        mean = {key: float(np.mean([figure[at][key] for figure in figures])) for key in figures[0][at]}
-        total = {"queries": sum(figure[at]["queries"] for figure in figures), "shown_over_share": mean["shown"] / mean["share"]}
+    for m_index, m in enumerate(MS):
+        mean = {key: float(np.mean([figure[m_index][key] for figure in figures])) for key in figures[0][m_index]}
+        total = {"queries": sum(figure[m_index]["queries"] for figure in figures), "shown_over_share": mean["shown"] / mean["share"]}
         rows.append({"m": m} | mean | total)
         print(rows[-1], flush=True)
     return rows
 
 
-def figures_of(measure: Measure, of: dict[str, Int64], is_new_I: NDArray[np.bool_], is_old_I: NDArray[np.bool_]) -> list[Row]:
+def figures_of(measure: Measure, tops: dict[str, Int64], is_new_I: NDArray[np.bool_], is_old_I: NDArray[np.bool_]) -> list[Row]:
     """A figure for each m."""
     rows = []
     relevant = np.concatenate(measure.relevant)
-    counted = relevant[is_new_I[relevant] | is_old_I[relevant]]
+    counted_items = relevant[is_new_I[relevant] | is_old_I[relevant]]
     for m in MS:
-        shown = of["live"][:, :m]
-        row = {f"recall_new_{name}": measure.recall(of[name], is_new_I, m)[0] for name in ("retrained", "retrained_same", "neighbours")}
-        row |= {f"recall_old_{name}": measure.recall(of[name], is_old_I, m)[0] for name in ("before", "retrained")}
-        row["recall_new"], row["queries"] = measure.recall(of["live"], is_new_I, m)
-        row["recall_old"] = measure.recall(of["live"], is_old_I, m)[0]
-        row["shown"], row["share"] = float(is_new_I[shown[shown >= 0]].mean()), float(is_new_I[counted].mean())
+        shown = tops["live"][:, :m]
+        row = {f"recall_new_{name}": measure.recall(tops[name], is_new_I, m)[0] for name in ("retrained", "retrained_same", "neighbours")}
+        row |= {f"recall_old_{name}": measure.recall(tops[name], is_old_I, m)[0] for name in ("before", "retrained")}
+        row["recall_new"], row["queries"] = measure.recall(tops["live"], is_new_I, m)
+        row["recall_old"] = measure.recall(tops["live"], is_old_I, m)[0]
+        row["shown"], row["share"] = float(is_new_I[shown[shown >= 0]].mean()), float(is_new_I[counted_items].mean())
         rows.append(row)
     return rows
 
@@ -237,9 +236,9 @@ def benchmark(options: argparse.Namespace) -> None:
             raw["data"]["items"] = str(real_logs.movies(real.log.parent, Path(folder) / "movies.parquet"))
         config = type(real.config).model_validate(raw)
         rows = run(config, real.log, options, options.models or Path(folder))
-    about = {"set": real.name, "threads": options.threads, "events": options.events, "hidden_share": options.share, "users": options.users}
+    header = {"set": real.name, "threads": options.threads, "events": options.events, "hidden_share": options.share, "users": options.users}
     seconds = round(time.perf_counter() - begin)
-    write_report(options.json, about | {"seconds": seconds, "config": without_folders(config), "rows": rows})
+    write_report(options.json, header | {"seconds": seconds, "config": without_folders(config), "rows": rows})
 
 
 def main() -> None:

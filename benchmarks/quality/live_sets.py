@@ -1,9 +1,9 @@
-"""A log whose catalogue lacks some items, and what a live service is told of each of them: a few events of training users.
+"""A log without some items, and for each of them the few events of training users that a live service gets.
 
 Knows a prepared log. Does not know models.
 
     hidden items   a share of those that at least `events` training users touched after an old item, drawn by a seed
-    an event       of a training user, drawn by the seed: the old items before the hidden one; all others of a list without an order
+    an event       the old items of a training user, drawn by the seed, before the hidden item; of a list without order, all its others
 
 Legend: I items of the whole log, n hidden items, E events.
 """
@@ -33,10 +33,10 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class HiddenItems:
-    """A log with all items, the same without some, and events of those.
+    """A log with all items, the same log without some, and events of these.
 
-    whole, old  what training is given; `old` has none of the hidden items, and no row for them. Its held-out queries are validation
-                users, so that nothing which is made of a bundle's held-out queries comes from test users
+    whole, old  training data; `old` has no hidden items and no rows for them. Its held-out queries are validation users, so nothing
+                that is derived from a bundle's held-out queries comes from test users
     hidden_n    int64[n]: item rows of `whole`, ascending
     events      by hidden item: histories, item rows of `old`, oldest first
     users       by hidden item: the training users that the events are of
@@ -50,7 +50,7 @@ class HiddenItems:
 
     @cached_property
     def counts(self) -> list[int]:
-        """By hidden item how many events of training users it has had."""
+        """By hidden item: its number of events of training users."""
         lists = self.whole.split.lists
         return [int(count) for count in lists_of(lists, self.whole.split.train).events_I[self.hidden_n]]
 
@@ -77,23 +77,23 @@ class HiddenItems:
 
     @cached_property
     def fields(self) -> list[dict[str, Any]]:
-        """By hidden item what the table says of it, besides its id."""
+        """By hidden item: its fields in the table, without its id."""
         rows = self.whole.items.to_table().take(pa.array(self.hidden_n)).drop_columns("id").to_pylist()
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def with_events(self) -> Split:
-        """What neighbours are given: the whole log in the rows of `new_row_I`, with no event of a hidden item but the chosen ones."""
+        """The data for neighbours: the whole log in the rows of `new_row_I`, with only the chosen events of hidden items."""
         split, lists = self.whole.split, self.whole.split.lists
         is_hidden_I = np.zeros(lists.item_count, np.bool_)
         is_hidden_I[self.hidden_n] = True
         kept_E = ~is_hidden_I[lists.item_of_event_E]
         for item, users in zip(self.hidden_n.tolist(), self.users, strict=True):
             for user in users:
-                places = np.flatnonzero(lists.of(user) == item)
-                first = places[0] if lists.order == "none" else places[places > 0][0]
+                positions = np.flatnonzero(lists.of(user) == item)
+                first = positions[0] if lists.order == "none" else positions[positions > 0][0]
                 kept_E[lists.offset_U1[user] + first] = True
-        moved = _with_events(lists, kept_E, self.new_row_I, pa.array(self.ids, lists.item_ids.type))
-        return replace(split, lists=moved, validation=self.moved(split.validation), test=self.moved(split.test), final=None)
+        renumbered_lists = _with_events(lists, kept_E, self.new_row_I, pa.array(self.ids, lists.item_ids.type))
+        return replace(split, lists=renumbered_lists, validation=self.moved(split.validation), test=self.moved(split.test), final=None)
 
     def moved(self, pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
         """Queries of `whole` in the rows of `new_row_I`."""
@@ -101,32 +101,32 @@ class HiddenItems:
 
 
 def hide(config: DeepConfig, whole: Prepared, share: float, events: int, seed: int) -> HiddenItems:
-    """Raises InvalidConfig where no item has so many events."""
+    """Hide a share of the items. Raises InvalidConfig if no item has `events` events."""
     lists, train = whole.split.lists, whole.split.train
     rng = np.random.default_rng([seed, 7])
     counts_I = np.zeros(lists.item_count, np.int64)
     for user in train.tolist():
         counts_I[np.unique(lists.of(user)[0 if lists.order == "none" else 1 :])] += 1
-    able = np.flatnonzero(counts_I >= events)
-    drawn = np.sort(rng.permutation(able)[: max(1, int(share * len(able)))])
+    hideable_items = np.flatnonzero(counts_I >= events)
+    drawn_items = np.sort(rng.permutation(hideable_items)[: max(1, int(share * len(hideable_items)))])
     is_hidden_I = np.zeros(lists.item_count, np.bool_)
-    is_hidden_I[drawn] = True
-    found: dict[int, list[tuple[int, Int64]]] = {int(item): [] for item in drawn}
+    is_hidden_I[drawn_items] = True
+    pairs_of: dict[int, list[tuple[int, Int64]]] = {int(item): [] for item in drawn_items}
     for user, item, history in _events(lists, train, is_hidden_I):
         before = history[~is_hidden_I[history]]
-        if len(before) and (not found[item] or found[item][-1][0] != user):
-            found[item].append((user, before))
-    enough = [item for item, of_item in found.items() if len(of_item) >= events]
-    if not enough:
+        if len(before) and (not pairs_of[item] or pairs_of[item][-1][0] != user):
+            pairs_of[item].append((user, before))
+    usable = [item for item, item_events in pairs_of.items() if len(item_events) >= events]
+    if not usable:
         raise InvalidConfig("--events", events, "few enough for some item to have as many")
-    hidden = np.array(enough, np.int64)
+    hidden = np.array(usable, np.int64)
     is_hidden_I[:] = False
     is_hidden_I[hidden] = True
     old_of_I = np.cumsum(~is_hidden_I) - 1
-    chosen = [[found[item][k] for k in np.sort(rng.choice(len(found[item]), events, replace=False))] for item in enough]
-    histories = tuple(tuple(old_of_I[before[~is_hidden_I[before]]] for _, before in of_item) for of_item in chosen)
+    chosen = [[pairs_of[item][k] for k in np.sort(rng.choice(len(pairs_of[item]), events, replace=False))] for item in usable]
+    histories = tuple(tuple(old_of_I[before[~is_hidden_I[before]]] for _, before in item_events) for item_events in chosen)
     old = _without(config, whole, is_hidden_I, old_of_I)
-    return HiddenItems(whole, old, hidden, histories, tuple(tuple(user for user, _ in of_item) for of_item in chosen))
+    return HiddenItems(whole, old, hidden, histories, tuple(tuple(user for user, _ in item_events) for item_events in chosen))
 
 
 def _without(config: DeepConfig, whole: Prepared, is_hidden_I: NDArray[np.bool_], old_of_I: Int64) -> Prepared:
@@ -134,24 +134,24 @@ def _without(config: DeepConfig, whole: Prepared, is_hidden_I: NDArray[np.bool_]
     kept_E, category_I = ~is_hidden_I[split.lists.item_of_event_E], split.lists.category_of_item_I
     lists = _with_events(split.lists, kept_E, old_of_I, split.lists.item_ids.filter(pa.array(~is_hidden_I)))
     lists = replace(lists, category_of_item_I=None if category_I is None else category_I[~is_hidden_I])
-    left = np.diff(lists.offset_U1)[split.train] > 0
+    has_events_U = np.diff(lists.offset_U1)[split.train] > 0
 
     def queries(pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
-        kept = []
+        old_pairs = []
         for pair in pairs:
             history, relevant = (old_of_I[rows[~is_hidden_I[rows]]] for rows in (pair.history, pair.relevant))
             if len(history) and len(relevant):
-                kept.append(replace(pair, history=history, relevant=relevant))
-        return kept
+                old_pairs.append(replace(pair, history=history, relevant=relevant))
+        return old_pairs
 
     items = ItemTable.build(whole.items.to_table().filter(pa.array(~is_hidden_I)))
     validation = queries(split.validation)
-    shorter = Split(lists, split.train[left], validation, validation, split.config)
-    return Prepared(shorter, items, None, item_content(items, config.content))
+    old_split = Split(lists, split.train[has_events_U], validation, validation, split.config)
+    return Prepared(old_split, items, None, item_content(items, config.content))
 
 
 def _with_events(lists: Interactions, kept_E: NDArray[np.bool_], row_I: Int64, item_ids: pa.Array) -> Interactions:
-    """The lists with some events alone, of items in other rows, without what else is known of items and events."""
+    """The lists with only some events, items in other rows, without categories and times."""
     return replace(
         lists,
         item_ids=item_ids,
@@ -162,18 +162,18 @@ def _with_events(lists: Interactions, kept_E: NDArray[np.bool_], row_I: Int64, i
     )
 
 
-def histories_of(whole: Prepared, most: int, rng: np.random.Generator) -> dict[int, list[Int64]]:
-    """Item row → at most so many histories of drawn training users that led to it, oldest first; items that none led to are left out."""
-    found: dict[int, list[Int64]] = {}
+def histories_of(whole: Prepared, max_histories: int, rng: np.random.Generator) -> dict[int, list[Int64]]:
+    """Item row → histories of at most `max_histories` random training users before it, oldest first. Items without one are left out."""
+    histories_by_item: dict[int, list[Int64]] = {}
     for _, item, before in _events(whole.split.lists, rng.permutation(whole.split.train), np.ones(len(whole.items), np.bool_)):
-        if len(before) and len(found.setdefault(item, [])) < most:
-            found[item].append(before)
-    return {item: histories for item, histories in found.items() if histories}
+        if len(before) and len(histories_by_item.setdefault(item, [])) < max_histories:
+            histories_by_item[item].append(before)
+    return {item: histories for item, histories in histories_by_item.items() if histories}
 
 
-def _events(lists: Interactions, users: Int64, wanted_I: NDArray[np.bool_]) -> Iterator[tuple[int, int, Int64]]:
-    """User, item and what the user had before it (of a list without an order all others), of each event of wanted items."""
+def _events(lists: Interactions, users: Int64, counted_I: NDArray[np.bool_]) -> Iterator[tuple[int, int, Int64]]:
+    """(user, item, the user's items before it) of each event of `counted_I`; of a list without order, all the user's other items."""
     for user in users.tolist():
         items = lists.of(user)
-        for place in np.flatnonzero(wanted_I[items]).tolist():
-            yield user, int(items[place]), np.delete(items, place) if lists.order == "none" else items[:place]
+        for position in np.flatnonzero(counted_I[items]).tolist():
+            yield user, int(items[position]), np.delete(items, position) if lists.order == "none" else items[:position]

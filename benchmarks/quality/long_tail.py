@@ -95,7 +95,7 @@ def write_log(lists: list[Int64], folder: Path) -> Path:
 
 
 def counting(config_file: Path, method: str) -> dict[str, Any]:
-    """What counting all users of a log takes. Run it in a process of its own: the memory is that of the process."""
+    """Time and memory to count all users of a log. Run it in a fresh process: the memory is that of the process."""
     config = read_deep_config(config_file)
     with tempfile.TemporaryDirectory() as work:
         interactions = read_interactions(config.data.log, config.data.format, Path(work))
@@ -103,12 +103,12 @@ def counting(config_file: Path, method: str) -> dict[str, Any]:
         users, begin = np.arange(interactions.user_count), time.process_time()
         pairs = _count(interactions, users, method)
         seconds = time.process_time() - begin
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"method": method, "users": len(users), "pairs": pairs, "cpu_seconds": round(seconds, 2), "most_mib": round(most)}
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"method": method, "users": len(users), "pairs": pairs, "cpu_seconds": round(seconds, 2), "most_mib": round(peak_mib)}
 
 
 def _count(interactions: Interactions, users: Int64, method: str) -> int:
-    """Pairs that are kept."""
+    """Count, and return the number of kept pairs."""
     if method == "item-cf":
         return len(fit_item_cf(interactions, users, GRID[-1]).item_N)
     lists = lists_of(interactions, users)
@@ -117,14 +117,15 @@ def _count(interactions: Interactions, users: Int64, method: str) -> int:
 
 
 def compared(config: Path, minutes: float, report: Path) -> dict[str, Any]:
-    """What `compare` says within these minutes, and how long it took."""
+    """Result and duration of `compare` with this time limit."""
     command = [sys.executable, "-m", "training", "compare", "--config", str(config), "--minutes", f"{minutes:g}", "--json", str(report)]
     begin = time.perf_counter()
     subprocess.run(command, check=True)
     seconds = time.perf_counter() - begin
-    found = json.loads(report.read_text())
-    rows = [{name: row[name] for name in ("method", "figures")} for row in found["rows"]]
-    return {"minutes": minutes, "seconds": round(seconds, 1), "rows": rows, "not_judged": found["not_judged"], "verdict": found["verdict"]}
+    result = json.loads(report.read_text())
+    rows = [{name: row[name] for name in ("method", "figures")} for row in result["rows"]]
+    row = {"minutes": minutes, "seconds": round(seconds, 1), "rows": rows}
+    return row | {name: result[name] for name in ("not_judged", "verdict")}
 
 
 def main() -> None:

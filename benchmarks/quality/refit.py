@@ -1,4 +1,4 @@
-"""What a model gains by learning, once all is chosen, what validation asked for: next items, leave one out, on test users.
+"""The gain of `refit`, training on the validation items once all is chosen: next items, leave one out, on test users.
 
     python -m benchmarks.refit --data DIR --set sasrec-amazon-games --json F
     python -m benchmarks.refit --log FILE --config FILE --json F
@@ -32,26 +32,26 @@ def benchmark(options: argparse.Namespace) -> None:
     real = real_logs.load(options)
     config = protocol(real.config, real.name).model_copy(update={"seed": options.seed})
     rows: list[dict[str, Any]] = []
-    found = {}
+    figures_by_refit = {}
     for refit in (False, True):
         with tempfile.TemporaryDirectory() as name:
             prepared = prepare(config, real.log, Path(name) / "log")
             fitted = fit_recipe(config, prepared, Path(name), torch.device("cpu"), refit=refit).at(config.search.beam_size)
             pairs = queries_of(prepared.split.test, True)
             rows_BM = fitted.rank([pair.query for pair in pairs], 10, True)
-        found[refit] = {name: metric.of(rows_BM, pairs) for name, metric in METRICS.items()}
+        figures_by_refit[refit] = {name: metric.of(rows_BM, pairs) for name, metric in METRICS.items()}
         row: dict[str, Any] = {"refit": refit}
-        for name, values_B in found[refit].items():
+        for name, values_B in figures_by_refit[refit].items():
             row |= {name: float(values_B.mean()), f"{name}_se": standard_error(values_B)}
         rows.append(row | {"train_seconds": round(fitted.seconds, 1), "queries": len(pairs)})
         print_row(rows[-1])
     gain: dict[str, float] = {}
     for name in METRICS:
-        difference_B = found[True][name] - found[False][name]
+        difference_B = figures_by_refit[True][name] - figures_by_refit[False][name]
         gain |= {name: float(difference_B.mean()), f"{name}_se": standard_error(difference_B)}
     print_row(gain)
-    about = {"set": real.name, "seed": options.seed, "hardware": hardware(), "threads": options.threads}
-    write_report(options.json, about | {"rows": rows, "gain": gain})
+    header = {"set": real.name, "seed": options.seed, "hardware": hardware(), "threads": options.threads}
+    write_report(options.json, header | {"rows": rows, "gain": gain})
 
 
 def standard_error(values_B: np.ndarray[Any, np.dtype[np.float64]]) -> float:

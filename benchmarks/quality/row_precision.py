@@ -3,7 +3,7 @@
     python -m benchmarks.row_precision --model DIR [--model DIR …] --json F [--beam 400] [--m 10,50]
 
 The queries are the bundle's held-out ones, seen items excluded, one at a time on one thread. A bundle whose rows are narrower already is
-not widened: fit with `scorer.dtype = "float32"` to compare all three. γ, calibration and the memory stay those that the bundle has.
+not widened: fit with `scorer.dtype = "float32"` to compare all three. γ, calibration and memory stay those of the bundle.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def measure(bundle: Bundle, folder: Path, beam: int, ms: Sequence[int]) -> list[
         raise SystemExit(f"--model: {bundle.path} has linear scorers, expected node rows")
     rows_ND = np.asarray(bundle.node_rows_ND, np.float32)
     fields = {name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields}
-    pairs, found = evaluate.held_out_pairs(bundle), []
+    pairs, rows = evaluate.held_out_pairs(bundle), []
     for version, dtype in enumerate(DTYPES[DTYPES.index(bundle.graph_scorer.dtype) :], 1):
         path = folder / bundle.manifest.name / str(version)
         draft = ManifestDraft(**fields | {"version": version})
@@ -54,11 +54,11 @@ def measure(bundle: Bundle, folder: Path, beam: int, ms: Sequence[int]) -> list[
             "mb": round(sum(files.values()), 2),
             "queries": len(pairs),
             "ms": round(figures[-1]["ms_per_query"], 3),
-            **{f"recall@{each['m']}": round(each["recall"], 4) for each in figures},
+            **{f"recall@{figure['m']}": round(figure["recall"], 4) for figure in figures},
         }
         print_row(row)
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""Recall of a bundle's held-out queries by the bundle, and by its shards together at the same beam.
+"""Recall of a bundle's held-out queries by the bundle, and by all its shards with the same beam.
 
     python -m benchmarks.shard_recall --model models/debian-depends/1 [--shards 1,2,4] [--beam 50,200] [--m 10,50] --json F
 
 Cuts the bundle into shards in a temporary folder, encodes each query once with the whole bundle, searches every shard with the whole beam
-in this process, and merges as a router does; stacking comes after that. No HTTP. The exit code is 1 where shards find more than .1 points
-less than the bundle, or where its only shard gives other items.
+in this process, and merges as a router does; stacking comes after that. No HTTP. The exit code is 1 if shards find more than .1 points
+less than the bundle, or if a single shard finds other items.
 
 Legend: B queries, M results.
 """
@@ -32,22 +32,22 @@ from service.router.merge import merge_results
 from training.evaluate import LabelledQueries, held_out_queries, measure
 from training.shard.command import shard
 
-LOST = 0.001
-"""Most recall that shards may lose."""
+MAX_RECALL_LOSS = 0.001
+"""Tolerated loss of recall by sharding."""
 BATCH = 16
 
 
-class ShardsTogether:
-    """A `TreeSearch` of all shards of a bundle, one after the other, that merges what they find as a router does."""
+class MergedShards:
+    """A `TreeSearch` that searches a bundle's shards one after the other, and merges their results as a router does."""
 
     name = "shards"
     rounding = 1e-3
     encodes, merges = False, True
 
     def __init__(self, bundle: Bundle, shards: Sequence[Bundle]) -> None:
-        self._trees = [alone.tree for alone in bundle.alone]
+        self._trees = [tree_bundle.tree for tree_bundle in bundle.alone]
         self._shards = [
-            (open_engine(one, "cpu"), LocalShard(one.shard, [alone.tree for alone in one.alone])) for one in shards if one.shard is not None
+            (open_engine(cut, "cpu"), LocalShard(cut.shard, [tree.tree for tree in cut.alone])) for cut in shards if cut.shard is not None
         ]
 
     def search(self, query: TreeQuery) -> Leaves:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [row for count in numbers(options.shards) for row in compared(bundle, count, numbers(options.beam), numbers(options.m))]
     for row in rows:
         print_row(row)
-    failed = [row for row in rows if row["difference"] < -LOST or (row["shards"] == 1 and row["same"] < 1)]
+    failed = [row for row in rows if row["difference"] < -MAX_RECALL_LOSS or (row["shards"] == 1 and row["same"] < 1)]
     sizes = {"items": bundle.tree.item_count, "queries": len(read_heldout(bundle).table_row_B), "trees": len(bundle.alone)}
     write_report(options.json, {"model": bundle.manifest.name} | sizes | {"passed": not failed, "rows": rows})
     return int(bool(failed))
@@ -91,26 +91,26 @@ def compared(bundle: Bundle, count: int, beams: Sequence[int], ms: Sequence[int]
     labelled = held_out_queries(bundle)
     with tempfile.TemporaryDirectory() as folder:
         shards = shard(bundle.path, count, Path(folder) / "shards")
-        one, together = open_engine(bundle, "cpu"), Pipeline(bundle, ShardsTogether(bundle, shards))
-        found = [measure(bundle, engine, labelled, beams, ms, BATCH) for engine in (one, together)]
+        whole_engine, merged_engine = open_engine(bundle, "cpu"), Pipeline(bundle, MergedShards(bundle, shards))
+        rows_by_engine = [measure(bundle, engine, labelled, beams, ms, BATCH) for engine in (whole_engine, merged_engine)]
         rows = []
-        for alone, sharded in zip(*found, strict=True):
-            row = {"shards": count} | {name: alone[name] for name in ("beam_size", "m")}
-            row |= {"recall_one": alone["recall"], "recall_sharded": sharded["recall"], "difference": sharded["recall"] - alone["recall"]}
-            row |= {"ms_one": alone["ms_per_query"], "ms_sharded": sharded["ms_per_query"]}
-            rows.append(row | in_pairs(one, together, labelled, alone["beam_size"], alone["m"]))
-        one.close()
-        together.close()
+        for whole, merged in zip(*rows_by_engine, strict=True):
+            row = {"shards": count} | {name: whole[name] for name in ("beam_size", "m")}
+            row |= {"recall_one": whole["recall"], "recall_sharded": merged["recall"], "difference": merged["recall"] - whole["recall"]}
+            row |= {"ms_one": whole["ms_per_query"], "ms_sharded": merged["ms_per_query"]}
+            rows.append(row | in_pairs(whole_engine, merged_engine, labelled, whole["beam_size"], whole["m"]))
+        whole_engine.close()
+        merged_engine.close()
     return rows
 
 
-def in_pairs(one: Engine, together: Engine, labelled: LabelledQueries, beam_size: int, m: int) -> dict[str, float]:
+def in_pairs(whole_engine: Engine, merged_engine: Engine, labelled: LabelledQueries, beam_size: int, m: int) -> dict[str, float]:
     """The two engines query by query: "same", and "standard_error" of the mean difference in recall."""
     equal, differences = [], []
     for begin in range(0, len(labelled), BATCH):
         members = np.arange(begin, min(begin + BATCH, len(labelled)))
         params = SearchParams.uniform(len(members), beam_size, m)
-        first, second = (engine.search(labelled.queries.take(members), params).item_rows_BM for engine in (one, together))
+        first, second = (engine.search(labelled.queries.take(members), params).item_rows_BM for engine in (whole_engine, merged_engine))
         equal += (first == second).all(axis=1).tolist()
         relevant = [labelled.relevant[b] for b in members.tolist()]
         recalls = [precision_recall_f(found_BM, relevant, m)[1] for found_BM in (first, second)]

@@ -1,10 +1,10 @@
-"""What a deadline costs: share of requests answered, recall and p99, by `timeout_ms`, where a smaller beam will do and where it will not.
+"""The cost of a deadline: share of answered requests, recall and p99 by `timeout_ms`, with and without permission for a smaller beam.
 
     python -m benchmarks.deadlines --json FILE [--model models/debian-depends/1] [--seconds 8] [--rounds 3] [--beam 400]
 
-One worker is asked for held-out queries at random times, for 50 items with a wide beam, at 70 % of what it answers (`quiet`), and at half
-as much again as it answers (`full`). Each deadline is asked for with `partial` "allow" and "refuse" in turn. Recall is that of the
-answers, and `recall_of_all` counts a request without an answer as one that found nothing. Client and service share the machine.
+One worker gets held-out queries at random times, for 50 items with a wide beam, at 70 % of its capacity (`quiet`) and at 150 % (`full`).
+Each deadline is measured with `partial` "allow" and "refuse" in turn. Recall is that of the answers; in `recall_of_all`, a request without
+an answer counts 0. Client and service share the machine.
 
 A row is {"load", "timeout_ms", "partial", "answered", "degraded", "recall", "recall_of_all", "p50_ms", "p99_ms", "statuses"}, means of the
 rounds.
@@ -51,23 +51,23 @@ def measured(model: Path, seconds: float, rounds: int, beam_size: int) -> list[d
         environment = {"ESPALIER_MODELS": str(folder), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "ERROR"}
         with serving(["service"], environment) as port:
             address = "127.0.0.1", port
-            usual = requests_of(queries, name, {"m": M, "beam_size": beam_size})
-            closed_loop(address, usual, UNREFUSED, 2)  # warm
-            capacity = sum(one.status == 200 for one in closed_loop(address, usual, UNREFUSED, seconds)) / seconds
+            usual_requests = requests_of(queries, name, {"m": M, "beam_size": beam_size})
+            closed_loop(address, usual_requests, UNREFUSED, 2)  # warm
+            capacity = sum(run.status == 200 for run in closed_loop(address, usual_requests, UNREFUSED, seconds)) / seconds
             for load, share in LOADS.items():
                 for timeout_ms in DEADLINES_MS:
-                    asked = {
-                        partial: requests_of(queries, name, {"m": M, "beam_size": beam_size, "timeout_ms": timeout_ms, "partial": partial})
-                        for partial in ("allow", "refuse")
+                    requests_of_policy = {
+                        policy: requests_of(queries, name, {"m": M, "beam_size": beam_size, "timeout_ms": timeout_ms, "partial": policy})
+                        for policy in ("allow", "refuse")
                     }
-                    found: dict[str, list[dict[str, Any]]] = {partial: [] for partial in asked}
+                    by_policy: dict[str, list[dict[str, Any]]] = {policy: [] for policy in requests_of_policy}
                     for number in range(rounds):
-                        for partial, requests in asked.items():
-                            found[partial].append(figures(open_loop(address, requests, share * capacity, seconds, number), queries))
-                    for partial, each in found.items():
-                        means = {figure: float(np.mean([one[figure] for one in each])) for figure in each[0] if figure != "statuses"}
-                        statuses = dict(sum((one["statuses"] for one in each), Counter[str]()))
-                        rows.append({"load": load, "timeout_ms": timeout_ms, "partial": partial, **means, "statuses": statuses})
+                        for policy, requests in requests_of_policy.items():
+                            by_policy[policy].append(figures(open_loop(address, requests, share * capacity, seconds, number), queries))
+                    for policy, runs in by_policy.items():
+                        means = {figure: float(np.mean([run[figure] for run in runs])) for figure in runs[0] if figure != "statuses"}
+                        statuses = dict(sum((run["statuses"] for run in runs), Counter[str]()))
+                        rows.append({"load": load, "timeout_ms": timeout_ms, "partial": policy, **means, "statuses": statuses})
                         print_row(rows[-1])
     return rows
 
@@ -77,9 +77,9 @@ def requests_of(queries: Sequence[Query], name: str, more: dict[str, Any]) -> li
 
 
 def figures(answered: Sequence[Answered], queries: Sequence[Query]) -> dict[str, Any]:
-    good = [one for one in answered if one.status == 200]
-    results = [orjson.loads(one.body)["results"][0] for one in good]
-    relevant = [queries[one.number % len(queries)].relevant for one in good]
+    good = [response for response in answered if response.status == 200]
+    results = [orjson.loads(response.body)["results"][0] for response in good]
+    relevant = [queries[response.number % len(queries)].relevant for response in good]
     recall = recall_at_m([[item["id"] for item in result["items"]] for result in results], relevant, M) if good else 0.0
     p50_ms, p99_ms = percentiles_ms(good)
     share = len(good) / len(answered)
@@ -90,7 +90,7 @@ def figures(answered: Sequence[Answered], queries: Sequence[Query]) -> dict[str,
         "recall_of_all": recall * share,
         "p50_ms": p50_ms,
         "p99_ms": p99_ms,
-        "statuses": Counter(str(one.status) for one in answered),
+        "statuses": Counter(str(response.status) for response in answered),
     }
 
 

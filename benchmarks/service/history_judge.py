@@ -1,7 +1,7 @@
-"""Judges what clients saw of live items against one dictionary, to which all writes are applied in the order of their sequences.
+"""Checks the answers that clients got about live items against one dictionary: all writes, applied in the order of their sequences.
 
-A write happens once, at a moment between its request and its answer. One that was answered 503, or whose connection broke, may have
-happened until then, but not later: it must not undo what was sent after it. Where the client gave up, it may happen at any time.
+A write takes effect once, between its request and its answer. A write that got 503, or whose connection broke, may have taken effect by
+then, but not later: it must not undo a later write. If the client gave up, the write may take effect at any time.
 Knows requests and answers with their times, and the feed of changes. Does not know HTTP or processes (live_history.py).
 """
 
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 WRITTEN = (200, 201, 202)
 EFFECTS = ("inserted", "updated", "deleted")
-"""Outcomes of writes that have a sequence of their own."""
+"""Outcomes of writes that get a new sequence."""
 TRANSIENT = (0, 429, 503, 504)
-"""0: there was no answer."""
+"""Statuses after which a client may retry; 0: no answer."""
 WRITES, EDITS = ("put", "delete"), ("hide", "show")
 ALLOWED: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(WRITES, (200, 201, 202, 404, 409, 412, 422, 507)),
@@ -27,7 +27,7 @@ ALLOWED: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(("get", "retrieve"), (200, 404)),  # 404 of a retrieval: its version was dropped
     "feed": (200,),
 }
-"""What else each kind may be answered."""
+"""Other statuses that each kind of request may get."""
 
 
 class State(NamedTuple):
@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 NOWHERE = "nothing"
-"""In place of the title of an item that is not there."""
+"""Instead of the title of a missing item."""
 ABSENT, TRAINED = State(0, False), State(0, True)
 
 
@@ -55,17 +55,17 @@ class Logged(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """What may not be. at: s since the run began; id: of the item; rule:
+    """An error of the service. at: s since the run began; id: of the item; rule:
 
-    lost      an acknowledged write is not there
-    stale     a read lacks what every worker answered by before it was sent
-    value     an operation left another state than the dictionary's; a GET found one that never was
-    torn      a retrieval has an item like at no moment since its sequence, or not at all
-    hidden    a retrieval has an item that was removed from all answers
-    sequence  one for two writes, or not ascending; order: one that is below that of a write which had ended before
-    unasked   an operation of nobody, of a write that was refused, or of one that was done already
-    outcome   an answer or a refusal that the state of the item does not explain; status: one that may not be
-    disagree  any of these when nothing was written for a second, or two workers or versions that differ
+    lost      an acknowledged write is missing
+    stale     a read lacks a write that every worker had applied before the read was sent
+    value     an operation left another state than in the dictionary, or a GET got a state that the item never had
+    torn      a retrieval shows an item as it was at no moment since the answer's sequence, or lacks it
+    hidden    a retrieval shows an item that was removed from all answers
+    sequence  two writes share it, or it does not ascend; order: it is below that of a write that had ended before
+    unasked   an operation that no client asked for, that was refused, or that was already done
+    outcome   an answer or refusal that does not fit the item's state; status: one that is not allowed
+    disagree  any of these after a second without writes, or two workers or versions that differ
     """
 
     at: float
@@ -84,7 +84,7 @@ class Event:
     bulk       number of the bulk that it was a line of; 0: none
     floor      the sequence that an answer must hold at least
     state      of an item that GET found; shown: id → title, of all that a retrieval found
-    agreement  number of the agreement that it belongs to: nothing was written, and every worker was asked; 0: none
+    agreement  number of the check in which every worker is asked while nothing is written; 0: none
     """
 
     kind: str
@@ -106,7 +106,7 @@ class Event:
 
     @property
     def token(self) -> str | None:
-        """Of a put: no other has it, but for the same put sent again."""
+        """A put's unique text; only a repetition of the same put has it too."""
         fields, users = self.body.get("fields"), self.body.get("users")
         return str(fields["title"]) if fields else str(users[0]) if users else None
 
@@ -124,24 +124,24 @@ class Event:
 
     def applied(self, before: State, sequence: int) -> State:
         """An item after this write."""
-        version, kept = self.body.get("source_version"), before if before.present else ABSENT
+        version, base = self.body.get("source_version"), before if before.present else ABSENT
         if self.kind == "delete":
             return State(sequence, False, source_version=before.source_version if version is None else version)
-        title = self.body["fields"]["title"] if "fields" in self.body else kept.title
-        user = self.body.get("users", [None])[0] if {"events", "like"} & self.body.keys() else kept.user
-        until = self.body.get("valid_until", kept.valid_until)
-        return State(sequence, True, title, user, kept.source_version if version is None else version, until)
+        title = self.body["fields"]["title"] if "fields" in self.body else base.title
+        user = self.body.get("users", [None])[0] if {"events", "like"} & self.body.keys() else base.user
+        until = self.body.get("valid_until", base.valid_until)
+        return State(sequence, True, title, user, base.source_version if version is None else version, until)
 
 
 def state_of(document: Mapping[str, Any]) -> State:
     """An item as GET or the feed shows it."""
     fields, users = document.get("fields") or {}, document.get("users") or [None]
-    known = document.get("source_version"), document.get("valid_until")
-    return State(document["sequence"], document.get("kind") != "delete", fields.get("title"), users[0], *known)
+    version_and_expiry = document.get("source_version"), document.get("valid_until")
+    return State(document["sequence"], document.get("kind") != "delete", fields.get("title"), users[0], *version_and_expiry)
 
 
 def judged(events: Iterable[Event], log: Sequence[Logged], trained: Collection[str]) -> list[Violation]:
-    """All violations, the earliest first. log: the feed as it was read, to its end; trained: ids that were there before any write."""
+    """All violations, earliest first. log: the whole feed as it was read; trained: ids of the trained items."""
     return sorted(_Judge(sorted(events, key=lambda event: event.sent), log, trained).violations)
 
 
@@ -159,7 +159,7 @@ class _Highest:
 
 
 class _Judge:
-    """effects: the write that each sequence was given to; states: of each item, ascending; timeline: of all items."""
+    """effects: sequence → its write; states: item → its states, ascending; timeline: the states of all items."""
 
     def __init__(self, events: Sequence[Event], log: Sequence[Logged], trained: Collection[str]) -> None:
         self.violations: list[Violation] = []
@@ -170,9 +170,9 @@ class _Judge:
         self._states: defaultdict[str, list[State]] = defaultdict(list)
         self._timeline: list[tuple[str, State]] = []
         self._replay()
-        done = [event for event in self._writes if event.status in WRITTEN]
-        self._durable = _Highest((event.answered, event.sequence) for event in done)
-        self._visible = _Highest((event.answered, event.sequence) for event in done if event.status != 202)
+        accepted_writes = [event for event in self._writes if event.status in WRITTEN]
+        self._durable = _Highest((event.answered, event.sequence) for event in accepted_writes)
+        self._visible = _Highest((event.answered, event.sequence) for event in accepted_writes if event.status != 202)
         self._begun = _Highest((event.sent, sequence) for sequence, event in self._effects.items())
         self._check_order()
         for event in events:
@@ -181,8 +181,8 @@ class _Judge:
 
     def _add(self, rule: str, event: Event, text: str, item: str | None = None) -> None:
         at = event.sent if event.answered == math.inf else event.answered
-        what = f"{event.kind} by {event.by} at {event.sent:.3f}: {text}"
-        self.violations.append(Violation(at, "disagree" if event.agreement else rule, event.id if item is None else item, what))
+        description = f"{event.kind} by {event.by} at {event.sent:.3f}: {text}"
+        self.violations.append(Violation(at, "disagree" if event.agreement else rule, event.id if item is None else item, description))
 
     def _of(self, item: str) -> list[State]:
         return [TRAINED if item in self._trained else ABSENT, *self._states[item]]
@@ -190,7 +190,7 @@ class _Judge:
     # -- writes ---------------------------------------------------------------------------------------------------------
 
     def _replay(self) -> None:
-        """Apply what was acknowledged, and what the feed has, to the dictionary."""
+        """Apply the acknowledged writes and those of the feed to the dictionary."""
         acknowledged: dict[int, Event] = {}
         unknown: defaultdict[tuple[str, str, str | None], list[Event]] = defaultdict(list)
         numbers = {id(event): number for number, event in enumerate(self._writes)}
@@ -217,7 +217,7 @@ class _Judge:
                 self._add("sequence", write, f"{sequence} was acknowledged for {write.token}, and the feed has {entry}")
                 write = None
             elif entry and not write:
-                write = _taken(
+                write = _take_unanswered_write(
                     unknown,
                     entry,
                     before,
@@ -252,7 +252,7 @@ class _Judge:
             self._add("outcome", write, f"was {write.outcome} at {after.sequence}, of {before}")
 
     def _check_order(self) -> None:
-        """A write comes after all that had ended before it was sent, and a line of a bulk after the lines of its item before it."""
+        """A write follows all writes that ended before it was sent; a bulk's line follows earlier lines of the same item."""
         ended = _Highest((event.answered, sequence) for sequence, event in self._effects.items())
         sequences = {id(event): sequence for sequence, event in self._effects.items()}
         lines: dict[tuple[int, str], int] = {}
@@ -268,7 +268,7 @@ class _Judge:
     # -- answers --------------------------------------------------------------------------------------------------------
 
     def _possible(self, event: Event, floor: int) -> list[State]:
-        """What an item may have been while a request was under way. floor: a sequence that was there before."""
+        """States that an item may have had while a request ran. floor: a sequence that was applied before."""
         states = self._of(event.id)
         first, last = (bisect_right(states, end, key=lambda state: state.sequence) for end in (floor, self._begun.before(event.answered)))
         return states[first - 1 : max(first, last)]
@@ -289,7 +289,7 @@ class _Judge:
             self._check_no_effect(event)
 
     def _check_no_effect(self, write: Event) -> None:
-        """Whether a write that changed nothing was right to."""
+        """Check a write that changed nothing: did the item's state allow that?"""
         possible = self._possible(write, self._durable.before(write.sent))
         if write.status in WRITTEN:
             stored = next((state for state in possible if state.sequence == write.sequence), None)
@@ -311,7 +311,7 @@ class _Judge:
             self._add("outcome", write, f"{write.status} {write.outcome} {write.sequence}, and it was one of {possible}")
 
     def _check_retrievals(self, retrievals: Iterable[Event]) -> None:
-        """Each answer has everything up to its sequence, and may have what is later. retrievals: ascending."""
+        """An answer has every write up to its sequence, and may have later ones. retrievals: by ascending sequence."""
         titles: dict[str, str | None] = {}
         agreed: dict[int, Event] = {}
         position = 0
@@ -332,7 +332,7 @@ class _Judge:
                 self._add("disagree", event, f"{first.by} has something else: {sorted(map(str, differing))[:4]}", min(differing)[0])
 
     def _wrong(self, event: Event, titles: Mapping[str, str | None]) -> Iterable[str]:
-        """Items that an answer does not have as they were at its sequence."""
+        """Items that an answer shows otherwise than they were at its sequence."""
         shown: Mapping[str, str | None] = event.shown or {}
         hidden, perhaps = self._hidden(event)
         for item in hidden & shown.keys():
@@ -340,7 +340,7 @@ class _Judge:
         return {item for item, _ in shown.items() ^ titles.items()} - hidden - (perhaps - shown.keys())
 
     def _hidden(self, event: Event) -> tuple[set[str], set[str]]:
-        """Items that were removed from all answers while a retrieval was under way, and those that perhaps were."""
+        """Items that were surely removed from all answers while a retrieval ran, and items that may have been."""
         may_be: defaultdict[str, set[bool]] = defaultdict(lambda: {False})
         for edit in self._edits:
             if edit.sent < event.answered:
@@ -355,7 +355,7 @@ def _is_of(entry: Logged, write: Event) -> bool:
     return is_same and (write.kind == "delete" or write.token in (entry.state.title, entry.state.user))
 
 
-def _taken(
+def _take_unanswered_write(
     unknown: Mapping[tuple[str, str, str | None], list[Event]],
     entry: Logged,
     before: State,
@@ -363,10 +363,10 @@ def _taken(
     until_s: float,
     is_overtaken: Callable[[Event], bool],
 ) -> Event | None:
-    """The unanswered write that an operation of the feed must be; it is no other one any more.
+    """Take the unanswered write that best explains an operation of the feed; it cannot explain another one.
 
-    after_s, until_s  when it was done
-    is_overtaken      whether a later line of its bulk was done already: of two deletes nothing else says which one it was
+    after_s, until_s  the operation was done between these times
+    is_overtaken      whether a later line of its bulk was already done: only this tells two deletes apart
     """
     state = entry.state
     keys = [("put", state.title), ("put", state.user)] if state.present else [("delete", None)]
@@ -377,10 +377,10 @@ def _taken(
         leaves_it_so = event.may_change(before) and event.applied(before, state.sequence) == state
         return not is_in_time, not leaves_it_so, is_overtaken(event), event.answered
 
-    found = min(candidates, key=misfit, default=None)
-    if found is not None:
-        unknown[found.id, found.kind, found.token].remove(found)
-    return found
+    best_match = min(candidates, key=misfit, default=None)
+    if best_match is not None:
+        unknown[best_match.id, best_match.kind, best_match.token].remove(best_match)
+    return best_match
 
 
 def _put(titles: dict[str, str | None], item: str, state: State) -> None:

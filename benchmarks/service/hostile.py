@@ -1,10 +1,10 @@
-"""A service under attack: what hostile clients can make it take, and whether it lives meanwhile.
+"""A service under attack: how much memory and time hostile clients can cost it, and whether it stays alive.
 
     python -m benchmarks.hostile --json FILE [--attacks NAME,NAME] [--models DIR]
 
-Each attack (tests/hostile/attacks) meets a service of its own on the model of the embedded sample. The service has its default settings but
-for shorter time-outs, and 1,024 descriptors. A process of its own asks /livez fifty times a second. tests/hostile/measuring.py says when a
-row is `ok`. The exit code is 1 where a row is not.
+Each attack (tests/hostile/attacks) runs against a new service of the embedded sample, with default settings but shorter time-outs, and with
+1,024 descriptors. Another process asks /livez fifty times a second. tests/hostile/measuring.py says when a row is `ok`. The exit code is 1
+if a row is not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def attack_sample(attack: Attack, models: Path, log: Path) -> Row:
-    """One attack on a service of its own over the sample."""
+    """One attack on a new service of the sample."""
     limits = Limits()
     with tempfile.TemporaryDirectory() as temporary:
         if attack.writes:

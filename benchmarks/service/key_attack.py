@@ -1,17 +1,16 @@
-"""One key floods the service; what does another key's ordinary load notice?
+"""One key floods the service: how much does another key's ordinary load suffer?
 
     python -m benchmarks.key_attack --json FILE [--model models/debian-depends/1] [--seconds 20] [--rounds 3] [--attacks NAME,…]
 
-The service has a file of two keys: `shop` without limits, and `flood` with 20 requests and .05 engine seconds a second. The shop asks at a
-quarter of what one worker answers, at random times. Beside it, in a process of its own, the other key
+The service has a file of two keys: `shop` without limits, and `flood` with 20 requests and .05 engine seconds a second. The shop sends
+requests at random times, at a quarter of one worker's capacity. Meanwhile, from another process, the other key
 
     requests     sends ordinary requests over 64 connections, as fast as it is answered
     expensive    asks for m and beams at the model's limit, likewise
     connections  holds a thousand connections open and asks over each in turn
 
 Rounds without and with each attack take turns. Goodput is the share of the shop's requests that are answered 200. Client and service share
-the machine, so what the attacker's own process takes is part of what the shop notices; `unlimited` and `unlimited-expensive` are the first
-two attacks without the limits.
+the machine, so the attacker's process slows the shop, too; `unlimited` and `unlimited-expensive` are the first two attacks without limits.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from loadtest.queries import Query, held_out
 SHOP, FLOOD = "shop-key-0123456789", "flood-key-0123456789"
 SHARE, M, CLIENTS, CONNECTIONS = 0.25, 50, 64, 1000
 UNREFUSED = 4
-"""Clients that one worker refuses nothing, so that what they get is what it can answer."""
+"""Clients of the closed loop that measures capacity: so few that a worker refuses nothing."""
 KEYS = f"""
 [[keys]]
 name = "shop"
@@ -80,27 +79,27 @@ def measured(model: Path, attack: str, seconds: float, rounds: int) -> dict[str,
         }
         with serving(["service"], environment) as port, ProcessPoolExecutor(1, get_context("spawn")) as pool:
             address = "127.0.0.1", port
-            shop = requests_of(queries, name, SHOP, {"m": M})
-            most = {"m": search.max_m, "beam_size": search.max_beam_size} if attack.endswith("expensive") else {"m": M}
-            flood = requests_of(queries, name, FLOOD, most)
+            shop_requests = requests_of(queries, name, SHOP, {"m": M})
+            flood_limits = {"m": search.max_m, "beam_size": search.max_beam_size} if attack.endswith("expensive") else {"m": M}
+            flood_requests = requests_of(queries, name, FLOOD, flood_limits)
             clients = CONNECTIONS if attack == "connections" else CLIENTS
-            closed_loop(address, shop, UNREFUSED, 2)  # warm
-            capacity = sum(one.status == 200 for one in closed_loop(address, shop, UNREFUSED, 4)) / 4
-            without, beside, flooded = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, int]]()
+            closed_loop(address, shop_requests, UNREFUSED, 2)  # warm
+            capacity = sum(response.status == 200 for response in closed_loop(address, shop_requests, UNREFUSED, 4)) / 4
+            quiet, busy, flood_statuses = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, int]]()
             for number in range(rounds):
-                without.append(asked(address, shop, SHARE * capacity, seconds, number))
-                attacking = pool.submit(attacked, address, flood, clients, seconds + 1)
+                quiet.append(shop_figures(address, shop_requests, SHARE * capacity, seconds, number))
+                attacking = pool.submit(flood_answers, address, flood_requests, clients, seconds + 1)
                 time.sleep(0.5)
-                beside.append(asked(address, shop, SHARE * capacity, seconds, number))
-                flooded.append(attacking.result())
-                print(f"{attack}, round {number + 1}: p99 {beside[-1]['p99_ms']:.1f} ms, without {without[-1]['p99_ms']:.1f}", flush=True)
+                busy.append(shop_figures(address, shop_requests, SHARE * capacity, seconds, number))
+                flood_statuses.append(attacking.result())
+                print(f"{attack}, round {number + 1}: p99 {busy[-1]['p99_ms']:.1f} ms, without {quiet[-1]['p99_ms']:.1f}", flush=True)
     medians = {
-        f"{figure}{suffix}": float(np.median([one[figure] for one in of]))
+        f"{figure}{suffix}": float(np.median([response[figure] for response in shop_rows]))
         for figure in ("p50_ms", "p99_ms", "goodput")
-        for suffix, of in (("", beside), ("_without", without))
+        for suffix, shop_rows in (("", busy), ("_without", quiet))
     }
     ratio = medians["p99_ms"] / medians["p99_ms_without"]
-    return {"attack": attack, "offered_per_s": SHARE * capacity, **medians, "p99_ratio": ratio, "flood_statuses": flooded}
+    return {"attack": attack, "offered_per_s": SHARE * capacity, **medians, "p99_ratio": ratio, "flood_statuses": flood_statuses}
 
 
 def requests_of(queries: Sequence[Query], name: str, key: str, more: dict[str, Any]) -> list[bytes]:
@@ -108,15 +107,15 @@ def requests_of(queries: Sequence[Query], name: str, key: str, more: dict[str, A
     return [request_bytes("/retrieve", {"model": name, "queries": [query.body()]} | more, headers) for query in queries[:500]]
 
 
-def asked(address: tuple[str, int], requests: Sequence[bytes], per_s: float, seconds: float, seed: int) -> dict[str, Any]:
-    """Requests at random times: what became of them."""
+def shop_figures(address: tuple[str, int], requests: Sequence[bytes], per_s: float, seconds: float, seed: int) -> dict[str, Any]:
+    """Figures of the shop's requests at random times."""
     answered = open_loop(address, requests, per_s, seconds, seed, keep=lambda body: b"")
-    good = [one for one in answered if one.status == 200]
+    good = [response for response in answered if response.status == 200]
     p50_ms, p99_ms = percentiles_ms(good)
     return {"p50_ms": p50_ms, "p99_ms": p99_ms, "goodput": len(good) / len(answered)}
 
 
-def attacked(address: tuple[str, int], requests: Sequence[bytes], clients: int, seconds: float) -> dict[str, int]:
+def flood_answers(address: tuple[str, int], requests: Sequence[bytes], clients: int, seconds: float) -> dict[str, int]:
     return statuses(closed_loop(address, requests, clients, seconds, keep=lambda body: b""))
 
 

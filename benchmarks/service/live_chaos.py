@@ -1,4 +1,4 @@
-"""A service with live items whose workers are killed at random while clients write: what was acknowledged must be there, once.
+"""Kills workers of a service with live items while clients write: every acknowledged write must be there, once.
 
     python -m benchmarks.live_chaos --kills 200 --json live_chaos.json
 
@@ -44,25 +44,25 @@ WHOLE = 0.25
 """Share of kills that end the whole service."""
 DISK = "40m"
 ASKS = 4
-"""How often an item is asked for while there is no room, on connections of its own, so that both workers are asked."""
+"""Retrievals of an item while the disk is full, each over a new connection, so that both workers are asked."""
 GROUP, EVENTS, LENGTH = 256, 5, 8
-"""Of the journal that is replayed: operations of a transaction, histories of an item, items of a history."""
+"""Of the replayed journal: operations of a transaction, histories of an item, items of a history."""
 
 
 def chaos(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
     """Kill a service `kills` times while clients write.
 
     repeated     writes that were not answered, or answered 429 or 503
-    full         puts for which there was no room where they belong (507)
-    lost, twice  what the judge of histories says: of operations that were not asked for or share a sequence; of all else
-    found        share of items that are among 50 for a history that they were put with
+    full         puts refused because their part of the tree had no room (507)
+    lost, twice  violations by history_judge.py: `twice` counts unasked operations and shared sequences, `lost` the others
+    found        share of items among the 50 best for a history that they were put with
     """
     run, rng, began, of_service = Run(folder, seed, WORKERS, ITEMS), random.Random(seed), time.perf_counter(), 0
     try:
         run.start()
         with ThreadPoolExecutor(CLIENTS + 1) as pool:
-            working = [pool.submit(run.follower)]
-            working += [pool.submit(_client, run, f"c{number}", run.items[number::CLIENTS]) for number in range(CLIENTS)]
+            jobs = [pool.submit(run.follower)]
+            jobs += [pool.submit(_client, run, f"c{number}", run.items[number::CLIENTS]) for number in range(CLIENTS)]
             try:
                 for _ in range(kills):
                     _wait_for_write(run)
@@ -74,10 +74,10 @@ def chaos(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
                 _wait_for_write(run)
             finally:
                 run.over.set()
-        for one in working:
-            one.result()
+        for job in jobs:
+            job.result()
         run.agree(1)
-        share = _found_by_evidence(run)
+        found_share = _found_by_evidence(run)
     finally:
         run.victim.kill()
     writes = [event for event in run.events if event.kind in WRITES]
@@ -93,7 +93,7 @@ def chaos(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
         "full": sum(event.status == 507 for event in writes),
         "lost": len(violations) - len(twice),
         "twice": len(twice),
-        "found": round(share, 3),
+        "found": round(found_share, 3),
         "seconds": round(time.perf_counter() - began, 1),
         "notes": [*map(str, violations[:20]), *map(str, refused[:5])],
     }
@@ -105,13 +105,13 @@ def _client(run: Run, name: str, items: Sequence[str]) -> None:
     while not run.over.is_set():
         item = rng.choice(items)
         is_there = run.tags[item] is not None
-        wanted = Event("delete", item, 0, 0, 0, name)
+        write = Event("delete", item, 0, 0, 0, name)
         if not is_there or rng.random() < 0.9:
             body = _body(run, rng, f"t{next(run.numbers)}", not is_there or rng.random() < 0.5)
-            wanted = Event("put", item, 0, 0, 0, name, body=body)
+            write = Event("put", item, 0, 0, 0, name, body=body)
         status = 0
         while status in TRANSIENT and not run.over.is_set():
-            status = run.write(wanted)
+            status = run.write(write)
 
 
 def _body(run: Run, rng: random.Random, title: str, has_events: bool) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _body(run: Run, rng: random.Random, title: str, has_events: bool) -> dict[st
 
 
 def _wait_for_write(run: Run) -> None:
-    """Until another write was answered; starts the service again where it has given up."""
+    """Wait for the next answered write; restart the service if it has ended."""
     before = run.highest
 
     def is_answered() -> bool:
@@ -135,14 +135,14 @@ def _wait_for_write(run: Run) -> None:
 
 
 def _found_by_evidence(run: Run, most: int = 200) -> float:
-    """Share of items that are among 50 for the first of the histories that they were put with last."""
+    """Share of items among the 50 best for the first history of their last put."""
     last = {event.id: event for event in run.events if event.kind in WRITES and event.status in WRITTEN}
     evidence = {event.id: event.body["events"][0] for event in last.values() if "events" in event.body}
     hits = 0
-    for item, history in (asked := list(evidence.items())[:most]):
+    for item, history in (queried_items := list(evidence.items())[:most]):
         status, answer = request(run.victim.port, "POST", "/retrieve", {"queries": [{"history": history}], "m": 50})
         hits += status == 200 and any(entry["id"] == item for entry in answer["results"][0]["items"])
-    return hits / max(len(asked), 1)
+    return hits / max(len(queried_items), 1)
 
 
 # -- no room, no right to write ---------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _found_by_evidence(run: Run, most: int = 200) -> float:
 
 @contextmanager
 def disk(folder: Path, size: str = DISK) -> Iterator[Path]:
-    """A file system of that size. Needs the right to mount."""
+    """A file system of the given size. Needs the right to mount."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True, capture_output=True)
     try:
@@ -160,13 +160,13 @@ def disk(folder: Path, size: str = DISK) -> Iterator[Path]:
 
 
 def _remount(folder: Path, how: str) -> None:
-    """Make a file system read-only (ro) or writable (rw), once nobody writes to it any more."""
+    """Make a file system read-only (ro) or writable (rw), once no process writes to it."""
     command = ["mount", "-o", f"remount,{how}", str(folder)]
     wait_for(lambda: subprocess.run(command, capture_output=True).returncode == 0, f"{folder} cannot be mounted {how}")
 
 
 def without_room(folder: Path, read_only: bool) -> dict[str, Any]:
-    """What a service answers while its models folder is full or read-only, and after.
+    """A service's answers while its models folder is full or read-only, and afterwards.
 
     first       status of a put before
     writes      statuses of puts meanwhile
@@ -207,14 +207,14 @@ def without_room(folder: Path, read_only: bool) -> dict[str, Any]:
                     while True:
                         stream.write(b"\0" * 4096)
             writes = {put(f"meanwhile-{number}") for number in range(100)}
-            kept = all(is_found("first") for _ in range(ASKS))
+            first_is_found = all(is_found("first") for _ in range(ASKS))
             retrievals = {retrieved()[0] for _ in range(ASKS)}
             if read_only:
                 _remount(mounted, "rw")
             else:
                 filler.unlink()
             after = put("last"), all(is_found("last") for _ in range(ASKS))
-            return {"first": first, "writes": sorted(writes), "retrievals": sorted(retrievals), "kept": kept, "after": after}
+            return {"first": first, "writes": sorted(writes), "retrievals": sorted(retrievals), "kept": first_is_found, "after": after}
         finally:
             victim.kill()
 
@@ -223,7 +223,7 @@ def without_room(folder: Path, read_only: bool) -> dict[str, Any]:
 
 
 def filled(file: Path, bundle: Bundle, operations: int) -> Journal:
-    """A journal with as many puts of different items, each with five histories, and its place and row under a random parent."""
+    """A journal of puts of different items, each with five histories, placed under a random parent with a random row."""
     journal, rng, numbers = Journal(file), random.Random(0), np.random.default_rng(0)
     tree, width, version = bundle.tree, bundle.graph_scorer.node_dim, bundle.manifest.version
     parents = tree.level(tree.height - 1)
@@ -242,7 +242,7 @@ def filled(file: Path, bundle: Bundle, operations: int) -> Journal:
 
 
 def replay_seconds(folder: Path, operations: int) -> dict[str, float]:
-    """Seconds until a version that was just opened is up to date with a journal, of the processor alone too; of the file's check before."""
+    """Seconds (wall and processor) to replay a journal into a newly opened version, and to check the file before."""
     name = SAMPLE.parent.name
     shutil.copytree(SAMPLE, folder / name / SAMPLE.name)
     settings = Settings(models=folder, device="cpu")
@@ -267,21 +267,21 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--operations", type=int, default=100_000, help="operations of the journal that is replayed")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for part in ("chaos", "replay"):
-            (folder / part).mkdir()
-        found = chaos(folder / "chaos", given.kills, given.seed)
-        write_report(given.json, found)
-        found["replay"] = {key: round(value, 2) for key, value in replay_seconds(folder / "replay", given.operations).items()}
-        for what, read_only in (("disk_full", False), ("read_only", True)):
+        for subfolder in ("chaos", "replay"):
+            (folder / subfolder).mkdir()
+        report = chaos(folder / "chaos", options.kills, options.seed)
+        write_report(options.json, report)
+        report["replay"] = {key: round(value, 2) for key, value in replay_seconds(folder / "replay", options.operations).items()}
+        for failure, read_only in (("disk_full", False), ("read_only", True)):
             try:
-                found[what] = without_room(folder, read_only)
+                report[failure] = without_room(folder, read_only)
             except subprocess.CalledProcessError as error:
-                found[what] = f"not tried: nothing may be mounted here ({error.stderr!r})"
-    print(json.dumps(found, indent=2))
-    write_report(given.json, found)
+                report[failure] = f"not tried: nothing may be mounted here ({error.stderr!r})"
+    print(json.dumps(report, indent=2))
+    write_report(options.json, report)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Three workers serve two versions of a copy of the sample. Clients put, delete and read few items, so that they meet; an administrator
 publishes versions, changes the default to and fro, and removes items from answers; workers are killed and stopped, and the whole service is
 killed or restarted. After each round, with nothing written for a second, every worker is asked for every item of every version. What all
-saw is judged (history_judge.py). Everything random comes from the seed; how threads and processes meet does not. Knows HTTP and processes.
+saw is judged (history_judge.py). The seed fixes all random choices, but not the timing of threads and processes. Knows HTTP and processes.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
 WORKERS, CLIENTS = 3, 6
 ROUND_S = 10.0
 QUIET_S = 1.0
-"""Within which all workers agree."""
+"""Time without writes after which all workers must agree."""
 TIMEOUT_S, CHANGE_S, STOPPED_S = 15.0, 120.0, 3.0
-"""Of a request; of one that changes what serves; longest that a worker is stopped, which must be less than both."""
+"""Time limits of a request, and of one that changes the served versions; the longest stop of a worker, which must be shorter."""
 WAIT_S = 300.0
-"""Until all workers are there."""
+"""Time limit for all workers to be ready."""
 PAUSE_S = 0.2
-"""After a request that was not answered, and between two looks at the feed."""
+"""After a request without an answer, and between two reads of the feed."""
 NEW, OLD = 40, 20
 """Items that come and go, and trained ones."""
 LINES = 30
 SECTION = "history"
-"""By which one retrieval finds all of these items."""
+"""The section of all these items, so that one retrieval finds them."""
 STEPS = {"put": 34, "delete": 10, "bulk": 6, "get": 24, "retrieve": 14, "read own": 12}
 CHANGES = ("publish", "publish", "unload", "unload", "default", "default", "hide", "show", "hide", "show")
 FAILURES = ("kill", "kill", "stop", "stop", "restart", "restart")
@@ -62,7 +62,7 @@ Ask = Callable[[str, str, Any, Mapping[str, str]], tuple[int, Any]]
 
 
 def served_copy(folder: Path, workers: int, log: Path | None = None) -> tuple[Path, Process]:
-    """A models folder with a copy of the sample in a folder, and the service over it, not started yet. log: where its log lies instead."""
+    """A models folder with a copy of the sample in a folder, and the service over it, not started yet. log: another place for its log."""
     shutil.copytree(SAMPLE.parent, folder / "models" / SAMPLE.parent.name)
     settings = {"ESPALIER_MODELS": str(folder / "models"), "ESPALIER_DEVICE": "cpu"}
     settings |= {"ESPALIER_ADMIN_KEYS": KEY, "ESPALIER_WRITE_KEYS": "a-key-that-only-writes"}  # without which writing is off
@@ -70,11 +70,11 @@ def served_copy(folder: Path, workers: int, log: Path | None = None) -> tuple[Pa
 
 
 class Run:
-    """A service, and what all threads know of it.
+    """A service, and the state that all threads share.
 
     new          items that come and go
-    events, log  what was asked and answered, what the feed has
-    tags         the last sequence that was seen of an item; 0: as it was trained, None: there is none
+    events, log  requests with their answers; operations of the feed
+    tags         item → its last known sequence; 0: as trained, None: the item does not exist
     """
 
     def __init__(self, folder: Path, seed: int, workers: int = WORKERS, new: int = NEW) -> None:
@@ -91,7 +91,7 @@ class Run:
         self.slowest_s: dict[str, float] = {}
         self.highest = 0
         self.began, self.numbers, self.over = time.monotonic(), itertools.count(1), threading.Event()
-        self.calm = threading.Event()  # the failures of the round are through
+        self.calm = threading.Event()  # the failures of the round are over
         self._seed, self._pages, self._versions = seed, 0, list[int]()
         self._hidden: list[str] = []
 
@@ -103,21 +103,21 @@ class Run:
     def ask(
         self, kind: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, via: Ask | None = None
     ) -> tuple[Event, Any]:
-        """Its times and status, and the document. via: another connection than one of its own."""
-        known = HEADERS | dict(headers or {})
+        """Send a request; its event and the answer's document. via: a connection to use instead of a new one."""
+        all_headers = HEADERS | dict(headers or {})
         sent = time.monotonic() - self.began
         timeout_s = CHANGE_S if kind in CHANGES else TIMEOUT_S
-        of_its_own: Ask = partial(request, self.victim.port, timeout_s=timeout_s)
-        status, document = (via or of_its_own)(method, f"/models/{self.name}{path}" if path != "/retrieve" else path, body, known)
+        new_connection: Ask = partial(request, self.victim.port, timeout_s=timeout_s)
+        status, document = (via or new_connection)(method, f"/models/{self.name}{path}" if path != "/retrieve" else path, body, all_headers)
         answered = time.monotonic() - self.began
         self.kinds[kind] += status not in (0, 503)
         self.statuses[f"{kind} {status}"] += 1
         self.slowest_s[kind] = max(self.slowest_s.get(kind, 0.0), round(answered - sent, 2))
-        gave_up = status == 0 and answered - sent >= timeout_s
-        if status in (0, 503) and not gave_up:
+        has_given_up = status == 0 and answered - sent >= timeout_s
+        if status in (0, 503) and not has_given_up:
             self.over.wait(PAUSE_S)
         text = "" if isinstance(document, list) or status == 200 else str(document)[:200]
-        return Event(kind, "", sent, math.inf if gave_up else answered, status, outcome=text), document
+        return Event(kind, "", sent, math.inf if has_given_up else answered, status, outcome=text), document
 
     # -- clients --------------------------------------------------------------------------------------------------------
 
@@ -131,20 +131,20 @@ class Run:
                 body = self._body(rng, item, if_match) if kind == "put" else {}
                 if kind == "delete" and rng.random() < 0.3:
                     body = {"source_version": next(self.numbers)}
-                wanted = Event(kind, item, 0, 0, 0, name, body=body, if_match=if_match, if_new=if_match is None and rng.random() < 0.1)
-                if self.write(wanted) in TRANSIENT and rng.random() < 0.5:
-                    self.write(wanted)
+                write = Event(kind, item, 0, 0, 0, name, body=body, if_match=if_match, if_new=if_match is None and rng.random() < 0.1)
+                if self.write(write) in TRANSIENT and rng.random() < 0.5:
+                    self.write(write)
             elif kind == "bulk":
-                few = rng.sample(self.items, rng.randint(1, len(self.items)))
-                lines = [(rng.choice(few), rng.random() < 0.8) for _ in range(rng.randint(1, LINES))]
-                self.bulk([(one, self._body(rng, one) if is_put else None) for one, is_put in lines], name)
+                candidate_items = rng.sample(self.items, rng.randint(1, len(self.items)))
+                lines = [(rng.choice(candidate_items), rng.random() < 0.8) for _ in range(rng.randint(1, LINES))]
+                self.bulk([(line_item, self._body(rng, line_item) if is_put else None) for line_item, is_put in lines], name)
             elif kind == "get":
                 self.get(item, name)
             else:
                 self.retrieve(kind, rng.choice([None, *self._versions]), self.highest if kind == "read own" else 0, name)
 
     def _body(self, rng: random.Random, item: str, if_match: int | None = None) -> dict[str, Any]:
-        """A put of fields, and perhaps evidence; or of evidence alone, where it fails if there is no such item."""
+        """A put of fields and perhaps evidence, or of evidence alone if the write requires that the item exists."""
         number = next(self.numbers)
         body: dict[str, Any] = {"fields": {"title": f"t{number}", "section": SECTION}}
         needs_evidence = self.tags[item] is None and item not in self.trained
@@ -162,13 +162,13 @@ class Run:
             body["valid_until"] = f"{rng.randint(2100, 2900)}-01-01T00:00:00Z"
         return body
 
-    def write(self, wanted: Event) -> int:
-        headers = {} if wanted.if_match is None else {"If-Match": f'"{wanted.if_match}"'}
-        headers |= {"If-None-Match": "*"} if wanted.if_new else {}
-        is_put = wanted.kind == "put"
-        query = "" if is_put or not wanted.body else f"?source_version={wanted.body['source_version']}"
-        event, answer = self.ask(wanted.kind, wanted.kind.upper(), self._path(wanted.id) + query, wanted.body if is_put else None, headers)
-        self._note(replace(wanted, sent=event.sent, answered=event.answered, status=event.status, outcome=event.outcome), answer)
+    def write(self, draft: Event) -> int:
+        headers = {} if draft.if_match is None else {"If-Match": f'"{draft.if_match}"'}
+        headers |= {"If-None-Match": "*"} if draft.if_new else {}
+        is_put = draft.kind == "put"
+        query = "" if is_put or not draft.body else f"?source_version={draft.body['source_version']}"
+        event, answer = self.ask(draft.kind, draft.kind.upper(), self._path(draft.id) + query, draft.body if is_put else None, headers)
+        self._note(replace(draft, sent=event.sent, answered=event.answered, status=event.status, outcome=event.outcome), answer)
         return event.status
 
     def bulk(self, lines: Sequence[tuple[str, dict[str, Any] | None]], by: str) -> None:
@@ -178,8 +178,8 @@ class Run:
         number = next(self.numbers)
         for (item, body), answer in itertools.zip_longest(lines, answers if isinstance(answers, list) else ()):
             status = answer["status"] if answer else 0 if event.status == 200 else event.status
-            wanted = replace(event, kind="delete" if body is None else "put", id=item, status=status, by=by, body=body or {}, bulk=number)
-            self._note(wanted, answer)
+            write = replace(event, kind="delete" if body is None else "put", id=item, status=status, by=by, body=body or {}, bulk=number)
+            self._note(write, answer)
 
     def _note(self, event: Event, answer: Any) -> None:
         if event.status in WRITTEN:
@@ -231,7 +231,7 @@ class Run:
     # -- the administrator, and failures --------------------------------------------------------------------------------
 
     def admin(self, rng: random.Random) -> None:
-        """Everything once, and again until the failures are through. What is not answered is asked for again."""
+        """Make every change once, and again until the failures are over. Repeat a change that got no answer."""
         steps: list[str] = []
         while steps or not self.calm.is_set():
             steps = steps or rng.sample(CHANGES, len(CHANGES))
@@ -296,25 +296,25 @@ class Run:
     # -- rounds ---------------------------------------------------------------------------------------------------------
 
     def round(self, number: int) -> None:
-        """Everything at once for ROUND_S, and until the administrator and the failures are through. Raises what a thread raises."""
+        """Run all threads for ROUND_S, and until administrator and failures are done. Raises the exceptions of threads."""
         until = time.monotonic() + ROUND_S
         self.over.clear()
         self.calm.clear()
         with ThreadPoolExecutor(CLIENTS + 3) as pool:
-            rngs = [random.Random(f"{self._seed} {number} {one}") for one in range(CLIENTS + 2)]
-            ending = [pool.submit(self.admin, rngs.pop()), pool.submit(self.fail, rngs.pop())]
-            going = [pool.submit(self.follower), *(pool.submit(self.client, rng, f"c{one}") for one, rng in enumerate(rngs))]
+            rngs = [random.Random(f"{self._seed} {number} {client}") for client in range(CLIENTS + 2)]
+            ending_jobs = [pool.submit(self.admin, rngs.pop()), pool.submit(self.fail, rngs.pop())]
+            endless_jobs = [pool.submit(self.follower), *(pool.submit(self.client, rng, f"c{client}") for client, rng in enumerate(rngs))]
             try:
-                for one in ending:
-                    one.result()
+                for job in ending_jobs:
+                    job.result()
                 time.sleep(max(until - time.monotonic(), 0))
             finally:
                 self.over.set()
-        for one in going:
-            one.result()
+        for job in endless_jobs:
+            job.result()
 
     def agree(self, number: int) -> None:
-        """Ask every worker for every item of every version. Raises RuntimeError where they are not there."""
+        """Ask every worker for every item of every version. Raises RuntimeError if a worker is missing or the feed goes on."""
         connections = self._connections()
         time.sleep(QUIET_S)
         for _ in range(5):
@@ -335,12 +335,12 @@ class Run:
 
     def _connections(self) -> list[http.client.HTTPConnection]:
         """A connection to each worker, once all are ready."""
-        give_up = time.monotonic() + WAIT_S
-        while time.monotonic() < give_up:
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
             with suppress(OSError, http.client.HTTPException, RuntimeError):
-                (found,) = connections_to(("127.0.0.1", self.victim.port), self._workers, 1)
-                if all(exchange(connection, "GET", "/readyz")[0] == 200 for connection in found):
-                    return found
+                (connections,) = connections_to(("127.0.0.1", self.victim.port), self._workers, 1)
+                if all(exchange(connection, "GET", "/readyz")[0] == 200 for connection in connections):
+                    return connections
             time.sleep(PAUSE_S)
         raise RuntimeError(f"{self._workers} workers are not ready after {WAIT_S:g} s")
 
@@ -388,25 +388,25 @@ def live_history(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
 
 
 def _history(run: Run, violation: Violation, most: int = 50) -> list[dict[str, Any]]:
-    """What was asked of an item before a violation, and what the feed has of it."""
+    """Requests about an item before a violation, and its operations in the feed."""
     events = [event for event in run.events if event.sent <= violation.at and (event.id == violation.id or event.shown is not None)]
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for event in sorted(events, key=lambda event: event.sent)[-most:]:
-        said = {name: value for name, value in asdict(event).items() if value and value != math.inf and name not in ("id", "shown")}
-        said |= {"state": event.state._asdict()} if event.state else {}
-        found.append(said if event.shown is None else said | {"shown": event.shown.get(violation.id)})
-    return [*found, *({"feed": entry.state._asdict()} for entry in [entry for entry in run.log if entry.id == violation.id][-most:])]
+        entry_fields = {name: value for name, value in asdict(event).items() if value and value != math.inf and name not in ("id", "shown")}
+        entry_fields |= {"state": event.state._asdict()} if event.state else {}
+        entries.append(entry_fields if event.shown is None else entry_fields | {"shown": event.shown.get(violation.id)})
+    return [*entries, *({"feed": entry.state._asdict()} for entry in [entry for entry in run.log if entry.id == violation.id][-most:])]
 
 
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default %(default)g)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default %(default)s)")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        row = live_history(Path(name), 60 * given.minutes, given.seed)
+        row = live_history(Path(name), 60 * options.minutes, options.seed)
     print(json.dumps(row, indent=1))
-    write_report(given.json, {"rows": [row]})
+    write_report(options.json, {"rows": [row]})
     sys.exit(1 if row["violations"] else 0)
 
 

@@ -1,4 +1,4 @@
-"""Writes beside retrievals, on two workers: how soon an item that was put is found, what that costs retrieval, and how fast a bulk is.
+"""Writes during retrievals, on two workers: when a new item is found, how much slower retrieval gets, and how fast a bulk is.
 
     python -m benchmarks.live_load --json FILE [--model models/debian-depends/1] [--bulk MODEL ...]
 
@@ -41,10 +41,11 @@ WORKERS, M, LOAD_SHARE = 2, 50, 0.7
 CLIENTS = 16
 ARRIVING_CLIENTS = 16
 MOST_REFUSED, STEP = 0.01, 0.9
-"""Share of retrievals that may be refused at a rate that counts as what the workers can answer, and from one tried rate to the next."""
+"""Largest share of refused retrievals at a rate that counts as capacity; factor from one tried rate to the next."""
 COST_PER_S = 50
-"""Puts a second whose processor time is measured."""
+"""Puts a second while processor time is measured."""
 KEY = "live-load-write-key"
+COUNTS = ("found_at_once", "found_later", "invisible", "refused", "asked")
 
 
 def main() -> None:
@@ -59,13 +60,13 @@ def main() -> None:
     parser.add_argument("--arriving", type=float, nargs="*", default=[200.0, 400.0], help="puts a second beside nothing else")
     parser.add_argument("--bulk-items", type=int, default=2000, help="items of a bulk (default %(default)s)")
     options = parser.parse_args()
-    found = measured(options.model, options.puts, options.seconds, options.rounds, options.share)
-    found["bulk"] = [bulk(model, options.bulk_items) for model in ([options.model] if options.bulk is None else options.bulk)]
-    found["puts_per_s_offered"] = options.puts
-    found["put_cost"] = put_cost(options.model, options.cost_items)
-    found["arriving"] = [arriving(options.model, 4 * options.cost_items, per_s) for per_s in options.arriving]
-    print(json.dumps(found, indent=1))
-    write_report(options.json, found)
+    report = measured(options.model, options.puts, options.seconds, options.rounds, options.share)
+    report["bulk"] = [bulk(model, options.bulk_items) for model in ([options.model] if options.bulk is None else options.bulk)]
+    report["puts_per_s_offered"] = options.puts
+    report["put_cost"] = put_cost(options.model, options.cost_items)
+    report["arriving"] = [arriving(options.model, 4 * options.cost_items, per_s) for per_s in options.arriving]
+    print(json.dumps(report, indent=1))
+    write_report(options.json, report)
 
 
 @contextmanager
@@ -98,74 +99,74 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
         writer = Target(*address, headers={"Authorization": f"Bearer {KEY}"})
         requests = [request_bytes("/retrieve", {"model": name, "queries": [query.body()], "m": M}) for query in queries]
         closed_loop(address, requests, CLIENTS, 2)  # warm
-        most = len([one for one in closed_loop(address, requests, CLIENTS, seconds / 2) if one.status == 200]) / (seconds / 2)
-        asked = WORKERS * puts_per_s
-        without, beside, probed, lost = list[dict[str, Any]](), list[dict[str, Any]](), list[Probed](), 0
+        answers = closed_loop(address, requests, CLIENTS, seconds / 2)
+        capacity = sum(answer.status == 200 for answer in answers) / (seconds / 2)
+        probes_per_s = WORKERS * puts_per_s
+        quiet, busy, probes, lost_items = list[dict[str, Any]](), list[dict[str, Any]](), list[Probed](), 0
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # so that the two loads do not share an interpreter
-            capacity = most
             while refused_share(pool.submit(retrieved, address, requests, capacity, seconds / 2, 0).result()) > MOST_REFUSED:
                 capacity *= STEP
             offered = share * capacity
             with Prober(address, name, KEY, WORKERS, M) as prober:
                 for number in range(rounds):
-                    without.append(pool.submit(retrieved, address, requests, offered, seconds, number).result())
-                    running = pool.submit(retrieved, address, requests, max(offered - asked, 1.0), seconds, number)
+                    quiet.append(pool.submit(retrieved, address, requests, offered, seconds, number).result())
+                    load_job = pool.submit(retrieved, address, requests, max(offered - probes_per_s, 1.0), seconds, number)
                     items = items_of(queries, f"round-{number}-", round(puts_per_s * seconds), number)
-                    probed.append(prober.run(items, puts_per_s))
-                    beside.append(running.result())
-                    lost += lost_of(address, name, KEY, probed[-1])
+                    probes.append(prober.run(items, puts_per_s))
+                    busy.append(load_job.result())
+                    lost_items += lost_of(address, name, KEY, probes[-1])
                     delete_all(writer, name, [item.id for item in items])
-                    print(f"round {number + 1}: {beside[-1]['p99_ms']:.1f} ms p99 beside {without[-1]['p99_ms']:.1f} without", flush=True)
+                    print(f"round {number + 1}: {busy[-1]['p99_ms']:.1f} ms p99 beside {quiet[-1]['p99_ms']:.1f} without", flush=True)
     medians = {
-        "visible_p99_ms": [percentile_ms(one.visible_s, 99) for one in probed],
-        "visible_p50_ms": [percentile_ms(one.visible_s, 50) for one in probed],
-        "answered_p99_ms": [percentile_ms(one.answered_s, 99) for one in probed],
-        "puts_per_s": [one.per_s for one in probed],
-        **{f"retrieve_{name}": [one[name] for one in beside] for name in ("p99_ms", "p50_ms")},
-        **{f"retrieve_{name}_without": [one[name] for one in without] for name in ("p99_ms", "p50_ms")},
-        "client_cores": [one["cpu_s"] / seconds for one in beside],
-        "refused_share": [refused_share(one) for one in beside],
-        "refused_share_without": [refused_share(one) for one in without],
+        "visible_p99_ms": [percentile_ms(probe.visible_s, 99) for probe in probes],
+        "visible_p50_ms": [percentile_ms(probe.visible_s, 50) for probe in probes],
+        "answered_p99_ms": [percentile_ms(probe.answered_s, 99) for probe in probes],
+        "puts_per_s": [probe.per_s for probe in probes],
+        **{f"retrieve_{name}": [load[name] for load in busy] for name in ("p99_ms", "p50_ms")},
+        **{f"retrieve_{name}_without": [load[name] for load in quiet] for name in ("p99_ms", "p50_ms")},
+        "client_cores": [load["cpu_s"] / seconds for load in busy],
+        "refused_share": [refused_share(load) for load in busy],
+        "refused_share_without": [refused_share(load) for load in quiet],
     }
     return {
         "model": name,
         "capacity_per_s": capacity,
         "offered_per_s": offered,
         **{name: float(np.median(values)) for name, values in medians.items()},
-        "lost": lost,
-        "acknowledged": sum(len(one.sequences) for one in probed),
-        "sequences_twice": sum(len(one.sequences) - len(set(one.sequences.values())) for one in probed),
-        **{name: sum(getattr(one, name) for one in probed) for name in ("found_at_once", "found_later", "invisible", "refused", "asked")},
-        "visible_but_not_among_m": sum(one.seen for one in probed),
-        "statuses": {"without": [one["statuses"] for one in without], "beside": [one["statuses"] for one in beside]},
-        "put_statuses": [one.statuses for one in probed],
+        "lost": lost_items,
+        "acknowledged": sum(len(probe.sequences) for probe in probes),
+        "sequences_twice": sum(len(probe.sequences) - len(set(probe.sequences.values())) for probe in probes),
+        **{name: sum(getattr(probe, name) for probe in probes) for name in COUNTS},
+        "visible_but_not_among_m": sum(probe.seen for probe in probes),
+        "statuses": {"without": [load["statuses"] for load in quiet], "beside": [load["statuses"] for load in busy]},
+        "put_statuses": [probe.statuses for probe in probes],
     }
 
 
 def retrieved(address: tuple[str, int], requests: Sequence[bytes], per_s: float, seconds: float, seed: int) -> dict[str, Any]:
-    """Retrievals at random times, in a process of its own."""
+    """Figures of retrievals at random times. Runs in another process."""
     began_s = time.process_time()
     answered = open_loop(address, requests, per_s, seconds, seed, keep=lambda body: b"")
     cpu_s = time.process_time() - began_s
-    p50_ms, p99_ms = percentiles_ms([one for one in answered if one.status == 200])
+    p50_ms, p99_ms = percentiles_ms([answer for answer in answered if answer.status == 200])
     return {"p50_ms": p50_ms, "p99_ms": p99_ms, "statuses": statuses(answered), "cpu_s": cpu_s}
 
 
 def refused_share(answers: dict[str, Any]) -> float:
-    """Which share of the retrievals was not answered with items."""
+    """Share of the retrievals that got no items."""
     counts: dict[str, int] = answers["statuses"]
     return 1 - counts.get("200", 0) / sum(counts.values())
 
 
 def put_cost(model: Path, count: int) -> dict[str, Any]:
-    """Milliseconds of processor time of a put, in the worker that takes it and in each other one, beside nothing else.
+    """Processor milliseconds of a put, in the worker that answers it and in each other worker, without other load.
 
-    What the workers take without puts, in as many seconds, is not counted. A process's time is read from the scheduler. `in_turn_ms` is
-    that of all workers together where they take the puts in turn, so that each finds another one's writes before its own.
+    The workers' time without puts, in as many seconds, is subtracted. Times come from the scheduler. `in_turn_ms` is the sum over all
+    workers if they answer puts in turn, so that each must first apply another worker's writes.
     """
     queries = held_out(Bundle.open(model, verify=False))
     with started(model) as (process, name):
-        writers = [own[0] for own in connections_to(("127.0.0.1", process.port), WORKERS, 1)]
+        writers = [connections[0] for connections in connections_to(("127.0.0.1", process.port), WORKERS, 1)]
 
         def paced(items: Sequence[Item], writers: Sequence[HTTPConnection] = writers[:1]) -> list[float]:
             """Processor milliseconds of each worker while items are put, or while nothing is."""
@@ -180,35 +181,35 @@ def put_cost(model: Path, count: int) -> dict[str, Any]:
             put(writers[0], name, item)
         idle, busy = paced([]), paced(items_of(queries, "cost-", count, 0))
         in_turn = paced(items_of(queries, "turns-", count, 2), writers)
-    taken, *others = sorted(((b - i) / count for b, i in zip(busy, idle, strict=True)), reverse=True)
+    taking_ms, *following_ms = sorted(((b - i) / count for b, i in zip(busy, idle, strict=True)), reverse=True)
     all_ms = (sum(in_turn) - sum(idle)) / count
-    return {"puts": count, "per_s": COST_PER_S, "taking_ms": taken, "following_ms": others, "in_turn_ms": all_ms}
+    return {"puts": count, "per_s": COST_PER_S, "taking_ms": taking_ms, "following_ms": following_ms, "in_turn_ms": all_ms}
 
 
 def arriving(model: Path, count: int, per_s: float) -> dict[str, Any]:
-    """Puts at even distances over connections to all workers: processor time of one in all of them, and when it is answered."""
+    """Evenly paced puts over connections to all workers: processor time of a put, summed over workers, and latency."""
     queries = held_out(Bundle.open(model, verify=False))
     with started(model) as (process, name), ThreadPoolExecutor(ARRIVING_CLIENTS) as pool:
-        free: SimpleQueue[HTTPConnection] = SimpleQueue()
-        for own in connections_to(("127.0.0.1", process.port), WORKERS, ARRIVING_CLIENTS // WORKERS):
-            for connection in own:
-                free.put(connection)
+        free_connections: SimpleQueue[HTTPConnection] = SimpleQueue()
+        for worker_connections in connections_to(("127.0.0.1", process.port), WORKERS, ARRIVING_CLIENTS // WORKERS):
+            for connection in worker_connections:
+                free_connections.put(connection)
 
-        def answered(item: Item, due: float) -> float:
-            connection = free.get()
+        def answer_time_s(item: Item, due: float) -> float:
+            connection = free_connections.get()
             put(connection, name, item)
-            free.put(connection)
+            free_connections.put(connection)
             return time.perf_counter() - due
 
         for item in items_of(queries, "warm-", 50, 1):
-            answered(item, 0.0)
+            answer_time_s(item, 0.0)
         before, began = sum(map(cpu_ms, process.workers())), time.perf_counter()
-        putting = []
+        put_jobs = []
         for number, item in enumerate(items_of(queries, "arriving-", count, 0)):
             due = began + number / per_s
             time.sleep(max(due - time.perf_counter(), 0))
-            putting.append(pool.submit(answered, item, due))
-        answered_s = [one.result() for one in putting]
+            put_jobs.append(pool.submit(answer_time_s, item, due))
+        answered_s = [job.result() for job in put_jobs]
         cpu = (sum(map(cpu_ms, process.workers())) - before) / count
     return {
         "per_s": per_s,
@@ -240,8 +241,8 @@ def put(connection: HTTPConnection, name: str, item: Item) -> None:
         raise RuntimeError(f"a put of {item.id} was answered {status}")
 
 
-def cpu_ms(pid: int) -> float:
-    """Processor time of all threads of a process that still are."""
+def cpu_ms(pid: int | None) -> float:
+    """Processor milliseconds of a process's living threads."""
     return sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e6
 
 
@@ -274,7 +275,7 @@ def bulk(model: Path, count: int) -> dict[str, Any]:
 
 
 def worker_cpu_s(port: int) -> float:
-    """Processor time of all workers so far, which they measure once a second at most."""
+    """Processor seconds of all workers so far. Workers update the metric at most once a second."""
     time.sleep(1.1)
     return sum(seconds for _, seconds in samples(port, "espalier_worker_cpu_seconds_total"))
 

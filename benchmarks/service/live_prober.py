@@ -1,4 +1,4 @@
-"""Puts items at a rate and asks each worker for each of them at once, over connections that are known to be that worker's.
+"""Puts items at a rate, and asks each worker for each item at once, over connections to that worker.
 
 A retrieval that is refused (429) is sent again after PAUSE_S, as clients do, and its pause counts in the time until the item is visible.
 Retry-After is not followed: it is whole seconds, and one refusal would hide how soon the item is found.
@@ -23,7 +23,7 @@ from loadtest.writes import WRITTEN
 
 THREADS = 12
 PATIENCE_S = 2.0
-"""How long an item that a worker does not know is asked for again."""
+"""How long a worker is asked again for an item that it does not know."""
 PAUSE_S = 0.05
 """Between two retrievals for an item: about the mean of the first random pause of `espalier_client`."""
 
@@ -39,15 +39,15 @@ class Item(NamedTuple):
 
 
 def items_of(queries: Sequence[Query], prefix: str, count: int, seed: int) -> list[Item]:
-    """Items whose evidence are queries: of histories a random part of one, so that few items have the same."""
+    """Items with queries as their evidence; of a history only a random part, so that few items have the same."""
     rng = np.random.default_rng(seed)
     items = []
     for n in range(count):
         query = queries[int(rng.integers(len(queries)))]
         values: Any = query.values
         if query.kind == "history":
-            keep = rng.random(len(values)) < 0.7
-            values = tuple(item for item, kept in zip(values, keep, strict=True) if kept) or values
+            keeps = rng.random(len(values)) < 0.7
+            values = tuple(item for item, is_kept in zip(values, keeps, strict=True) if is_kept) or values
         event = values if not isinstance(values, dict) else dict(zip(values["indices"], values["values"], strict=True))
         items.append(Item(f"{prefix}{n}", event, {query.kind: list(values) if isinstance(values, tuple) else values}))
     return items
@@ -55,15 +55,15 @@ def items_of(queries: Sequence[Query], prefix: str, count: int, seed: int) -> li
 
 @dataclass
 class Probed:
-    """What became of a run.
+    """The results of a run.
 
     visible_s, answered_s  from the request of a PUT until both workers had answered with the item, and until its own answer
     sequences              of the acknowledged items
     found_at_once          items that each worker's first answer after the acknowledgement held
     found_later            those that took more answers
-    seen                   those that never were among the best, and that every worker knows
+    seen                   those that every worker knows, but that were never among the best
     invisible              those that a worker did not know after PATIENCE_S
-    refused                retrievals that were refused (429) or late, which say nothing of an item and were sent again after a pause
+    refused                retrievals that were refused (429) or late; they were sent again after a pause
     asked                  retrievals of these probes, explanations among them
     """
 
@@ -85,7 +85,7 @@ def percentile_ms(seconds: Sequence[float], percent: float) -> float:
 
 
 class Prober:
-    """Its threads have a connection to each worker, and one to write. A context manager that closes them."""
+    """Each thread has a connection to every worker, and one for writes. A context manager that closes them."""
 
     def __init__(self, address: tuple[str, int], model: str, key: str, workers: int, m: int) -> None:
         self._address, self._model, self._m = address, model, m
@@ -126,36 +126,36 @@ class Prober:
 
     def _probe(self, item: Item, writer: http.client.HTTPConnection, readers: Sequence[http.client.HTTPConnection], probed: Probed) -> None:
         values = next(iter(item.query.values()))
-        sent = time.perf_counter()
+        sent_s = time.perf_counter()
         status, answer = exchange(writer, "PUT", f"/models/{self._model}/items/{item.id}", {"events": [values]}, self._headers)
-        answered = time.perf_counter()
-        first, found_s, refused, asked = 0, 0.0, 0, 0
+        answered_s = time.perf_counter()
+        found_first, found_s, refused, retrievals = 0, 0.0, 0, 0
         missing = []
         if status in (200, 201):
             for reader in readers:
-                answers, found = 0, False
-                while not found and time.perf_counter() < answered + PATIENCE_S:
-                    if answers and not self._is_unknown(reader, item):  # it is there, and not among the best: asking again is load alone
+                answers, is_found = 0, False
+                while not is_found and time.perf_counter() < answered_s + PATIENCE_S:
+                    if answers and not self._is_unknown(reader, item):  # known, but not among the best: asking again is no use
                         break
-                    seen = self._finds(reader, item)
-                    asked += 1 + (answers > 0)
-                    refused += seen is None
-                    answers += seen is not None
-                    found = bool(seen)
-                    if not found:
+                    found_or_none = self._finds(reader, item)
+                    retrievals += 1 + (answers > 0)
+                    refused += found_or_none is None
+                    answers += found_or_none is not None
+                    is_found = bool(found_or_none)
+                    if not is_found:
                         time.sleep(PAUSE_S)
-                found_s = max(found_s, time.perf_counter() - sent)
-                first += found and answers == 1
-                if not found:
+                found_s = max(found_s, time.perf_counter() - sent_s)
+                found_first += is_found and answers == 1
+                if not is_found:
                     missing.append(reader)
         unknown = any(self._is_unknown(reader, item) for reader in missing)
         with self._lock:
             probed.statuses[status] += 1
             probed.refused += refused
-            probed.asked += asked
+            probed.asked += retrievals
             if status in WRITTEN:
                 probed.sequences[item.id] = answer["sequence"]
-                probed.answered_s.append(answered - sent)
+                probed.answered_s.append(answered_s - sent_s)
             if status not in (200, 201):
                 return
             if missing:
@@ -163,13 +163,13 @@ class Prober:
                 probed.seen += not unknown
                 return
             probed.visible_s.append(found_s)
-            probed.found_at_once += first == len(readers)
-            probed.found_later += first < len(readers)
+            probed.found_at_once += found_first == len(readers)
+            probed.found_later += found_first < len(readers)
 
     def _finds(self, reader: http.client.HTTPConnection, item: Item) -> bool | None:
-        """Whether an answer holds an item; None where there was no answer."""
+        """Whether an answer holds the item; None if there was no answer."""
         status, answer = exchange(reader, "POST", "/retrieve", {"model": self._model, "queries": [item.query], "m": self._m})
-        return any(found["id"] == item.id for found in answer["results"][0]["items"]) if status == 200 else None
+        return any(entry["id"] == item.id for entry in answer["results"][0]["items"]) if status == 200 else None
 
     def _is_unknown(self, reader: http.client.HTTPConnection, item: Item) -> bool:
         body = {"model": self._model, "queries": [item.query], "m": self._m, "explain_items": [item.id]}
@@ -181,11 +181,11 @@ class Prober:
 
 
 def lost_of(address: tuple[str, int], model: str, key: str, probed: Probed) -> int:
-    """Acknowledged items that are not there, or with another sequence than was acknowledged."""
+    """How many acknowledged items are missing or have another sequence than was acknowledged."""
     connection = http.client.HTTPConnection(*address, timeout=30)
-    lost = 0
+    lost_items = 0
     for item, sequence in probed.sequences.items():
         status, document = exchange(connection, "GET", f"/models/{model}/items/{item}", None, {"Authorization": f"Bearer {key}"})
-        lost += status != 200 or document["sequence"] != sequence
+        lost_items += status != 200 or document["sequence"] != sequence
     connection.close()
-    return lost
+    return lost_items

@@ -1,9 +1,9 @@
-"""What the service adds to a search: POST /retrieve over a trivial engine, beside a bare FastAPI route that answers a constant.
+"""The time that the service adds to a search: POST /retrieve over a trivial engine, compared to a FastAPI route that answers a constant.
 
     python -m benchmarks.service_overhead --json FILE
 
 The server is one process on one core, the client (closed loop, keep-alive) runs on another. Requests hold 20-item histories and ask
-for 50 items; the bare route validates the same request with pydantic and answers the same document with orjson.
+for 50 items. The compared route validates the same request with pydantic and answers the same document with orjson.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from starlette.responses import Response
 from benchmarks.random_bundles import make_bundle
 from benchmarks.report_file import command_line, print_row, write_report
 from benchmarks.service.serving import serving
-from espalier.bundle import Bundle
 from espalier.engines.stages import ParentsFound
 from espalier.queries import QueryBatch
-from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.tree import complete_tree
 from loadtest.loops import closed_loop, percentiles_ms, request_bytes
 from service.__main__ import listen
@@ -42,7 +41,7 @@ CONCURRENCY = (1, 16)
 
 
 class TrivialEngine:
-    """Answers the items 0 … m − 1, whatever was asked."""
+    """Answers every query with the items 0 … m − 1."""
 
     name, rounding = "trivial", 0.0
 
@@ -61,7 +60,7 @@ class TrivialEngine:
     candidates = search
 
     def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
-        """Nobody places items here."""
+        """Not needed: this benchmark places no items."""
         raise NotImplementedError
 
 
@@ -77,12 +76,12 @@ def main() -> None:
         return
     cells = [(case, concurrency) for case in CASES for concurrency in CONCURRENCY]
     rounds = [[measure(*cell, options.seconds) for cell in cells] for _ in range(options.rounds)]
-    rows = [median(list(found)) for found in zip(*rounds, strict=True)]
-    bare, service = (row for row in rows if row["concurrency"] == CONCURRENCY[-1])
-    alone = rows[len(CONCURRENCY)]
+    rows = [median(list(measurements)) for measurements in zip(*rounds, strict=True)]
+    bare_row, service_row = (row for row in rows if row["concurrency"] == CONCURRENCY[-1])
+    single_client_row = rows[len(CONCURRENCY)]
     summary = {
-        "overhead_p50_ms": alone["p50_ms"] - alone["engine_p50_ms"],
-        "share_of_bare_route": service["requests_per_s"] / bare["requests_per_s"],
+        "overhead_p50_ms": single_client_row["p50_ms"] - single_client_row["engine_p50_ms"],
+        "share_of_bare_route": service_row["requests_per_s"] / bare_row["requests_per_s"],
     }
     for row in (*rows, summary):
         print_row(row)
@@ -97,9 +96,8 @@ def measure(case: str, concurrency: int, seconds: float) -> dict[str, Any]:
         closed_loop(("127.0.0.1", port), [_request()], 1, 0.5)  # warm
         answered = closed_loop(("127.0.0.1", port), [_request()], concurrency, seconds)
         os.sched_setaffinity(0, cores)
-    wrong = [answer for answer in answered if answer.status != 200]
-    if wrong:
-        raise RuntimeError(f"{case}: {wrong[0].status} {wrong[0].body.decode(errors='replace')}")
+    if refused := [answer for answer in answered if answer.status != 200]:
+        raise RuntimeError(f"{case}: {refused[0].status} {refused[0].body.decode(errors='replace')}")
     engine = [orjson.loads(answer.body)["timing"]["search_ms"] for answer in answered[::16]]
     p50_ms, p99_ms = percentiles_ms(answered)
     return {
@@ -127,13 +125,13 @@ def serve(case: str, port: int) -> None:
             limits: dict[str, Any] = {"beam_size": M, "m": M, "max_beam_size": ITEMS, "max_m": ITEMS}
             make_bundle(Path(folder), rng, tree, name="trivial", length=HISTORY, **limits)
             settings = Settings(models=Path(folder))
-            Server(create_app(settings, EngineSource(_open_trivial)), settings).serve_on(listening)
+            Server(create_app(settings, EngineSource(lambda *_: TrivialEngine())), settings).serve_on(listening)
         return
     app = FastAPI()
     answer = _constant_answer()
 
     @app.post("/retrieve")
-    async def bare(request: RetrieveRequest) -> Response:
+    async def retrieve(request: RetrieveRequest) -> Response:
         return Response(orjson.dumps(answer), media_type="application/json")
 
     @app.get("/readyz")
@@ -141,10 +139,6 @@ def serve(case: str, port: int) -> None:
         return Response()
 
     uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False)).run(sockets=[listening])
-
-
-def _open_trivial(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:
-    return TrivialEngine()
 
 
 def _constant_answer() -> dict[str, Any]:

@@ -24,16 +24,16 @@ from prometheus_client.parser import text_string_to_metric_families
 READY_S = 300.0
 JSON = {"Content-Type": "application/json"}
 PROCESS_DIGITS = 12
-"""Of an X-Request-Id: which process gave it."""
+"""First digits of an X-Request-Id, which name the process."""
 ATTEMPTS, EACH_TURN, TURN_S = 500, 10, 0.1
-"""Connections that are opened in search of every worker."""
+"""Most connections that are opened to reach every worker, and a pause after each ten of them."""
 
 
 class Process:
     """A server on a port of its own.
 
     command      a module and its arguments; `--port` tells it the port
-    environment  beside that of this process
+    environment  added to that of this process
     log          where standard error goes; None: to that of this process
     """
 
@@ -59,31 +59,31 @@ class Process:
 
     def wait_until_ready(self, within_s: float = READY_S) -> None:
         """Until /readyz says so. Raises RuntimeError with the end of the log."""
-        give_up = time.monotonic() + within_s
+        deadline = time.monotonic() + within_s
         while get(self.port, "/readyz")[0] != 200:
-            if not self.is_alive() or time.monotonic() > give_up:
-                said = "" if self._log is None else f":\n{self._log.read_text()[-3000:]}"
-                raise RuntimeError(f"{' '.join(self._command)} did not become ready{said}")
+            if not self.is_alive() or time.monotonic() > deadline:
+                log_end = "" if self._log is None else f":\n{self._log.read_text()[-3000:]}"
+                raise RuntimeError(f"{' '.join(self._command)} did not become ready{log_end}")
             time.sleep(0.05)
 
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End it with all its workers."""
+        """Kill the process and all its workers."""
         self._signal(how)
         if self._process is not None:
             self._process.wait(READY_S)
 
     def stop(self) -> None:
-        """Hold it still; it keeps its connections and answers nothing."""
+        """Stop the process: it keeps its connections and answers nothing."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """Let it end by itself, or kill it."""
+        """Ask the process to end, and kill it after 30 s."""
         if self._process is not None and self.is_alive():
             self.go_on()
             self._process.terminate()
@@ -93,14 +93,14 @@ class Process:
                 self.kill()
 
     def workers(self) -> list[int]:
-        """Its workers that can be killed."""
+        """Process ids of the workers."""
         with suppress(OSError):
             children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
             return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
         return []
 
     def kill_worker(self, rng: random.Random) -> bool:
-        """Whether there was one."""
+        """Kill a random worker; False if there is none."""
         workers = self.workers()
         if workers:
             with suppress(ProcessLookupError):
@@ -108,7 +108,7 @@ class Process:
         return bool(workers)
 
     def stop_worker(self, rng: random.Random, stopped_s: float) -> None:
-        """Let a worker stand still for a time."""
+        """Stop a random worker for some seconds."""
         worker = rng.choice(self.workers())
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGSTOP)
@@ -119,7 +119,7 @@ class Process:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of a metric that have these labels."""
-        return sum(value for found, value in samples(self.port, name) if labels.items() <= found.items())
+        return sum(value for sample_labels, value in samples(self.port, name) if labels.items() <= sample_labels.items())
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -129,7 +129,7 @@ class Process:
 
 @contextmanager
 def serving(command: Sequence[str], environment: Mapping[str, str], core: int | None = None, timeout_s: float = READY_S) -> Iterator[int]:
-    """The port of a server process that is ready, on one core if so told."""
+    """The port of a ready server process. core: the core that it runs on."""
     process = Process(command, environment)
     cores = os.sched_getaffinity(0)
     if core is not None:
@@ -144,14 +144,14 @@ def serving(command: Sequence[str], environment: Mapping[str, str], core: int | 
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def get(port: int, path: str) -> tuple[int, bytes]:
-    """Status and body; status 0 where nobody listens, or the answer breaks off."""
+    """Status and body; status 0 if nobody listens or the answer breaks off."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection, suppress(OSError, http.client.HTTPException):
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -168,7 +168,7 @@ def samples(port: int, name: str) -> list[tuple[dict[str, str], float]]:
 def request(
     port: int, method: str, path: str, body: Any = None, headers: Mapping[str, str] = JSON, timeout_s: float = READY_S
 ) -> tuple[int, Any]:
-    """As `exchange`, on a connection of its own; status 0 where there was no whole answer."""
+    """As `exchange`, over a new connection; status 0 without a complete answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     with closing(connection), suppress(OSError, http.client.HTTPException, ValueError):
         return exchange(connection, method, path, body, headers)
@@ -178,7 +178,7 @@ def request(
 def exchange(
     connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, headers: Mapping[str, str] = JSON
 ) -> tuple[int, Any]:
-    """Status and document, of lines a list, of one request. body: JSON, or bytes."""
+    """Status and document of one request; JSON lines are a list. body: JSON or bytes."""
     connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), dict(headers))
     answer = connection.getresponse()
     content, kind = answer.read(), str(answer.headers["content-type"])
@@ -188,11 +188,11 @@ def exchange(
 
 
 def connections_to(address: tuple[str, int], workers: int, each: int) -> list[list[http.client.HTTPConnection]]:
-    """`each` lists with a connection to every worker. Raises RuntimeError where a worker is not found.
+    """`each` lists with a connection to every worker. Raises RuntimeError if a worker is not reached.
 
-    A worker is known by the ids that it gives to requests: the first digits are the same for all requests of a process.
+    Request ids tell workers apart: all ids of a process begin with the same digits.
     """
-    found: dict[str, list[http.client.HTTPConnection]] = {}
+    by_process: dict[str, list[http.client.HTTPConnection]] = {}
     for number in range(ATTEMPTS):
         if number % EACH_TURN == EACH_TURN - 1:
             time.sleep(TURN_S)  # a worker that has just begun may leave all connections to the others
@@ -200,23 +200,23 @@ def connections_to(address: tuple[str, int], workers: int, each: int) -> list[li
         connection.request("GET", "/livez")
         answer = connection.getresponse()
         answer.read()
-        own = found.setdefault(answer.headers["X-Request-Id"][:PROCESS_DIGITS], [])
-        if len(own) < each:
-            own.append(connection)
+        connections = by_process.setdefault(answer.headers["X-Request-Id"][:PROCESS_DIGITS], [])
+        if len(connections) < each:
+            connections.append(connection)
         else:
             connection.close()
-        if len(found) == workers and all(len(own) == each for own in found.values()):
-            return [list(one) for one in zip(*found.values(), strict=True)]
-    for own in found.values():
-        for connection in own:
+        if len(by_process) == workers and all(len(connections) == each for connections in by_process.values()):
+            return [list(turn) for turn in zip(*by_process.values(), strict=True)]
+    for connections in by_process.values():
+        for connection in connections:
             connection.close()
-    raise RuntimeError(f"after {ATTEMPTS} connections: {[len(own) for own in found.values()]} of {workers} workers, {each} each")
+    raise RuntimeError(f"after {ATTEMPTS} connections: {[*map(len, by_process.values())]} of {workers} workers, {each} each")
 
 
-def wait_for(condition: Callable[[], object], what: str, within_s: float = READY_S) -> None:
+def wait_for(condition: Callable[[], object], complaint: str, within_s: float = READY_S) -> None:
     """Poll until it holds. Raises RuntimeError."""
-    give_up = time.monotonic() + within_s
+    deadline = time.monotonic() + within_s
     while not condition():
-        if time.monotonic() > give_up:
-            raise RuntimeError(f"after {within_s:g} s: {what}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"after {within_s:g} s: {complaint}")
         time.sleep(0.05)

@@ -1,6 +1,6 @@
-"""What a router answered under load: statuses, times, coverage, and whether any answer has parts of two versions.
+"""A router's answers under load: statuses, times, coverage, and whether an answer mixes two versions.
 
-Knows requests and answers. Does not know what happens to the fleet meanwhile.
+Knows requests and answers. Does not know the fleet.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from loadtest.target import Target
 
 M, TIMEOUT_MS = 50, 1000
 SCORES = 10
-"""Of an answer, so many scores tell its version."""
+"""Scores of an answer that are compared to tell its version."""
 SURE = 0.999
-"""Scores above this are too near 1 to tell a version."""
+"""Scores above this are too close to 1 to tell a version."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenAnswer:
     """One answer. items: its coverage."""
 
     number: int
@@ -41,26 +41,27 @@ class Seen:
 
 @dataclass(frozen=True)
 class Load:
-    """What was answered in one phase."""
+    """The answers of one phase."""
 
     answered: list[Answered]
 
     @property
-    def seen(self) -> list[Seen]:
-        found = []
-        for one in self.answered:
-            if one.status == 200:
-                version, items, scores = orjson.loads(one.body)
-                found.append(Seen(one.number, one.began, one.began + one.seconds, version, items, tuple(scores)))
-        return found
+    def seen(self) -> list[SeenAnswer]:
+        answers = []
+        for response in self.answered:
+            if response.status == 200:
+                version, items, scores = orjson.loads(response.body)
+                ended = response.began + response.seconds
+                answers.append(SeenAnswer(response.number, response.began, ended, version, items, tuple(scores)))
+        return answers
 
     def figures(self) -> dict[str, Any]:
-        good = [one for one in self.answered if one.status == 200]
-        p50, p99, p999, most = percentiles_ms(good, (50, 99, 99.9, 100))
-        items = [one.items for one in self.seen]
+        good_responses = [response for response in self.answered if response.status == 200]
+        p50, p99, p999, most = percentiles_ms(good_responses, (50, 99, 99.9, 100))
+        items = [response.items for response in self.seen]
         return {
             "requests": len(self.answered),
-            "failed": len(self.answered) - len(good),
+            "failed": len(self.answered) - len(good_responses),
             "statuses": statuses(self.answered),
             "p50_ms": round(p50, 3),
             "p99_ms": round(p99, 3),
@@ -72,54 +73,54 @@ class Load:
 
 
 def recall(address: Address, name: str, queries: Sequence[Query]) -> float:
-    """Mean share of the relevant items that are among M, in percent. Raises RuntimeError where queries are refused again and again."""
-    found = cell.recall_over_http(cell.Load(Target(*address), name, 1, queries, 0.0), requests_of(name, queries), M)
-    if found["recall"] is None:
-        raise RuntimeError(f"{found['recall_unanswered']} queries were refused, expected answers")
-    return 100 * float(found["recall"])
+    """Mean share of the relevant items that are among M, in percent. Raises RuntimeError if queries are refused repeatedly."""
+    recall_row = cell.recall_over_http(cell.Load(Target(*address), name, 1, queries, 0.0), requests_of(name, queries), M)
+    if recall_row["recall"] is None:
+        raise RuntimeError(f"{recall_row['recall_unanswered']} queries were refused, expected answers")
+    return 100 * float(recall_row["recall"])
 
 
 def all_answered(address: Address, requests: Sequence[bytes]) -> Load:
-    """What is kept of the answer to every request. Raises RuntimeError where one is refused."""
-    load = Load(each_once(address, requests, 1, keep=kept))
+    """The answers to all requests, summarised. Raises RuntimeError if one is refused."""
+    load = Load(each_once(address, requests, 1, keep=summarised))
     if len(load.seen) < len(requests):
         raise RuntimeError(f"queries were answered {statuses(load.answered)}, expected 200")
     return load
 
 
 def requests_of(name: str, queries: Sequence[Query]) -> list[bytes]:
-    return [request_bytes("/retrieve", {"model": name, "queries": [one.body()], "m": M, "timeout_ms": TIMEOUT_MS}) for one in queries]
+    return [request_bytes("/retrieve", {"model": name, "queries": [query.body()], "m": M, "timeout_ms": TIMEOUT_MS}) for query in queries]
 
 
-def kept(body: bytes) -> bytes:
+def summarised(body: bytes) -> bytes:
     """Version, coverage and some scores of an answer."""
     answer = orjson.loads(body)
     scores = [item["score"] for item in answer["results"][0]["items"][:SCORES]]
     return orjson.dumps([answer["version"], answer["coverage"]["items"], scores])
 
 
-def is_mixed(one: Seen, first: Mapping[int, tuple[float, ...]], requests: int) -> bool:
-    """Whether the scores of an answer are not those of its version.
+def is_mixed(answer: SeenAnswer, first: Mapping[int, tuple[float, ...]], requests: int) -> bool:
+    """Whether an answer has scores of another version than it says.
 
     first  the scores of version 1, by number of the request
     """
-    before, got = np.array(first[one.number % requests]), np.array(one.scores)
-    if len(before) != len(got):
+    first_scores, scores = np.array(first[answer.number % requests]), np.array(answer.scores)
+    if len(first_scores) != len(scores):
         return True
-    told = (before > 1 - SURE) & (before < SURE) & (got < SURE)
-    shift = log_odds(got[told]) - log_odds(before[told])
-    return bool(np.any(np.abs(shift - SHIFT * (one.version - 1)) > SHIFT / 5))
+    tells_version = (first_scores > 1 - SURE) & (first_scores < SURE) & (scores < SURE)
+    shift = log_odds(scores[tells_version]) - log_odds(first_scores[tells_version])
+    return bool(np.any(np.abs(shift - SHIFT * (answer.version - 1)) > SHIFT / 5))
 
 
-def went_back(seen: Sequence[Seen]) -> int:
-    """Answers of a lower version than one that had ended before they began."""
-    ended = sorted(seen, key=lambda one: one.ended)
-    highest, place, count = 0, 0, 0
-    for one in sorted(seen, key=lambda one: one.began):
-        while place < len(ended) and ended[place].ended < one.began:
-            highest = max(highest, ended[place].version)
-            place += 1
-        count += one.version < highest
+def went_back(seen: Sequence[SeenAnswer]) -> int:
+    """How many answers have a lower version than an answer that had ended before they began."""
+    by_end = sorted(seen, key=lambda answer: answer.ended)
+    highest, position, count = 0, 0, 0
+    for answer in sorted(seen, key=lambda answer: answer.began):
+        while position < len(by_end) and by_end[position].ended < answer.began:
+            highest = max(highest, by_end[position].version)
+            position += 1
+        count += answer.version < highest
     return count
 
 

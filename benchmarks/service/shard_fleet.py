@@ -1,6 +1,6 @@
-"""A router and replicas of shards, each in a process of its own that can be killed, stopped and started again; and versions for them.
+"""A router and replicas of shards, each a process that can be killed, stopped and restarted; and new versions for them.
 
-One replica is known to the router by a proxy, which passes its answers on, late, or gives rubbish instead of them.
+The router reaches one replica through a proxy, which can delay its answers or replace them by rubbish.
 Knows processes and folders of bundles. Does not know loads.
 """
 
@@ -27,17 +27,17 @@ from benchmarks.service.serving import Process
 from espalier.bundle import Bundle
 
 SHIFT = 0.05
-"""By how much a version's scores are further than those of the version before, in log-odds, so that every answer tells its version."""
+"""Each version's scores are higher by this than the previous version's, in log-odds, so that scores tell the version."""
 Mood = Literal["well", "slow", "garbage"]
 LATE_S = 0.5
-"""How much later a slow replica answers."""
+"""Delay of a slow replica."""
 RUBBISH = b"\x00rubbish" * 64
 HOP = frozenset({"connection", "content-length", "transfer-encoding", "keep-alive", "host"})
 """Headers that belong to one connection."""
 
 
 class Proxy:
-    """In a thread of its own, on a free port. mood: how it treats searches from the next one on; other requests always pass."""
+    """Runs in a thread, on a free port. mood: what happens to the next searches; other requests always pass."""
 
     def __init__(self, target: str) -> None:
         self.mood: Mood = "well"
@@ -71,32 +71,32 @@ class Proxy:
 class Running:
     """A router before shards × replicas.
 
-    replicas  by shard; the router knows the last one of shard 0 by a proxy
+    replicas  by shard; the router reaches the last one of shard 0 through the proxy
     """
 
     def __init__(self, models: Path, shards: int, replicas: int, logs: Path) -> None:
-        usual = {"ESPALIER_DEVICE": "cpu", "ESPALIER_THREADS": "1", "ESPALIER_LOG_LEVEL": "WARNING", "ESPALIER_POLL_S": "0.5"}
+        common_settings = {"ESPALIER_DEVICE": "cpu", "ESPALIER_THREADS": "1", "ESPALIER_LOG_LEVEL": "WARNING", "ESPALIER_POLL_S": "0.5"}
         self.replicas: list[list[Process]] = []
         for shard in range(shards):
-            own = usual | {"ESPALIER_MODELS": str(shards_folder(models)), "ESPALIER_SHARD": str(shard)}
-            self.replicas.append([Process(["service"], own, logs / f"shard-{shard}-{replica}.log") for replica in range(replicas)])
+            settings = common_settings | {"ESPALIER_MODELS": str(shards_folder(models)), "ESPALIER_SHARD": str(shard)}
+            self.replicas.append([Process(["service"], settings, logs / f"shard-{shard}-{replica}.log") for replica in range(replicas)])
         self.proxy = Proxy(self.replicas[0][-1].url)
-        addresses = [process.url for own in self.replicas for process in own if process is not self.replicas[0][-1]]
+        addresses = [process.url for settings in self.replicas for process in settings if process is not self.replicas[0][-1]]
         router = ["service.router", "--shards", ",".join([*addresses, self.proxy.url])]
-        self.router = Process(router, usual | {"ESPALIER_MODELS": str(models)}, logs / "router.log")
+        self.router = Process(router, common_settings | {"ESPALIER_MODELS": str(models)}, logs / "router.log")
 
     @property
     def all(self) -> list[Process]:
-        return [process for own in self.replicas for process in own]
+        return [process for processes in self.replicas for process in processes]
 
 
 @contextmanager
 def running(models: Path, shards: int, replicas: int, logs: Path) -> Iterator[Running]:
-    """All of them, ready."""
+    """A fleet that is ready."""
     fleet = Running(models, shards, replicas, logs)
     try:
-        for own in zip(*fleet.replicas, strict=True):  # not all at once: each imports a lot
-            started(own)
+        for processes in zip(*fleet.replicas, strict=True):  # not all at once: each imports a lot
+            started(processes)
         started([fleet.router])
         yield fleet
     finally:
@@ -105,7 +105,7 @@ def running(models: Path, shards: int, replicas: int, logs: Path) -> Iterator[Ru
 
 
 def started(processes: Sequence[Process]) -> None:
-    """Start some at once and wait until all are ready."""
+    """Start processes at once and wait until all are ready."""
     for process in processes:
         process.start()
     for process in processes:
@@ -113,7 +113,7 @@ def started(processes: Sequence[Process]) -> None:
 
 
 def shards_folder(models: Path) -> Path:
-    """Beside the folder of the bundles, so that nobody takes shards for models."""
+    """The folder of the shards, outside that of the models."""
     return models.parent / "shards"
 
 
@@ -133,23 +133,23 @@ def next_version(models: Path, name: str, shards: int, version: int, bundle_firs
     """
     source, target = models / name / "1", models / name / str(version)
     calibration = _shifted(json.loads((source / "manifest.json").read_text()), version)
-    hidden = target.with_name(f".{version}")
-    copied_version(source, hidden, {"version": version} | calibration)
-    digest = hashlib.sha256((hidden / "manifest.json").read_bytes()).hexdigest()
+    staged = target.with_name(f".{version}")
+    copied_version(source, staged, {"version": version} | calibration)
+    digest = hashlib.sha256((staged / "manifest.json").read_bytes()).hexdigest()
     if bundle_first:
-        hidden.rename(target)
+        staged.rename(target)
     for index in range(shards):
         folder = shards_folder(models) / str(index)
-        own = json.loads((folder / "1" / "manifest.json").read_text())
-        changes = {"version": version, "shard": own["shard"] | {"version": version, "digest": digest}}
+        shard_manifest = json.loads((folder / "1" / "manifest.json").read_text())
+        changes = {"version": version, "shard": shard_manifest["shard"] | {"version": version, "digest": digest}}
         copied_version(folder / "1", folder / f".{version}", changes | calibration)
         (folder / f".{version}").rename(folder / str(version))
     if not bundle_first:
-        hidden.rename(target)
+        staged.rename(target)
 
 
 def _shifted(manifest: dict[str, Any], version: int) -> dict[str, Any]:
-    """What a version's manifest has of its own besides its number; nothing where scores are not calibrated."""
+    """The changed keys of a version's manifest besides its number; none if scores are not calibrated."""
     ranking = manifest["ranking"]
     if ranking.get("calibration") is None:
         return {}

@@ -1,4 +1,4 @@
-"""A router before shards and replicas of them, under load, while parts of it are killed, stopped, damaged and replaced.
+"""A router with shards and replicas under load, while processes are killed, stopped, made faulty and replaced.
 
     python -m benchmarks.shards --json FILE [--quick] [--rollouts N] [--model models/debian-depends/1] [--shards 4] [--replicas 2]
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.report_file import SAMPLE, command_line, write_report
 from benchmarks.service.serving import Process, samples, serving, wait_for
-from benchmarks.service.shard_answers import Load, M, Seen, all_answered, is_mixed, kept, recall, requests_of, went_back
+from benchmarks.service.shard_answers import Load, M, SeenAnswer, all_answered, is_mixed, recall, requests_of, summarised, went_back
 from benchmarks.service.shard_fleet import Mood, Running, first_version, next_version, running, started
 from espalier.bundle import Bundle
 from loadtest.loops import Answered, closed_loop, each_once, open_loop, request_bytes
@@ -33,7 +33,7 @@ from loadtest.queries import Query, held_out
 
 LOAD_SHARE = 0.4
 CLIENTS = 8
-"""Clients that ask as fast as they can, to find the capacity."""
+"""Clients of the closed loop that measures the capacity."""
 WAIT_S = 60.0
 OWN = "espalier_router_own_seconds"
 
@@ -64,9 +64,9 @@ def main() -> None:
         plan = replace(plan, rollouts=options.rollouts)
     if min(options.replicas, options.shards) < 2 or plan.rollouts < 1:
         parser.error("expected --replicas and --shards of at least 2, one of which can be killed, and --rollouts of at least 1")
-    found = measured(options.model, options.shards, options.replicas, options.rate, plan) | {"quick": options.quick}
-    print(json.dumps(found, indent=1))
-    write_report(options.json, found)
+    report = measured(options.model, options.shards, options.replicas, options.rate, plan) | {"quick": options.quick}
+    print(json.dumps(report, indent=1))
+    write_report(options.json, report)
 
 
 def measured(model: Path, shards: int, replicas: int, rate: float | None, plan: Plan) -> dict[str, Any]:
@@ -75,21 +75,21 @@ def measured(model: Path, shards: int, replicas: int, rate: float | None, plan: 
         models = Path(folder) / "models"
         name = first_version(model, models, shards)
         queries = held_out(Bundle.open(models / name / "1", verify=False))
-        said("bundle alone")
+        log("bundle alone")
         settings = {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "WARNING"}
         with serving(["service"], settings) as port:
-            alone = recall(("127.0.0.1", port), name, queries)
-        said(f"{shards} shards × {replicas} replicas start")
+            single_service_recall = recall(("127.0.0.1", port), name, queries)
+        log(f"{shards} shards × {replicas} replicas start")
         with running(models, shards, replicas, Path(folder)) as fleet, ProcessPoolExecutor(1, get_context("spawn")) as pool:
             return Measuring(fleet, pool, models, name, queries, rate, plan).all() | {
                 "model": name,
                 "shards": shards,
                 "replicas": replicas,
-                "recall_one": alone,
+                "recall_one": single_service_recall,
             }
 
 
-def said(text: str) -> None:
+def log(text: str) -> None:
     print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True)
 
 
@@ -110,28 +110,28 @@ class Measuring:
         self._queries, self._requests = queries, requests_of(name, queries)
         self._address = "127.0.0.1", fleet.router.port
         self._phases: dict[str, dict[str, Any]] = {}
-        found = closed_loop(self._address, self._requests, CLIENTS, 5)
-        self._capacity = sum(one.status == 200 for one in found) / 5
+        responses = closed_loop(self._address, self._requests, CLIENTS, 5)
+        self._capacity = sum(response.status == 200 for response in responses) / 5
         self._rate = rate or LOAD_SHARE * self._capacity
         self._first: dict[int, tuple[float, ...]] = {}
 
     def all(self) -> dict[str, Any]:
-        """Every phase, and the figures that are asked for."""
+        """Run every phase; the figures of the report."""
         fleet, plan = self._fleet, self._plan
-        said(f"capacity {self._capacity:.0f}/s, {self._rate:.0f}/s are offered")
+        log(f"capacity {self._capacity:.0f}/s, {self._rate:.0f}/s are offered")
         before = self._buckets(OWN)
         closed_loop(self._address, self._requests, 1, plan.phase_s)
         alone_p50_ms = quantile_ms(before, self._buckets(OWN), 0.5)
-        said(f"with one client at a time the router's own time is {alone_p50_ms:g} ms at p50")
+        log(f"with one client at a time the router's own time is {alone_p50_ms:g} ms at p50")
         covered = recall(self._address, self._name, self._queries)
-        self._first = {one.number: one.scores for one in all_answered(self._address, self._requests).seen}
+        self._first = {answer.number: answer.scores for answer in all_answered(self._address, self._requests).seen}
         before, hedged = self._buckets(OWN), fleet.router.metric("espalier_router_hedges_total")
         healthy = self._phase("healthy")
         own_p50_ms = quantile_ms(before, self._buckets(OWN), 0.5)
         hedges = fleet.router.metric("espalier_router_hedges_total") - hedged
         killed = self._phase("replica killed", fleet.replicas[1][0].kill)
         replicas = len(fleet.all)
-        _, again_s = self._back([fleet.replicas[1][0]], lambda: fleet.router.metric("espalier_router_replicas") >= replicas)
+        _, replica_back_s = self._back([fleet.replicas[1][0]], lambda: fleet.router.metric("espalier_router_replicas") >= replicas)
         shard = self._killed_shard()
         stopped = self._phase("replica stopped", fleet.replicas[0][0].stop)
         fleet.replicas[0][0].go_on()
@@ -150,7 +150,7 @@ class Measuring:
             "router_p50_ms": own_p50_ms,
             "router_one_client_p50_ms": alone_p50_ms,
             "killed_replica_failures": killed["failed"] + killed["not_covered"],
-            "killed_replica_back_s": again_s,
+            "killed_replica_back_s": replica_back_s,
             "killed_shard_coverage": shard["least_coverage"],
             "stopped_p999_of_healthy_p99": round(stopped["p999_ms"] / healthy["p99_ms"], 3),
             "hedged_share_healthy": round(hedges / max(healthy["requests"], 1) / len(fleet.replicas), 5),
@@ -164,17 +164,17 @@ class Measuring:
     # -- phases ---------------------------------------------------------------------------------------------------------
 
     def _phase(self, name: str, action: Callable[[], object] = lambda: None) -> dict[str, Any]:
-        """A load in the middle of which something happens."""
+        """Figures of a load, with an action after a third of it."""
         running_load = self._load(self._plan.phase_s)
         time.sleep(self._plan.phase_s / 3)
         action()
         figures = Load(running_load.result()).figures()
         self._phases[name] = figures
-        said(f"{name}: {json.dumps(figures)}")
+        log(f"{name}: {json.dumps(figures)}")
         return figures
 
     def _load(self, seconds: float) -> Future[list[Answered]]:
-        return self._pool.submit(open_loop, self._address, self._requests, self._rate, seconds, len(self._phases), keep=kept)
+        return self._pool.submit(open_loop, self._address, self._requests, self._rate, seconds, len(self._phases), keep=summarised)
 
     def _killed_shard(self) -> dict[str, Any]:
         """All replicas of a shard are killed: answers go on without it."""
@@ -190,11 +190,11 @@ class Measuring:
         figures["status_with_min_coverage_1"] = each_once(self._address, [request_bytes("/retrieve", whole)], 1)[0].status
         figures["replicas_metric"] = 0
         figures["replicas_ready_s"], figures["back_s"] = self._back(last, self._is_whole)
-        said(f"shard is back after {figures['back_s']} s, of which its start took {figures['replicas_ready_s']} s")
+        log(f"shard is back after {figures['back_s']} s, of which its start took {figures['replicas_ready_s']} s")
         return figures
 
     def _back(self, killed: Sequence[Process], condition: Callable[[], bool]) -> tuple[float, float]:
-        """Start what was killed; seconds until it is ready, and until the router asks it again."""
+        """Restart killed processes; seconds until they are ready, and until the router uses them again."""
         began = time.monotonic()
         started(killed)
         ready_s = time.monotonic() - began
@@ -206,7 +206,7 @@ class Measuring:
         shards = len(self._fleet.replicas)
         before = self._fleet.router.metric("espalier_router_mixed_total")
         seconds: list[float] = []
-        seen: list[Seen] = []
+        answers: list[SeenAnswer] = []
         failed = 0
         for number in range(count):
             version = number + 2
@@ -218,33 +218,33 @@ class Measuring:
             seconds.append(time.monotonic() - began)
             load = Load(running_load.result())
             failed += load.figures()["failed"]
-            seen += load.seen
-            said(f"version {version} serves after {seconds[-1]:.1f} s; {json.dumps(load.figures()['statuses'])}")
-        answers_mixed = sum(is_mixed(one, self._first, len(self._requests)) for one in seen)
+            answers += load.seen
+            log(f"version {version} serves after {seconds[-1]:.1f} s; {json.dumps(load.figures()['statuses'])}")
+        answers_mixed = sum(is_mixed(answer, self._first, len(self._requests)) for answer in answers)
         return {
             "rollouts": count,
             "failed": failed,
-            "answers": len(seen),
-            "versions": sorted({one.version for one in seen}),
-            "not_covered": sum(one.items < 1 for one in seen),
+            "answers": len(answers),
+            "versions": sorted({answer.version for answer in answers}),
+            "not_covered": sum(answer.items < 1 for answer in answers),
             "mixed": answers_mixed,
             "refused_as_mixed": self._fleet.router.metric("espalier_router_mixed_total") - before,
-            "went_back": went_back(seen),
+            "went_back": went_back(answers),
             "seconds_p50": round(float(np.median(seconds)), 2),
             "seconds_max": round(max(seconds), 2),
         }
 
     # -- what the fleet says --------------------------------------------------------------------------------------------
 
-    def _now(self) -> list[Seen]:
-        """One answer, if there is one."""
-        return Load(each_once(self._address, self._requests[:1], 1, keep=kept)).seen
+    def _now(self) -> list[SeenAnswer]:
+        """One answer, or none."""
+        return Load(each_once(self._address, self._requests[:1], 1, keep=summarised)).seen
 
     def _is_whole(self) -> bool:
-        return any(one.items == 1 for one in self._now())
+        return any(answer.items == 1 for answer in self._now())
 
     def _serves(self, version: int) -> bool:
-        return any(one.version == version for one in self._now())
+        return any(answer.version == version for answer in self._now())
 
     def _buckets(self, name: str) -> list[tuple[float, float]]:
         """The upper bounds of a histogram of the router, in seconds, and how many were at most so long."""
@@ -252,18 +252,18 @@ class Measuring:
         return buckets[:-1]  # the last bound is infinite
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        wait_for(condition, "it did not come to pass", WAIT_S)
+        wait_for(condition, "the fleet did not reach the expected state", WAIT_S)
 
 
 def quantile_ms(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], quantile: float) -> float:
-    """A quantile of what a histogram counted between two looks, in milliseconds, by a straight line between the bounds."""
-    least_s, least = 0.0, 0.0
+    """A quantile of a histogram's counts between two readings, in milliseconds, interpolated between the bounds."""
+    lower_bound_s, lower_count = 0.0, 0.0
     counts = [(bound, count - earlier) for (bound, count), (_, earlier) in zip(after, before, strict=True)]
-    wanted = quantile * counts[-1][1]
+    target_count = quantile * counts[-1][1]
     for bound, count in counts:
-        if count >= wanted:
-            return round(1e3 * (least_s + (bound - least_s) * (wanted - least) / max(count - least, 1.0)), 3)
-        least_s, least = bound, count
+        if count >= target_count:
+            return round(1e3 * (lower_bound_s + (bound - lower_bound_s) * (target_count - lower_count) / max(count - lower_count, 1.0)), 3)
+        lower_bound_s, lower_count = bound, count
     raise RuntimeError("nothing was counted")
 
 

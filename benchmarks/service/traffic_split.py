@@ -1,10 +1,10 @@
-"""A version is tried on 5 % of the users under load: is that their share, does a user change over, and does a request fail?
+"""A trial of a version on 5 % of the users under load: is the share right, does a user switch versions, does a request fail?
 
     python -m benchmarks.traffic_split --json FILE [--model models/debian-depends/1] [--minutes 10] [--share 0.05] [--shadow 0.05]
 
-Two workers serve two versions that are alike. Users, each with an id, ask at random times, as often in all as a quarter of what the service
-answers; the client shares the machine. The trial begins and ends while they do: `began_ms` and `ended_ms` are how long the one call of each
-took, `after` are the versions that answered from then on.
+Two workers serve two equal versions. Users, each with an id, send requests at random times, at a quarter of the service's capacity; the
+client shares the machine. The trial begins and ends under this load: `began_ms` and `ended_ms` are the durations of the two calls, and
+`after` counts the versions that answered after the end.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.05, help="share of the users (default %(default)g)")
     parser.add_argument("--shadow", type=float, default=0.05, help="share of the others that is answered twice (default %(default)g)")
     options = parser.parse_args()
-    found = measured(options.model, options.minutes * 60, options.share, options.shadow)
-    print(json.dumps(found, indent=1))
-    write_report(options.json, found)
+    report = measured(options.model, options.minutes * 60, options.share, options.shadow)
+    print(json.dumps(report, indent=1))
+    write_report(options.json, report)
 
 
 @contextmanager
-def twice(model: Path) -> Iterator[tuple[Path, str]]:
+def two_versions(model: Path) -> Iterator[tuple[Path, str]]:
     """A models folder with a bundle as versions 1 and 2, of which the first is the default; and the model's name."""
     name = Bundle.open(model, verify=False).manifest.name
     with tempfile.TemporaryDirectory() as folder:
         for version in (1, 2):
-            own = Path(folder) / name / str(version)
-            shutil.copytree(model, own)
-            manifest = json.loads((own / "manifest.json").read_text())
-            (own / "manifest.json").write_text(json.dumps(manifest | {"version": version}))
+            version_folder = Path(folder) / name / str(version)
+            shutil.copytree(model, version_folder)
+            manifest = json.loads((version_folder / "manifest.json").read_text())
+            (version_folder / "manifest.json").write_text(json.dumps(manifest | {"version": version}))
         (Path(folder) / name / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1, 2], "default": 1}))
         yield Path(folder), name
 
 
 def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[str, Any]:
     queries = held_out(Bundle.open(model, verify=False))
-    with twice(model) as (folder, name):
+    with two_versions(model) as (folder, name):
         environment = {
             "ESPALIER_MODELS": str(folder),
             "ESPALIER_WORKERS": str(WORKERS),
@@ -79,14 +79,14 @@ def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[s
                 for i, user in enumerate(users)
             ]
             closed_loop(address, requests, UNREFUSED, 2, keep=version_of)  # warm
-            per_s = LOAD_SHARE * sum(one.status == 200 for one in closed_loop(address, requests, UNREFUSED, 5, keep=version_of)) / 5
+            per_s = LOAD_SHARE * sum(reply.status == 200 for reply in closed_loop(address, requests, UNREFUSED, 5, keep=version_of)) / 5
 
-            def asked(length_s: float, seed: int) -> list[Answered]:
+            def load_answers(length_s: float, seed: int) -> list[Answered]:
                 return open_loop(address, requests, per_s, length_s, seed, keep=version_of)
 
-            def changed(method: str, body: dict[str, Any] | None) -> tuple[list[Answered], float, float]:
-                """Requests beside one change; when it was done, and how many milliseconds it took."""
-                running = pool.submit(asked, TURN_S, len(method))
+            def change_under_load(method: str, body: dict[str, Any] | None) -> tuple[list[Answered], float, float]:
+                """Responses around one change; when the change was done, and its milliseconds."""
+                running = pool.submit(load_answers, TURN_S, len(method))
                 time.sleep(TURN_S / 2)
                 began = time.perf_counter()
                 status, answer = request(port, method, f"/models/{name}/candidate", body, ADMIN)
@@ -95,35 +95,36 @@ def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[s
                     raise RuntimeError(f"{method} of the candidate was answered {status}: {answer!r}")
                 return running.result(), done, (done - began) * 1e3
 
-            begun, _, began_ms = changed("PUT", {"version": 2, "share": share, "shadow": shadow})
-            tried = asked(seconds, 0)
+            begin_responses, _, began_ms = change_under_load("PUT", {"version": 2, "share": share, "shadow": shadow})
+            trial_responses = load_answers(seconds, 0)
             _, figures = request(port, "GET", f"/models/{name}/candidate", None, ADMIN)
-            ended, over, ended_ms = changed("DELETE", None)
-    of_user: dict[int, set[bytes]] = {}
-    for one in tried:
-        if one.status != 200:
+            last_replies, over_s, ended_ms = change_under_load("DELETE", None)
+    versions_of_user: dict[int, set[bytes]] = {}
+    for reply in trial_responses:
+        if reply.status != 200:
             continue
-        of_user.setdefault(one.number % USERS, set()).add(one.body)
-    counted = Counter(one.body for one in tried)
-    p50_ms, p99_ms = percentiles_ms([one for one in tried if one.status == 200])
+        versions_of_user.setdefault(reply.number % USERS, set()).add(reply.body)
+    version_counts = Counter(reply.body for reply in trial_responses)
+    last_counts = Counter(reply.body for reply in last_replies if reply.began > over_s)
+    p50_ms, p99_ms = percentiles_ms([reply for reply in trial_responses if reply.status == 200])
     return {
         "model": name,
-        "requests": len(tried),
+        "requests": len(trial_responses),
         "per_s": per_s,
-        "users": len(of_user),
+        "users": len(versions_of_user),
         "share": share,
-        "share_of_users": float(np.mean([versions == {b"2"} for versions in of_user.values()])),
-        "share_of_requests": counted[b"2"] / len(tried),
-        "users_of_both": sum(len(versions) > 1 for versions in of_user.values()),
+        "share_of_users": float(np.mean([versions == {b"2"} for versions in versions_of_user.values()])),
+        "share_of_requests": version_counts[b"2"] / len(trial_responses),
+        "users_of_both": sum(len(versions) > 1 for versions in versions_of_user.values()),
         "users_elsewhere": sum(
-            versions != {b"2" if hash_fraction(name, 2, users[i].encode()) < share else b"1"} for i, versions in of_user.items()
+            versions != {b"2" if hash_fraction(name, 2, users[i].encode()) < share else b"1"} for i, versions in versions_of_user.items()
         ),
-        "failed": sum(one.status != 200 for one in (*begun, *tried, *ended)),
+        "failed": sum(reply.status != 200 for reply in (*begin_responses, *trial_responses, *last_replies)),
         "p50_ms": p50_ms,
         "p99_ms": p99_ms,
         "began_ms": began_ms,
         "ended_ms": ended_ms,
-        "after": {found.decode(): count for found, count in Counter(one.body for one in ended if one.began > over).items()},
+        "after": {version.decode(): count for version, count in last_counts.items()},
         "figures": figures,
     }
 

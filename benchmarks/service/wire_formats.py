@@ -1,21 +1,21 @@
-"""Would another wire format make retrieval cheaper? The service as it is, beside prototypes of msgpack over HTTP/1.1 and of gRPC.
+"""Would another wire format make retrieval cheaper? Compares the service with prototypes of msgpack over HTTP/1.1 and of gRPC.
 
     python -m benchmarks.wire_formats --json FILE [--model models/debian-depends/1] [--seconds 5] [--rounds 3]
 
     json             the service as it is: JSON over HTTP/1.1, connections kept alive
-    json-columns     the same, but ids and scores of an answer are two lists instead of an object an item: what the shape alone brings
+    json-columns     the same, but an answer has a list of ids and a list of scores: the effect of the shape alone
     msgpack          the document of `json` as msgpack, scores as 32-bit floats
     msgpack-columns  that of `json-columns`
     grpc             protobuf over HTTP/2 with grpcio's asyncio server, in the shape of the columns, which is also protobuf's cheapest
 
-Requests hold one or eight held-out histories and ask for 50 items with the model's beam. The rows of the engine `trivial` are of one that
-answers constants: all that is left there is the service, so its ratios bound what a format can change.
+Requests hold one or eight held-out histories and ask for 50 items with the model's beam. The engine `trivial` answers constants: its rows
+measure the service alone, so its ratios bound what a format can change.
 
 One worker on the first core; the client, in a process of its own, on the last one: raw sockets over HTTP; over gRPC grpcio's blocking
-client where it is one, its asyncio client where they are several. No client parses answers; `parse_us` says what that would take.
-Processor time is that of all threads of a process: `server_cpu_us` includes grpcio's own threads, and not what the client costs. `busy` is
-a process's share of its core, and `others_busy` how many cores everything else on the machine took, the host of a virtual one included.
-`search_us` is the wall time of the search of one request, its share in a call of several.
+client for one client, its asyncio client for several. No client parses answers; `parse_us` is measured separately.
+Processor time is that of all threads of a process: `server_cpu_us` includes grpcio's threads, but not the client. `busy` is a process's
+share of its core. `others_busy` is the number of cores that everything else took, the host of a virtual machine included. `search_us` is
+the wall time of the search of one request; if several are searched in one call, its share.
 
 All cases are measured in turn in each round. Figures are medians over the rounds; ratios are medians of each round's ratio to `json`, and
 `server_cpu_us_ratios` has the smallest and the largest. Needs grpcio, protobuf and msgpack, which the service does not.
@@ -41,7 +41,7 @@ import numpy as np
 import orjson
 
 from benchmarks.report_file import SAMPLE, command_line, print_row, write_report
-from benchmarks.service.live_load import copied
+from benchmarks.service.live_load import copied, cpu_ms
 from benchmarks.service.serving import Process, free_port
 from benchmarks.service.wire_prototypes import CASES, METHOD, NEEDED, messages, serve
 from espalier.bundle import Bundle
@@ -53,7 +53,7 @@ RATIOS = ("p50_ms", "p99_ms", "requests_per_s", "server_cpu_us", "client_cpu_us"
 
 
 class Load(NamedTuple):
-    """Queries a request, and clients: one, or as many as keep a worker busy without a refusal."""
+    """Queries a request, and clients: one, or enough to keep a worker busy without refusals."""
 
     queries: int
     clients: int
@@ -63,8 +63,8 @@ LOADS = {"own": (Load(1, 1), Load(1, 8), Load(8, 1), Load(8, 4)), "trivial": (Lo
 """By engine: the model's own, or one that answers constants."""
 
 
-class Asked(NamedTuple):
-    """What a client saw: seconds of each request, bytes of the bodies of all answers, its own processor time, and some of the answers."""
+class ClientFigures(NamedTuple):
+    """A client's measurement: seconds of each request, bytes of all answers' bodies, the client's processor time, some answers."""
 
     seconds: list[float]
     answer_bytes: int
@@ -106,22 +106,22 @@ def is_installed(name: str) -> bool:
 def measured(model: Path, engine: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """A row for each load of an engine and each case."""
     histories = [list(query.body()["history"]) for query in held_out(Bundle.open(model, verify=False))]
-    found: dict[tuple[Load, str], list[dict[str, float]]] = {(load, case): [] for load in LOADS[engine] for case in CASES}
+    runs: dict[tuple[Load, str], list[dict[str, float]]] = {(load, case): [] for load in LOADS[engine] for case in CASES}
     with copied(model) as (folder, name), ExitStack() as running:
         servers = {case: server(case, engine, folder, running) for case in CASES}
         pool = running.enter_context(ProcessPoolExecutor(1, get_context("spawn"), on_last_core))
         check_equal(servers, documents(histories, 8, name), pool)
         for number in range(rounds):
-            for (load, case), cells in found.items():
+            for (load, case), cells in runs.items():
                 cells.append(measure(case, servers[case], documents(histories, load.queries, name), load.clients, seconds, pool))
             print(f"{engine}, round {number + 1} of {rounds}, load average {os.getloadavg()[0]:.2f}", file=sys.stderr, flush=True)
     return [
-        {"engine": engine, **load._asdict(), "case": case, **summary(cells, found[load, "json"])} for (load, case), cells in found.items()
+        {"engine": engine, **load._asdict(), "case": case, **summary(cells, runs[load, "json"])} for (load, case), cells in runs.items()
     ]
 
 
 def server(case: str, engine: str, folder: Path, running: ExitStack) -> tuple[Process, int]:
-    """A server that is ready, and the port that is asked."""
+    """A ready server, and the port that clients use."""
     environment = {"ESPALIER_MODELS": str(folder), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "ERROR"}
     grpc_port = free_port()
     process = Process(["benchmarks.wire_formats", "--serve", case, "--engine", engine, "--grpc-port", str(grpc_port)], environment)
@@ -136,13 +136,13 @@ def on_last_core() -> None:
 
 
 def documents(histories: Sequence[list[str]], queries: int, name: str) -> list[dict[str, Any]]:
-    """Requests of so many queries, with held-out histories in turn."""
+    """Requests of `queries` queries each, with held-out histories in turn."""
     turns = [[histories[(i * queries + j) % len(histories)] for j in range(queries)] for i in range(REQUESTS)]
     return [{"model": name, "queries": [{"history": history} for history in turn], "m": M} for turn in turns]
 
 
 def request_of(case: str, document: dict[str, Any]) -> tuple[bytes, int]:
-    """A whole request, without the head where that is gRPC's, and the bytes of its body."""
+    """A request with its head (gRPC: without), and the number of bytes of its body."""
     if case == "grpc":
         content: bytes = messages().Request(**document).SerializeToString()
         return content, len(content)
@@ -154,54 +154,54 @@ def request_of(case: str, document: dict[str, Any]) -> tuple[bytes, int]:
 
 
 def measure(
-    case: str, asked: tuple[Process, int], bodies: list[dict[str, Any]], clients: int, seconds: float, pool: ProcessPoolExecutor
+    case: str, server: tuple[Process, int], bodies: list[dict[str, Any]], clients: int, seconds: float, pool: ProcessPoolExecutor
 ) -> dict[str, float]:
     """One measurement of a case."""
-    process, port = asked
+    process, port = server
     requests, sizes = zip(*[request_of(case, body) for body in bodies], strict=True)
     ask = ask_grpc if case == "grpc" else ask_http
     pool.submit(ask, port, requests, clients, WARM_S).result()
-    machine_s, cpu_s, began = cpu_of_machine(), cpu_of(process.pid), time.perf_counter()
-    seen = pool.submit(ask, port, requests, clients, seconds).result()
-    cpu_s, elapsed_s, count = cpu_of(process.pid) - cpu_s, time.perf_counter() - began, len(seen.seconds)
+    machine_s, cpu_s, began = cpu_of_machine(), cpu_ms(process.pid) / 1e3, time.perf_counter()
+    client_figures = pool.submit(ask, port, requests, clients, seconds).result()
+    cpu_s, elapsed_s, count = cpu_ms(process.pid) / 1e3 - cpu_s, time.perf_counter() - began, len(client_figures.seconds)
     machine_s = cpu_of_machine() - machine_s
-    p50_ms, p99_ms = (np.percentile(seen.seconds, (50, 99)) * 1e3).tolist()
-    parse_us, ms_per_query = parsed(case, seen.answers)
+    p50_ms, p99_ms = (np.percentile(client_figures.seconds, (50, 99)) * 1e3).tolist()
+    parse_us, ms_per_query = parsed(case, client_figures.answers)
     return {
         "p50_ms": p50_ms,
         "p99_ms": p99_ms,
         "requests_per_s": count / elapsed_s,
         "server_cpu_us": cpu_s / count * 1e6,
-        "client_cpu_us": seen.cpu_s / count * 1e6,
+        "client_cpu_us": client_figures.cpu_s / count * 1e6,
         "server_busy": cpu_s / elapsed_s,
-        "client_busy": seen.cpu_s / elapsed_s,
-        "others_busy": (machine_s - cpu_s - seen.cpu_s) / elapsed_s,
+        "client_busy": client_figures.cpu_s / elapsed_s,
+        "others_busy": (machine_s - cpu_s - client_figures.cpu_s) / elapsed_s,
         "search_us": ms_per_query * len(bodies[0]["queries"]) * 1e3,
         "parse_us": parse_us,
         "request_bytes": float(np.mean(sizes)),
-        "answer_bytes": seen.answer_bytes / count,
+        "answer_bytes": client_figures.answer_bytes / count,
     }
 
 
 def summary(rows: list[dict[str, float]], base: list[dict[str, float]]) -> dict[str, Any]:
     """Medians of the rounds, and of their ratios to the same rounds of `json`."""
-    found: dict[str, Any] = {figure: float(np.median([row[figure] for row in rows])) for figure in rows[0]}
+    medians: dict[str, Any] = {figure: float(np.median([row[figure] for row in rows])) for figure in rows[0]}
     ratios = {figure: [row[figure] / other[figure] for row, other in zip(rows, base, strict=True)] for figure in RATIOS}
-    found |= {f"{figure}_ratio": float(np.median(ratios[figure])) for figure in RATIOS}
-    return found | {"server_cpu_us_ratios": [min(ratios["server_cpu_us"]), max(ratios["server_cpu_us"])]}
+    medians |= {f"{figure}_ratio": float(np.median(ratios[figure])) for figure in RATIOS}
+    return medians | {"server_cpu_us_ratios": [min(ratios["server_cpu_us"]), max(ratios["server_cpu_us"])]}
 
 
-def ask_http(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> Asked:
+def ask_http(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> ClientFigures:
     cpu_s = time.process_time()
     answered = closed_loop(("127.0.0.1", port), requests, clients, seconds)
     cpu_s = time.process_time() - cpu_s
-    if wrong := [answer for answer in answered if answer.status != 200]:
-        raise RuntimeError(f"{len(wrong)} of {len(answered)}: {wrong[0].status} {wrong[0].body.decode(errors='replace')}")
-    answers = [one.body for one in answered[:SAMPLED]]
-    return Asked([one.seconds for one in answered], sum(len(one.body) for one in answered), cpu_s, answers)
+    if refused := [answer for answer in answered if answer.status != 200]:
+        raise RuntimeError(f"{len(refused)} of {len(answered)}: {refused[0].status} {refused[0].body.decode(errors='replace')}")
+    answers = [response.body for response in answered[:SAMPLED]]
+    return ClientFigures([response.seconds for response in answered], sum(len(response.body) for response in answered), cpu_s, answers)
 
 
-def ask_grpc(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> Asked:
+def ask_grpc(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> ClientFigures:
     """Raises grpc.RpcError where a call fails."""
     cpu_s = time.process_time()
     address = f"127.0.0.1:{port}"
@@ -211,7 +211,7 @@ def ask_grpc(port: int, requests: Sequence[bytes], clients: int, seconds: float)
         answered = asyncio.run(grpc_clients(address, requests, clients, seconds))
     cpu_s = time.process_time() - cpu_s
     answers = [body for _, body in answered[:SAMPLED]]
-    return Asked([one for one, _ in answered], sum(len(body) for _, body in answered), cpu_s, answers)
+    return ClientFigures([answer_s for answer_s, _ in answered], sum(len(body) for _, body in answered), cpu_s, answers)
 
 
 def one_grpc_client(address: str, requests: Sequence[bytes], seconds: float) -> list[tuple[float, bytes]]:
@@ -226,17 +226,17 @@ def one_grpc_client(address: str, requests: Sequence[bytes], seconds: float) -> 
 
 
 async def grpc_clients(address: str, requests: Sequence[bytes], clients: int, seconds: float) -> list[tuple[float, bytes]]:
-    """All clients share a connection, as HTTP/2 is meant."""
+    """All clients share a connection, as HTTP/2 intends."""
     answered: list[tuple[float, bytes]] = []
-    sent = 0
+    request_number = 0
     async with import_module("grpc.aio").insecure_channel(address) as channel:
         call = channel.unary_unary(METHOD)
         end = time.perf_counter() + seconds
 
         async def client() -> None:
-            nonlocal sent
+            nonlocal request_number
             while (began := time.perf_counter()) < end:
-                request, sent = requests[sent % len(requests)], sent + 1
+                request, request_number = requests[request_number % len(requests)], request_number + 1
                 body = await call(request)
                 answered.append((time.perf_counter() - began, body))
 
@@ -244,15 +244,10 @@ async def grpc_clients(address: str, requests: Sequence[bytes], clients: int, se
     return answered
 
 
-def cpu_of(pid: int | None) -> float:
-    """Processor seconds of all threads of a process; the system counts nanoseconds."""
-    return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
-
-
 def cpu_of_machine() -> float:
-    """Processor seconds of everything on this machine, and those that its host took."""
-    user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+    """Processor seconds of the whole machine, those that its host took included."""
+    user, nice, system, _, _, *other_times = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
+    return (user + nice + system + sum(other_times)) / os.sysconf("SC_CLK_TCK")
 
 
 def parser_of(case: str) -> Callable[[bytes], Any]:
@@ -262,7 +257,7 @@ def parser_of(case: str) -> Callable[[bytes], Any]:
 
 
 def parsed(case: str, answers: Sequence[bytes]) -> tuple[float, float]:
-    """Medians over some answers: µs to parse one, and milliseconds of search for each query, as it says."""
+    """Medians over some answers: µs to parse one, and milliseconds of search for each query, as the answer reports them."""
     parse, times, searches = parser_of(case), list[float](), list[float]()
     for body in answers:
         began = time.perf_counter()

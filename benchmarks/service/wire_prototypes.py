@@ -1,10 +1,10 @@
-"""Servers that speak other wire formats than the service, for `benchmarks.wire_formats`: msgpack over HTTP/1.1, and gRPC.
+"""Servers with other wire formats than the service's, for `benchmarks.wire_formats`: msgpack over HTTP/1.1, and gRPC.
 
-A prototype exchanges functions of the service: how a body becomes a request, and how found rows become an answer. What lies between is
-the service's own: checks, encoding, queue, engine, metrics. What it would still need is left out, in its favour: errors in its format,
-excluded ids that the catalogue does not have, and over gRPC also keys, limits of bodies and request ids.
+A prototype replaces two steps of the service: parsing a body, and writing an answer. Checks, encoding, queue, engine and metrics stay the
+service's. A prototype lacks, to its advantage: errors in its format, excluded ids that are not in the catalogue, and over gRPC also keys,
+limits of bodies and request ids.
 
-Knows formats. Does not know who asks.
+Knows formats. Does not know clients.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ FIELDS: dict[str, list[tuple[str, int | str, bool]]] = {  # message → its fiel
 
 @cache
 def messages() -> Any:
-    """The classes of FIELDS, by name. Made here, so that no compiler is needed; they are those that it would make."""
+    """The classes of FIELDS, by name. Made at run time, so that no compiler is needed."""
     descriptors, factory = import_module("google.protobuf.descriptor_pb2"), import_module("google.protobuf.message_factory")
     file = descriptors.FileDescriptorProto(name="retrieval.proto", package="espalier", syntax="proto3")
     for name, fields in FIELDS.items():
@@ -84,16 +84,16 @@ def messages() -> Any:
 
 
 def serve(case: str, trivial: bool, port: int, grpc_port: int, core: int) -> None:
-    """Serve a case from one core, over HTTP, and over gRPC where that is the case, until a signal says stop.
+    """Serve a case on one core until a signal: over HTTP, and over gRPC if that is the case.
 
-    trivial  whether an engine answers that searches nothing
+    trivial  use an engine that answers constants
     """
     os.sched_setaffinity(0, {core})
     listening = listen("127.0.0.1", port)
     make_ready()
     settings = Settings()
     with ExitStack() as patched:
-        if trivial:  # whose answers are not those of the model's golden queries
+        if trivial:  # its answers do not match the golden queries
             patched.enter_context(patch.object(loading, "verify_golden", lambda *_: 1.0))
         if case != "json":
             formats: dict[str, Any] = {"results_json": partial(results_of, case), "_document": partial(answer_of, case)}
@@ -109,20 +109,20 @@ def serve(case: str, trivial: bool, port: int, grpc_port: int, core: int) -> Non
 
 
 async def serve_grpc(server: Server, route: RetrievalRoute, listening: Any, port: int) -> None:
-    """The service, whose routes say whether it is ready, and in the same loop the method, which is what is asked."""
+    """Serve the service's routes, for /readyz, and the gRPC method in one event loop."""
     grpc = import_module("grpc")
-    speaks = import_module("grpc.aio").server()
+    grpc_server = import_module("grpc.aio").server()
     handler = grpc.unary_unary_rpc_method_handler(partial(answer_call, route))  # without serialisers: bytes
     service, name = METHOD[1:].split("/")
-    speaks.add_registered_method_handlers(service, {name: handler})
-    speaks.add_insecure_port(f"127.0.0.1:{port}")
-    await speaks.start()
+    grpc_server.add_registered_method_handlers(service, {name: handler})
+    grpc_server.add_insecure_port(f"127.0.0.1:{port}")
+    await grpc_server.start()
     await server.serve(sockets=[listening])
-    await speaks.stop(None)
+    await grpc_server.stop(None)
 
 
 async def answer_call(route: RetrievalRoute, content: bytes, context: object) -> bytes:
-    """What RetrieveRoute does with a request, without what its head says."""
+    """Answer a request as RetrieveRoute does, but without headers."""
     began = time.perf_counter()
     info = RequestInfo(began)
     message = messages().Request.FromString(content)
@@ -151,22 +151,22 @@ def results_of(
     conditions: Filter | None,
     encoded: EncodedRequest,
     answer: Answer,
-    found: Candidates,
+    candidates: Candidates,
     deadline: float,
 ) -> list[dict[str, Any]]:
-    """What an answer says of each query."""
-    count_B = found.count_B.tolist()
-    ids = view.items.ids_of(np.concatenate([rows[:count] for rows, count in zip(found.rows_BM, count_B, strict=True)]))
+    """The results of an answer, one for each query."""
+    count_B = candidates.count_B.tolist()
+    ids = view.items.ids_of(np.concatenate([rows[:count] for rows, count in zip(candidates.rows_BM, count_B, strict=True)]))
     results, end = [], 0
     for b, count in enumerate(count_B):
         begin, end = end, end + count
-        own, scores_M = ids[begin:end], found.scores_BM[b, :count]
+        query_ids, scores_M = ids[begin:end], candidates.scores_BM[b, :count]
         scores = scores_M if case == "json-columns" else scores_M.tolist()
-        items: dict[str, Any] = {"ids": own, "scores": scores}
+        items: dict[str, Any] = {"ids": query_ids, "scores": scores}
         if case == "msgpack":
-            items = {"items": [{"id": item_id, "score": score} for item_id, score in zip(own, scores, strict=True)]}
+            items = {"items": [{"id": item_id, "score": score} for item_id, score in zip(query_ids, scores, strict=True)]}
         state = {"beam_size": answer.beam_size, "degraded": answer.degraded, "unknown": encoded.unknown[b]}
-        results.append({**items, "complete": bool(found.complete_B[b]), **state})
+        results.append({**items, "complete": bool(candidates.complete_B[b]), **state})
     return results
 
 

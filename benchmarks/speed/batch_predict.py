@@ -1,4 +1,4 @@
-"""All users of a log in one go, as a nightly job asks: `espalier predict` beside the batch call of `implicit`.
+"""Answers for all users of a log at once, as in a nightly job: `espalier predict` compared to the batch call of `implicit`.
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.batch_predict --log FILE --user U --item I --model models/NAME --json F
 
@@ -43,12 +43,12 @@ def main() -> None:
 
 
 def predicted(options: argparse.Namespace, users: int) -> dict[str, object]:
-    """`espalier predict` in a process of its own."""
+    """The row of the command `espalier predict`."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--queries", options.log, "--user", options.user, "--item", options.item, "--m", options.m, "--exclude-seen"]
-        words += ["--model", options.model, "--out", f"{folder}/top.parquet"] + (["--time", options.time] if options.time else [])
+        predict_options = ["--queries", options.log, "--user", options.user, "--item", options.item, "--m", options.m, "--exclude-seen"]
+        predict_options += ["--model", options.model, "--out", f"{folder}/top.parquet"] + (["--time", options.time] if options.time else [])
         begin = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "espalier_cli", "predict", *map(str, words)], check=True, stderr=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "espalier_cli", "predict", *map(str, predict_options)], check=True, stderr=subprocess.DEVNULL)
         seconds = time.perf_counter() - begin
     items = len(open_model(options.model, "cpu").bundle.items)
     return {"method": "espalier predict", "items": items, "seconds": seconds, "queries_per_s": users / seconds}
@@ -58,7 +58,7 @@ def of_implicit(options: argparse.Namespace, lists: list[list[str]]) -> dict[str
     """implicit's `recommend` of all users, after a short fit."""
     from implicit.als import AlternatingLeastSquares
 
-    names, columns = np.unique(np.array([item for one in lists for item in one]), return_inverse=True)
+    names, columns = np.unique(np.array([item for user_items in lists for item in user_items]), return_inverse=True)
     offsets = np.cumsum([0, *map(len, lists)])
     matrix = sparse.csr_matrix((np.ones(len(columns), np.float32), columns, offsets), (len(lists), len(names)))
     matrix.sum_duplicates()

@@ -1,11 +1,11 @@
-"""How long the way through the code is: distinct files and functions of ours that five requests cross.
+"""The length of code paths: how many of our files and functions each of five requests crosses.
 
     python -m benchmarks.code_path --json F
 
 Served in this process, without sockets, by the `reference` engine over a bundle of 64 items. The profiler sees all threads, and counts
-functions of espalier, training and service when they are called. Counted is what every one of ROUNDS warm requests crosses, so that nothing
-that happens beside them by chance is. A search of so few items is short enough for the event loop, except under the profiler; MOST_US lets
-it go the usual way. One walk goes by the engine's thread.
+calls of functions of espalier, training and service. A function counts if all ROUNDS warm requests cross it, so unrelated work does not.
+A search of so few items would run in the event loop, but is slow under the profiler; MOST_US raises the limit. One row goes through the
+engine's thread.
 
 Rows: {"way", "files", "functions"}.
 """
@@ -51,14 +51,14 @@ from training.shard.command import shard
 PACKAGES = tuple(f"{Path.cwd() / name}{os.sep}" for name in ("espalier", "training", "service"))
 ITEMS, ROUNDS, SHARDS = 64, 16, 2
 QUIET_S = 0.1
-"""Between two requests, so that what one leaves to other threads does not count as the next one's."""
+"""Pause between requests, so that work that one leaves to other threads does not count for the next."""
 MOST_US = 10_000
 KEY = "a-key-of-this-benchmark"
 Ask = Callable[[httpx.AsyncClient, int], Awaitable[httpx.Response]]
 Row = dict[str, Any]
 
 crossed: set[tuple[str, str]] | None = None
-"""File and function of what is crossed now; None: it does not count."""
+"""(file, function) pairs that the present request has crossed; None: do not count."""
 
 
 def _note(frame: FrameType, event: str, argument: object) -> None:
@@ -109,13 +109,13 @@ async def serving(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def counted(way: str, client: httpx.AsyncClient, ask: Ask) -> Row:
-    """The row of what each of ROUNDS requests crosses, after one that warms up."""
+    """The row of files and functions that all ROUNDS requests cross, after a warm-up."""
     global crossed
     rounds = []
     for number in range(1 + ROUNDS):
         await asyncio.sleep(QUIET_S)
-        rounds.append(found := set[tuple[str, str]]())
-        crossed = found
+        rounds.append(calls := set[tuple[str, str]]())
+        crossed = calls
         answer = await ask(client, number)
         crossed = None
         if answer.status_code not in (200, 201):
@@ -127,7 +127,7 @@ async def counted(way: str, client: httpx.AsyncClient, ask: Ask) -> Row:
 
 
 async def of_one_service(models: Path) -> list[Row]:
-    """A query in two ways, a write, and a query with a live item in its history."""
+    """Rows of a query on two paths, a write, and a query with a live item in its history."""
     async with serving(create_app(Settings(models=models, engine="reference", max_inline_us=0))) as client:
         rows = [await counted("/retrieve, by the engine's thread", client, retrieve("item-1", "item-3"))]
     settings = Settings(models=models, engine="reference", write_keys=(SecretStr(KEY),), max_inline_us=MOST_US)
@@ -142,7 +142,7 @@ async def of_a_router(bundle: Bundle, folder: Path) -> Row:
     """A query through a router and its shards, all in this process."""
     shard(bundle.path, SHARDS, folder)
     source = EngineSource(lambda bundle, *_: open_engine(bundle, "cpu", "reference"))
-    async with AsyncExitStack() as ends:
+    async with AsyncExitStack() as closers:
         registries = {}
         for index in range(SHARDS):
             (folder / f"alone-{index}").mkdir()
@@ -151,10 +151,10 @@ async def of_a_router(bundle: Bundle, folder: Path) -> Row:
             registry.start_loading()
             registry.wait_until_loaded()
             registries[f"http://shard-{index}"] = registry
-            ends.push_async_callback(partial(registry.drain, 1.0))
+            closers.push_async_callback(partial(registry.drain, 1.0))
         config = RouterConfig(shards=tuple(registries), poll_s=60.0, hedge=0)  # a busy machine would ask twice
         app = create_router(Settings(models=bundle.path.parent.parent), config, ShardsHere(registries))
-        client = await ends.enter_async_context(serving(app))
+        client = await closers.enter_async_context(serving(app))
         return await counted("/retrieve, router of two shards", client, retrieve("item-1", "item-3"))
 
 
@@ -164,9 +164,9 @@ def main() -> None:
     sys.setprofile(_note)
     tree = complete_tree(np.arange(ITEMS), 2)
     with tempfile.TemporaryDirectory() as name:
-        alone, whole = (make_bundle(Path(name) / models, np.random.default_rng(0), tree, kind="product") for models in ("one", "many"))
-        rows = asyncio.run(of_one_service(alone.path.parent.parent))
-        rows.append(asyncio.run(of_a_router(whole, Path(name) / "shards")))
+        single, sharded = (make_bundle(Path(name) / models, np.random.default_rng(0), tree, kind="product") for models in ("one", "many"))
+        rows = asyncio.run(of_one_service(single.path.parent.parent))
+        rows.append(asyncio.run(of_a_router(sharded, Path(name) / "shards")))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 

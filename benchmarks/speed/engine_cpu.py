@@ -1,4 +1,4 @@
-"""ms/query of the CPU engine, beside a NumPy loop with one ONNX Runtime call per level, in one run.
+"""ms/query of the CPU engine, compared to a NumPy loop with one ONNX Runtime call per level, in one run.
 
     python -m benchmarks.engine_cpu --json F [--height 20] [--beam 50,200,400] [--batch 1] [--rounds 7]
 
@@ -7,9 +7,9 @@ Both sides take turns in every round; the figures are medians over rounds. The s
 
     python -m benchmarks.engine_cpu --scorer product --json F [--height 20] [--dim 63] [--m 10] [--beam 50,200,400] [--index FILE]
 
-An inner product instead, for noisy item vectors as queries: `compiled-cpu` at each beam, HNSW over its leaf rows at the least efSearch that
-finds .95 of what an exact search of them does, and that exact search (HNSW needs the extra `ann`). One query at a time, one thread; all
-take turns in every round. Recall is the share of the m best leaves by the scorer alone that came back.
+With an inner product as scorer, and noisy item vectors as queries: `compiled-cpu` at each beam, an exact search of its leaf rows, and HNSW
+over them at the least efSearch that finds .95 of the exact answers (needs the extra `ann`). One query at a time, one thread; all take turns
+in every round. Recall is the share of the m best leaves, by the scorer alone, that came back.
 
 Legend: B queries, D row, I items, M results; in timing X systems, P parts, R rounds, Q queries.
 """
@@ -51,7 +51,7 @@ VECTORS = 256
 RECALL = 0.95
 EF_SEARCH = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 MOST = 4096
-"""efSearch where none of those is enough."""
+"""efSearch if none of those is enough."""
 Row = dict[str, Any]
 Array = NDArray[Any]
 
@@ -70,15 +70,15 @@ class LevelLoop:
         options.log_severity_level = 3
         self.tree = bundle.tree
         self.rows_ND = np.ascontiguousarray(bundle.node_rows_ND, np.float32)
-        self.query, self.scorer = (  # with the engine's own rewriting of PRelu, which a bare session would lack
+        self.query, self.scorer = (  # with PRelu rewritten as in the engine
             ort.InferenceSession(load_graph(name, bundle.graph(name)).SerializeToString(), options)
             for name in ("query.onnx", "scorer.onnx")
         )
 
     def search(self, queries: QueryBatch, params: SearchParams) -> NDArray[np.int64]:
-        return np.stack([self.one(queries.array[b : b + 1], params, b) for b in range(len(queries))])
+        return np.stack([self.search_one(queries.array[b : b + 1], params, b) for b in range(len(queries))])
 
-    def one(self, history: NDArray[Any], params: SearchParams, b: int) -> NDArray[np.int64]:
+    def search_one(self, history: NDArray[Any], params: SearchParams, b: int) -> NDArray[np.int64]:
         tree, k = self.tree, int(params.beam_size_B[b])
         start = tree.start_level(k)
         leaf = np.where(history >= 0, tree.leaf_of_item[history], -1)
@@ -92,8 +92,8 @@ class LevelLoop:
             logits = self.scorer.run(None, {"query_state": states[level - start][None], "node_rows": self.rows_ND[candidates][None]})[0][0]
             logits[np.isin(candidates, excluded.leaves_BX[0] if level == tree.height else excluded.inner_BX[0])] = -np.inf
             if level < tree.height:
-                kept = np.sort(np.argpartition(-logits, k)[:k]) if len(logits) > k else np.arange(len(logits))
-                beam = candidates[kept]
+                beam_positions = np.sort(np.argpartition(-logits, k)[:k]) if len(logits) > k else np.arange(len(logits))
+                beam = candidates[beam_positions]
                 candidates = (2 * beam[:, None] + np.array([1, 2])).ravel()
         best = np.argsort(-logits, kind="stable")[: int(params.m_B[b])]
         return np.where(np.isfinite(logits[best]), tree.leaf_item[candidates[best] - tree.leaf_offset], NO_ITEM)
@@ -109,22 +109,22 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
     rows = []
     for beam in beams:
         params = SearchParams.uniform(QUERIES, beam, min(M, 2 * beam), exclude)
-        same = overlap(loop.search(queries, params), engine.search(queries, params).item_rows_BM)
-        if same < 0.999:
-            raise SystemExit(f"the two sides agree on {same:.4f} of the items at beam {beam}; expected at least .999")
+        shared_share = overlap(loop.search(queries, params), engine.search(queries, params).item_rows_BM)
+        if shared_share < 0.999:
+            raise SystemExit(f"the two sides agree on {shared_share:.4f} of the items at beam {beam}; expected at least .999")
         for batch in batches:
             calls: dict[str, Callable[[QueryBatch, SearchParams], object]] = {engine.name: engine.search, loop.name: loop.search}
             times: dict[str, list[float]] = {name: [] for name in calls}
             for _ in range(rounds):
                 for name, call in calls.items():
                     begin = time.perf_counter()
-                    for at in range(0, QUERIES, batch):
-                        part = np.arange(at, min(at + batch, QUERIES))
-                        call(queries.take(part), SearchParams(params.beam_size_B[part], params.m_B[part], exclude[part]))
+                    for begin_row in range(0, QUERIES, batch):
+                        span = np.arange(begin_row, min(begin_row + batch, QUERIES))
+                        call(queries.take(span), SearchParams(params.beam_size_B[span], params.m_B[span], exclude[span]))
                     times[name].append((time.perf_counter() - begin) * 1e3 / QUERIES)
             for name, values in times.items():
-                of = {"engine": name, "items": items, "beam_size": beam, "batch": batch}
-                rows.append(of | {"ms_per_query": round(float(np.median(values)), 4)})
+                row_columns = {"engine": name, "items": items, "beam_size": beam, "batch": batch}
+                rows.append(row_columns | {"ms_per_query": round(float(np.median(values)), 4)})
                 print_row(rows[-1])
     return rows
 
@@ -134,11 +134,11 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
 
 @dataclass(frozen=True)
 class System:
-    """One of those that are compared.
+    """One of the compared systems.
 
-    knob    the beam or efSearch; None where there is none
-    encode  a query → what its search takes
-    search  what `encode` made of a query → int64[1, ≤ M] item rows, best first, NO_ITEM at the end
+    knob    the beam or efSearch; None: there is none
+    encode  query → the argument of `search`
+    search  the encoded query → int64[1, ≤ M] item rows, best first, NO_ITEM at the end
     """
 
     name: str
@@ -158,7 +158,7 @@ def timed(systems: Sequence[System], queries: Sequence[Array], rounds: int) -> l
     ms_XPRQ = np.zeros((len(systems), 2, rounds, len(queries)))
     for round_number in tqdm(range(rounds), desc="time", unit="round", disable=None):
         for system, ms_PRQ in zip(systems, ms_XPRQ, strict=True):
-            system.find(queries[0])  # pays for the turned knob and for what others left in the processor's cache
+            system.find(queries[0])  # warms up the new knob and the processor's cache
             for query_number, query in enumerate(queries):
                 begin = time.perf_counter()
                 encoded = system.encode(query)
@@ -218,9 +218,9 @@ def run_product(bundle: Bundle, beams: Sequence[int], m: int, rounds: int, index
         systems = [tree_system(engine, beam, m) for beam in beams]
         if faiss_is_installed():
             index = AnnIndex("hnsw", item_rows_ID, index_file)
-            tried = (index_system("hnsw", encode, index, effort, m) for effort in EF_SEARCH if effort < index.full_effort)
-            enough = (system for system in tried if recall(system, queries, exact_BM) >= RECALL)
-            systems.append(next(enough, index_system("hnsw", encode, index, MOST, m)))
+            index_systems = (index_system("hnsw", encode, index, effort, m) for effort in EF_SEARCH if effort < index.full_effort)
+            accurate_systems = (system for system in index_systems if recall(system, queries, exact_BM) >= RECALL)
+            systems.append(next(accurate_systems, index_system("hnsw", encode, index, MOST, m)))
         systems.append(exact)
         rows: list[Row] = [
             {"engine": system.name, "knob": system.knob, "recall": round(recall(system, queries, exact_BM), 4), **cost}

@@ -1,9 +1,9 @@
-"""ms/query of the CPU engines with live items, beside the same engine without, in one run.
+"""ms/query of the CPU engines with live items, compared to the same engine without, in one run.
 
     python -m benchmarks.live_speed --json F [--engines compiled-cpu,onnx-cpu,sparse-cpu] [--live 10000,65536] [--beam 200] [--m 50]
 
-The same queries, one a call on one thread: an engine without an overlay, with an empty one, and with so many live items under random
-parents that have room. These take turns query by query, in random order; figures are medians over all queries of all rounds. The models are
+The same queries, one a call on one thread: an engine without an overlay, with an empty overlay, and with live items under random parents
+that have room. These take turns query by query, in random order; figures are medians over all queries of all rounds. The models are
 synthetic: 8^6 items and 32,768 parents for `compiled-cpu` (inner product) and `sparse-cpu`, 2^16 items under as many parents for `onnx-cpu`
 (the papers' scorer).
 
@@ -68,7 +68,7 @@ def bundle_for(engine: str, folder: Path, height: int) -> Bundle:
 
 
 def with_live_items(bundle: Bundle, count: int) -> LiveState:
-    """A version with so many new items under random parents that have room."""
+    """A state with `count` new items under random parents that have room."""
     rng, state, tree = np.random.default_rng(1), LiveState(bundle), bundle.tree
     parents = tree.level(tree.height - 1)
     for number in range(count):
@@ -81,17 +81,17 @@ def with_live_items(bundle: Bundle, count: int) -> LiveState:
 
 
 def with_placed_items(bundle: Bundle, count: int) -> LiveState:
-    """A version with so many new items, placed by parts of held-out queries that led to them."""
+    """A state with `count` new items, placed by parts of held-out queries."""
     state, search = LiveState(bundle), open_engine(bundle, "cpu").parents
     bodies = [ItemBody(events=(tuple(item.event),)) for item in items_of(held_out(bundle), "new-", count, 0)]
     placer = Placer(bundle)
     for begin in range(0, count, PLACED_AT_ONCE):
-        for number, found in enumerate(
+        for number, placement_or_error in enumerate(
             placer.place(bodies[begin : begin + PLACED_AT_ONCE], state.table, state.overlay(), search), begin + 1
         ):
-            if isinstance(found, EspalierError):
-                raise found
-            first, row = next(iter(found[0]))
+            if isinstance(placement_or_error, EspalierError):
+                raise placement_or_error
+            first, row = next(iter(placement_or_error[0]))
             parent = next(parent for parent in state.near(0, first) if state.has_room(0, parent))
             placement = Placement(0, parent, state.next_slot(0, parent), row)
             state.apply([Change(number, f"new-{number}", "put", placements=(placement,))])
@@ -99,12 +99,12 @@ def with_placed_items(bundle: Bundle, count: int) -> LiveState:
 
 
 def overlays(bundle: Bundle, live: list[int], live_state: StateOf = with_live_items) -> dict[str, Overlay | None]:
-    """What is live in each engine that is compared."""
+    """The compared overlays, by name."""
     return {"no overlay": None} | {f"{count} live": live_state(bundle, count).overlay() for count in (0, *live)}
 
 
-def all_gone(bundle: Bundle, count: int) -> Overlay:
-    """What is live once all live items were deleted again."""
+def overlay_after_deletes(bundle: Bundle, count: int) -> Overlay:
+    """The overlay after all live items were deleted again."""
     state = with_placed_items(bundle, count)
     state.apply([Change(count + number, f"new-{number}", "delete") for number in range(1, count + 1)])
     return state.overlay()
@@ -113,32 +113,32 @@ def all_gone(bundle: Bundle, count: int) -> Overlay:
 def measured(
     engine: Pipeline, live: dict[str, Overlay | None], queries: QueryBatch, beam: int, m: int, rounds: int, batch: int = 1
 ) -> dict[str, float]:
-    """Milliseconds of the median query, by what is live, in calls of `batch` queries.
+    """Milliseconds of the median query, by overlay, in calls of `batch` queries.
 
-    One engine has each overlay in turn: two engines of the same bundle may differ by a tenth.
+    One engine gets all overlays in turn, since two engines of the same bundle may differ by a tenth.
     """
     params = SearchParams.uniform(batch, beam, m)
-    one = [queries.take(np.arange(begin, begin + batch)) for begin in range(0, len(queries) - batch + 1, batch)]
+    batches = [queries.take(np.arange(begin, begin + batch)) for begin in range(0, len(queries) - batch + 1, batch)]
     times_s: dict[str, list[float]] = {name: [] for name in live}
     rng, names = np.random.default_rng(3), list(live)
-    for round_ in range(-1, rounds):  # the first one warms up
-        for b in range(len(one)):
-            for name in rng.permutation(names).tolist():  # what ran before leaves caches as it needs them
+    for round_number in range(-1, rounds):  # the first one warms up
+        for b in range(len(batches)):
+            for name in rng.permutation(names).tolist():  # the search before leaves the caches to its advantage
                 engine.set_overlay(live[name])
                 begin_s = time.perf_counter()
-                engine.search(one[b], params)
-                times_s[name] += [time.perf_counter() - begin_s] * (round_ >= 0)
-    return {name: 1e3 * float(np.median(own)) / batch for name, own in times_s.items()}
+                engine.search(batches[b], params)
+                times_s[name] += [time.perf_counter() - begin_s] * (round_number >= 0)
+    return {name: 1e3 * float(np.median(query_times_s)) / batch for name, query_times_s in times_s.items()}
 
 
 def rows_of(engine: str, bundle: Bundle, ms: dict[str, float], beam: int, m: int, batch: int) -> list[dict[str, Any]]:
-    """One row for each engine, beside that without an overlay."""
+    """A row for each overlay, compared to the engine without one."""
     rows, tree = [], bundle.tree
-    for what, own in ms.items():
+    for name, cost in ms.items():
         shape = {"engine": engine, "model": bundle.manifest.name, "items": tree.item_count}
         shape |= {"parents": tree.level_size(tree.height - 1), "beam_size": beam, "m": m, "batch": batch}
-        added, ratio = own - ms["no overlay"], own / ms["no overlay"]
-        rows.append(shape | {"what": what, "ms_per_query": round(own, 4), "added_ms": round(added, 4), "ratio": round(ratio, 4)})
+        added, ratio = cost - ms["no overlay"], cost / ms["no overlay"]
+        rows.append(shape | {"what": name, "ms_per_query": round(cost, 4), "added_ms": round(added, 4), "ratio": round(ratio, 4)})
         print_row(rows[-1])
     return rows
 
@@ -158,13 +158,13 @@ def run_sample(model: Path, live: list[int], rounds: int) -> list[dict[str, Any]
     """The rows of a trained model of one tree."""
     bundle = Bundle.open(model, verify=False)
     search, queries = bundle.manifest.search, read_heldout(bundle, SAMPLED).queries
-    compared, engine = (
-        overlays(bundle, live, with_placed_items) | {f"{live[0]} gone": all_gone(bundle, live[0])},
+    overlay_by_name, engine = (
+        overlays(bundle, live, with_placed_items) | {f"{live[0]} gone": overlay_after_deletes(bundle, live[0])},
         open_engine(bundle, "cpu"),
     )
     rows = []
     for batch in BATCHES:
-        ms = measured(engine, compared, queries, search.beam_size, search.m, rounds, batch)
+        ms = measured(engine, overlay_by_name, queries, search.beam_size, search.m, rounds, batch)
         rows += rows_of(engine.name, bundle, ms, search.beam_size, search.m, batch)
     return rows
 

@@ -1,10 +1,10 @@
-"""Two checkouts, one benchmark: how much longer it takes here than there.
+"""Compare two checkouts by one benchmark: how much longer does it take here than there?
 
     python -m benchmarks.paired --before DIR --pairs 10 --by beam_size,batch --without engine=numpy-loop --json F -- engine_cpu --rounds 3
 
-The benchmark runs in both checkouts in turn, each with its own code and the Python of this process; what follows `--` are its name and
-options ({side} in them is `before` or `after`, for folders that each side keeps). Rows of its report that agree in the fields of --by are
-a pair, those of --without left out. Printed is the geometric mean over pairs of after ÷ before, with its 95 % interval (Student's t on
+The benchmark runs in both checkouts in turn, each with its own code and this process's Python. Its name and options follow `--`; {side} in
+them becomes `before` or `after`, for folders that each side keeps. Rows of its report that agree in the fields of --by are a pair; rows
+that match --without are left out. The result is the geometric mean over pairs of after ÷ before, with its 95 % interval (Student's t on
 logarithms).
 """
 
@@ -28,25 +28,25 @@ from benchmarks.report_file import command_line, write_report
 Key = tuple[str, ...]
 
 
-def rows_of(folder: Path, side: str, chosen: argparse.Namespace) -> dict[Key, float]:
-    """The figure of each row of one run, by the values of the fields that name a row."""
-    name, *options = (word.format(side=side) for word in chosen.command)
-    with tempfile.TemporaryDirectory() as made:
-        file = Path(made) / "report.json"
-        line = [sys.executable, "-m", f"benchmarks.{name}", *options, "--json", str(file)]
+def rows_of(folder: Path, side: str, options: argparse.Namespace) -> dict[Key, float]:
+    """Run one side: the values of the fields of --by → the figure of that row."""
+    name, *benchmark_options = (word.format(side=side) for word in options.command)
+    with tempfile.TemporaryDirectory() as report_folder:
+        file = Path(report_folder) / "report.json"
+        command = [sys.executable, "-m", f"benchmarks.{name}", *benchmark_options, "--json", str(file)]
         environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-        subprocess.run(line, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
         rows = json.loads(file.read_text())["rows"]
-    left_out, _, value = chosen.without.partition("=")
-    found: dict[Key, float] = {}
+    excluded_field, _, excluded_value = options.without.partition("=")
+    figures: dict[Key, float] = {}
     for row in rows:
-        key = tuple(str(row[field]) for field in chosen.by.split(","))
-        if row.get(chosen.figure) is None or (left_out and str(row.get(left_out)) == value):
+        key = tuple(str(row[field]) for field in options.by.split(","))
+        if row.get(options.figure) is None or (excluded_field and str(row.get(excluded_field)) == excluded_value):
             continue
-        if key in found:
-            raise SystemExit(f"--by: got {chosen.by}, expected fields that name a row; two have {', '.join(key)}")
-        found[key] = row[chosen.figure]
-    return found
+        if key in figures:
+            raise SystemExit(f"--by: got {options.by}, expected fields that name a row; two have {', '.join(key)}")
+        figures[key] = row[options.figure]
+    return figures
 
 
 def compared(before: list[float], after: list[float]) -> dict[str, Any]:
@@ -67,20 +67,20 @@ def main() -> None:
     parser.add_argument("--without", default="", metavar="FIELD=VALUE", help="rows that do not count")
     parser.add_argument("--figure", default="ms_per_query")
     parser.add_argument("command", nargs="+", help="the benchmark's name and options, after --")
-    chosen = parser.parse_args()
-    sides = {"before": chosen.before.resolve(), "after": Path.cwd()}
-    found: dict[Key, dict[str, list[float]]] = defaultdict(lambda: {"before": [], "after": []})
-    for pair in range(chosen.pairs):
+    options = parser.parse_args()
+    sides = {"before": options.before.resolve(), "after": Path.cwd()}
+    figures_by_key: dict[Key, dict[str, list[float]]] = defaultdict(lambda: {"before": [], "after": []})
+    for pair in range(options.pairs):
         for side in sorted(sides, reverse=bool(pair % 2)):
-            for key, value in rows_of(sides[side], side, chosen).items():
-                found[key][side].append(value)
-        print(f"pair {pair + 1} of {chosen.pairs}", flush=True)
-    fields = chosen.by.split(",")
-    rows = [dict(zip(fields, key, strict=True)) | compared(**values) for key, values in found.items() if all(values.values())]
+            for key, value in rows_of(sides[side], side, options).items():
+                figures_by_key[key][side].append(value)
+        print(f"pair {pair + 1} of {options.pairs}", flush=True)
+    fields = options.by.split(",")
+    rows = [dict(zip(fields, key, strict=True)) | compared(**values) for key, values in figures_by_key.items() if all(values.values())]
     for row in rows:
-        named = " ".join(row[field] for field in fields)
-        print(f"{named:40} {row['before']:8.4f} → {row['after']:8.4f}, {row['ratio']:.3f} × [{row['low']:.3f}, {row['high']:.3f}]")
-    write_report(chosen.json, {"command": " ".join(chosen.command), "figure": chosen.figure, "rows": rows})
+        row_name = " ".join(row[field] for field in fields)
+        print(f"{row_name:40} {row['before']:8.4f} → {row['after']:8.4f}, {row['ratio']:.3f} × [{row['low']:.3f}, {row['high']:.3f}]")
+    write_report(options.json, {"command": " ".join(options.command), "figure": options.figure, "rows": rows})
 
 
 if __name__ == "__main__":

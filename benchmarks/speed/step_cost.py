@@ -2,9 +2,9 @@
 
     python -m benchmarks.step_cost --items 10000,100000,1000000 --json F [--kind otm-sequence] [--steps 8] [--node-dim 256]
 
-A random tree over synthetic lists of 100 items drawn alike. One thread. Printed are CPU seconds, the least over the steps after the first
-two: of a step, and of the optimiser in it (gradients put together and clipped, weights updated, rows brought up to date); the rows that
-have a gradient in a step; and the most memory so far, so each size of a comparison of memory wants a process of its own.
+A random tree over synthetic lists of 100 uniformly drawn items. One thread. Each row has the CPU seconds, least over the steps after the
+first two, of a step and of its optimiser (collecting and clipping gradients, updating weights, refreshing rows); the number of rows with a
+gradient in a step; and the peak memory of the process so far: to compare memory, run each size by itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 class Stopwatch:
-    """CPU seconds inside some functions, those in each other counted once; and the rows that were updated."""
+    """CPU seconds inside some functions, nested calls counted once; and the number of updated rows."""
 
     def __init__(self) -> None:
         self.seconds, self.rows, self._inside = 0.0, 0, False
@@ -52,9 +52,9 @@ class Stopwatch:
         return timed
 
     def counting(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(adam: RowAdam, places_R: torch.Tensor, *rest: Any) -> Any:
+        def counted(adam: RowAdam, places_R: torch.Tensor, *step_arguments: Any) -> Any:
             self.rows = len(places_R)
-            return step(adam, places_R, *rest)
+            return step(adam, places_R, *step_arguments)
 
         return counted
 
@@ -73,22 +73,22 @@ def measure(config: DeepConfig, items: int, steps: int) -> dict[str, Any]:
     """The row of one size."""
     prepared, tree = synthetic(items, USERS), random_tree(items, config.tree.children(items), seed=0)
     model, watch = build_model(config, tree, prepared), Stopwatch()
-    made = steps_of(config, model, Topology(tree, CPU), prepared)
-    made.optimiser.refresh()  # writes all moments: later steps find their memory there, as most steps of a run do
+    training_steps = steps_of(config, model, Topology(tree, CPU), prepared)
+    training_steps.optimiser.refresh()  # writes all moments, so that their memory is allocated, as in most steps of a run
     step_s, optimiser_s = [], []
-    watched = (
-        patch.object(made.optimiser, "step", watch.timing(made.optimiser.step)),
+    patches = (
+        patch.object(training_steps.optimiser, "step", watch.timing(training_steps.optimiser.step)),
         patch.object(RowAdam, "refresh", watch.timing(RowAdam.refresh)),
         patch.object(RowAdam, "step", watch.counting(RowAdam.step)),
     )
-    with watched[0], watched[1], watched[2]:
+    with patches[0], patches[1], patches[2]:
         for step in range(WARM_STEPS + steps):
             watch.seconds, begin = 0.0, time.process_time()
-            made.make(step)
+            training_steps.make(step)
             step_s.append(time.process_time() - begin)
             optimiser_s.append(watch.seconds)
             if step % 5 == 4:
-                made.optimiser.average()
+                training_steps.optimiser.average()
     return {
         "items": items,
         "nodes": tree.node_count,

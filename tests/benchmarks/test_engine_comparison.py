@@ -107,7 +107,7 @@ def test_a_wrong_beam_is_described(searched: Searched, change: Callable[[LevelTr
 
 def test_answers_that_a_trace_changes_are_wrong(searched: Searched) -> None:
     turned = searched.wrong_beams(lambda result: result if result.traces else replace(result, item_rows_BM=result.item_rows_BM[:, ::-1]))
-    assert turned == ["item_rows_BM: without a trace they are others than with one"]
+    assert turned == ["item_rows_BM: a search without a trace finds other items"]
     short = searched.wrong_beams(lambda result: replace(result, traces=tuple(trace[1:] for trace in result.traces)))
     assert "query 0: the trace has levels [4, 5], expected all from 3 to 5" in short
     assert searched.wrong_beams(lambda result: replace(result, traces=())) == ["the engine gave no trace"]

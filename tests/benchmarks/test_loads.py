@@ -14,7 +14,7 @@ from benchmarks.random_bundles import make_bundle
 from benchmarks.service import live_load, live_prober
 from benchmarks.service.live_load import KEY, measured
 from benchmarks.service.live_prober import PAUSE_S, Item, Prober, items_of, lost_of
-from benchmarks.service.shard_answers import Seen, is_mixed, went_back
+from benchmarks.service.shard_answers import SeenAnswer, is_mixed, went_back
 from benchmarks.service.shard_fleet import SHIFT
 from benchmarks.service.shards import quantile_ms
 from espalier.tree import complete_tree
@@ -76,8 +76,8 @@ def of_version(version: int, scores: tuple[float, ...] = FIRST) -> tuple[float, 
     return tuple(float(1 / (1 + np.exp(-value))) for value in log_odds)
 
 
-def answer(version: int, scores: tuple[float, ...], began: float = 0.0, ended: float = 1.0) -> Seen:
-    return Seen(0, began, ended, version, 1.0, scores)
+def answer(version: int, scores: tuple[float, ...], began: float = 0.0, ended: float = 1.0) -> SeenAnswer:
+    return SeenAnswer(0, began, ended, version, 1.0, scores)
 
 
 def test_an_answer_is_mixed_unless_all_its_scores_are_those_of_its_version() -> None:

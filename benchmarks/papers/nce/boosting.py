@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # an extra, `boosting`, which only benchmarks have
 
 @dataclass(frozen=True)
 class BoostingConfig:
-    """What trees are grown for, and how. The defaults are those of the paper's SGTB.
+    """Loss and growth of the trees. The defaults are those of the paper's SGTB.
 
     loss           `elimination`, `plackett-luce`, or `lambdarank`: LambdaMART, LightGBM's own objective
     trees          at most so many; with validation queries, those up to the best NDCG on them count
@@ -94,8 +94,8 @@ class BoostedTrees:
 
     def scores(self, features_RF: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32[R], higher is better."""
-        found = self.booster.predict(features_RF, num_iteration=self.trees, raw_score=True)
-        return np.asarray(found, np.float32)
+        scores_R = self.booster.predict(features_RF, num_iteration=self.trees, raw_score=True)
+        return np.asarray(scores_R, np.float32)
 
 
 def fit_boosted_trees(train: RankingSet, valid: RankingSet | None, config: BoostingConfig) -> BoostedTrees:

@@ -36,8 +36,8 @@ def naive_elimination(scores_BN: Tensor, present_BN: Tensor) -> Tensor:
 
 
 def _tied(scores_BN: Tensor, present_BN: Tensor) -> Tensor:
-    place_N = torch.arange(scores_BN.shape[1], device=scores_BN.device)
-    return tied_elimination_loss(scores_BN, (2 - 3 * place_N // scores_BN.shape[1]).expand_as(scores_BN), present_BN)
+    rank_N = torch.arange(scores_BN.shape[1], device=scores_BN.device)
+    return tied_elimination_loss(scores_BN, (2 - 3 * rank_N // scores_BN.shape[1]).expand_as(scores_BN), present_BN)
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -57,12 +57,12 @@ def measure(rounds: int, device: torch.device) -> list[dict[str, Any]]:
         present_BN = torch.ones_like(scores_BN, dtype=torch.bool)
         row: dict[str, Any] = {"items": length, "queries": queries}
         matrix = 4.0 * queries * length**2
-        own = {name: loss for name, loss in LOSSES.items() if "naive" not in name or matrix <= MEMORY}
-        if len(own) < len(LOSSES):
+        losses = {name: loss for name, loss in LOSSES.items() if "naive" not in name or matrix <= MEMORY}
+        if len(losses) < len(LOSSES):
             row["skipped"] = f"elimination, naive: each of its matrices would take {matrix / 1e9:.1f} GB"
-        times: dict[str, list[float]] = {name: [] for name in own}
+        times: dict[str, list[float]] = {name: [] for name in losses}
         for _ in range(rounds):
-            for name, loss in own.items():
+            for name, loss in losses.items():
                 leaf = scores_BN.clone().requires_grad_()
                 begin = time.perf_counter()
                 loss(leaf, present_BN).sum().backward()

@@ -40,9 +40,9 @@ Row = dict[str, Any]
 
 def per_query(rows: Sequence[Row], function: str, loss: str, figure: str) -> NDArray[np.float64]:
     """One value for each test query, the mean over seeds, in the order of the folds."""
-    own = [row for row in rows if (row["function"], row["loss"]) == (function, loss)]
-    folds = sorted({row["fold"] for row in own})
-    return np.concatenate([np.mean([row["per_query"][figure] for row in own if row["fold"] == fold], axis=0) for fold in folds])
+    method_rows = [row for row in rows if (row["function"], row["loss"]) == (function, loss)]
+    folds = sorted({row["fold"] for row in method_rows})
+    return np.concatenate([np.mean([row["per_query"][figure] for row in method_rows if row["fold"] == fold], axis=0) for fold in folds])
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
@@ -90,10 +90,10 @@ def markdown(report: dict[str, Any]) -> str:
         paper = ", ".join(f"{value:.3f}" for value in PAPER.get((function, loss), ()))
         lines.append(f"| {function} | {loss} | {cells} | {values['train_cpu_s']:.1f} | {paper or '—'} |")
     lines += ["", "| difference | ERR | NDCG@5 | MAP | p of ERR (t, Wilcoxon) | p of NDCG@5 |", "|---" * 6 + "|"]
-    for name, found in report["summary"]["differences"].items():
-        cells = " | ".join(f"{found[key]['mean']:+.4f} ± {found[key]['standard_error']:.4f}" for key in ("err", "ndcg5", "map"))
-        chance = " | ".join(", ".join(_p(found[key][test]) for test in ("p_t", "p_wilcoxon")) for key in ("err", "ndcg5"))
-        lines.append(f"| {name} | {cells} | {chance} |")
+    for name, difference in report["summary"]["differences"].items():
+        cells = " | ".join(f"{difference[key]['mean']:+.4f} ± {difference[key]['standard_error']:.4f}" for key in ("err", "ndcg5", "map"))
+        p_values = " | ".join(", ".join(_p(difference[key][test]) for test in ("p_t", "p_wilcoxon")) for key in ("err", "ndcg5"))
+        lines.append(f"| {name} | {cells} | {p_values} |")
     return "\n".join(lines)
 
 

@@ -47,7 +47,7 @@ Scores = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Fold:
-    """What is learned from, chosen by and measured on."""
+    """Queries for training, for choosing options, and for measuring."""
 
     name: int
     train: RankingSet
@@ -59,9 +59,10 @@ class Fold:
 def read_folds(folder: Path, name: str, seed: int) -> list[Fold]:
     """The folds of a set; of a set without folds the one that a seed makes."""
     if name == "l2r-mq2007-agg":
-        parts = [read_letor(folder / f"S{part}.txt.gz") for part in range(1, 6)]
+        fifths = [read_letor(folder / f"S{part}.txt.gz") for part in range(1, 6)]
         return [
-            Fold(k + 1, concatenated([parts[(k + i) % 5] for i in range(3)]), parts[(k + 3) % 5], parts[(k + 4) % 5], 2.0) for k in range(5)
+            Fold(k + 1, concatenated([fifths[(k + i) % 5] for i in range(3)]), fifths[(k + 3) % 5], fifths[(k + 4) % 5], 2.0)
+            for k in range(5)
         ]
     if name == "l2r-lightgbm-example":
         train, test = (
@@ -86,7 +87,7 @@ LAMBDAMART = BoostingConfig(loss="lambdarank", trees=500, row_share=0.8, feature
 
 
 def candidates(function: str, loss: Any, seed: int) -> list[RankerConfig | BoostingConfig | dict[str, Any]]:
-    """What is tried for a function and a loss."""
+    """The candidate configurations of a function and a loss."""
     pairs = itertools.product
     if function == "rank-svm":
         return [
@@ -104,7 +105,7 @@ def candidates(function: str, loss: Any, seed: int) -> list[RankerConfig | Boost
 
 
 def written(candidate: RankerConfig | BoostingConfig) -> dict[str, Any]:
-    """A candidate as the report has it."""
+    """A candidate as it is written to the report."""
     return asdict(candidate) if isinstance(candidate, BoostingConfig) else candidate.model_dump() | asdict(DESCENT)
 
 
@@ -126,13 +127,13 @@ def fit(candidate: RankerConfig | BoostingConfig | dict[str, Any], fold: Fold) -
 def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
     """Choose among the candidates and measure."""
     best: tuple[float, float, Scores, dict[str, Any]] | None = None
-    tried = []
+    trials = []
     for candidate in candidates(function, loss, seed):
-        before = time.process_time()
+        began_s = time.process_time()
         scores, value = fit(candidate, fold)
-        seconds = time.process_time() - before
+        seconds = time.process_time() - began_s
         options = candidate if isinstance(candidate, dict) else written(candidate)
-        tried.append((round(value, 4), options))
+        trials.append((round(value, 4), options))
         if best is None or value > best[0]:
             best = value, seconds, scores, options
     if best is None:
@@ -146,7 +147,7 @@ def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
         "ndcg5": ndcg(*ranked, 5),
         "map": average_precision(*ranked),
     }
-    differing = {name for name in options if len({json.dumps(other[name]) for _, other in tried}) > 1}
+    differing = {name for name in options if len({json.dumps(other[name]) for _, other in trials}) > 1}
     return {
         "function": function,
         "loss": loss,
@@ -156,29 +157,29 @@ def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
         "train_cpu_s": round(seconds, 2),
         "validation": round(value, 4),
         "chosen": {name: options[name] for name in sorted(differing)},
-        "tried": [{"validation": found, **{name: other[name] for name in sorted(differing)}} for found, other in tried],
+        "tried": [{"validation": score, **{name: other[name] for name in sorted(differing)}} for score, other in trials],
         "per_query": {name: [round(float(number), 4) for number in values] for name, values in per_query.items()},
     }
 
 
 def measure(name: str, folder: Path, functions: Sequence[str], seeds: int, file: Path | None) -> dict[str, Any]:
-    """All rows, those of an earlier run's file among them."""
+    """All rows, with those of an earlier run's file."""
     report: dict[str, Any] = {"set": name, "hardware": hardware(), "rows": []}
     if file is not None and file.exists():
         report = json.loads(file.read_text())
         if report["set"] != name:
             raise InvalidData("--json", str(file), f"a file of the set {name}")
     report["date"] = datetime.now(UTC).date().isoformat()
-    done = {(row["function"], row["loss"], row["fold"], row["seed"]) for row in report["rows"]}
+    completed_runs = {(row["function"], row["loss"], row["fold"], row["seed"]) for row in report["rows"]}
     for seed in range(1, seeds + 1):
         for fold in read_folds(folder, name, seed):
             for function, loss in METHODS:
-                if function not in functions or (function, loss, fold.name, seed) in done:
+                if function not in functions or (function, loss, fold.name, seed) in completed_runs:
                     continue
                 row = run(function, loss, fold, seed)
                 report["rows"].append(row)
-                shown = {key: row[key] for key in ("function", "loss", "fold", "seed", *FIGURES, "train_cpu_s", "validation", "chosen")}
-                print(json.dumps(shown), flush=True)
+                cells = {key: row[key] for key in ("function", "loss", "fold", "seed", *FIGURES, "train_cpu_s", "validation", "chosen")}
+                print(json.dumps(cells), flush=True)
                 if file is not None:
                     file.write_text(json.dumps(report) + "\n")
     report["summary"] = summary(report["rows"])

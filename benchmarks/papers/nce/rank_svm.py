@@ -55,10 +55,10 @@ def fit_rank_svm(train: RankingSet, cost: float, scaling: Scaling = "z-score", m
 
 def better_and_worse(train: RankingSet) -> NDArray[np.int64]:
     """int64[P, 2]: rows of each pair of a query's items with different grades, the better one first."""
-    parts = []
+    query_pairs = []
     for query in range(len(train)):
         rows = train.rows_of(query)
         grades = train.grades_R[rows]
         better, worse = np.nonzero(grades[:, None] > grades[None, :])
-        parts.append(np.stack([better, worse], axis=1) + rows.start)
-    return np.concatenate(parts)
+        query_pairs.append(np.stack([better, worse], axis=1) + rows.start)
+    return np.concatenate(query_pairs)

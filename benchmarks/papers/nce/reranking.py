@@ -1,4 +1,4 @@
-"""The second stage end to end: what re-ranking a model's candidates brings, by loss, beside LambdaMART on the same features.
+"""The second stage end to end: the gain of re-ranking a model's candidates, by loss, compared to LambdaMART on the same features.
 
     python -m benchmarks.reranking --model models/NAME/VERSION [--data LOG] --json F [--users training|validation] [--exclude-seen]
 
@@ -47,12 +47,12 @@ M = 10
 TREES = tuple(itertools.product((15, 31, 63), (0.05, 0.1)))
 
 
-def quality(part: Candidates, scores_R: NDArray[np.float32] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def quality(candidates: Candidates, scores_R: NDArray[np.float32] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """float64[B] each: nDCG@10 and recall@10 of every query with a relevant item."""
-    rows_BM = part.rows_BM if scores_R is None else part.ordered(scores_R)
-    some = [b for b, rows in enumerate(part.relevant) if len(rows)]
-    relevant = [part.relevant[b] for b in some]
-    return ndcg_at_m(rows_BM[some], relevant, M), precision_recall_f(rows_BM[some], relevant, M)[1]
+    rows_BM = candidates.rows_BM if scores_R is None else candidates.ordered(scores_R)
+    judged_queries = [b for b, rows in enumerate(candidates.relevant) if len(rows)]
+    relevant = [candidates.relevant[b] for b in judged_queries]
+    return ndcg_at_m(rows_BM[judged_queries], relevant, M), precision_recall_f(rows_BM[judged_queries], relevant, M)[1]
 
 
 def ms_of_stage(reranker: Reranker, bundle: Bundle, graded: GradedQueries, depth: int, most: int = 300) -> float:
@@ -81,7 +81,7 @@ def row_of(system: str, qualities: tuple[NDArray[np.float64], NDArray[np.float64
 
 def best_lambdamart(train: Candidates, valid: Candidates) -> tuple[BoostedTrees, str, float]:
     """LambdaMART with the leaves and rate that are best on validation queries; and the CPU seconds of that one training."""
-    found = []
+    trials = []
     for leaves, rate in TREES:
         config = BoostingConfig(
             loss="lambdarank", trees=300, learning_rate=rate, leaves=leaves, row_share=0.8, feature_share=0.8, random_splits=False
@@ -92,16 +92,16 @@ def best_lambdamart(train: Candidates, valid: Candidates) -> tuple[BoostedTrees,
         print(
             f"  lambdamart {leaves} leaves, rate {rate}: validation {trees.validation:.4f}, {trees.trees} trees, {cpu_s:.0f} s", flush=True
         )
-        found.append((trees.validation or 0.0, trees, f"{leaves} leaves, rate {rate}, {trees.trees} trees", cpu_s))
-    _, trees, named, cpu_s = max(found, key=lambda entry: entry[0])
-    return trees, named, cpu_s
+        trials.append((trees.validation or 0.0, trees, f"{leaves} leaves, rate {rate}, {trees.trees} trees", cpu_s))
+    _, trees, description, cpu_s = max(trials, key=lambda entry: entry[0])
+    return trees, description, cpu_s
 
 
 def measured(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool, depth: int, queries: int) -> dict[str, Any]:
-    parts = from_log(bundle, data, users, exclude_seen)
+    query_sets = from_log(bundle, data, users, exclude_seen)
     engine = open_engine(bundle, "cpu")
     stage = StageConfig(depth, (), queries, HighwayConfig())
-    train, valid, test = collect(bundle, engine, parts, stage)
+    train, valid, test = collect(bundle, engine, query_sets, stage)
     qualities = {"retrieval": quality(test, None)}
     rows = [row_of("retrieval", qualities["retrieval"], 0, None)]
     print(rows[-1], flush=True)
@@ -119,12 +119,12 @@ def measured(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
                     info = RankerInfo(features=ranker.feature_names, depth=depth, max_depth=depth)
                     path = Path(folder) / bundle.manifest.name / "1"
                     added = with_ranker(bundle, path, info, ranker_onnx(ranker), bundle.golden())
-                    ms = ms_of_stage(Reranker(added), added, parts.test, depth)
+                    ms = ms_of_stage(Reranker(added), added, query_sets.test, depth)
             rows.append(row_of(system, qualities[system], cpu_s, ms))
             print(rows[-1], flush=True)
-    trees, named, cpu_s = best_lambdamart(train, valid)
+    trees, description, cpu_s = best_lambdamart(train, valid)
     qualities["lambdamart"] = quality(test, trees.scores(test.ranking.features_RF))
-    rows.append(row_of("lambdamart", qualities["lambdamart"], cpu_s, None) | {"chosen": named})
+    rows.append(row_of("lambdamart", qualities["lambdamart"], cpu_s, None) | {"chosen": description})
     print(rows[-1], flush=True)
     ours = qualities["elimination"][0]
     p = {name: float(ttest_rel(ours, other[0]).pvalue) for name, other in qualities.items() if name != "elimination"}
@@ -140,11 +140,11 @@ def main() -> None:
     parser.add_argument("--exclude-seen", action="store_true")
     parser.add_argument("--depth", type=int, default=200)
     parser.add_argument("--queries", type=int, default=20_000)
-    given = parser.parse_args()
-    bundle = Bundle.open(given.model)
-    found = measured(bundle, given.data, given.users, given.exclude_seen, given.depth, given.queries)
-    about = {"model": bundle.manifest.name, "users": given.users, "exclude_seen": given.exclude_seen, "depth": given.depth}
-    write_report(given.json, about | found)
+    options = parser.parse_args()
+    bundle = Bundle.open(options.model)
+    report = measured(bundle, options.data, options.users, options.exclude_seen, options.depth, options.queries)
+    header = {"model": bundle.manifest.name, "users": options.users, "exclude_seen": options.exclude_seen, "depth": options.depth}
+    write_report(options.json, header | report)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def shares(relevant: Int64) -> NDArray[np.float64]:
 def head_and_tail(share: NDArray[np.float64]) -> dict[str, float]:
     """What falls on the first tenth and on the second half of the nodes, a node on the border in proportion."""
     below = np.concatenate([[0], np.cumsum(share)])
-    head, half = (float(np.interp(part * len(share), np.arange(len(below)), below)) for part in (0.1, 0.5))
+    head, half = (float(np.interp(share_of_nodes * len(share), np.arange(len(below)), below)) for share_of_nodes in (0.1, 0.5))
     return {"head": head, "tail": 1 - half}
 
 
@@ -92,19 +92,19 @@ def study(real: real_logs.RealLog, model: Path | None) -> dict[str, Any]:
 def print_report(studies: Sequence[dict[str, Any]]) -> None:
     print("paper:", "\n       ".join(PAPER))
     print(f"{'ours':24} {'tree':20} {'users':>7} {'nodes':>6} {'head':>6} {'tail':>6}   (even: .100 and .500)")
-    for one in studies:
-        row = _figure_level(one)
-        print(f"{one['set']:24} {one['tree']:20} {one['users']:7d} {row['nodes']:6d} {row['head']:6.3f} {row['tail']:6.3f}")
+    for study in studies:
+        row = _figure_level(study)
+        print(f"{study['set']:24} {study['tree']:20} {study['users']:7d} {row['nodes']:6d} {row['head']:6.3f} {row['tail']:6.3f}")
     if len(studies) > 1:
-        by_head = sorted(studies, key=lambda one: -_figure_level(one)["head"])
-        by_tail = sorted(studies, key=lambda one: _figure_level(one)["tail"])
-        heads, tails = (" > ".join(one["set"] for one in ranked) for ranked in (by_head, by_tail))
+        by_head = sorted(studies, key=lambda study: -_figure_level(study)["head"])
+        by_tail = sorted(studies, key=lambda study: _figure_level(study)["tail"])
+        heads, tails = (" > ".join(study["set"] for study in ranked) for ranked in (by_head, by_tail))
         print(f"so OTM should gain, by the heads: {heads}; by the tails: {tails}")
 
 
-def _figure_level(one: dict[str, Any]) -> dict[str, Any]:
+def _figure_level(study: dict[str, Any]) -> dict[str, Any]:
     """The row of the level that the figure shows."""
-    levels: list[dict[str, Any]] = one["levels"]
+    levels: list[dict[str, Any]] = study["levels"]
     return levels[min(LEVEL, len(levels)) - 1]
 
 
@@ -115,18 +115,18 @@ def plot(studies: Sequence[dict[str, Any]], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for one in studies:
-        left.plot(range(1, len(one["shares"]) + 1), one["shares"], label=f"{one['set']} ({one['tree']} tree)")
-        deep = [row for row in one["levels"] if row["nodes"] >= 10]
-        right.plot([row["level"] for row in deep], [row["head"] for row in deep], marker="o", label=one["set"])
-    nodes = max(len(one["shares"]) for one in studies)
-    left.axhline(1 / nodes, color="black", linestyle=":", label="even")
-    left.set(xlabel="node, sorted", ylabel=r"$S_n\,/\,\sum_{n'} S_{n'}$", title=f"OTM Figure 2: level {LEVEL}", ylim=(0, None))
-    right.set(xlabel="level", ylabel="share of the tenth of nodes with the most", title="every level (not in the paper)", ylim=(0, None))
-    for axes in (left, right):
+    figure, (curves, heads) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for study in studies:
+        curves.plot(range(1, len(study["shares"]) + 1), study["shares"], label=f"{study['set']} ({study['tree']} tree)")
+        large_levels = [row for row in study["levels"] if row["nodes"] >= 10]
+        heads.plot([row["level"] for row in large_levels], [row["head"] for row in large_levels], marker="o", label=study["set"])
+    nodes = max(len(study["shares"]) for study in studies)
+    curves.axhline(1 / nodes, color="black", linestyle=":", label="even")
+    curves.set(xlabel="node, sorted", ylabel=r"$S_n\,/\,\sum_{n'} S_{n'}$", title=f"OTM Figure 2: level {LEVEL}", ylim=(0, None))
+    heads.set(xlabel="level", ylabel="share of the tenth of nodes with the most", title="every level (not in the paper)", ylim=(0, None))
+    for axes in (curves, heads):
         axes.grid(alpha=0.3)
-    left.legend()
+    curves.legend()
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
 

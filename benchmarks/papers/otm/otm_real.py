@@ -4,7 +4,7 @@
     python -m benchmarks.otm_real --log FILE --config FILE --methods recipe,neighbours,ease,sasrec,fusion --seeds 3 --json F
 
 DIR/NAME holds a set as benchmarks/real_logs.py names it. A test user's first half is the query, the second half is relevant. A seed is one
-of the split, the tree, the first weights and every draw. Nothing is chosen on test users: every method keeps the weights with the best
+of the split, the tree, the first weights and every draw. Nothing is chosen by test users: every method keeps the weights with the best
 recall of validation users and trains until that has stopped rising, or for `--steps`; a row's `best_step` and `steps` say which. With
 `--minutes`, every baseline and the recipe end within that.
 
@@ -91,24 +91,24 @@ def product_dnn(config: DeepConfig, variant: Mapping[str, Any]) -> Method:
 
 
 @dataclass
-class Found:
-    """A method's rows, how it was fitted, and, by `exclude_seen`, what each query was worth at the serving beam that validation chose."""
+class MethodResult:
+    """A method's rows, how it was fitted, and `exclude_seen` → the figures of each query at the serving beam that validation chose."""
 
     rows: list[Row] = field(default_factory=list)
     fits: list[Row] = field(default_factory=list)
     figures: dict[bool, Figures] = field(default_factory=dict)
 
 
-def found_by(contest: Contest, method: str, seconds: float | None) -> Found | str:
-    """The recipe, a baseline or a fusion, raw and with seen items left out; or why it is left out."""
-    found = Found()
+def fit_method(contest: Contest, method: str, seconds: float | None) -> MethodResult | str:
+    """Fit the recipe, a baseline or a fusion, raw and with seen items left out; or the reason why the method is left out."""
+    result = MethodResult()
     for exclude_seen in (False, True):
         entry = attempted(contest, method, exclude_seen, seconds)
         if isinstance(entry, str):
             return entry
-        found.rows += _rows_of(entry, contest, exclude_seen, found.figures)
-        found.fits.append(fit_of(entry, contest.config.seed) | {"exclude_seen": exclude_seen})
-    return found
+        result.rows += _rows_of(entry, contest, exclude_seen, result.figures)
+        result.fits.append(fit_of(entry, contest.config.seed) | {"exclude_seen": exclude_seen})
+    return result
 
 
 def _rows_of(entry: Entry, contest: Contest, exclude_seen: bool, figures: dict[bool, Figures]) -> list[Row]:
@@ -117,26 +117,26 @@ def _rows_of(entry: Entry, contest: Contest, exclude_seen: bool, figures: dict[b
     rows: list[Row] = []
     best_B = None
     for beam, fitted in entry.by_beam.items():
-        about = {"gamma": fitted.options.get("gamma") if entry.name == RECIPE else None, "beam_size": beam, "exclude_seen": exclude_seen}
-        about |= {"train_seconds": round(fitted.seconds, 1), "bytes": int(fitted.bytes), "ended": fitted.ended}
-        about |= {name: fitted.options[name] for name in ("best_step", "steps") if entry.name == RECIPE}
+        columns = {"gamma": fitted.options.get("gamma") if entry.name == RECIPE else None, "beam_size": beam, "exclude_seen": exclude_seen}
+        columns |= {"train_seconds": round(fitted.seconds, 1), "bytes": int(fitted.bytes), "ended": fitted.ended}
+        columns |= {name: fitted.options[name] for name in ("best_step", "steps") if entry.name == RECIPE}
         found_BM = answered(fitted.rank, pairs, max(MS), exclude_seen)
-        new, recall_B = measured(found_BM, pairs, about)
+        beam_rows, recall_B = measured(found_BM, pairs, columns)
         if beam == entry.beam_size:
             figures[exclude_seen] = figures_of(found_BM, pairs, METRICS)
         if best_B is not None and not exclude_seen:
-            new[-1] |= recall_change(recall_B - best_B)
+            beam_rows[-1] |= recall_change(recall_B - best_B)
         if best_B is None or np.mean(recall_B) > np.mean(best_B):
             best_B = recall_B
-        rows += new
+        rows += beam_rows
     return rows
 
 
 def all_differences(figures: Mapping[Key, Figures]) -> list[Row]:
-    """Of every two methods, raw and with seen items left out, paired by query: {"first", "second", "metric", "mean", "low", "high", …}."""
+    """Paired differences of every two methods, raw and without seen items: {"first", "second", "metric", "mean", "low", "high", …}."""
     rows: list[Row] = []
-    for kept in ("raw", "seen excluded"):
-        chosen = [key for key in figures if key[0].endswith(f", {kept}")]
+    for seen_items in ("raw", "seen excluded"):
+        chosen = [key for key in figures if key[0].endswith(f", {seen_items}")]
         rows += differences([{"method": key[0], "seed": key[1], "beam_size": None, "chosen": True} for key in chosen], figures, METRICS)
     return rows
 
@@ -178,20 +178,20 @@ def checked_methods(text: str, config: DeepConfig) -> list[str]:
 
 def seed_rows(
     config: DeepConfig, log: Path, methods: Sequence[str], beams: Sequence[int], minutes: float | None, bundles: Path | None
-) -> Iterator[tuple[str, Found | str]]:
-    """Each method with what it found for the configuration's seed, or with why it is left out."""
+) -> Iterator[tuple[str, MethodResult | str]]:
+    """Each method with its result for the configuration's seed, or the reason why it is left out."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(config, prepare(config, log, Path(folder)), Path(folder))
         baselines = BASELINES | {name: product_dnn(config, variant) for name, variant in PRODUCT_DNN.items()}
         contest = Contest(config, run.prepared, run.folder, beams, baselines)
         for method in methods:
             if is_tree(method):
-                found: Found | str = Found(tree_rows(run, method, beams, bundles))
+                result: MethodResult | str = MethodResult(tree_rows(run, method, beams, bundles))
             else:
-                found = found_by(contest, method, None if minutes is None else 60 * minutes)
-            if isinstance(found, Found):
-                found.rows = [{"method": method, "seed": config.seed} | row for row in found.rows]
-            yield method, found
+                result = fit_method(contest, method, None if minutes is None else 60 * minutes)
+            if isinstance(result, MethodResult):
+                result.rows = [{"method": method, "seed": config.seed} | row for row in result.rows]
+            yield method, result
 
 
 def benchmark(args: argparse.Namespace) -> None:
@@ -220,21 +220,23 @@ def benchmark(args: argparse.Namespace) -> None:
     if args.json:
         report = continued(report, args.json, ("set", "steps", "beams", "config"), ("rows", "fits", "left_out", "differences"))
         figures = read_figures(queries_file(args.json))
-    done = {(row["method"], row["seed"]) for row in report["rows"]}
+    completed_runs = {(row["method"], row["seed"]) for row in report["rows"]}
     for seed in range(1, args.seeds + 1):
         config = real.config.model_copy(update={"seed": seed, "name": real.name})
         if args.steps:
             config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"steps": args.steps})})
-        missing = [method for method in methods if (method, seed) not in done]
-        for method, found in seed_rows(config, real.log, missing, beams, args.minutes, args.export) if missing else ():
-            report["left_out"] = [left for left in report["left_out"] if (left["method"], left["seed"]) != (method, seed)]
-            if isinstance(found, str):
-                report["left_out"].append({"method": method, "seed": seed, "reason": found})
+        missing = [method for method in methods if (method, seed) not in completed_runs]
+        for method, result in seed_rows(config, real.log, missing, beams, args.minutes, args.export) if missing else ():
+            report["left_out"] = [left_out for left_out in report["left_out"] if (left_out["method"], left_out["seed"]) != (method, seed)]
+            if isinstance(result, str):
+                report["left_out"].append({"method": method, "seed": seed, "reason": result})
             else:
-                print_rows(found.rows)
-                report["rows"] += found.rows
-                report["fits"] += found.fits
-                figures |= {(f"{method}, {'seen excluded' if seen else 'raw'}", seed, None): of for seen, of in found.figures.items()}
+                print_rows(result.rows)
+                report["rows"] += result.rows
+                report["fits"] += result.fits
+                figures |= {
+                    (f"{method}, {'seen excluded' if seen else 'raw'}", seed, None): values for seen, values in result.figures.items()
+                }
                 report["differences"] = all_differences(figures)
             if args.json:
                 save_figures(figures, queries_file(args.json))

@@ -21,13 +21,13 @@ MS = (10, 50, 200)
 Row = dict[str, Any]
 
 
-def measured(found_BM: NDArray[np.int64], pairs: Sequence[EvaluationPair], about: Row) -> tuple[list[Row], NDArray[np.float64]]:
+def measured(found_BM: NDArray[np.int64], pairs: Sequence[EvaluationPair], row_columns: Row) -> tuple[list[Row], NDArray[np.float64]]:
     """A row for every m, and the users' recall at the largest."""
     rows = []
     for m in MS:
         precision_B, recall_B, f_B = precision_recall_f(found_BM, [pair.relevant for pair in pairs], m)
         values = {"precision": float(precision_B.mean()), "recall": float(recall_B.mean()), "f": float(f_B.mean())}
-        rows.append({"m": m} | about | values | {"recall_se": _standard_error(recall_B)})
+        rows.append({"m": m} | row_columns | values | {"recall_se": _standard_error(recall_B)})
     return rows, np.asarray(recall_B, np.float64)
 
 
@@ -44,12 +44,13 @@ def print_rows(rows: Sequence[Row]) -> None:
     for row in rows:
         if row["m"] == MS[0]:
             keys = ("method", "seed", "gamma", "beam_size", "exclude_seen")
-            same = [other for other in rows if all(other[key] == row[key] for key in keys)]
-            figures = "  ".join(f"R@{other['m']} {100 * other['recall']:6.2f}" for other in same)
-            places = [("γ", row["gamma"]), ("beam", row["beam_size"])]  # a fusion has the tree's beam and no γ
-            at = " ".join(f"{name} {value:g}" for name, value in places if value is not None)
+            method_rows = [other for other in rows if all(other[key] == row[key] for key in keys)]
+            figures = "  ".join(f"R@{other['m']} {100 * other['recall']:6.2f}" for other in method_rows)
+            settings = [("γ", row["gamma"]), ("beam", row["beam_size"])]  # a fusion has the tree's beam and no γ
+            knobs = " ".join(f"{name} {value:g}" for name, value in settings if value is not None)
             print(
-                f"{row['method']:20s} {row['seed']}  {at:18s} {'seen excluded' if row['exclude_seen'] else 'raw':13s} {figures}", flush=True
+                f"{row['method']:20s} {row['seed']}  {knobs:18s} {'seen excluded' if row['exclude_seen'] else 'raw':13s} {figures}",
+                flush=True,
             )
 
 
@@ -60,20 +61,20 @@ def markdown(rows: Sequence[Row]) -> str:
         "|---" * (6 + len(MS)) + "|",
     ]
     key = ("method", "gamma", "beam_size", "exclude_seen")
-    for place in dict.fromkeys(tuple(row[name] for name in key) for row in rows):
-        method, gamma, beam, exclude_seen = place
+    for table_key in dict.fromkeys(tuple(row[name] for name in key) for row in rows):
+        method, gamma, beam, exclude_seen = table_key
         cells = []
         for m in MS:
-            of_m = [row for row in rows if row["m"] == m and tuple(row[name] for name in key) == place]
-            precision, recall, f = (100 * np.array([row[name] for row in of_m]) for name in ("precision", "recall", "f"))
+            rows_of_m = [row for row in rows if row["m"] == m and tuple(row[name] for name in key) == table_key]
+            precision, recall, f = (100 * np.array([row[name] for row in rows_of_m]) for name in ("precision", "recall", "f"))
             spread = f" ± {recall.std(ddof=1):.2f}" if len(recall) > 1 else ""
             cells.append(f"{precision.mean():.2f} / {recall.mean():.2f}{spread} / {f.mean():.2f}")
         change = ""
-        if "recall_change" in of_m[0]:
-            error = 100 * sum(row["recall_change_se"] ** 2 for row in of_m) ** 0.5 / len(of_m)
-            change = f"{100 * np.mean([row['recall_change'] for row in of_m]):+.2f} ± {error:.2f}"
+        if "recall_change" in rows_of_m[0]:
+            error = 100 * sum(row["recall_change_se"] ** 2 for row in rows_of_m) ** 0.5 / len(rows_of_m)
+            change = f"{100 * np.mean([row['recall_change'] for row in rows_of_m]):+.2f} ± {error:.2f}"
         shown = ["" if value is None else f"{value:g}" for value in (gamma, beam)]
-        lines.append("| " + " | ".join([method, *shown, "excluded" if exclude_seen else "raw", str(len(of_m)), *cells, change]) + " |")
+        lines.append("| " + " | ".join([method, *shown, "excluded" if exclude_seen else "raw", str(len(rows_of_m)), *cells, change]) + " |")
     return "\n".join(lines) + "\n"
 
 

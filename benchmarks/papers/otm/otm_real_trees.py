@@ -1,4 +1,4 @@
-"""The tree methods of `benchmarks.otm_real`: what each changes in a set's configuration, how it is trained, and its rows.
+"""The tree methods of `benchmarks.otm_real`: the changes of each to a set's configuration, its training, and its rows.
 
 Knows configurations, trees and beams. Does not know baselines.
 """
@@ -48,8 +48,8 @@ ON_TDM: Sections = {"tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}, 
 
 def _published(kind: str, *more: Sections) -> tuple[str, Sections]:
     sections: Sections = {name: dict(keys) for name, keys in PUBLISHED.items()}
-    for part in more:
-        for name, keys in part.items():
+    for changes in more:
+        for name, keys in changes.items():
             sections[name] = sections.get(name, {}) | keys
     return kind, sections
 
@@ -67,12 +67,12 @@ TREES: dict[str, tuple[str, Sections]] = {
     "otm-no-bs": _published("otm-no-bs", OF_200, ON_TDM),
     "otm-no-optest": _published("otm-no-optest", OF_200, ON_TDM),
 }
-"""Method → its kind, and what it changes in a set's configuration."""
+"""Method → its kind, and its changes to a set's configuration."""
 
 
 @dataclass
 class Run:
-    """One seed of one log: what its methods share. `trained` keeps what later ones start from."""
+    """The data that all methods of one seed and log share. `trained`: models that later methods start from."""
 
     config: DeepConfig
     prepared: Prepared
@@ -85,14 +85,14 @@ class Run:
 
 
 def method_config(config: DeepConfig, method: str) -> DeepConfig:
-    """The set's configuration with what the method changes. Raises InvalidConfig where a change names no key or gives a wrong value."""
+    """The set's configuration with the method's changes. Raises InvalidConfig if a change has no valid key or value."""
     name, *changes = method.split("+")
-    kind, own = TREES[name]
-    sections: Sections = {"scorer": {}} | {section: dict(keys) for section, keys in own.items()}
+    kind, own_sections = TREES[name]
+    sections: Sections = {"scorer": {}} | {section: dict(keys) for section, keys in own_sections.items()}
     changed: Sections = {}
     for change in changes:
-        place, _, text = change.partition("=")
-        section, _, key = place.partition(".")
+        key_path, _, text = change.partition("=")
+        section, _, key = key_path.partition(".")
         if not key:
             raise InvalidConfig("--methods", change, "section.key=value of a configuration, such as objective.gamma=0")
         if section == "scorer" and sections["scorer"].get("init") == "earlier":
@@ -109,8 +109,8 @@ def method_config(config: DeepConfig, method: str) -> DeepConfig:
         raw.pop("refit", None)  # the published methods have none
     if changed.get("scorer", {}).get("kind", sections["scorer"].get("kind")) != sections["scorer"].get("kind"):
         sections["scorer"] = {}  # another kind has other defaults
-    for part in (sections, changed):
-        for section, keys in part.items():
+    for layer in (sections, changed):
+        for section, keys in layer.items():
             raw[section] = raw.get(section, {}) | keys
     if raw["scorer"].get("init") == "earlier":
         raw["earlier_model"] = "tdm"  # the one in memory: see train_tree
@@ -139,8 +139,8 @@ def train_tree(run: Run, method: str) -> tuple[Tree, NodeScorer, Row]:
 def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None) -> list[Row]:
     tree, model, training = train_tree(run, method)
     config = method_config(run.config, method)
-    own, gamma = trained_ranking(config)
-    gammas = [gamma] if own == "log_activation" else sorted({0.0, gamma} | ({0.5} if config.kind == "tdm" else set()))
+    own_ranking, gamma = trained_ranking(config)
+    gammas = [gamma] if own_ranking == "log_activation" else sorted({0.0, gamma} | ({0.5} if config.kind == "tdm" else set()))
     topology, rows = Topology(tree, CPU), []
     for gamma in gammas:
         best_B = None
@@ -150,15 +150,15 @@ def tree_rows(run: Run, method: str, beams: Sequence[int], bundles: Path | None)
                 searched = config.model_copy(update={"search": config.search.model_copy(update={"exclude_seen": exclude_seen})})
                 pairs = without_seen(run.test) if exclude_seen else run.test
                 with torch.autocast("cpu", torch.bfloat16, enabled=use_bfloat16(config, CPU)):
-                    found_BM, _ = search_pairs(searched, topology, model, pairs, gamma, own, beam, max(MS))
-                about = {"gamma": gamma, "beam_size": beam, "exclude_seen": exclude_seen} | training
-                new, recall_B = measured(found_BM, pairs, about)
+                    found_BM, _ = search_pairs(searched, topology, model, pairs, gamma, own_ranking, beam, max(MS))
+                row_columns = {"gamma": gamma, "beam_size": beam, "exclude_seen": exclude_seen} | training
+                beam_rows, recall_B = measured(found_BM, pairs, row_columns)
                 if not exclude_seen:
                     if best_B is not None:
-                        new[-1] |= recall_change(recall_B - best_B)
+                        beam_rows[-1] |= recall_change(recall_B - best_B)
                     if best_B is None or recall_B.mean() > best_B.mean():
                         best_B = recall_B
-                rows += new
+                rows += beam_rows
     if bundles is not None and method in TREES:
         path = bundles / f"{run.config.name}-{method}" / str(run.config.seed)
         if not path.exists():

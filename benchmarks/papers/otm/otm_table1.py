@@ -45,7 +45,7 @@ def upward(leaves: NDArray[Any], join: np.ufunc) -> Levels:
 
 
 def estimated(rng: np.random.Generator, eta_M: NDArray[np.float64], instances: int) -> Levels:
-    """The mean of z_n over so many instances, whose items are drawn independently."""
+    """The mean of z_n over `instances` instances, whose items are drawn independently."""
     relevant_NM = rng.random((instances, len(eta_M)), np.float32) < eta_M.astype(np.float32)
     return [z.mean(axis=0) for z in upward(relevant_NM, np.logical_or)]
 
@@ -86,11 +86,11 @@ def regrets(seed: int) -> dict[str, list[float]]:
 
 def table(runs: int, seed: int) -> list[dict[str, Any]]:
     """Rows {"N", "k", "paper", "ours", "standard_error"}; the paper has no exact ∞ and no max."""
-    found = [regrets(seed + run) for run in tqdm(range(runs), desc="runs", disable=None)]
+    runs_regrets = [regrets(seed + run) for run in tqdm(range(runs), desc="runs", disable=None)]
     rows = []
-    for name in found[0]:
+    for name in runs_regrets[0]:
         for i, k in enumerate(BEAMS):
-            values = np.array([one[name][i] for one in found])
+            values = np.array([run_regrets[name][i] for run_regrets in runs_regrets])
             paper = PUBLISHED[name][i] if name in PUBLISHED else None
             error = float(values.std(ddof=1) / np.sqrt(runs)) if runs > 1 else None
             rows.append({"N": name, "k": k, "paper": paper, "ours": float(values.mean()), "standard_error": error})

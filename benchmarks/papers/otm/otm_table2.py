@@ -129,9 +129,9 @@ def optimal_labels(y_BM: Tensor, g_BN: Tensor) -> Tensor:
     for h in range(HEIGHT, 0, -1):
         g_BN2 = level(g_BN, h).reshape(len(y_BM), -1, 2)
         z_BN2 = levels[0].view(len(y_BM), -1, 2)
-        left, right = z_BN2.unbind(2)
-        larger = torch.where(g_BN2[..., 0] > g_BN2[..., 1], left, right)
-        levels.insert(0, torch.where(g_BN2[..., 0] == g_BN2[..., 1], torch.maximum(left, right), larger))
+        left_z, right_z = z_BN2.unbind(2)
+        larger = torch.where(g_BN2[..., 0] > g_BN2[..., 1], left_z, right_z)
+        levels.insert(0, torch.where(g_BN2[..., 0] == g_BN2[..., 1], torch.maximum(left_z, right_z), larger))
     return torch.cat(levels, 1)
 
 
@@ -150,15 +150,15 @@ def beam_candidates(score_BN: Tensor, beam_size: int) -> list[Tensor]:
 
 
 def random_nodes(generator: torch.Generator, queries: int, count: int) -> list[Tensor]:
-    """For each level 1 … H, int64[B, C]: so many nodes, or all, without replacement."""
+    """For each level 1 … H, int64[B, C]: `count` nodes, or all, without replacement."""
     nodes = []
     for h in range(1, HEIGHT + 1):
         width = 1 << h
         if width <= count:
-            places = torch.arange(width).expand(queries, -1)
+            positions = torch.arange(width).expand(queries, -1)
         else:
-            places = torch.rand(queries, width, generator=generator).topk(count).indices
-        nodes.append(places + width - 1)
+            positions = torch.rand(queries, width, generator=generator).topk(count).indices
+        nodes.append(positions + width - 1)
     return nodes
 
 
@@ -232,14 +232,14 @@ def run(seed: int, bias: float, methods: Sequence[str], epochs: int, tell: Any) 
 
 def summary(rows: Sequence[dict[str, Any]], bias: float) -> list[dict[str, Any]]:
     """Rows {"method", "m", "paper", "mean", "sd"} over seeds; `paper` is None where the paper has no such bias or method."""
-    found = []
+    summary_rows = []
     for method in dict.fromkeys(row["method"] for row in rows):
         published = PUBLISHED.get(bias, {}).get(method)
         for i, m in enumerate(MS):
             values = [row["regret"] for row in rows if (row["method"], row["m"]) == (method, m)]
             sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
-            found.append({"method": method, "m": m, "paper": published and published[i], "mean": float(np.mean(values)), "sd": sd})
-    return found
+            summary_rows.append({"method": method, "m": m, "paper": published and published[i], "mean": float(np.mean(values)), "sd": sd})
+    return summary_rows
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -67,8 +67,8 @@ class AnnIndex:
         if file is not None and file.exists():
             self._index = faiss.read_index(str(file))
             if (self._index.ntotal, self._index.d) != vectors.shape:
-                found = f"{self._index.ntotal} vectors of {self._index.d} numbers"
-                raise InvalidData(str(file), found, f"{len(vectors)} of {vectors.shape[1]}")
+                stored = f"{self._index.ntotal} vectors of {self._index.d} numbers"
+                raise InvalidData(str(file), stored, f"{len(vectors)} of {vectors.shape[1]}")
             return
         recipe = {"hnsw": f"HNSW{LINKS},Flat", "ivf": f"IVF{self.cells},Flat"}[kind]
         self._index = faiss.index_factory(vectors.shape[1], recipe)

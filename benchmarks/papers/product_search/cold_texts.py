@@ -56,7 +56,7 @@ from training.specification.models import config_of
 Int64 = NDArray[np.int64]
 Row = dict[str, Any]
 Pair = tuple[str, list[int]]
-"""A text and the items that are right, by their numbers."""
+"""A text and the numbers of its relevant items."""
 SET = "debian-depends"
 FILE = SETS[SET]
 HIDDEN_SHARE, TEST_SHARE = 0.1, 0.1
@@ -79,30 +79,30 @@ def with_hidden_items(frame: pl.DataFrame) -> Texts:
     items, pairs = dependencies(frame)
     described = dict(frame.select("package", pl.col("description").fill_null("")).iter_rows())
     texts = [described.get(name, "") for name in items]
-    able = np.random.default_rng(1).permutation(np.flatnonzero([bool(text) for text in texts]))
+    items_with_text = np.random.default_rng(1).permutation(np.flatnonzero([bool(text) for text in texts]))
     hidden_I = np.zeros(len(texts), np.bool_)
-    hidden_I[able[: round(HIDDEN_SHARE * len(able))]] = True
+    hidden_I[items_with_text[: round(HIDDEN_SHARE * len(items_with_text))]] = True
     order = np.random.default_rng(0).permutation(len(pairs))
     test, train = ([pairs[b] for b in np.sort(part).tolist()] for part in np.split(order, [int(TEST_SHARE * len(pairs))]))
-    known = {text for text, _ in train}
-    return Texts(texts, hidden_I, train, [(text, rows) for text, rows in dict(test).items() if text not in known])
+    training_texts = {text for text, _ in train}
+    return Texts(texts, hidden_I, train, [(text, rows) for text, rows in dict(test).items() if text not in training_texts])
 
 
 def trained(data: Texts, pairs: Sequence[Pair], items: Int64, folder: Path) -> Bundle:
-    """A model of some items, of the answers that are among them."""
-    chosen = set(items.tolist())
+    """A model of some items, trained on the answers among them."""
+    item_set = set(items.tolist())
     (folder / "work").mkdir(parents=True)
-    for name, some in (("train", pairs), ("test", data.test)):
-        rows = [(text, str(row)) for text, right in some for row in right if row in chosen]
+    for name, split_pairs in (("train", pairs), ("test", data.test)):
+        rows = [(text, str(row)) for text, relevant_rows in split_pairs for row in relevant_rows if row in item_set]
         pl.DataFrame(rows, schema=["query", "item"], orient="row").write_parquet(folder / f"{name}.parquet")
     _table(data, items).write_parquet(folder / "items.parquet")
-    most = len({text for text, right in pairs if not chosen.isdisjoint(right)})
-    blocks = [TextBlock(unit="word", n=1, max_features=most), TextBlock(unit="word", n=2, max_features=most)]
+    max_features = len({text for text, relevant_rows in pairs if not item_set.isdisjoint(relevant_rows)})
+    blocks = [TextBlock(unit="word", n=1, max_features=max_features), TextBlock(unit="word", n=2, max_features=max_features)]
     config = LinearConfig(
         name="cold-start",
         search=LinearSearch(beam_size=BEAM, m=M),
         data=LogData(format="log", train=folder / "train.parquet", test=folder / "test.parquet", items=folder / "items.parquet"),
-        text=(*blocks, TextBlock(unit="char", n=3, max_features=most)),
+        text=(*blocks, TextBlock(unit="char", n=3, max_features=max_features)),
     )
     return fit_and_export(config, folder / "model" / "1", folder / "work", threads=1)
 
@@ -112,8 +112,8 @@ def _table(data: Texts, items: Int64) -> pl.DataFrame:
     return pl.DataFrame({"id": [str(row) for row in items.tolist()], "text": texts}, schema={"id": pl.String, "text": pl.String})
 
 
-def found_by(bundle: Bundle, texts: Sequence[str]) -> Int64:
-    """int64[B, M] item numbers, NO_ITEM where there are fewer."""
+def search_texts(bundle: Bundle, texts: Sequence[str]) -> Int64:
+    """int64[B, M]: item numbers, then NO_ITEM."""
     kind = bundle.manifest.query
     if not isinstance(kind, TextKind):
         raise InvalidData("bundle", kind.kind, "a model of texts")
@@ -128,19 +128,19 @@ def put_in(model: Bundle, data: Texts, items: Int64, out: Path) -> Bundle:
     """The model with some items put into it, each by its text."""
     state, engine = LiveState(model), open_engine(model, "cpu")
     bodies = [ItemBody(fields={"text": data.texts[row]}, text=data.texts[row]) for row in items.tolist()]
-    placed = Placer(model, ("text",)).place(bodies, state.table, state.overlay(), engine.parents)
+    placements = Placer(model, ("text",)).place(bodies, state.table, state.overlay(), engine.parents)
     engine.close()
-    put_placed(state, [str(row) for row in items.tolist()], placed)
+    put_placed(state, [str(row) for row in items.tolist()], placements)
     return publish_fold(model, state, out)
 
 
 def nearest(model: Bundle, data: Texts, texts: Sequence[str]) -> Int64:
-    """As `found_by`, by the cosine to centroids, of the same features as the model of the old items."""
+    """As `search_texts`, by the cosine to centroids, of the same features as the model of the old items."""
     config = config_of(model.manifest, LinearConfig)
     prepared = prepare(config)
     _, centroids = label_features(prepared.train, prepared.own_texts, config.linear)
-    own = as_matrix(model.vectoriser.transform([data.texts[row] for row in np.flatnonzero(data.hidden_I).tolist()]))
-    by_feature = csr_array(vstack([centroids, own])).T.tocsr()
+    hidden_item_rows = as_matrix(model.vectoriser.transform([data.texts[row] for row in np.flatnonzero(data.hidden_I).tolist()]))
+    by_feature = csr_array(vstack([centroids, hidden_item_rows])).T.tocsr()
     number_I = np.concatenate([np.flatnonzero(~data.hidden_I), np.flatnonzero(data.hidden_I)])
     found_BM = np.full((len(texts), M), NO_ITEM, np.int64)
     for found_M, text in zip(found_BM, texts, strict=True):
@@ -153,11 +153,11 @@ def nearest(model: Bundle, data: Texts, texts: Sequence[str]) -> Int64:
 def row_of(ranking: str, data: Texts, found_BM: Int64, seconds: float) -> Row:
     """Recall in percent over the test queries."""
     row: Row = {"ranking": ranking}
-    for group, wanted_I in (("hidden", data.hidden_I), ("old", ~data.hidden_I), ("all", np.ones_like(data.hidden_I))):
-        right = [np.array([item for item in rows if wanted_I[item]], np.int64) for _, rows in data.test]
-        some = np.flatnonzero([len(rows) > 0 for rows in right])
+    for group, counted_I in (("hidden", data.hidden_I), ("old", ~data.hidden_I), ("all", np.ones_like(data.hidden_I))):
+        relevant = [np.array([item for item in rows if counted_I[item]], np.int64) for _, rows in data.test]
+        judged_queries = np.flatnonzero([len(rows) > 0 for rows in relevant])
         for m in MS:
-            recall_B = precision_recall_f(found_BM[some], [right[b] for b in some.tolist()], m)[1]
+            recall_B = precision_recall_f(found_BM[judged_queries], [relevant[b] for b in judged_queries.tolist()], m)[1]
             row[f"{group}@{m}"] = round(100 * float(recall_B.mean()), 1)
     for m in (MS[0], M):
         returned = found_BM[:, :m]
@@ -170,24 +170,24 @@ def row_of(ranking: str, data: Texts, found_BM: Int64, seconds: float) -> Row:
 def measured(data: Texts, folder: Path) -> list[Row]:
     """A row for each ranking. The folder must be empty."""
     old, new, everything = np.flatnonzero(~data.hidden_I), np.flatnonzero(data.hidden_I), np.arange(len(data.texts))
-    known = set(old.tolist())
-    of_old = [(text, [row for row in rows if row in known]) for text, rows in data.train]
-    own = [(data.texts[row], [row]) for row in new.tolist()]
+    old_set = set(old.tolist())
+    old_pairs = [(text, [row for row in rows if row in old_set]) for text, rows in data.train]
+    own_text_pairs = [(data.texts[row], [row]) for row in new.tolist()]
     texts = [text for text, _ in data.test]
     begin = time.perf_counter()
-    model = trained(data, of_old, old, folder / "old")
+    model = trained(data, old_pairs, old, folder / "old")
     old_s = time.perf_counter() - begin
 
     def row(ranking: str, make: Callable[[], Bundle]) -> Row:
         begin = time.perf_counter()
         bundle = make()
         seconds = time.perf_counter() - begin
-        return row_of(ranking, data, found_by(bundle, texts), seconds)
+        return row_of(ranking, data, search_texts(bundle, texts), seconds)
 
     return [
-        row_of("not placed", data, found_by(model, texts), old_s),
+        row_of("not placed", data, search_texts(model, texts), old_s),
         row("placed", lambda: put_in(model, data, new, folder / "model" / "2")),
-        row("retrained with own texts", lambda: trained(data, own + of_old, everything, folder / "own")),
+        row("retrained with own texts", lambda: trained(data, own_text_pairs + old_pairs, everything, folder / "own")),
         row("retrained with everything", lambda: trained(data, data.train, everything, folder / "everything")),
         row_of("cosine to centroids", data, nearest(model, data, texts), 0.0),
     ]

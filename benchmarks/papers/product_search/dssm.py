@@ -111,8 +111,8 @@ def dssm(cpu_s: float, task: Task, fold: Fold, folder: Path) -> list[Trained]:
     model = train_towers(task, fold, item_bags, cpu_s)
     items = len(task.own_texts)
     with torch.inference_mode():
-        parts = [np.arange(start, min(start + 4096, items)) for start in range(0, items, 4096)]
-        vectors = np.concatenate([model.items(rows, [item_bags[row] for row in rows]).numpy() for rows in parts])
+        row_blocks = [np.arange(start, min(start + 4096, items)) for start in range(0, items, 4096)]
+        vectors = np.concatenate([model.items(rows, [item_bags[row] for row in rows]).numpy() for rows in row_blocks])
     seconds = time.process_time() - begin
 
     def encode(text: str) -> NDArray[np.float32]:
@@ -132,8 +132,8 @@ def dssm(cpu_s: float, task: Task, fold: Fold, folder: Path) -> list[Trained]:
     seconds += time.process_time() - begin
 
     def near(effort: int, text: str) -> Int64:
-        found: Int64 = index.search(encode(text), M, effort)[0]
-        return found
+        rows: Int64 = index.search(encode(text), M, effort)[0]
+        return rows
 
     mb += items * 4 * (1 + 2 * 32) / 1e6  # 64 links of an item on the lowest layer
     return trained + [Trained(f"HNSW, efSearch {effort}", partial(near, effort), mb, seconds) for effort in EF_SEARCH]

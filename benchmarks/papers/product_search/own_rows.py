@@ -51,28 +51,28 @@ def rows_of(products: Products) -> list[dict[str, Any]]:
         {"kind": "xr-linear", "name": "rows", "data": {"format": "log", "items": "items.parquet", "own_texts": list(products.fields)}}
     )
     vectoriser = Vectoriser.fit(list(dict.fromkeys(text for texts in columns for text in texts if text)), config.blocks)
-    made = made_queries(ids, columns, 1.0, seed=1)
-    made = made.sample(min(MOST_MADE_QUERIES, len(made)), seed=0)
-    asked = list(products.right)[::2][:MOST_ASKED]
-    right_of_made = {query: {int(item): 1} for query, item in zip(made["query"], made["item"], strict=True)}
-    measured: dict[str, tuple[Sequence[str], Products]] = {
-        "asked": (asked, products),
-        "made": (list(right_of_made), Products(products.fields, right_of_made)),
+    made_log = made_queries(ids, columns, 1.0, seed=1)
+    made_log = made_log.sample(min(MOST_MADE_QUERIES, len(made_log)), seed=0)
+    judged_queries = list(products.right)[::2][:MOST_ASKED]
+    made_answers = {query: {int(item): 1} for query, item in zip(made_log["query"], made_log["item"], strict=True)}
+    query_sets: dict[str, tuple[Sequence[str], Products]] = {
+        "asked": (judged_queries, products),
+        "made": (list(made_answers), Products(products.fields, made_answers)),
     }
     documents = [as_matrix(vectoriser.documents(texts)) for texts in columns]
     rows: list[dict[str, Any]] = []
     for rule, power in itertools.product((True, False), POWERS):
         weights = column_weights(columns) if rule else [1.0] * len(columns)
-        parts = [weight * part for weight, part in zip(weights, documents, strict=True)]
-        own_IF = sum(parts[1:], start=parts[0])
+        weighted_documents = [weight * document_rows for weight, document_rows in zip(weights, documents, strict=True)]
+        own_IF = sum(weighted_documents[1:], start=weighted_documents[0])
         length_I = np.sqrt(own_IF.multiply(own_IF).sum(axis=1))
         scale_I = np.where(length_I > 0, length_I, 1.0) ** -power
         scaled_IF = own_IF.multiply(scale_I[:, None]).tocsr()
-        for name, (queries, judged) in measured.items():
-            place = {query: row for row, query in enumerate(queries)}
-            find = best_of_rows(place, as_matrix(vectoriser.transform(queries)), scaled_IF)
+        for name, (queries, judged_products) in query_sets.items():
+            row_of_query = {query: row for row, query in enumerate(queries)}
+            find = best_of_rows(row_of_query, as_matrix(vectoriser.transform(queries)), scaled_IF)
             row = {"columns": "by their length" if rule else "alike", "power": power, "queries": name}
-            rows.append(row | figures(find, judged, queries))
+            rows.append(row | figures(find, judged_products, queries))
             print_row(rows[-1])
     return rows
 

@@ -11,8 +11,8 @@ each of the names and halves of the descriptions of two packages; a query is fou
 
 BM25F is chosen on every other query (weights of the fields, k1, b, by nDCG@10; not on mixed) and BM25, with the usual options, reads all
 fields as one; both have the words of `\\w+` in the same normalised letters. bm25s and tantivy, where they are installed, read all fields
-as one too, with options and words of their own. The tree has its defaults; as `xr-linear` it learns from no query, as `xr-linear, a log`
-from those by which BM25F is chosen, weighed by their grades. All are measured on the other half.
+as one too, with options and words of their own. The tree has its defaults. Row `xr-linear` learns from no query; row `xr-linear, a log`
+learns from the queries by which BM25F is chosen, weighted by their grades. All are measured on the other half.
 Rows: {"system", "options", "ndcg10", "recall10", "recall100", "ms", "train_seconds"}, ms a query, one after the other.
 
 Legend: B queries, I products, F words.
@@ -81,12 +81,12 @@ def read(folder: Path, name: str) -> Products:
         grades.setdefault(query, {})[row] = int(float(grade)) - 1
     return Products(
         {"title": list(rows), "description": list(by_title.values())},
-        {query: own for query, own in grades.items() if max(own.values()) >= 2},
+        {query: product_grades for query, product_grades in grades.items() if max(product_grades.values()) >= 2},
     )
 
 
 def products_of(folder: Path, name: str, items: int) -> Products:
-    """A set; items: how many, of the set `mixed`."""
+    """A set. items: the size of the set `mixed`."""
     return mixed(folder, items) if name == "mixed" else read(folder, name)
 
 
@@ -97,11 +97,11 @@ def mixed(folder: Path, count: int) -> Products:
     pairs = [(packages[a], packages[b]) for a, b in rng.integers(len(packages), size=(count, 2)).tolist()]
     texts = [first[: len(first) // 2] + second[len(second) // 2 :] for (_, first), (_, second) in pairs]
     fields = {"title": [f"{a} {b}" for (a, _), (b, _) in pairs], "description": [" ".join(text) for text in texts]}
-    right = {}
+    answers = {}
     for row in rng.choice(count, min(count, 2 * ASKED), replace=False).tolist():
-        places = np.sort(rng.choice(len(texts[row]), 4, replace=False))
-        right[" ".join(texts[row][place] for place in places)] = {row: 1}
-    return Products(fields, right)
+        word_positions = np.sort(rng.choice(len(texts[row]), 4, replace=False))
+        answers[" ".join(texts[row][position] for position in word_positions)] = {row: 1}
+    return Products(fields, answers)
 
 
 def figures(find: Find, products: Products, queries: Sequence[str]) -> dict[str, float]:
@@ -110,12 +110,12 @@ def figures(find: Find, products: Products, queries: Sequence[str]) -> dict[str,
     rows = []
     for query in queries:
         grades = products.right[query]
-        found = find(query)[:100].tolist()
-        gains = np.array([2 ** grades.get(row, 0) - 1 for row in found[:10]])
+        found_rows = find(query)[:100].tolist()
+        gains = np.array([2 ** grades.get(row, 0) - 1 for row in found_rows[:10]])
         ideal = np.sort([2**grade - 1 for grade in grades.values()])[::-1][:10]
-        right = {row for row, grade in grades.items() if grade >= min(2, max(grades.values()))}
+        right_rows = {row for row, grade in grades.items() if grade >= min(2, max(grades.values()))}
         ndcg = (gains * discount[: len(gains)]).sum() / (ideal * discount[: len(ideal)]).sum()
-        rows.append((ndcg, len(right & set(found[:10])) / len(right), len(right & set(found)) / len(right)))
+        rows.append((ndcg, len(right_rows & set(found_rows[:10])) / len(right_rows), len(right_rows & set(found_rows)) / len(right_rows)))
     return dict(zip(("ndcg10", "recall10", "recall100"), np.round(100 * np.mean(rows, axis=0), 1).tolist(), strict=True))
 
 
@@ -129,7 +129,7 @@ def milliseconds(find: Find, queries: Sequence[str]) -> float:
 
 
 def answering(rank: Rank) -> Find:
-    """The first hundred."""
+    """A method's 100 best."""
 
     def find(query: str) -> NDArray[np.int64]:
         rows: NDArray[np.int64] = rank([query], 100, False)[0]
@@ -177,26 +177,26 @@ PEERS: Mapping[str, Callable[[Sequence[str]], Find]] = {"bm25s": by_bm25s, "tant
 def rows_of(products: Products, choose: bool = True) -> list[dict[str, Any]]:
     """The rows, printed as they come. choose: BM25F too."""
     queries = list(products.right)
-    chosen_by, measured = queries[::2], queries[1::2]
+    choosing_queries, test_queries = queries[::2], queries[1::2]
     rows = []
 
     def add(system: str, options: str, find: Find, seconds: float) -> None:
-        rows.append({"system": system, "options": options} | figures(find, products, measured))
-        rows[-1] |= {"ms": milliseconds(find, measured), "train_seconds": round(seconds, 1)}
+        rows.append({"system": system, "options": options} | figures(find, products, test_queries))
+        rows[-1] |= {"ms": milliseconds(find, test_queries), "train_seconds": round(seconds, 1)}
         print_row(rows[-1])
 
-    _add_baselines(products, chosen_by if choose else [], add)
+    _add_baselines(products, choosing_queries if choose else [], add)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         count = len(next(iter(products.fields.values())))
         width = len(str(count))
         ids = [f"{row:0{width}d}" for row in range(count)]
         pl.DataFrame({"id": ids, **products.fields}).write_parquet(folder / "items.parquet")
-        asked = [(query, ids[row], float(grade)) for query in chosen_by for row, grade in products.right[query].items() if grade]
-        pl.DataFrame(asked, schema=["query", "item", "grade"], orient="row").write_parquet(folder / "log.parquet")
+        log_rows = [(query, ids[row], float(grade)) for query in choosing_queries for row, grade in products.right[query].items() if grade]
+        pl.DataFrame(log_rows, schema=["query", "item", "grade"], orient="row").write_parquet(folder / "log.parquet")
         data: dict[str, Any] = {"format": "log", "items": folder / "items.parquet", "own_texts": list(products.fields)}
-        for version, (system, more) in enumerate((("xr-linear", {}), ("xr-linear, a log", LOG | {"train": folder / "log.parquet"})), 1):
-            config = LinearConfig.model_validate({"kind": "xr-linear", "name": "own-words", "data": data | more})
+        for version, (system, extra) in enumerate((("xr-linear", {}), ("xr-linear, a log", LOG | {"train": folder / "log.parquet"})), 1):
+            config = LinearConfig.model_validate({"kind": "xr-linear", "name": "own-words", "data": data | extra})
             (folder / f"work-{version}").mkdir()
             begin = time.perf_counter()
             bundle = fit_and_export(config, folder / "own-words" / str(version), folder / f"work-{version}")
@@ -213,8 +213,8 @@ def _add_baselines(products: Products, chosen_by: Sequence[str], add: Callable[[
     """Rows of what needs no tree. Its indices are gone when one is trained. chosen_by: queries that choose BM25F; none: no BM25F."""
     begin = time.perf_counter()
     words = WordIndex([*products.fields.values()])
-    usual = answering(best_of(words.joined().scorer((1.0,), 1.5, 0.75)))
-    add("bm25", "k1 1.5, b 0.75, all fields as one", usual, time.perf_counter() - begin)
+    bm25_find = answering(best_of(words.joined().scorer((1.0,), 1.5, 0.75)))
+    add("bm25", "k1 1.5, b 0.75, all fields as one", bm25_find, time.perf_counter() - begin)
     if chosen_by:
         weights_of = [weights for weights in itertools.product(WEIGHTS, repeat=len(words.of_field)) if max(weights) == 1]
         grid = list(itertools.product(weights_of, K1, B))

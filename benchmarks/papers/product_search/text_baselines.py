@@ -88,12 +88,12 @@ def neighbours(texts: str, task: Task, fold: Fold, folder: Path) -> list[Trained
     def find(text: str) -> Int64:
         scores = as_matrix(vectoriser.transform([text])) @ by_feature
         nearest = best(scores.data, NEIGHBOURS)
-        near = scores.indices[nearest]
-        if not len(near):
+        neighbour_rows = scores.indices[nearest]
+        if not len(neighbour_rows):
             return np.empty(0, np.int64)
-        own = points.labels[near]
-        rows, place = np.unique(own.indices, return_inverse=True)
-        votes = np.bincount(place, np.repeat(scores.data[nearest], np.diff(own.indptr)))
+        neighbour_labels = points.labels[neighbour_rows]
+        rows, vote_index = np.unique(neighbour_labels.indices, return_inverse=True)
+        votes = np.bincount(vote_index, np.repeat(scores.data[nearest], np.diff(neighbour_labels.indptr)))
         return rows[best(votes)].astype(np.int64)
 
     return [Trained(texts, find, _mb(vectoriser, by_feature, points.labels), seconds)]

@@ -56,9 +56,9 @@ class Recipe:
 
 def blocks_of(texts: str, train: LabelledTexts) -> tuple[TextBlock, ...]:
     """The n-grams of a text configuration; see the module."""
-    most = 2 * len(train)
-    shares = {"words": (most, 0, 0), "words+pairs": (most // 2, most // 2, 0), "words+pairs more": (most, most, 0)}
-    counts = shares.get(texts, (most // 2,) * 3)
+    limit = 2 * len(train)
+    shares = {"words": (limit, 0, 0), "words+pairs": (limit // 2, limit // 2, 0), "words+pairs more": (limit, limit, 0)}
+    counts = shares.get(texts, (limit // 2,) * 3)
     kinds: tuple[tuple[Literal["word", "char"], int], ...] = (("word", 1), ("word", 2), ("char", 3))
     return tuple(TextBlock(unit=unit, n=n, max_features=count) for (unit, n), count in zip(kinds, counts, strict=True) if count)
 
@@ -100,7 +100,7 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
 
 
 def _log(texts: Sequence[str], rows: Iterable[NDArray[Any]], ids: Sequence[str]) -> pl.DataFrame:
-    return pl.DataFrame({"query": texts, "item": [[ids[row] for row in own.tolist()] for own in rows]}).explode("item")
+    return pl.DataFrame({"query": texts, "item": [[ids[row] for row in text_rows.tolist()] for text_rows in rows]}).explode("item")
 
 
 def engine_find(engine: Engine, bundle: Bundle, beam: int) -> Find:
@@ -110,12 +110,12 @@ def engine_find(engine: Engine, bundle: Bundle, beam: int) -> Find:
     return lambda text: engine.search(encode_texts(kind, vectoriser, [text]), SearchParams.uniform(1, beam, M)).item_rows_BM[0]
 
 
-def xr_linear(recipe: Recipe, beams: Sequence[int], named: str, task: Task, fold: Fold, folder: Path) -> list[Trained]:
+def xr_linear(recipe: Recipe, beams: Sequence[int], config_name: str, task: Task, fold: Fold, folder: Path) -> list[Trained]:
     fitted = fit(task, fold, recipe, folder)
     bundle = fitted.write(folder)
     engine = open_engine(bundle, "cpu")
     return [
-        Trained(f"{named}, beam {beam}", engine_find(engine, bundle, beam), disk_mb(bundle), fitted.train_cpu_s, engine.close)
+        Trained(f"{config_name}, beam {beam}", engine_find(engine, bundle, beam), disk_mb(bundle), fitted.train_cpu_s, engine.close)
         for beam in beams
     ]
 

@@ -1,4 +1,4 @@
-"""What a system of the text-search benchmark is, and how it is measured: rows in a file, which a second run goes on from.
+"""Systems of the text-search benchmark, their measurement, and the file of rows, from which a second run goes on.
 
 Recall is the mean over test queries. ms_p50 is the median over single test queries on one thread, from the text to 100 item rows.
 train_cpu_s is CPU time of reading texts and training (compiled code from its cache). model_mb is what lies on disk (XR-Linear's bundle,
@@ -49,8 +49,8 @@ class Trained:
 def best(scores: NDArray[Any], m: int = M) -> Int64:
     """The positions of the m largest, largest first; ties by position."""
     if len(scores) > m:
-        kept = np.sort(np.argpartition(-scores, m - 1)[:m])
-        return kept[np.argsort(-scores[kept], kind="stable")]
+        top_m = np.sort(np.argpartition(-scores, m - 1)[:m])
+        return top_m[np.argsort(-scores[top_m], kind="stable")]
     return np.argsort(-scores, kind="stable")
 
 
@@ -62,37 +62,37 @@ def measure(find: Find, fold: Fold) -> tuple[dict[int, NDArray[np.float64]], NDA
         find(text)
     for b, text in enumerate(fold.texts):
         begin = time.perf_counter()
-        found = find(text)
+        found_rows = find(text)
         ms_B[b] = (time.perf_counter() - begin) * 1e3
-        found_BM[b, : len(found)] = found
+        found_BM[b, : len(found_rows)] = found_rows
     return {m: precision_recall_f(found_BM, fold.relevant, m)[1] for m in MS}, ms_B
 
 
-def row_of(parts: Sequence[tuple[Trained, Fold]], system: str) -> Row:
+def row_of(trained_folds: Sequence[tuple[Trained, Fold]], system: str) -> Row:
     """The row of one configuration, trained on every fold: recall and milliseconds over all test queries, the rest a mean over folds."""
-    measured = [measure(trained.find, fold) for trained, fold in parts]
-    row: Row = {"system": system, "config": parts[0][0].config}
+    measured = [measure(trained.find, fold) for trained, fold in trained_folds]
+    row: Row = {"system": system, "config": trained_folds[0][0].config}
     for m in MS:
         row[f"recall{m}"] = round(100 * float(np.concatenate([recall[m] for recall, _ in measured]).mean()), 2)
-    apart = np.concatenate([fold.apart for _, fold in parts])
+    apart_B = np.concatenate([fold.apart for _, fold in trained_folds])
     recall_B = np.concatenate([recall[M] for recall, _ in measured])
-    row[f"recall{M}_apart"] = round(100 * float(recall_B[apart].mean()), 2) if apart.any() else None
+    row[f"recall{M}_apart"] = round(100 * float(recall_B[apart_B].mean()), 2) if apart_B.any() else None
     row["ms_p50"] = round(float(np.median(np.concatenate([ms_B for _, ms_B in measured]))), 4)
-    row["train_cpu_s"] = round(float(np.mean([trained.train_cpu_s for trained, _ in parts])), 2)
-    row["model_mb"] = round(float(np.mean([trained.model_mb for trained, _ in parts])), 2)
+    row["train_cpu_s"] = round(float(np.mean([trained.train_cpu_s for trained, _ in trained_folds])), 2)
+    row["model_mb"] = round(float(np.mean([trained.model_mb for trained, _ in trained_folds])), 2)
     return row
 
 
 class RowFile:
     """Rows in a file, written after every one.
 
-    header  what is said of them all, its `set` among it; a file of another set is refused (InvalidConfig)
+    header  columns of the whole file, with `set`. Raises InvalidConfig if the file is of another set
     """
 
     def __init__(self, file: Path | None, header: Row) -> None:
         self._file = file
-        about: Row = {"date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used"}
-        self.content: Row = {"set": header["set"]} | about | header
+        run_header: Row = {"date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used"}
+        self.content: Row = {"set": header["set"]} | run_header | header
         earlier: Row = json.loads(file.read_text()) if file is not None and file.is_file() else {}
         if earlier.get("set", header["set"]) != header["set"]:
             raise InvalidConfig("--json", str(file), f"a file of the set {header['set']}, not of {earlier['set']}")

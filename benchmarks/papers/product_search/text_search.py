@@ -42,18 +42,18 @@ class Job:
 
 
 def jobs_of(dssm_cpu_s: float = 240) -> list[Job]:
-    def beams(named: str) -> tuple[str, ...]:
-        return tuple(f"{named}, beam {beam}" for beam in BEAMS)
+    def beams(config_name: str) -> tuple[str, ...]:
+        return tuple(f"{config_name}, beam {beam}" for beam in BEAMS)
 
-    some = (TEXTS[0], TEXTS[3])
-    jobs = [Job("centroid", (texts,), partial(centroid, texts)) for texts in some]
-    jobs += [Job("neighbours", (texts,), partial(neighbours, texts)) for texts in some]
+    compared_texts = (TEXTS[0], TEXTS[3])
+    jobs = [Job("centroid", (texts,), partial(centroid, texts)) for texts in compared_texts]
+    jobs += [Job("neighbours", (texts,), partial(neighbours, texts)) for texts in compared_texts]
     jobs.append(Job("bm25", ("k1 1.5, b 0.75",), bm25))
     jobs += [Job("xr-linear", beams(texts), partial(xr_linear, Recipe(texts), BEAMS, texts)) for texts in TEXTS]
     published = f"{TEXTS[3]}, prior 0"
     jobs.append(Job("xr-linear", beams(published), partial(xr_linear, Recipe(options=PUBLISHED), BEAMS, published)))
     jobs.append(Job("dssm", ("exact", *(f"HNSW, efSearch {effort}" for effort in EF_SEARCH)), partial(dssm, dssm_cpu_s)))
-    jobs += [Job("one-versus-all", (texts,), partial(one_versus_all, texts)) for texts in some]
+    jobs += [Job("one-versus-all", (texts,), partial(one_versus_all, texts)) for texts in compared_texts]
     return jobs
 
 
@@ -74,8 +74,8 @@ def run(task: Task, jobs: Sequence[Job], report: Report, work: Path) -> None:
         for trained in zip(*by_fold, strict=True):
             if not report.has("rows", system=job.system, config=trained[0].config):
                 report.add("rows", row_of(list(zip(trained, task.folds, strict=True)), job.system))
-        for each in by_fold:
-            each[0].close()
+        for fold_systems in by_fold:
+            fold_systems[0].close()
 
 
 def warm_up(work: Path) -> None:
@@ -102,10 +102,10 @@ def main() -> None:
     if args.data is None or args.set is None:
         parser.error("--data and --set are needed: the folder that holds the sets, and which")
     jobs = jobs_of(args.dssm_cpu_s)
-    wanted = args.systems.split(",") if args.systems else [job.system for job in jobs]
-    known = {"xr-linear", "bm25", "centroid", "neighbours", "dssm", "one-versus-all"}
-    if unknown := set(wanted) - known:
-        parser.error(f"--systems: got {', '.join(sorted(unknown))}, expected some of {', '.join(sorted(known))}")
+    wanted_systems = args.systems.split(",") if args.systems else [job.system for job in jobs]
+    known_systems = {"xr-linear", "bm25", "centroid", "neighbours", "dssm", "one-versus-all"}
+    if unknown := set(wanted_systems) - known_systems:
+        parser.error(f"--systems: got {', '.join(sorted(unknown))}, expected some of {', '.join(sorted(known_systems))}")
     try:
         task = read_set(args.data, args.set)
         report = Report(args.json, task)
@@ -115,7 +115,7 @@ def main() -> None:
         elif args.sweep == "threshold":
             sweep_threshold(task, report, args.work, Recipe())
         else:
-            run(task, [job for job in jobs if job.system in wanted], report, args.work)
+            run(task, [job for job in jobs if job.system in wanted_systems], report, args.work)
         if args.plot and args.sweep:
             plot(report, args.sweep, args.plot)
     except EspalierError as error:

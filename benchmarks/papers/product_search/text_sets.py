@@ -92,66 +92,67 @@ def describe(frame: pl.DataFrame) -> Task:
     """Part of a description → the package."""
     words = [text.split() for text in frame["description"].fill_null("").to_list()]
     names = [f"{name} {section}" for name, section in frame.select("package", "section").iter_rows()]
-    pairs = [(" ".join(own[:FIRST]), row) for row, own in enumerate(words) if own] + [(name, row) for row, name in enumerate(names)]
+    pairs = [(" ".join(tokens[:FIRST]), row) for row, tokens in enumerate(words) if tokens]
+    pairs += [(name, row) for row, name in enumerate(names)]
     train = pairs_of(pairs)
-    known = set(train.texts)
-    same: dict[str, list[int]] = defaultdict(list)
-    for row, own in enumerate(words):
-        if len(own) >= LEAST:
-            same[" ".join(own[FIRST:END])].append(row)
-    askable = [row for row, own in enumerate(words) if len(own) >= LEAST and " ".join(own[FIRST:END]) not in known]
+    trained = set(train.texts)
+    rows_of: dict[str, list[int]] = defaultdict(list)
+    for row, tokens in enumerate(words):
+        if len(tokens) >= LEAST:
+            rows_of[" ".join(tokens[FIRST:END])].append(row)
+    askable = [row for row, tokens in enumerate(words) if len(tokens) >= LEAST and " ".join(tokens[FIRST:END]) not in trained]
     chosen = np.sort(np.random.default_rng(0).permutation(askable)[:TEST_ITEMS]).tolist()
     texts = list(dict.fromkeys(" ".join(words[row][FIRST:END]) for row in chosen))
-    return Task("debian-describe", names, [fold_of(train, texts, [np.array(same[text]) for text in texts])])
+    return Task("debian-describe", names, [fold_of(train, texts, [np.array(rows_of[text]) for text in texts])])
 
 
 def depends(frame: pl.DataFrame) -> Task:
     """A description → what the package depends on."""
-    items, known = dependencies(frame)
-    order = np.random.default_rng(0).permutation(len(known))
-    test, training = np.split(order, [len(known) // 10])
-    train = pairs_of([(known[b][0], row) for b in np.sort(training).tolist() for row in known[b][1]])
+    items, needs = dependencies(frame)
+    order = np.random.default_rng(0).permutation(len(needs))
+    test, training = np.split(order, [len(needs) // 10])
+    train = pairs_of([(needs[b][0], row) for b in np.sort(training).tolist() for row in needs[b][1]])
     trained = set(train.texts)
-    relevant_of = {known[b][0]: np.array(known[b][1]) for b in np.sort(test).tolist() if known[b][0] not in trained}
+    relevant_of = {needs[b][0]: np.array(needs[b][1]) for b in np.sort(test).tolist() if needs[b][0] not in trained}
     # An item whose dependants are all held out cannot be found: it stays, as the paper's cold starts do.
     return Task("debian-depends", items, [fold_of(train, list(relevant_of), list(relevant_of.values()))])
 
 
 def psearch(frame: pl.DataFrame) -> Task:
     """A shop's query → the products that people judged to be right."""
-    titles, right = judgements(frame)
-    queries = list(right)
-    own = [(title, row) for row, title in enumerate(titles)]
+    titles, right_rows = judgements(frame)
+    queries = list(right_rows)
+    title_pairs = [(title, row) for row, title in enumerate(titles)]
     folds = []
     for fold in range(FOLDS):
         test = queries[fold::FOLDS]
         training = [query for query in queries if query not in set(test)]
-        train = pairs_of(own + [(query, row) for query in training for row in right[query]])
-        folds.append(fold_of(train, test, [np.array(right[query]) for query in test]))
+        train = pairs_of(title_pairs + [(query, row) for query in training for row in right_rows[query]])
+        folds.append(fold_of(train, test, [np.array(right_rows[query]) for query in test]))
     return Task("psearch", titles, folds)
 
 
 def dependencies(frame: pl.DataFrame) -> tuple[list[str], list[tuple[str, list[int]]]]:
     """The packages that at least three others depend on, and of each description which of them its package does, where it does."""
     needs = [sorted(set(filter(None, (value or "").split(",")))) for value in frame["depends"].to_list()]
-    dependants = Counter(name for own in needs for name in own)
+    dependants = Counter(name for names in needs for name in names)
     items = sorted(name for name, count in dependants.items() if count >= 3)
     row_of = {name: row for row, name in enumerate(items)}
     texts = frame["description"].fill_null("").to_list()
-    known = [(text, [row_of[name] for name in own if name in row_of]) for text, own in zip(texts, needs, strict=True)]
-    return items, [(text, rows) for text, rows in known if rows and text]
+    answers = [(text, [row_of[name] for name in names if name in row_of]) for text, names in zip(texts, needs, strict=True)]
+    return items, [(text, rows) for text, rows in answers if rows and text]
 
 
 def judgements(frame: pl.DataFrame) -> tuple[list[str], dict[str, list[int]]]:
     """The products' titles, and of each query, in a seeded order, which of them were judged 3 or 4 of 4."""
     titles = list(dict.fromkeys(frame["product_title"].to_list()))
     row_of = {title: row for row, title in enumerate(titles)}
-    right: dict[str, set[int]] = defaultdict(set)
+    right_rows: dict[str, set[int]] = defaultdict(set)
     for query, title, relevance in frame.select("query", "product_title", "median_relevance").iter_rows():
         if float(relevance) >= 3:
-            right[query].add(row_of[title])
-    names = sorted(right)
-    return titles, {names[b]: sorted(right[names[b]]) for b in np.random.default_rng(0).permutation(len(names)).tolist()}
+            right_rows[query].add(row_of[title])
+    names = sorted(right_rows)
+    return titles, {names[b]: sorted(right_rows[names[b]]) for b in np.random.default_rng(0).permutation(len(names)).tolist()}
 
 
 def pairs_of(pairs: Sequence[tuple[str, int]]) -> LabelledTexts:

@@ -32,8 +32,8 @@ def sweep_beam(task: Task, report: Report, work: Path, recipe: Recipe) -> None:
         if not report.has("beam", beam_size=beam):
             row = row_of(list(zip(trained, task.folds, strict=True)), "xr-linear")
             report.add("beam", {"beam_size": beam} | row | {"queries_per_s": round(1e3 / row["ms_p50"])})
-    for each in by_fold:
-        each[0].close()
+    for fold_systems in by_fold:
+        fold_systems[0].close()
 
 
 def sweep_threshold(task: Task, report: Report, work: Path, recipe: Recipe, beam: int = 10) -> None:

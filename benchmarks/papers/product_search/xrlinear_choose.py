@@ -59,8 +59,8 @@ def choose(data: LabelledPoints) -> list[Row]:
     """Options trained on four fifths of the training points and measured on the rest: means over two such splits."""
     rows = []
     for shape, changed in VARIANTS:
-        found = [_judged(data, split, shape or (2, data.labels.shape[1]), LinearOptions(**changed)) for split in range(2)]
-        means = {name: round(float(np.mean([row[name] for row in found])), 3) for name in found[0]}
+        split_figures = [_judged(data, split, shape or (2, data.labels.shape[1]), LinearOptions(**changed)) for split in range(2)]
+        means = {name: round(float(np.mean([row[name] for row in split_figures])), 3) for name in split_figures[0]}
         rows.append({"branching": shape and shape[0], "max_leaf": shape and shape[1], "changed": changed} | means)
         print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     return rows
@@ -75,9 +75,9 @@ def _judged(data: LabelledPoints, split: int, shape: tuple[int, int], options: L
     search = ChunkSearch(tree, chunks, options.ranking)
     points = as_rows(validation.points)
     leaves_BM = search.search(points, BeamParams.uniform(len(validation), 10, M)).leaves_BM
-    found = np.where(leaves_BM >= 0, tree.leaf_item[leaves_BM - tree.leaf_offset], -1)
-    wanted = BeamParams.uniform(len(validation), 10, 10)
+    found_items = np.where(leaves_BM >= 0, tree.leaf_item[leaves_BM - tree.leaf_offset], -1)
+    batch_params = BeamParams.uniform(len(validation), 10, 10)
     begin = time.process_time()
-    search.search(points, wanted)
+    search.search(points, batch_params)
     row["ms_in_a_batch"] = 1e3 * (time.process_time() - begin) / len(validation)
-    return row | quality(found, validation, training)
+    return row | quality(found_items, validation, training)

@@ -83,15 +83,15 @@ def timed(system: str, folder: Path, beams: Sequence[int]) -> dict[int, Any]:
     singles = [queries.take(np.array([b])) for b in range(min(SINGLE, len(queries)))]
     report = {}
     for beam in beams:
-        one, all_of_them = SearchParams.uniform(1, beam, 10), SearchParams.uniform(len(queries), beam, 10)
-        engine.search(singles[0], one)
+        single_params, batch_params = SearchParams.uniform(1, beam, 10), SearchParams.uniform(len(queries), beam, 10)
+        engine.search(singles[0], single_params)
         times = []
         for query in singles:
             begin = time.perf_counter()
-            engine.search(query, one)
+            engine.search(query, single_params)
             times.append(time.perf_counter() - begin)
         begin = time.perf_counter()
-        engine.search(queries, all_of_them)
+        engine.search(queries, batch_params)
         report[beam] = {"ms_p50": 1e3 * float(np.median(times)), "queries_per_s": len(queries) / (time.perf_counter() - begin)}
     return report
 

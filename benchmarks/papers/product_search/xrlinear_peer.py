@@ -29,8 +29,8 @@ SINGLE = 1000
 
 
 def cpu_seconds() -> float:
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    usage, children_usage = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime + children_usage.ru_utime + children_usage.ru_stime
 
 
 def load(folder: Path, name: str) -> tuple[Any, Any]:
@@ -68,25 +68,25 @@ class Pecos:
     def prepared(self, x: Any) -> Any:
         return x
 
-    def found(self, queries: Any, beam: int, m: int) -> Any:
+    def predict(self, queries: Any, beam: int, m: int) -> Any:
         """Labels with the sums of their scores; of one model the best m. PECOS's own CsrEnsembler takes .4 ms a query longer."""
         first, *others = (model.predict(queries, beam_size=beam, only_topk=m, threads=1) for model in self.models)
         return sum(others, first)
 
     def many(self, queries: Any, beam: int) -> Any:
-        found = self.found(queries, beam, M)
+        label_scores = self.predict(queries, beam, M)
         out = np.full((queries.shape[0], M), -1)
         for i in range(queries.shape[0]):
-            begin, end = found.indptr[i], found.indptr[i + 1]
-            best = found.indices[begin:end][np.argsort(-found.data[begin:end], kind="stable")][:M]
+            begin, end = label_scores.indptr[i], label_scores.indptr[i + 1]
+            best = label_scores.indices[begin:end][np.argsort(-label_scores.data[begin:end], kind="stable")][:M]
             out[i, : len(best)] = best
         return out
 
     def timed(self, queries: Any, beam: int) -> None:
-        found = self.found(queries, beam, 10)
+        label_scores = self.predict(queries, beam, 10)
         if self.trees > 1:
-            for begin, end in itertools.pairwise(found.indptr):
-                found.indices[begin:end][np.argsort(-found.data[begin:end])[:10]]
+            for begin, end in itertools.pairwise(label_scores.indptr):
+                label_scores.indices[begin:end][np.argsort(-label_scores.data[begin:end])[:10]]
 
 
 class Pecos3(Pecos):
@@ -121,8 +121,8 @@ class Omikuji:
     def many(self, queries: Any, beam: int) -> Any:
         out = np.full((len(queries), M), -1)
         for i, query in enumerate(queries):
-            found = [label for label, _ in self.model.predict(query, beam_size=beam, top_k=M)]
-            out[i, : len(found)] = found
+            labels = [label for label, _ in self.model.predict(query, beam_size=beam, top_k=M)]
+            out[i, : len(labels)] = labels
         return out
 
     def timed(self, queries: Any, beam: int) -> None:
@@ -169,8 +169,8 @@ class Napkinxc:
 
     def many(self, queries: Any, beam: int) -> Any:
         out = np.full((queries.shape[0], M), -1)
-        for i, found in enumerate(self.at(beam).predict(queries, top_k=M)):
-            out[i, : len(found[:M])] = found[:M]  # it may return more than top_k
+        for i, labels in enumerate(self.at(beam).predict(queries, top_k=M)):
+            out[i, : len(labels[:M])] = labels[:M]  # it may return more than top_k
         return out
 
     def timed(self, queries: Any, beam: int) -> None:

@@ -65,9 +65,9 @@ def compare(
         _as_text(data, folder / "train.txt")
     reports: dict[str, Row] = {}
     for system in ("espalier", *peers):
-        found = _trained(folder, system, beams, peer_python)
-        if found is not None:
-            reports[system] = found
+        training_report = _trained(folder, system, beams, peer_python)
+        if training_report is not None:
+            reports[system] = training_report
     rounds = [{system: _step(folder, system, "time", beams, peer_python) or {} for system in reports} for _ in range(ROUNDS)]
     rows: list[Row] = []
     for system, report in reports.items():
@@ -100,12 +100,12 @@ def _trained(folder: Path, system: str, beams: Sequence[int], peer_python: str) 
     """The report of a system's training, of this run or of one before."""
     file = folder / f"{system}.json"
     if not file.is_file() or not all((folder / f"{system}-{beam}.npy").is_file() for beam in _beams(system, beams)):
-        for left in (folder / system, *folder.glob(f"{system}-mapped-*")):  # of a training that was stopped
-            shutil.rmtree(left, ignore_errors=True)
-        found = _step(folder, system, "train", beams, peer_python)
-        if found is None:
+        for leftover in (folder / system, *folder.glob(f"{system}-mapped-*")):  # of a training that was stopped
+            shutil.rmtree(leftover, ignore_errors=True)
+        training_report = _step(folder, system, "train", beams, peer_python)
+        if training_report is None:
             return None
-        file.write_text(json.dumps(found))
+        file.write_text(json.dumps(training_report))
     report: Row = json.loads(file.read_text())
     return report
 
@@ -116,8 +116,8 @@ def _as_text(data: LabelledPoints, path: Path) -> None:
         print(*points.shape, data.labels.shape[1], file=file)
         for b in range(len(data)):
             labels = ",".join(map(str, data.labels_of(b)))
-            own = slice(points.indptr[b], points.indptr[b + 1])
-            pairs = " ".join(f"{f}:{v:.7g}" for f, v in zip(points.indices[own].tolist(), points.data[own].tolist(), strict=True))
+            entries = slice(points.indptr[b], points.indptr[b + 1])
+            pairs = " ".join(f"{f}:{v:.7g}" for f, v in zip(points.indices[entries].tolist(), points.data[entries].tolist(), strict=True))
             print(labels, pairs, file=file)
 
 
@@ -134,12 +134,12 @@ def _step(folder: Path, system: str, step: str, beams: Sequence[int], peer_pytho
         environment["NUMBA_CACHE_DIR"] = str(folder / "compiled")  # cold at first
     else:
         command = [peer_python, str(Path(__file__).with_name("xrlinear_peer.py")), system, str(folder), step, beams_text]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(f"{system} is left out: {(done.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        print(f"{system} is left out: {(completed.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
         return None
-    print(system, step, done.stdout.strip().splitlines()[-1], flush=True)
-    report: Row = json.loads(done.stdout.splitlines()[-1])
+    print(system, step, completed.stdout.strip().splitlines()[-1], flush=True)
+    report: Row = json.loads(completed.stdout.splitlines()[-1])
     return report
 
 

@@ -56,15 +56,15 @@ def make(labels: int, queries: int, seed: int) -> LabelledPoints:
     """Queries for random labels (all of them once, where there are as many), rows of length 1."""
     world = np.random.default_rng(0)  # the same for training and test
     features = labels
-    own = world.integers(0, features, (labels, OWN))
+    own_features = world.integers(0, features, (labels, OWN))
     groups = world.integers(0, features, (-(-labels // GROUP), GROUP_FEATURES))
     shared = groups[np.arange(labels)[:, None] // GROUP, world.integers(0, GROUP_FEATURES, (labels, SHARED))]
     common = world.permutation(features)
     rng = np.random.default_rng(seed)
     label = rng.permutation(labels) if queries == labels else rng.integers(0, labels, queries)
-    place = np.concatenate([own, shared], 1)[label[:, None], rng.integers(0, OWN + SHARED, (queries, DRAWN))]
+    label_features = np.concatenate([own_features, shared], 1)[label[:, None], rng.integers(0, OWN + SHARED, (queries, DRAWN))]
     noise = common[np.minimum(rng.zipf(1.3, (queries, COMMON)) - 1, features - 1)]
-    indices = np.concatenate([place, noise], 1)
+    indices = np.concatenate([label_features, noise], 1)
     points = csr_array((np.ones(indices.size, np.float32), indices.ravel(), np.arange(0, indices.size + 1, indices.shape[1])),
                        shape=(queries, features))  # fmt: skip
     points.sum_duplicates()
@@ -101,12 +101,12 @@ def search(bundle: Bundle, test: LabelledPoints) -> list[dict[str, Any]]:
     rows = []
     for beam in BEAMS:
         found_BM = engine.search(queries, SearchParams.uniform(len(queries), beam, 10)).item_rows_BM
-        one = SearchParams.uniform(1, beam, 10)
+        single_params = SearchParams.uniform(1, beam, 10)
         times = []
         for b in range(len(queries)):
             query = queries.take(np.array([b]))
             begin = time.perf_counter()
-            engine.search(query, one)
+            engine.search(query, single_params)
             times.append(time.perf_counter() - begin)
         begin = time.perf_counter()
         engine.search(queries, SearchParams.uniform(len(queries), beam, 10))
@@ -122,12 +122,12 @@ def peer(folder: Path, test: LabelledPoints, tree: Tree, chunks: Chunks, python:
     write_pecos(folder / "pecos", tree, chunks)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     beams = ",".join(map(str, BEAMS))
-    done = subprocess.run([python, "-c", PEER, str(folder), beams], env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(f"pecos is left out: {(done.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
+    completed = subprocess.run([python, "-c", PEER, str(folder), beams], env=environment, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        print(f"pecos is left out: {(completed.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
         return []
     rows = []
-    for answer in json.loads(done.stdout.splitlines()[-1]):
+    for answer in json.loads(completed.stdout.splitlines()[-1]):
         labels = tree.leaf_item[np.array(answer["found"])]
         recall = float((labels == test.labels.indices[:, None]).any(1).mean())
         rows.append(_row("pecos", answer["beam"], recall, answer["times"], answer["rate"]))
@@ -169,13 +169,14 @@ def write_pecos(folder: Path, tree: Tree, chunks: Chunks) -> None:
     shape = {"nr_features": chunks.width, "nr_codes": tree.level_size(tree.height - 1), "nr_labels": tree.leaf_count}
     (ranker / "param.json").write_text(json.dumps({"model": "HierarchicalMLModel", "depth": tree.height} | shape))
     for depth in range(tree.height):
-        level, above = tree.level(depth + 1), tree.level(depth)
-        rows = slice(chunks.chunk_row[above.start], chunks.chunk_row[above.stop])
+        level, parents = tree.level(depth + 1), tree.level(depth)
+        rows = slice(chunks.chunk_row[parents.start], chunks.chunk_row[parents.stop])
         entries = slice(chunks.row_entry[rows.start], chunks.row_entry[rows.stop])
-        per_row = np.diff(chunks.row_entry[rows.start : rows.stop + 1])
-        parent = np.repeat(np.repeat(np.arange(above.start, above.stop), np.diff(chunks.chunk_row[above.start : above.stop + 1])), per_row)
+        counts = np.diff(chunks.row_entry[rows.start : rows.stop + 1])
+        rows_of_parent = np.diff(chunks.chunk_row[parents.start : parents.stop + 1])
+        parent = np.repeat(np.repeat(np.arange(parents.start, parents.stop), rows_of_parent), counts)
         column = tree.first_child[parent] + chunks.entry_child[entries] - level.start
-        feature = np.repeat(chunks.row_feature[rows], per_row)
+        feature = np.repeat(chunks.row_feature[rows], counts)
         size = len(level)
         weights = scipy.sparse.coo_matrix(
             (
@@ -185,15 +186,15 @@ def write_pecos(folder: Path, tree: Tree, chunks: Chunks) -> None:
             shape=(chunks.width + 1, size),
             dtype=np.float32,
         ).tocsc()
-        of_parent = tree.parent[level.start : level.stop] - above.start
-        codes = scipy.sparse.csc_matrix((np.ones(size, np.float32), (np.arange(size), of_parent)), shape=(size, len(above)))
-        place = ranker / f"{depth}.model"
-        place.mkdir()
-        scipy.sparse.save_npz(place / "W.npz", weights, compressed=False)
-        scipy.sparse.save_npz(place / "C.npz", codes, compressed=False)
+        of_parent = tree.parent[level.start : level.stop] - parents.start
+        codes = scipy.sparse.csc_matrix((np.ones(size, np.float32), (np.arange(size), of_parent)), shape=(size, len(parents)))
+        model_folder = ranker / f"{depth}.model"
+        model_folder.mkdir()
+        scipy.sparse.save_npz(model_folder / "W.npz", weights, compressed=False)
+        scipy.sparse.save_npz(model_folder / "C.npz", codes, compressed=False)
         arguments = {"only_topk": 10, "post_processor": "l3-hinge"}
-        own = {"nr_labels": size, "nr_features": chunks.width, "nr_codes": len(above), "bias": 1.0, "pred_kwargs": arguments}
-        (place / "param.json").write_text(json.dumps({"model": "MLModel"} | own))
+        limits = {"nr_labels": size, "nr_features": chunks.width, "nr_codes": len(parents), "bias": 1.0, "pred_kwargs": arguments}
+        (model_folder / "param.json").write_text(json.dumps({"model": "MLModel"} | limits))
 
 
 def _row(system: str, beam: int, recall: float, times: list[float], rate: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A log of views and clicks made from the embedded sample: which packages does a kind of package need, and how often?
+"""A log of views and clicks made from the embedded sample: the packages that a kind of package needs, and how often.
 
     python -m benchmarks.debian_kinds --out data/debian-kinds
 
@@ -37,20 +37,20 @@ def views_and_clicks(packages: pl.DataFrame, depends: pl.DataFrame, min_clicks: 
     pairs = depends.rename({"dependency": "item"}).join(kinds, on="package")
     views = pairs.group_by("kind").agg(pl.col("package").n_unique().alias("views"))
     clicks = pairs.group_by("kind", "item").agg(pl.col("package").n_unique().alias("clicks"))
-    wanted = clicks.group_by("item").agg(pl.col("clicks").sum()).filter(pl.col("clicks") >= min_clicks)
-    log = clicks.join(wanted.select("item"), on="item").join(views, on="kind")
+    frequent_items = clicks.group_by("item").agg(pl.col("clicks").sum()).filter(pl.col("clicks") >= min_clicks)
+    log = clicks.join(frequent_items.select("item"), on="item").join(views, on="kind")
     return log.select("kind", "item", "views", "clicks").sort("kind", "item")
 
 
 def write(sample: Path, out: Path, min_clicks: int = MIN_CLICKS) -> pl.DataFrame:
     """Write the log of a sample and its items, and return the log."""
     packages, depends = (pl.read_parquet(sample / f"{name}.parquet") for name in ("packages", "depends"))
-    found = views_and_clicks(packages, depends, min_clicks)
+    log = views_and_clicks(packages, depends, min_clicks)
     out.mkdir(parents=True, exist_ok=True)
-    found.write_csv(out / "log.csv")
-    found.select("kind").unique(maintain_order=True).write_csv(out / "kinds.csv")
-    packages.join(found, left_on="id", right_on="item", how="semi").select("id", "title", "section").write_parquet(out / "items.parquet")
-    return found
+    log.write_csv(out / "log.csv")
+    log.select("kind").unique(maintain_order=True).write_csv(out / "kinds.csv")
+    packages.join(log, left_on="id", right_on="item", how="semi").select("id", "title", "section").write_parquet(out / "items.parquet")
+    return log
 
 
 def main() -> None:
@@ -59,8 +59,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write log.csv, kinds.csv and items.parquet into")
     parser.add_argument("--min-clicks", type=int, default=MIN_CLICKS, help="least clicks of an item")
     arguments = parser.parse_args()
-    found = write(arguments.sample, arguments.out, arguments.min_clicks)
-    print(f"{found['kind'].n_unique()} kinds, {found['item'].n_unique()} items, {len(found)} pairs")
+    log = write(arguments.sample, arguments.out, arguments.min_clicks)
+    print(f"{log['kind'].n_unique()} kinds, {log['item'].n_unique()} items, {len(log)} pairs")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class FastXmlOptions:
 
 @dataclass(frozen=True)
 class TailClassifiers:
-    """μ of each label, and how near a point must be.
+    """μ of each label, and the parameters α and γ.
 
     means     float32[I, F]
     square_I  float32: ‖μ‖²
@@ -119,7 +119,7 @@ class FastXml:
         return label_BM, score_BM
 
     def arrays(self) -> dict[str, Array]:
-        """What the model is made of, by name."""
+        """The model's arrays, by name."""
         tail = {} if self.tail is None else _rows(self.tail.means)._asdict()
         return self.forest._asdict() | {f"tail_{name}": array for name, array in tail.items()}
 
@@ -128,12 +128,12 @@ def fit_fastxml(train: LabelledPoints, options: FastXmlOptions, tail: TailClassi
     """A forest over points as they are, whose labels' weights are their relevance."""
     points, labels = _rows(train.points), _rows(train.labels)
     discount_I = 1 / np.log2(np.arange(2, train.labels.shape[1] + 2))
-    best = np.append(1.0, np.cumsum(discount_I))
-    gain_B = 1 / best[np.diff(labels.begin)] if options.discount_gain else np.ones(len(train))
-    grown = _Growing(points, labels, gain_B, discount_I, train.points.shape[1], options)
-    for place in range(options.trees):
-        grown.grow(np.random.default_rng((options.seed, place)))
-    return FastXml(grown.forest(), train.labels.shape[1], options.bias, tail)
+    best_dcg = np.append(1.0, np.cumsum(discount_I))
+    gain_B = 1 / best_dcg[np.diff(labels.begin)] if options.discount_gain else np.ones(len(train))
+    growing_forest = _Growing(points, labels, gain_B, discount_I, train.points.shape[1], options)
+    for tree_number in range(options.trees):
+        growing_forest.grow(np.random.default_rng((options.seed, tree_number)))
+    return FastXml(growing_forest.forest(), train.labels.shape[1], options.bias, tail)
 
 
 def tail_classifiers(train: LabelledPoints, alpha: float = 0.8, gamma: float = 30.0) -> TailClassifiers:
@@ -161,16 +161,16 @@ class _Growing:
     def grow(self, rng: np.random.Generator) -> None:
         """Add a tree."""
         self._roots.append(len(self._child))
-        waiting = [(self._node(), np.arange(len(self._gain_B)))]
-        while waiting:
-            node, rows = waiting.pop()
+        open_nodes = [(self._node(), np.arange(len(self._gain_B)))]
+        while open_nodes:
+            node, rows = open_nodes.pop()
             split = self._split(rows, rng) if len(rows) > self._options.max_leaf else None
             if split is None:
                 self._leaves[node] = _leaf(self._labels, rows, self._number_I, self._options.labels_per_leaf)
                 continue
             side_R, self._weights[node] = split
             self._child[node] = (self._node(), self._node())
-            waiting += [(self._child[node][0], rows[~side_R]), (self._child[node][1], rows[side_R])]
+            open_nodes += [(self._child[node][0], rows[~side_R]), (self._child[node][1], rows[side_R])]
 
     def _node(self) -> int:
         nothing = np.zeros(0, np.int32), np.zeros(0, np.float32)
@@ -180,33 +180,33 @@ class _Growing:
         return len(self._child) - 1
 
     def _split(self, rows: Array, rng: np.random.Generator) -> tuple[Array, tuple[Array, Array]] | None:
-        """Which points go right, and the hyperplane; None where all would go the same way."""
+        """Which points go right, and the hyperplane; None if all would go the same way."""
         side_R = rng.random(len(rows)) < 0.5
         _rank_and_assign(self._labels, rows, self._gain_B, self._discount_I, self._number_I, side_R)
-        right = float(side_R.mean())
-        if right in (0, 1):
+        right_share = float(side_R.mean())
+        if right_share in (0, 1):
             return None
         features, columns = _columns(self._points, rows, self._count_F, self._options.bias)
-        cost_R = self._options.cost / np.where(side_R, right, 1 - right)
+        cost_R = self._options.cost / np.where(side_R, right_share, 1 - right_share)
         weight_F = minimise(columns, np.where(side_R, 1.0, -1.0), cost_R, False, STOP, int(rng.integers(1 << 31)))
         side_R = _products(columns, weight_F, len(rows)) >= 0
         kept_F = weight_F != 0
         return None if side_R.all() or not side_R.any() else (side_R, (features[kept_F], weight_F[kept_F].astype(np.float32)))
 
     def forest(self) -> Forest:
-        """What has grown."""
+        """The grown forest."""
         feature, weight = _joined(self._weights)
         label, relevance = _joined(self._leaves)
         roots, child = np.array(self._roots), np.array(self._child, np.int32)
         return Forest(roots, child, _offsets(self._weights), feature, weight, _offsets(self._leaves), label, relevance)
 
 
-def _joined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+def _joined(node_arrays: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    return np.concatenate([arrays[0] for arrays in node_arrays]), np.concatenate([arrays[1] for arrays in node_arrays])
 
 
-def _offsets(parts: list[tuple[Array, Array]]) -> NDArray[np.int64]:
-    return np.append(0, np.cumsum([len(part[0]) for part in parts])).astype(np.int64)
+def _offsets(node_arrays: list[tuple[Array, Array]]) -> NDArray[np.int64]:
+    return np.append(0, np.cumsum([len(arrays[0]) for arrays in node_arrays])).astype(np.int64)
 
 
 def _rows(matrix: Csr) -> Rows:

@@ -62,8 +62,7 @@ def _ranker(inputs: Csr, having: int, cost: float) -> Float64:
         loss, slope_B = pair_loss(inputs @ weight_F, has_B)
         return float(weight_F @ weight_F) / 2 + cost * loss, weight_F + cost * (inputs.T @ slope_B)
 
-    found = minimize(objective, np.zeros(inputs.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
-    weight_F: Float64 = found.x
+    weight_F: Float64 = minimize(objective, np.zeros(inputs.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": STEPS}).x
     return weight_F
 
 

@@ -85,12 +85,12 @@ SYSTEMS: dict[str, tuple[str, Rule | None]] = {
 
 
 def fitted(model: str, train: LabelledPoints, test: LabelledPoints, folder: Path, threads: int) -> Bundle:
-    """A model of the training points, in a folder of its own. The test points are only measured on."""
+    """A model of the training points, in its own folder. The test points are only for measuring."""
     work = folder / model
     (work / "work").mkdir(parents=True)
     data = {"format": "npz"}
-    for part, points in (("train", train), ("test", test)):
-        for name, matrix in ((part, points.points), (f"{part}_labels", points.labels)):
+    for split_name, points in (("train", train), ("test", test)):
+        for name, matrix in ((split_name, points.points), (f"{split_name}_labels", points.labels)):
             data[name] = str(work / f"{name}.npz")
             save_npz(data[name], csr_matrix(matrix), compressed=False)
     raw = MODELS[model] | {"name": model, "data": data}
@@ -103,12 +103,12 @@ def fitted(model: str, train: LabelledPoints, test: LabelledPoints, folder: Path
 
 
 def assigned(bundle: Bundle, points: Csr, per_item: int, rule: Rule, threads: int) -> Relevance:
-    """[labels, points]: what `assign` finds."""
-    asked = Assignment(per_item, rule=rule)
-    trees = scored_trees(bundle, asked, points.shape[0])
+    """[labels, points]: the pairs that `assign` finds."""
+    assignment = Assignment(per_item, rule=rule)
+    trees = scored_trees(bundle, assignment, points.shape[0])
     best = BestPoints(np.arange(len(bundle.items)), per_item)
     labelwise = Labelwise(trees, bundle.manifest.ranking, np.ones(len(bundle.items), np.bool_), per_item, threads)
-    size = min(asked.block, block_limit(trees))
+    size = min(assignment.block, block_limit(trees))
     for begin in range(0, points.shape[0], size):
         block = as_rows(points[begin : begin + size])
         best.add(labelwise.predict(block), len(block))
@@ -118,19 +118,19 @@ def assigned(bundle: Bundle, points: Csr, per_item: int, rule: Rule, threads: in
 
 
 def transposed_search(bundle: Bundle, points: Csr, beam: int, m: int) -> Relevance:
-    """[labels, points]: of each label the points that found it among their m best."""
+    """[labels, points]: for each label, the points with the label among their m best."""
     engine = open_engine(bundle, "cpu")
     queries, items = QueryBatch(bundle.manifest.query, as_rows(points)), len(bundle.items)
-    found = engine.search(queries, SearchParams.uniform(len(queries), beam, min(m, items)))
+    result = engine.search(queries, SearchParams.uniform(len(queries), beam, min(m, items)))
     engine.close()
-    return Relevance.of_predictions(found.item_rows_BM, found.scores_BM, items).transposed()
+    return Relevance.of_predictions(result.item_rows_BM, result.scores_BM, items).transposed()
 
 
-def figures(true: Relevance, found: Relevance) -> Row:
+def figures(true: Relevance, predicted: Relevance) -> Row:
     """WP@k in %, XMAD@k over all labels, and the number of pairs."""
-    errors = RankedErrors.of(true, found)
-    wp = {f"wp{k}": round(100 * wp_at_k(true, found, k), 2) for k in K}
-    return wp | {f"xmad{k}": round(float(errors.xmad(k).mean()), 4) for k in K} | {"pairs": len(found.column_E)}
+    errors = RankedErrors.of(true, predicted)
+    wp = {f"wp{k}": round(100 * wp_at_k(true, predicted, k), 2) for k in K}
+    return wp | {f"xmad{k}": round(float(errors.xmad(k).mean()), 4) for k in K} | {"pairs": len(predicted.column_E)}
 
 
 def quality(train: LabelledPoints, test: LabelledPoints, per_item: int, beam: int, m: int, threads: int) -> Iterator[Row]:
@@ -145,14 +145,14 @@ def quality(train: LabelledPoints, test: LabelledPoints, per_item: int, beam: in
             if model not in bundles:
                 bundles[model] = fitted(model, train, test, Path(name), threads)
             if rule is None:
-                found = transposed_search(bundles[model], test.points, beam, m)
+                predicted = transposed_search(bundles[model], test.points, beam, m)
             else:
-                found = assigned(bundles[model], test.points, per_item, rule, threads)
-            yield {"system": system} | figures(true, found)
+                predicted = assigned(bundles[model], test.points, per_item, rule, threads)
+            yield {"system": system} | figures(true, predicted)
 
 
 def write_points(file: Path, points: Csr, count: int) -> None:
-    """An XMC file of as many points, each one of those given, drawn at random, without some of its features."""
+    """Write an XMC file of `count` points, each drawn at random from `points`, without some of its features."""
     rng = np.random.default_rng(SEED)
     rows = as_rows(points)
     words = [f"{feature}:{value:.5g}" for feature, value in zip(rows.indices.tolist(), rows.values.tolist(), strict=True)]
@@ -164,21 +164,21 @@ def write_points(file: Path, points: Csr, count: int) -> None:
 
 
 def scale(train: LabelledPoints, test: LabelledPoints, points: int, threads: int) -> Iterator[Row]:
-    """A row a rule: `assign` on many points, in a process of its own."""
+    """A row a rule: `assign` on many points, in a fresh process."""
     with tempfile.TemporaryDirectory() as name:
         bundle = fitted("xreg", train, test, Path(name), threads)
         file = Path(name) / "points.txt"
         write_points(file, vstack([train.points, test.points], format="csr"), points)
         for rule in ("paper", "released"):
             run = ["--run", str(bundle.path), str(file), rule, "--threads", str(threads)]
-            done = subprocess.run([sys.executable, "-m", "benchmarks.labelwise", *run], stdout=subprocess.PIPE, text=True, check=True)
-            row: Row = json.loads(done.stdout.splitlines()[-1])
+            completed = subprocess.run([sys.executable, "-m", "benchmarks.labelwise", *run], stdout=subprocess.PIPE, text=True, check=True)
+            row: Row = json.loads(completed.stdout.splitlines()[-1])
             features = round(file.stat().st_size / points)
             yield {"system": f"assign-{rule}", "points": points, "labels": len(bundle.items), "bytes_a_point": features} | row
 
 
 def run(model: Path, file: Path, rule: Rule, threads: int) -> Row:
-    """What one process took: seconds from the first point to the written file, and the most memory that it ever held."""
+    """Figures of one process: seconds from the first point to the written file, and peak memory."""
     bundle = Bundle.open(model)
     begin, cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as name:
@@ -209,22 +209,22 @@ def main() -> None:
         train, test = read_weighted(args.data, args.set)
     except (EspalierError, OSError) as error:
         parser.error(str(error))
-    about = {"set": args.set, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, {args.threads} threads used"}
+    header = {"set": args.set, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, {args.threads} threads used"}
     if args.scale:
         rows = scale(train, test, args.points, args.threads)
     else:
-        about |= {"train_points": len(train), "test_points": len(test), "labels": train.labels.shape[1], "beam": args.beam}
+        header |= {"train_points": len(train), "test_points": len(test), "labels": train.labels.shape[1], "beam": args.beam}
         per_item, m = args.per_item or len(test), args.m or train.labels.shape[1]
-        about |= {"per_item": per_item, "m": m}
+        header |= {"per_item": per_item, "m": m}
         rows = quality(train, test, per_item, args.beam, m, args.threads)
-    found = []
+    printed_rows = []
     for row in rows:
         if args.scale:
             row |= {"points_a_second": round(row["points"] / row["s"])}
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-        found.append(row)
+        printed_rows.append(row)
         if args.json:
-            args.json.write_text(json.dumps(about | {"rows": found}, indent=1) + "\n")
+            args.json.write_text(json.dumps(header | {"rows": printed_rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

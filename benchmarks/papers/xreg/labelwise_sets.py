@@ -53,8 +53,8 @@ def movielens(ratings: pl.DataFrame) -> LabelledPoints:
     order = np.lexsort((frame["time"].to_numpy(), user))
     user, movie, rating = user[order], movie[order], frame["rating"].to_numpy()[order].astype(np.float32)
     begin = np.searchsorted(user, np.arange(user.max() + 1))
-    place, count = np.arange(len(user)) - begin[user], np.bincount(user)
-    first = place < count[user] // 2
+    position, count = np.arange(len(user)) - begin[user], np.bincount(user)
+    first = position < count[user] // 2
     shape = int(user.max()) + 1, int(movie.max()) + 1
 
     def half(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Csr:
@@ -66,8 +66,8 @@ def movielens(ratings: pl.DataFrame) -> LabelledPoints:
 def held_out(points: LabelledPoints) -> Parts:
     """Points to learn from, and those to measure on."""
     order = np.random.default_rng(SEED).permutation(len(points))
-    held = round(TEST_SHARE * len(points))
-    return points.take(np.sort(order[held:])), points.take(np.sort(order[:held]))
+    test_count = round(TEST_SHARE * len(points))
+    return points.take(np.sort(order[test_count:])), points.take(np.sort(order[:test_count]))
 
 
 def _debian(sample: Path) -> Parts:

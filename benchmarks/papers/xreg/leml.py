@@ -46,10 +46,10 @@ def fit_leml(train: LabelledPoints, rank: int, ridge: float, seed: int = 1) -> L
 
 def _right(inputs: Csr, labels: Csr, left_FK: Float64, ridge: float) -> Float64:
     """float64[I, K]: the best V."""
-    seen_BK = inputs @ left_FK
-    system_KK = seen_BK.T @ seen_BK + ridge * np.eye(left_FK.shape[1])
-    found: Float64 = np.linalg.solve(system_KK, (labels.T @ seen_BK).T).T
-    return found
+    projected_BK = inputs @ left_FK
+    system_KK = projected_BK.T @ projected_BK + ridge * np.eye(left_FK.shape[1])
+    best_IK: Float64 = np.linalg.solve(system_KK, (labels.T @ projected_BK).T).T
+    return best_IK
 
 
 def _left(inputs: Csr, labels: Csr, right_IK: Float64, start_FK: Float64, ridge: float, gram_FF: Float64 | None) -> Float64:

@@ -1,4 +1,4 @@
-"""Labels by linear scores: what one-versus-all and low-rank methods have learned.
+"""Labels by linear scores: the models of one-versus-all and low-rank methods.
 
 Points are of length 1 with a last feature of 1, the bias's.
 
@@ -23,8 +23,8 @@ BLOCK = 512
 def with_bias(points: Csr) -> Csr:
     """float32[B, F]: points of length 1 and a feature of 1."""
     ones = csr_array(np.ones((points.shape[0], 1), np.float32))
-    found: Csr = hstack([normalised(points), ones], format="csr")
-    return found
+    rows: Csr = hstack([normalised(points), ones], format="csr")
+    return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +41,8 @@ class LinearScores:
     def best(self, points: Csr, most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """int64[B, M] and float32[B, M], M at most I: the labels of highest scores, best first, and their scores."""
         inputs = with_bias(points)
-        parts = [self._best(inputs[begin : begin + BLOCK], most) for begin in range(0, inputs.shape[0], BLOCK)]
-        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+        blocks = [self._best(inputs[begin : begin + BLOCK], most) for begin in range(0, inputs.shape[0], BLOCK)]
+        return np.concatenate([block[0] for block in blocks]), np.concatenate([block[1] for block in blocks])
 
     def _best(self, inputs: Csr, most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         score_BI: Any = inputs @ self.left
@@ -56,7 +56,7 @@ class LinearScores:
         return label_BM, np.take_along_axis(score_BI, label_BM, axis=1)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What the model is made of, by name."""
+        """The model's arrays, by name."""
         if issparse(self.left):
             return {name: getattr(self.left, name) for name in ("data", "indices", "indptr")}
         return {"left": np.asarray(self.left)} | ({} if self.right is None else {"right": self.right})

@@ -70,7 +70,7 @@ def fit_ppd_sparse(train: LabelledPoints, cost: float = 1.0, sparsity: float = 0
 
 def _every_label(train: LabelledPoints, fit: Callable[[Array, int], Array]) -> LinearScores:
     by_label, features = train.labels.tocsc(), train.points.shape[1] + 1
-    parts = []
+    columns = []
     for label in range(train.labels.shape[1]):
         sign_B = np.full(len(train), -1.0)
         sign_B[by_label.indices[by_label.indptr[label] : by_label.indptr[label + 1]]] = 1
@@ -79,10 +79,10 @@ def _every_label(train: LabelledPoints, fit: Callable[[Array, int], Array]) -> L
         else:
             weight_F = np.zeros(features)
             weight_F[-1] = -1
-        parts.append(csc_array(weight_F[:, None].astype(np.float32)))
-    indptr = np.append(0, np.cumsum([part.nnz for part in parts]))
-    data, indices = (np.concatenate([getattr(part, name) for part in parts]) for name in ("data", "indices"))
-    return LinearScores(csc_array((data, indices, indptr), shape=(features, len(parts))))
+        columns.append(csc_array(weight_F[:, None].astype(np.float32)))
+    indptr = np.append(0, np.cumsum([column.nnz for column in columns]))
+    data, indices = (np.concatenate([getattr(column, name) for column in columns]) for name in ("data", "indices"))
+    return LinearScores(csc_array((data, indices, indptr), shape=(features, len(columns))))
 
 
 @compiled(error_model="numpy")

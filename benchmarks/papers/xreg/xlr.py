@@ -39,8 +39,8 @@ def fit_xlr(train: LabelledPoints, rank: int, cost: float, seed: int = 1) -> Lin
         raise InvalidConfig("rank, cost", (rank, cost), "at least 1, and above 0")
     objective = _Objective(train, rank, cost, seed)
     start = np.random.default_rng(seed).normal(size=objective.size) * SCALE / np.sqrt(rank)
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
-    left_FK, right_IK = objective.parts(found.x)
+    optimum = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})
+    left_FK, right_IK = objective.split(optimum.x)
     return LinearScores(left_FK.astype(np.float32), np.ascontiguousarray(right_IK.T, np.float32))
 
 
@@ -61,22 +61,22 @@ class _Objective:
         self._problems = [_Problem(label, rows_R, having, cost * unit) for label, rows_R, having, unit in problems(train.labels, seed)]
         self.size = sum(rows * columns for rows, columns in self._shapes)
 
-    def parts(self, both: Float64) -> tuple[Float64, Float64]:
+    def split(self, parameters: Float64) -> tuple[Float64, Float64]:
         """U and V."""
         cut = self._shapes[0][0] * self._shapes[0][1]
-        return both[:cut].reshape(self._shapes[0]), both[cut:].reshape(self._shapes[1])
+        return parameters[:cut].reshape(self._shapes[0]), parameters[cut:].reshape(self._shapes[1])
 
-    def __call__(self, both: Float64) -> tuple[float, Float64]:
-        left_FK, right_IK = self.parts(both)
-        seen_BK = self._inputs @ left_FK
-        loss, gradient = float(both @ both) / 2, both.copy()
-        of_left_FK, of_right_IK = self.parts(gradient)
-        of_seen_BK = np.zeros_like(seen_BK)
+    def __call__(self, parameters: Float64) -> tuple[float, Float64]:
+        left_FK, right_IK = self.split(parameters)
+        projected_BK = self._inputs @ left_FK
+        loss, gradient = float(parameters @ parameters) / 2, parameters.copy()
+        left_gradient_FK, right_gradient_IK = self.split(gradient)
+        projected_gradient_BK = np.zeros_like(projected_BK)
         for problem in self._problems:
-            seen_RK, combined_K = seen_BK[problem.rows_R], right_IK[problem.label]
-            own, slope_R = pair_loss(seen_RK @ combined_K, np.arange(len(problem.rows_R)) < problem.having)
-            loss += problem.cost * own
-            of_right_IK[problem.label] += problem.cost * (slope_R @ seen_RK)
-            of_seen_BK[problem.rows_R] += problem.cost * np.outer(slope_R, combined_K)
-        of_left_FK += self._inputs.T @ of_seen_BK
+            projected_RK, combined_K = projected_BK[problem.rows_R], right_IK[problem.label]
+            label_loss, slope_R = pair_loss(projected_RK @ combined_K, np.arange(len(problem.rows_R)) < problem.having)
+            loss += problem.cost * label_loss
+            right_gradient_IK[problem.label] += problem.cost * (slope_R @ projected_RK)
+            projected_gradient_BK[problem.rows_R] += problem.cost * np.outer(slope_R, combined_K)
+        left_gradient_FK += self._inputs.T @ projected_gradient_BK
         return loss, gradient

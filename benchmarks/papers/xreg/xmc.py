@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, save_npz
 
 from benchmarks.papers.xreg.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE
-from benchmarks.papers.xreg.xmc_figures import Found, figures_of
+from benchmarks.papers.xreg.xmc_figures import Predictions, figures_of
 from benchmarks.papers.xreg.xmc_sets import read_set
 from benchmarks.papers.xreg.xmc_systems import MODELS, OF_RELEVANCE, configuration, name_of
 from benchmarks.report_file import command_line
@@ -56,48 +56,48 @@ Row = dict[str, Any]
 
 
 def rows_of(system: str, train: LabelledPoints, test: LabelledPoints, beams: Sequence[int]) -> list[Row]:
-    """A row for each beam; one, with a beam of none, where the beam makes no difference."""
+    """A row for each beam; one row, with the beam None, if the system has no beam."""
     if system == ALL_ZERO:
-        nothing = Found(np.full((len(test), M), NO_ITEM), np.zeros((len(test), M), np.float32))
+        nothing = Predictions(np.full((len(test), M), NO_ITEM), np.zeros((len(test), M), np.float32))
         return [_row(system, None, nothing, train, test, {})]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for part, points in (("train", train), ("test", test)):
-            save_npz(folder / f"{part}_X.npz", csr_matrix(points.points), compressed=False)
-            save_npz(folder / f"{part}_Y.npz", csr_matrix(points.labels), compressed=False)
+        for split_name, points in (("train", train), ("test", test)):
+            save_npz(folder / f"{split_name}_X.npz", csr_matrix(points.points), compressed=False)
+            save_npz(folder / f"{split_name}_Y.npz", csr_matrix(points.labels), compressed=False)
         report = _in_process(system, folder, train.labels.shape[1], beams)
         rows, name = [], name_of(system)
         is_of_relevance = name in (*OF_RELEVANCE, *BASELINES_OF_RELEVANCE)
         for beam in [None] if system in BASELINES else beams:
             with np.load(folder / f"{beam}.npz") as arrays:
-                found = Found(arrays["rows"], arrays["scores"], is_of_relevance, name == ZERO)
+                predictions = Predictions(arrays["rows"], arrays["scores"], is_of_relevance, name == ZERO)
             costs = {"ms_p50": report["ms_p50"][str(beam)]} | report["fit"]
-            rows.append(_row(system, beam, found, train, test, costs))
+            rows.append(_row(system, beam, predictions, train, test, costs))
     return rows
 
 
-def _row(system: str, beam: int | None, found: Found, train: LabelledPoints, test: LabelledPoints, costs: Row) -> Row:
-    """The figures that every row has, the costs, and then what else there is to say."""
-    figures = figures_of(found, train, test)
-    more = {name: figures.pop(name) for name in ("tau5", "auprc")}
-    return {"system": system, "beam_size": beam} | figures | costs | (more if costs else {})
+def _row(system: str, beam: int | None, predictions: Predictions, train: LabelledPoints, test: LabelledPoints, costs: Row) -> Row:
+    """The figures of every row, the costs, then Tau@5 and AUPRC."""
+    figures = figures_of(predictions, train, test)
+    last_figures = {name: figures.pop(name) for name in ("tau5", "auprc")}
+    return {"system": system, "beam_size": beam} | figures | costs | (last_figures if costs else {})
 
 
 def _in_process(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
-    """What `run` reports, from a process with one thread."""
+    """The report of `run` in a process with one thread."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
     beams_text = ",".join(map(str, beams))
     command = [sys.executable, "-m", "benchmarks.xmc", "--run", system, str(folder), str(labels), "--beam", beams_text]
-    done = subprocess.run(command, env=os.environ | threads, stdout=subprocess.PIPE, text=True, check=True)
-    report: Row = json.loads(done.stdout.splitlines()[-1])
+    completed = subprocess.run(command, env=os.environ | threads, stdout=subprocess.PIPE, text=True, check=True)
+    report: Row = json.loads(completed.stdout.splitlines()[-1])
     return report
 
 
 def run(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
-    """Train a system on the files of a folder, write what it finds for the test points to BEAM.npz, and time it."""
+    """Train a system on the files of a folder, write its results for the test points to BEAM.npz, and time it."""
     files = {
-        f"{part}{kind}": str(folder / f"{part}_{letter}.npz")
-        for part in ("train", "test")
+        f"{split_name}{kind}": str(folder / f"{split_name}_{letter}.npz")
+        for split_name in ("train", "test")
         for kind, letter in (("", "X"), ("_labels", "Y"))
     }
     if system in BASELINES:
@@ -119,7 +119,7 @@ def run(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
 
 
 def _run_baseline(system: str, folder: Path, files: dict[str, str]) -> Row:
-    """As `run`, of a method whose search has no beam: it goes to None.npz."""
+    """As `run`, for a method without a beam; writes None.npz."""
     data = NpzData.model_validate({"format": "npz", **files})
     begin = time.process_time()
     predictor = BASELINES[system](read_points(data))
@@ -134,18 +134,18 @@ def _run_baseline(system: str, folder: Path, files: dict[str, str]) -> Row:
 
 
 def _median_ms(calls: Sequence[Callable[[], object]]) -> float:
-    took = []
+    times_s = []
     for call in calls:
         begin = time.perf_counter()
         call()
-        took.append(time.perf_counter() - begin)
-    return 1e3 * float(np.median(took))
+        times_s.append(time.perf_counter() - begin)
+    return 1e3 * float(np.median(times_s))
 
 
 def relevance_of(stacking: Stacking, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:
     """float32, same shape: estimates of relevance, p · w, of items (−1: none) with scores p · w^power."""
-    known = rows >= 0
-    log_weight = np.where(known, stacking.tables.log_weight[np.where(known, rows, 0)], np.float32(0))
+    is_item = rows >= 0
+    log_weight = np.where(is_item, stacking.tables.log_weight[np.where(is_item, rows, 0)], np.float32(0))
     return np.asarray(scores * np.exp((1 - stacking.info.power) * log_weight), np.float32)
 
 
@@ -155,17 +155,17 @@ def _searched(bundle: Bundle, queries: QueryBatch, folder: Path, beams: Sequence
     singles = [queries.take(np.array([b])) for b in range(min(SINGLE, len(queries)))]
     times: dict[int, list[float]] = {beam: [] for beam in beams}
     for beam in beams:
-        found = engine.search(queries, SearchParams.uniform(len(queries), beam, M))
-        scores_BM = found.scores_BM
+        result = engine.search(queries, SearchParams.uniform(len(queries), beam, M))
+        scores_BM = result.scores_BM
         if bundle.stacking is not None:
-            scores_BM = relevance_of(bundle.stacking, found.item_rows_BM, scores_BM)
-        np.savez(folder / f"{beam}.npz", rows=found.item_rows_BM, scores=scores_BM)
+            scores_BM = relevance_of(bundle.stacking, result.item_rows_BM, scores_BM)
+        np.savez(folder / f"{beam}.npz", rows=result.item_rows_BM, scores=scores_BM)
     for _ in range(ROUNDS):
         for beam in beams:
-            one = SearchParams.uniform(1, beam, 10)
-            times[beam].append(_median_ms([partial(engine.search, query, one) for query in singles]))
+            single_params = SearchParams.uniform(1, beam, 10)
+            times[beam].append(_median_ms([partial(engine.search, query, single_params) for query in singles]))
     engine.close()
-    return {beam: round(float(np.median(own)), 4) for beam, own in times.items()}
+    return {beam: round(float(np.median(beam_times)), 4) for beam, beam_times in times.items()}
 
 
 def main() -> None:
@@ -183,26 +183,26 @@ def main() -> None:
         return
     if args.data is None:
         parser.error("--data is missing: the folder that holds the set")
-    systems, known = args.systems.split(","), [*MODELS, *BASELINES, ALL_ZERO]
-    if unknown := [system for system in systems if system not in known and name_of(system) not in MODELS]:
-        parser.error(f"--systems: got {', '.join(unknown)}, expected some of {', '.join(known)}")
+    systems, known_systems = args.systems.split(","), [*MODELS, *BASELINES, ALL_ZERO]
+    if unknown := [system for system in systems if system not in known_systems and name_of(system) not in MODELS]:
+        parser.error(f"--systems: got {', '.join(unknown)}, expected some of {', '.join(known_systems)}")
     try:
         train, test = read_set(args.data, args.set, unit=False)
     except EspalierError as error:
         parser.error(str(error))
-    about = {"set": args.set, "beams": beams, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used"}
-    rows = _kept(args.json, args.set, beams)
+    header = {"set": args.set, "beams": beams, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used"}
+    rows = _earlier_rows(args.json, args.set, beams)
     for system in systems:
         if system not in {row["system"] for row in rows}:
             rows += rows_of(system, train, test, beams)
             if args.json:
-                args.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+                args.json.write_text(json.dumps(header | {"rows": rows}, indent=1) + "\n")
         for row in rows:
             if row["system"] == system:
                 print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
 
 
-def _kept(file: Path | None, name: str, beams: list[int]) -> list[Row]:
+def _earlier_rows(file: Path | None, name: str, beams: list[int]) -> list[Row]:
     """The rows of an earlier run with the same set and beams."""
     if file is None or not file.is_file():
         return []

@@ -45,13 +45,13 @@ HELD_OUT = 10
 
 
 class Predictor(Protocol):
-    """What a method has learned."""
+    """A trained method."""
 
     def best(self, points: Csr, most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """int64[B, M] and float32[B, M]: the best labels of points, best first, and their scores; NO_ITEM and 0 where there are none."""
+        """int64[B, M] and float32[B, M]: the best labels of points, best first, and their scores; NO_ITEM and 0 if there are fewer."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What would be stored, by name."""
+        """The arrays that would be stored, by name."""
 
 
 def of_relevance(train: LabelledPoints) -> LabelledPoints:
@@ -74,13 +74,14 @@ def _fastxml(train: LabelledPoints) -> Predictor:
 
 
 def _chosen(train: LabelledPoints, fit: Callable[[LabelledPoints, float], Predictor], options: Sequence[float]) -> Predictor:
-    """What a method learns with the option that is best on held-out points."""
+    """The method trained with the option that is best on held-out points."""
     order = np.random.default_rng(1).permutation(len(train))
     size = max(len(train) // HELD_OUT, 1)
-    held, rest = train.take(order[:size]), train.take(order[size:])
-    true = Relevance.of_rows(as_rows(held.labels))
+    valid, training = train.take(order[:size]), train.take(order[size:])
+    true = Relevance.of_rows(as_rows(valid.labels))
     quality = [
-        wp_at_k(true, Relevance.of_predictions(*fit(rest, option).best(held.points, 5), held.labels.shape[1]), 5) for option in options
+        wp_at_k(true, Relevance.of_predictions(*fit(training, option).best(valid.points, 5), valid.labels.shape[1]), 5)
+        for option in options
     ]
     return fit(train, options[int(np.argmax(quality))])
 

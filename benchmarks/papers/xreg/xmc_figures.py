@@ -27,12 +27,12 @@ NAMES = ("p1", "p3", "p5", "psp1", "psp3", "psp5", "r10", "r100")
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a system found for the test points.
+class Predictions:
+    """A system's results for the test points.
 
     rows_BM, scores_BM  labels, best first, NO_ITEM where there is none, and their scores
     of_relevance        whether scores estimate relevance over its maximum among training labels
-    zero                whether the order alone counts, with values of almost 0 (XReg-zero)
+    zero                whether only the order counts, with values of almost 0 (XReg-zero)
     """
 
     rows_BM: NDArray[np.int64]
@@ -41,18 +41,19 @@ class Found:
     zero: bool = False
 
 
-def figures_of(found: Found, train: LabelledPoints, test: LabelledPoints) -> dict[str, float]:
+def figures_of(predictions: Predictions, train: LabelledPoints, test: LabelledPoints) -> dict[str, float]:
     """P@k, PSP@k, R@k, Tau@5 in %, XMAD@5 and AUPRC."""
-    every = quality(found.rows_BM, test, train)
+    quality_figures = quality(predictions.rows_BM, test, train)
     worth_I, unit = _relevances(train)
     labels = as_rows(test.labels)
     true = Relevance(labels.indptr, labels.indices.astype(np.int64), worth_I[labels.indices], labels.width)
-    predicted = Relevance.of_predictions(found.rows_BM, found.scores_BM * (unit if found.of_relevance else 1), labels.width)
-    valued = almost_zero(predicted) if found.zero else predicted
-    return {name: every[name] for name in NAMES} | {
-        "xmad5": round(float(RankedErrors.of(true, valued).xmad(5).mean()), 4),
+    scores_BM = predictions.scores_BM * (unit if predictions.of_relevance else 1)
+    predicted = Relevance.of_predictions(predictions.rows_BM, scores_BM, labels.width)
+    judged = almost_zero(predicted) if predictions.zero else predicted
+    return {name: quality_figures[name] for name in NAMES} | {
+        "xmad5": round(float(RankedErrors.of(true, judged).xmad(5).mean()), 4),
         "tau5": round(100 * tau_at_k(true, predicted, 5), 2),
-        "auprc": round(auprc(true, valued), 4),
+        "auprc": round(auprc(true, judged), 4),
     }
 
 

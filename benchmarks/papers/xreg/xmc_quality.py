@@ -28,7 +28,7 @@ def quality(found_BM: NDArray[np.int64], test: LabelledPoints, training: Labelle
     row: dict[str, float] = {}
     for k in (1, 3, 5):
         row[f"p{k}"] = float(hits_BM[:, :k].mean())
-        row[f"psp{k}"] = float(gain_BM[:, :k].sum() / sum(own[:k].sum() for own in best))
+        row[f"psp{k}"] = float(gain_BM[:, :k].sum() / sum(gains[:k].sum() for gains in best))
     discount = 1 / np.log2(np.arange(2, 7))
     ideal = np.array([discount[: min(5, count)].sum() for count in counts])
     with_labels = counts > 0

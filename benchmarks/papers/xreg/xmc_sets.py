@@ -26,23 +26,23 @@ def read_set(data: Path, name: str, unit: bool = True) -> tuple[LabelledPoints, 
     folder = next((folder for folder in folders if folder.is_dir()), None)
     if folder is None:
         raise InvalidData("--set", name, f"a folder in {data}")
-    train, test = (_read_part(folder, part, unit) for part in ("train", "test"))
-    for what, found, wanted in (
+    train, test = (_read_part(folder, split_name, unit) for split_name in ("train", "test"))
+    for kind, width, expected in (
         ("features", test.points.shape[1], train.points.shape[1]),
         ("labels", test.labels.shape[1], train.labels.shape[1]),
     ):
-        if found != wanted:
-            raise InvalidData(f"the test points of {folder}", f"{found} {what}", f"{wanted}, as the training points have")
+        if width != expected:
+            raise InvalidData(f"the test points of {folder}", f"{width} {kind}", f"{expected}, as the training points have")
     return train, test
 
 
-def _read_part(folder: Path, part: str, unit: bool) -> LabelledPoints:
-    files = sorted([*folder.glob(f"*{part}.txt"), *folder.glob(f"*{part}.txt.gz")])
+def _read_part(folder: Path, split: str, unit: bool) -> LabelledPoints:
+    files = sorted([*folder.glob(f"*{split}.txt"), *folder.glob(f"*{split}.txt.gz")])
     if files:
-        found = read_xmc(files[0])
-    elif (folder / f"{part}_X.npz").is_file():
-        points, labels = folder / f"{part}_X.npz", folder / f"{part}_Y.npz"
-        found = read_points(NpzData(format="npz", train=points, train_labels=labels))
+        data = read_xmc(files[0])
+    elif (folder / f"{split}_X.npz").is_file():
+        points, labels = folder / f"{split}_X.npz", folder / f"{split}_Y.npz"
+        data = read_points(NpzData(format="npz", train=points, train_labels=labels))
     else:
-        raise InvalidData("--set", str(folder), f"a folder with *{part}.txt, *{part}.txt.gz, or {part}_X.npz and {part}_Y.npz")
-    return LabelledPoints(normalised(found.points), found.labels) if unit else found
+        raise InvalidData("--set", str(folder), f"a folder with *{split}.txt, *{split}.txt.gz, or {split}_X.npz and {split}_Y.npz")
+    return LabelledPoints(normalised(data.points), data.labels) if unit else data

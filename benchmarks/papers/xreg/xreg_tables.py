@@ -75,8 +75,8 @@ def table_2(name: str, rows: Sequence[Row]) -> Iterator[str]:
         published = PUBLISHED.get(name, {}).get(row["system"], (NOT_PUBLISHED,) * 3)
         tau = f"{row['tau5']:.2f}" if "tau5" in row else NOT_PUBLISHED
         auprc = decimal(row["auprc"], 4) if "auprc" in row else NOT_PUBLISHED
-        own = (_at("p", row), _at("psp", row), tau, decimal(row["xmad5"], 4), auprc)
-        yield f"| {' | '.join([row['system'], *own, *published])} |"
+        our_cells = (_at("p", row), _at("psp", row), tau, decimal(row["xmad5"], 4), auprc)
+        yield f"| {' | '.join([row['system'], *our_cells, *published])} |"
 
 
 def _at(metric: str, row: Row) -> str:
@@ -94,13 +94,13 @@ def table_8(name: str, rows: Sequence[Row]) -> Iterator[str]:
     yield "| T | P | M | PSP@5 | Tau@5 | XMAD@5 | MB | published: PSP@5 | Tau@5 | XMAD@5 |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     settings = {setting(row): row for row in rows}
-    usual = (3, 10, 100)
-    for key in sorted(settings, key=lambda key: ([key[k] != usual[k] for k in (0, 1, 2)], key)):
-        if sum(key[k] != usual[k] for k in (0, 1, 2)) <= 1:
+    default_key = (3, 10, 100)
+    for key in sorted(settings, key=lambda key: ([key[k] != default_key[k] for k in (0, 1, 2)], key)):
+        if sum(key[k] != default_key[k] for k in (0, 1, 2)) <= 1:
             row = settings[key]
             published = ABLATIONS.get(name, {}).get(key, (NOT_PUBLISHED,) * 3)
-            own = (f"{row['psp5']:.2f}", f"{row['tau5']:.2f}", decimal(row["xmad5"], 4), str(row["model_mb"]))
-            yield f"| {' | '.join([*map(str, key), *own, *published])} |"
+            our_cells = (f"{row['psp5']:.2f}", f"{row['tau5']:.2f}", decimal(row["xmad5"], 4), str(row["model_mb"]))
+            yield f"| {' | '.join([*map(str, key), *our_cells, *published])} |"
 
 
 def main() -> None:
