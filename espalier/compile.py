@@ -88,7 +88,6 @@ def make_ready(name: str = "espalier") -> None:
     if package is None:
         raise ModuleNotFoundError(f"no package {name!r} with signatures")
     if open_file(package) is None:
-        log.info("compiling %s for this processor, which takes about a minute and is kept", name)
         started = time.monotonic()
         subprocess.run([sys.executable, "-m", "espalier.compile", "--write", name], check=False, preexec_fn=end_with_parent)
         if open_file(package) is None:
@@ -111,7 +110,7 @@ def _installed(name: str) -> Path | None:
         for module in sorted({function.partition(":")[0] for function, _ in read_signatures(package)}):
             importlib.import_module(module)
     except (ModuleNotFoundError, MissingExtra) as error:
-        log.info("%s is left out: %s", name, error)
+        log.debug("%s is not installed: %s", name, error)
         return None
     return package
 
@@ -141,6 +140,7 @@ def _write(package: Path) -> bool:
                     CodeFile(folder / name)
                     return True  # another process has written it meanwhile
                 if not content:
+                    log.info("%s: compiling for this processor, which takes a minute or more, once", package.name)
                     started = time.monotonic()
                     content = content_of(name, _compile(package))
                     if names_of.__wrapped__(package)[0] != name:  # `name` has the digest of the sources as they were imported

@@ -75,7 +75,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     )
     options.add_argument("--write-key", help="an API key of the role write, for --writes")
     options.add_argument("--seed", type=int, default=0, help="of the order of the queries and the arrival times (default %(default)s)")
-    options.add_argument("--resume", action="store_true", help="keep what is finished in DIR/sweep.json and measure the rest")
+    options.add_argument("--resume", action="store_true", help="keep the finished measurements in OUT/sweep.json and make the others")
     return options
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from espalier.bundle import find_versions, is_model_name
 from espalier.errors import EspalierError, InvalidInput, StoreMissing
 from espalier.live.journal import Journal
-from espalier.live.journal_file import FILE
+from espalier.live.journal_file import FILE, log_bytes
 from espalier.live.journal_upkeep import backup, compact, erase_user, leave_out, versions_on_disk
 from espalier.store.backups import back_up, find_backed_up, forget, prune
 from espalier.store.objects import Objects
@@ -59,9 +59,9 @@ def _run(options: argparse.Namespace, models: Path) -> dict[str, object]:
                 backup(journal, options.to)
                 return {"written": str(options.to), "sequence": journal.last_sequence()}
             case "compact":
-                bytes_before = journal.file.stat().st_size
+                bytes_before = _bytes_of(journal)
                 compacted = compact(journal, versions_on_disk(folder), options.keep_from)
-                bytes_after = journal.file.stat().st_size
+                bytes_after = _bytes_of(journal)
                 return asdict(compacted) | {"bytes_before": bytes_before, "bytes_after": bytes_after}
             case "erase-user":
                 store = None if options.store is None else Objects(options.store, create=True)  # first, so that a wrong URL ends it
@@ -72,6 +72,11 @@ def _run(options: argparse.Namespace, models: Path) -> dict[str, object]:
                 return {"sequence": journal.last_sequence()}
     finally:
         journal.close()
+
+
+def _bytes_of(journal: Journal) -> int:
+    """The size of a journal's file and of its write-ahead log."""
+    return log_bytes(journal.file, "") + log_bytes(journal.file)
 
 
 def _back_up_model(store: Objects, folder: Path, replace_all: bool = False) -> dict[str, object]:
@@ -117,14 +122,17 @@ def _time(text: str) -> float:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description="Upkeep of a live catalogue. Safe beside a running service.")
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Upkeep of a live catalogue. Backup, compaction and erasure may run beside a service; stop it before the others.",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("backup", "write a copy: one file, which may be put in the journal's place, or a backup in a store with removals and the default"),
         ("restore", "bring journals, removals, defaults and versions from a store into a models folder that no service uses"),
         ("compact", "drop operations that later ones of the same items have replaced, old deletes, and places in versions that are gone"),
         ("erase-user", "drop a person's events from all operations; rows that were made of them stay"),
-        ("take-over", "leave sequence numbers out, before a copy of a lost host's journal takes writes"),
+        ("take-over", "skip sequence numbers that a lost host may have used, before this host takes the writes; stop the service first"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--models", type=Path, help="folder of the models (ESPALIER_MODELS)")

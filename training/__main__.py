@@ -365,13 +365,18 @@ def compare(
     at: Annotated[str | None, typer.Option("--time", help="of LOG: column of the times, `file` or `none`")] = None,
     query: Annotated[str | None, typer.Option(help="of LOG: column of the query texts")] = None,
     data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
-    methods: Annotated[str | None, typer.Option(help="comma-separated; docs/judge.md lists them, and fusion:ONE:OTHER is any two")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="comma-separated; docs/judge.md lists them, and fusion:FIRST:SECOND is any two")
+    ] = None,
     minutes: Annotated[
         float, typer.Option(help="time of everything; a method that would see less than half of its data or steps is not judged")
     ] = 5,
     beam: Annotated[str | None, typer.Option(help="serving beams of the tree, comma-separated; 50,200,800, of texts 10,50,200")] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="written after every method; what is there is not run again, but of texts")
+        Path | None,
+        typer.Option(
+            "--json", help="report, written after every method. A later run keeps the methods that it has; of texts it runs all again"
+        ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw recall against ms per query (PNG or SVG)")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the tree is trained")] = "auto",

@@ -1,4 +1,4 @@
-"""The admin routes: versions, trials, and standing exclusions. models/changes.py makes each change, and the audit log records it."""
+"""The admin routes: versions, trials, and removals. models/changes.py makes each change, and the audit log records it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def set_removed(
 
 
 async def removed(request: Request, name: Name, if_none_match: IfChanged = None) -> Response:
-    """The standing exclusions."""
+    """The list of removed items."""
     ids = service_of(request).registry.removed(name)
     tag = await asyncio.to_thread(etag, ids)
     if if_none_match is not None and matches(if_none_match, tag):
@@ -121,7 +121,7 @@ async def restore_item(
 async def _edit_item(
     request: Request, action: str, name: str, item_id: str, edit: Callable[[Ids], Ids | None], condition: Condition
 ) -> Response:
-    """Add the item of the path to the standing exclusions, or remove it."""
+    """Add the item of the path to the removed items, or take it off."""
     check_path_id(request.scope, item_id)
     edited = await _edit(request, action, name, edit, condition, id=item_id)
     unknown = await service_of(request).registry.unknown(name, (item_id,))
@@ -139,7 +139,7 @@ async def _edit_item(
 async def _edit(
     request: Request, action: str, name: str, edit: Callable[[Ids], Ids | None], condition: Condition, replace: bool = False, **extra: Any
 ) -> RemovedChange:
-    """Change the standing exclusions if the condition holds. replace: apart from a condition, the former list does not matter."""
+    """Change the list of removed items if the condition holds. replace: apart from a condition, the former list does not matter."""
     registry = service_of(request).registry
     registry.check_whole(name)
 

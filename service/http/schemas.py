@@ -143,7 +143,7 @@ class CandidateRequest(VersionRequest):
 
 
 class RemovedRequest(StrictBody):
-    ids: Ids = Field(description="All standing exclusions of the model. They replace the former list.")
+    ids: Ids = Field(description="All removed items of the model. They replace the former list.")
 
 
 Behind = Annotated[list[int], Field(description="Process ids of the workers that have not applied this list yet; if none, 200.")]

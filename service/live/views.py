@@ -89,7 +89,7 @@ class View:
         return self.filters.matches(filter, rows)
 
     def is_removed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """bool[W]: whether items are standing exclusions."""
+        """bool[W]: whether items are removed."""
         removed, is_live = self.filters.trained.is_removed(rows), rows >= self.overlay.items
         removed[is_live] = ~self.overlay.shown_R[rows[is_live] - self.overlay.items]
         return removed

@@ -190,7 +190,7 @@ class Registry:
         return [item_id for item_id, row in zip(ids, rows.tolist(), strict=True) if row < 0]
 
     def removed(self, name: str) -> list[str]:
-        """The standing exclusions of a model. Raises ModelNotFound."""
+        """The removed items of a model. Raises ModelNotFound."""
         return list(self.entry(name).removed)
 
     async def drain(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Edits of a model's standing exclusions by several clients: entity tags, conditions and limits.
+"""Edits of a model's list of removed items by several clients: entity tags, conditions and limits.
 
 Knows lists of item ids. Does not know where a list is stored.
 """

@@ -39,7 +39,7 @@ class RequestedItems:
     """The items of `explain_items`, the same for all queries of a request.
 
     rows_W      int64[W]   item rows; −1 if the catalogue does not have the id
-    removed_W   bool[W]    whether the item is a standing exclusion
+    removed_W   bool[W]    whether the item is removed
     filtered_W  bool[W]    whether the request's filter excludes it
     """
 

@@ -123,7 +123,7 @@ def test_the_best_and_the_latest_of_what_is_costly_are_held() -> None:
 def test_the_number_of_trials_is_limited() -> None:
     found = search(lambda o: float(o["a"]), [{"a": 1}], [Option("a", (1, 2), add=1)], NEVER, most_trials=5)
     assert [trial.figure for trial in found.trials] == [1, 2, 3, 4, 5]
-    assert found.ended == "the search's limit left out trials, the first after 5"
+    assert found.ended == "the search reached its limit; trials: 5"
 
 
 def test_a_grid_says_what_it_tries() -> None:
@@ -408,7 +408,7 @@ def test_lists_without_an_order_have_no_distance_direction_or_recency() -> None:
 def test_a_deadline_that_is_over_gives_the_first_start() -> None:
     fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), seconds=0.0))
     assert [trial.options for trial in fitted.trials] == [WIDE]
-    assert fitted.ended == "the search's deadline left out trials, the first after 1"
+    assert fitted.ended == "the search reached its deadline; trials: 1"
 
 
 def options_counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
@@ -447,7 +447,7 @@ def test_with_little_time_options_are_tried_that_weigh_the_same_counts_anew(monk
     assert {tuple(trial.options[name] for name in neighbours.COUNTED) for trial in fitted.trials} == {(50, 0.95, 0.0)}
     for name in ("recency", "back", "column", "row", "power", "shrink", "longest"):
         assert len({trial.options[name] for trial in fitted.trials}) > 1, name
-    assert fitted.ended == "the search's deadline left out trials, the first after 1"
+    assert fitted.ended == "the search reached its deadline; trials: 1"
 
 
 def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -382,7 +382,7 @@ def test_new_leaves_out_the_rows_of_a_damaged_log_and_counts_them(tmp_path: Path
     assert raw["data"]["format"]["bad_rows"] == "skip"
     counts = "wrong number of fields: 1, not utf-8: 1, no item: 1, unreadable timestamp: 1"
     assert f"# - rows that cannot be read are left out, {counts}; without data.format.bad_rows the first one ends" in written
-    assert f"4 rows were left out: {counts}; 196 rows were read" in caplog.messages
+    assert f"rows left out: 4 ({counts}); rows read: 196" in caplog.messages
 
 
 @pytest.mark.parametrize(("every", "is_read"), [(20, True), (18, False)])

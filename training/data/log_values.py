@@ -77,7 +77,7 @@ class BadRows:
             counts_text = f"{left_out:,} of {left_out + self.rows_read:,} rows left out ({by_reason})"
             raise InvalidData(self._key, counts_text, "at most half; the other keys do not fit the file")
         if left_out:
-            log.warning("%d rows were left out: %s; %d rows were read", left_out, by_reason, self.rows_read)
+            log.warning("rows left out: %d (%s); rows read: %d", left_out, by_reason, self.rows_read)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Search:
         is_full = len(self.trials) >= self.most_trials
         if self.trials and (is_full or self.cost_s(options) >= self.deadline.left_s()):
             limit = "limit" if is_full else "deadline"
-            self.ended = self.ended or f"the search's {limit} left out trials, the first after {len(self.trials)}"
+            self.ended = self.ended or f"the search reached its {limit}; trials: {len(self.trials)}"
             return False
         before = self.best.figure if self.trials else float("-inf")
         self.trials.append(Trial(dict(options), self.figure(options)))

@@ -69,7 +69,7 @@ class Running:
         return self.run(search(self.registry.choose("books", version)))
 
     def remove(self, *ids: str) -> list[str]:
-        """Replace the standing exclusions of `books`. Returns the ids that its catalogue does not have."""
+        """Replace the removed items of `books`. Returns the ids that its catalogue does not have."""
         return self.run(self._remove(tuple(dict.fromkeys(ids))))
 
     async def _remove(self, ids: tuple[str, ...]) -> list[str]:
