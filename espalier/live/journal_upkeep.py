@@ -117,9 +117,9 @@ def backup(journal: Journal, to: Path) -> None:
     again. Raises InvalidInput if `to` exists, its folder does not exist, or there is no journal; JournalFull if there is no room.
     """
     if to.exists():
-        raise InvalidInput("--to", str(to), "a file that is not there yet")
+        raise InvalidInput("to", str(to), "a file that is not there yet")
     if not to.parent.is_dir():
-        raise InvalidInput("--to", str(to), "a file in a folder that is there")
+        raise InvalidInput("to", str(to), "a file in a folder that is there")
     reader = open_reader(journal.file)
     if reader is None:
         raise InvalidInput("journal", named(journal.file), "a journal; nothing was ever written to this model")
