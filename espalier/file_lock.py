@@ -30,11 +30,16 @@ def file_lock(path: Path, busy: Exception | None = None) -> Iterator[None]:
 
 
 def try_lock(file: Path, mode: int = 0o644) -> int | None:
-    """Lock a file, which is made if it is missing, until the returned descriptor is closed. None if another process holds the lock."""
+    """Lock a file, which is made if it is missing, until the returned descriptor is closed. None if another process holds the lock.
+
+    Raises OSError if the file cannot be made, or its file system has no locks.
+    """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(descriptor)
-        return None
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
     return descriptor
