@@ -19,6 +19,7 @@
     │   ├── JournalFull       the disk or a quota has no room for the commit; nothing of it was kept
     │   ├── JournalReadOnly   the folder or the file cannot be written to
     │   └── JournalBusy       another process held the lock for too long
+    ├── NoRoom                no node of a tree takes one more live item
     ├── StoreError            models on object storage
     │   ├── StoreUnavailable  not reachable, or it refuses the request
     │   ├── StoreMissing      no such folder, model, version or blob
@@ -125,6 +126,10 @@ class JournalReadOnly(JournalError):
 
 class JournalBusy(JournalError):
     """Another process held the lock for too long."""
+
+
+class NoRoom(EspalierError):
+    """No node of a tree takes one more live item."""
 
 
 class StoreError(EspalierError):

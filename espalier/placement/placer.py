@@ -12,11 +12,15 @@ Legend: B queries, K parents.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError
 from espalier.items import Items
-from espalier.live.operations import ItemBody
+from espalier.label_counts import LabelCounts
+from espalier.live.items import LiveItems
+from espalier.live.operations import ItemBody, Operation
 from espalier.live.overlay import Overlay
 from espalier.manifest import LinearScorer
 from espalier.placement.evidence import Evidence
@@ -47,3 +51,30 @@ class Placer:
         evidence = [result for result in results if isinstance(result, Evidence)]
         candidates = iter(self._placement.place(evidence, catalogue, overlay, search))
         return [next(candidates) if isinstance(result, Evidence) else result for result in results]
+
+    def completed(self, item_id: str, body: ItemBody, table: LiveItems) -> ItemBody:
+        """A body with the item's present fields and training's count of its events, if it has none itself."""
+        entry = table.entry(item_id)
+        if body.fields is None and entry is not None and not entry.is_deleted:
+            body = replace(body, fields=entry.fields)
+        row = self.bundle.items.row_of(item_id)
+        if body.count is None and row >= 0 and self._counts is not None:
+            body = replace(body, count=int(self._counts.counts_I[row]))
+        return body
+
+    @cached_property
+    def _counts(self) -> LabelCounts | None:
+        return self.bundle.label_counts()
+
+
+def needs_placement(bundle: Bundle, operation: Operation) -> bool:
+    """Whether an operation without stored placements needs some in a version.
+
+    That must not depend on earlier operations: a process that follows the journal has applied them, one that replays the last operation of
+    each item has not, and both must have the same placements. A trained item keeps its row if the evidence may be older than the version,
+    because training knew more.
+    """
+    if operation.kind == "delete" or bundle.items.row_of(operation.id) < 0:
+        return operation.kind == "put"
+    is_newer = bundle.manifest.live is not None or operation.at >= bundle.manifest.created.timestamp()
+    return is_newer and operation.body.has_evidence

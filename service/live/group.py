@@ -10,19 +10,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from espalier.errors import EspalierError, InvalidInput, JournalError
+from espalier.errors import EspalierError, InvalidInput, JournalError, NoRoom
 from espalier.live.items import characters_of
 from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
 from espalier.placement.placer import Candidates
+from espalier.placement.slots import Slots
 
 from ..entity_tags import Condition
 from ..errors import CatalogueFull, ItemNotFound
 from ..live.catalogue_types import ALWAYS, NOWHERE, Delete, Outcome, OutcomeKind, Put, tag_of
 from ..live.live_version import LiveVersion
-from ..live.slots import Slots
 
 MAX_CHARACTERS = 1 << 28
 """Most characters of all fields of live and changed items of one model. Every worker holds them in memory."""
@@ -113,6 +113,8 @@ class Group:
                 results.append(self._put(write, write.request) if isinstance(write.request, Put) else self._delete(write, write.request))
             except JournalError:  # the whole transaction has failed
                 raise
+            except NoRoom as error:
+                results.append(Refusal(write, CatalogueFull(str(error))))
             except EspalierError as error:
                 results.append(Refusal(write, error))
         return results

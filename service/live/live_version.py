@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from espalier.bundle import Bundle
 from espalier.engines.stages import ParentsFound, StagedEngine
 from espalier.errors import EspalierError, InvalidData
 from espalier.items import Items
-from espalier.label_counts import LabelCounts
 from espalier.live.fields import Columns
 from espalier.live.filtered import LiveFilters
 from espalier.live.items import LiveItems
@@ -34,14 +32,14 @@ from espalier.live.state import MAX_HANDLES, Change, LiveState
 from espalier.masks.filters import ItemFilters
 from espalier.placement.evidence import finds_by_words
 from espalier.placement.parents import Search
-from espalier.placement.placer import Candidates, Placer
+from espalier.placement.placer import Candidates, Placer, needs_placement
+from espalier.placement.slots import Slots
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
 
 from ..errors import NotReady
 from ..live.catalogue_types import Placed
 from ..live.recent_puts import RecentPuts
-from ..live.slots import Slots
 from ..live.views import View
 
 log = logging.getLogger(__name__)
@@ -173,19 +171,9 @@ class LiveVersion:
                 self.state.skip_to(sequence)
 
     def needs_placements(self, operation: Operation) -> bool:
-        """Whether an operation without placements needs some.
-
-        That must not depend on earlier operations: a process that follows the journal has applied them, one that replays the last operation
-        of each item has not, and both must have the same placements. A trained item keeps its row if the evidence may be older than the
-        version, because training knew more.
-        """
-        if operation.kind != "put" or self.refused is not None or self._dropped or operation.has_expired(time.time()):
-            return False
-        if self.is_trained(operation.id):
-            manifest = self.bundle.manifest
-            is_newer = manifest.live is not None or operation.at >= manifest.created.timestamp()
-            return is_newer and operation.body.has_evidence
-        return True
+        """Whether an operation without placements needs some; see `needs_placement`."""
+        is_applied_here = self.refused is None and not self._dropped
+        return is_applied_here and not operation.has_expired(time.time()) and needs_placement(self.bundle, operation)
 
     def new_placements(self, operations: Sequence[Operation]) -> dict[int, Placements]:
         """Placements of operations by the evidence in their bodies, by sequence; without operations that cannot be placed.
@@ -220,24 +208,8 @@ class LiveVersion:
             if self._placer is None:
                 self._placer = Placer(self.bundle)
             view = self._view
-            bodies = [self._completed(item_id, body) for item_id, body in items]
+            bodies = [self._placer.completed(item_id, body, self.state.table) for item_id, body in items]
             return self._placer.place(bodies, view.items, view.overlay, self.parents)
-
-    def _completed(self, item_id: str, body: ItemBody) -> ItemBody:
-        """A body with the item's present fields and training's count of its events, if it has none itself."""
-        entry = self.state.table.entry(item_id)
-        if body.fields is None and entry is not None and not entry.is_deleted:
-            body = replace(body, fields=entry.fields)
-        count = body.count if body.count is not None else self._trained_count(item_id)
-        return body if count == body.count else replace(body, count=count)
-
-    def _trained_count(self, item_id: str) -> int | None:
-        row = self.bundle.items.row_of(item_id)
-        return None if self._counts is None or row < 0 else int(self._counts.counts_I[row])
-
-    @cached_property
-    def _counts(self) -> LabelCounts | None:
-        return self.bundle.label_counts()
 
     def warm_up(self) -> None:
         """Let the placer compute what it needs of the bundle. To be called before anything is applied."""

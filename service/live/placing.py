@@ -1,6 +1,6 @@
 """Finds the candidate parents of a group's items in every version that serves, before the journal is locked, many items at a time.
 
-Knows writes and versions. Does not know which slots are free (slots.py), nor the journal.
+Knows writes and versions. Does not know which slots are free (group.py), nor the journal.
 """
 
 from __future__ import annotations

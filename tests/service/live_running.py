@@ -14,6 +14,7 @@ from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError, InvalidInput
 from espalier.items import Items
+from espalier.live.items import LiveItems
 from espalier.live.operations import ItemBody
 from espalier.live.overlay import Overlay
 from espalier.live.rows import LiveRow
@@ -47,6 +48,9 @@ class Nearest:
         search: Search,
     ) -> Sequence[Candidates | EspalierError]:
         return [self._place(body, known) for body in items]
+
+    def completed(self, item_id: str, body: ItemBody, table: LiveItems) -> ItemBody:
+        return body
 
     def _place(self, body: ItemBody, known: Items) -> Candidates | EspalierError:
         named = [*body.like, *(str(item) for event in body.events if isinstance(event, list | tuple) for item in event)]

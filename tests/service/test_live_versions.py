@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.errors import JournalReadOnly
+from espalier.errors import JournalReadOnly, NoRoom
 from espalier.live.filtered import LiveFilters
 from espalier.live.fold import write_fold
 from espalier.live.folded_tables import FoldedRows
@@ -23,11 +23,11 @@ from espalier.live.rows import LiveRow
 from espalier.live.state import Change, LiveState
 from espalier.masks.filters import ItemFilters
 from espalier.placement.parents import Parents
-from service.errors import CatalogueFull, NotReady
+from espalier.placement.slots import Slots
+from service.errors import NotReady
 from service.live import live_version
 from service.live.live_version import LiveVersion
 from service.live.replay import replay
-from service.live.slots import Slots
 from service.live.views import View
 from tests.espalier.second_stages import with_tail
 from tests.service.live_running import Nearest, models, open_reference
@@ -262,7 +262,7 @@ def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(vers
     assert near[1] not in (where[0].nodes[0], where[0].nodes[1])
     places += [slots.place(f"more-{i}", where)[0] for i in range(16 * (len(parents) - 2) - 1)]
     assert len({(place.parent, place.slot) for place in places}) == 16 * len(parents) - 1
-    with pytest.raises(CatalogueFull):
+    with pytest.raises(NoRoom):
         slots.place("one-too-many", where)
     operation = Operation(1, "new-3", "put", ItemBody(like=("item-1",)))
     version.apply([operation], {1: (places[3],)})

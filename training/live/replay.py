@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 from espalier.bundle import Bundle
@@ -21,7 +20,8 @@ from espalier.live.journal import Journal
 from espalier.live.operations import Operation
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
-from espalier.placement.placer import Candidates, Placer
+from espalier.placement.placer import Placer, needs_placement
+from espalier.placement.slots import Slots
 
 log = logging.getLogger(__name__)
 
@@ -78,44 +78,25 @@ class _Replay:
                 return True
             except InvalidData as error:
                 log.info("operation %d gets a new placement: %s", operation.sequence, error)
-        is_trained = bool(self.bundle.items.rows_of([operation.id])[0] >= 0)
-        placements: tuple[Placement, ...] = ()
-        if not is_trained or (self.bundle.manifest.live is not None and operation.body.has_evidence):  # else the trained row stays
-            placements = self._place(operation, is_trained)
-        if not placements and not is_trained:
+        placements = self._place(operation) if needs_placement(self.bundle, operation) else ()
+        if not placements and self.bundle.items.row_of(operation.id) < 0:
             self.state.skip_to(operation.sequence)
             return False
         self.state.apply([replace(change, placements=placements)])
         return True
 
-    def _place(self, operation: Operation, is_trained: bool) -> tuple[Placement, ...]:
-        """A leaf in each tree: under the best parent with room, for a trained item its own; empty if its evidence is unusable."""
-        placements = []
-        try:
-            for tree, parents in enumerate(self._candidates(operation)):
-                if not parents.nodes:
-                    return ()
-                best_row = parents.row(parents.nodes[0])
-                choices = chain(parents, ((near, best_row) for near in self.state.near(tree, parents.nodes[0])))
-                parent, row = next(((node, row) for node, row in choices if is_trained or self.state.has_room(tree, node)), (-1, best_row))
-                if parent < 0:
-                    return ()
-                placements.append(Placement(tree, parent, 0 if is_trained else self.state.next_slot(tree, parent), row))
-        except EspalierError as error:
-            log.info("%r: %s", operation.id, error)
-            return ()
-        return tuple(placements)
-
-    def _candidates(self, operation: Operation) -> Candidates:
-        """The parents to choose from, by the item's evidence. Raises the error that `Placer.place` returns."""
+    def _place(self, operation: Operation) -> tuple[Placement, ...]:
+        """A leaf in each tree; empty if the item's evidence is unusable or no parent has room."""
         if self._engine_and_placer is None:
             self._engine_and_placer = open_engine(self.bundle, "cpu"), Placer(self.bundle)
         engine, placer = self._engine_and_placer
-        body, entry, overlay = operation.body, self.state.table.entry(operation.id), self.state.overlay()
-        if body.fields is None and entry is not None and not entry.is_deleted:
-            body = replace(body, fields=entry.fields)
+        table, overlay = self.state.table, self.state.overlay()
         engine.set_overlay(overlay)
-        (candidates,) = placer.place([body], self.state.table, overlay, engine.parents)
-        if isinstance(candidates, EspalierError):
-            raise candidates
-        return candidates
+        try:
+            (candidates,) = placer.place([placer.completed(operation.id, operation.body, table)], table, overlay, engine.parents)
+            if isinstance(candidates, EspalierError):
+                raise candidates
+            return Slots(self.state).place(operation.id, candidates)
+        except EspalierError as error:
+            log.info("%r: %s", operation.id, error)
+            return ()

@@ -1,6 +1,6 @@
 """Assigns slots to the items of one group of operations, before any of them is applied.
 
-Knows candidates and which slots are free. Does not know how candidates are found (espalier.placement).
+Knows candidates and which slots are free. Does not know how candidates are found (placer.py).
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
+from espalier.errors import NoRoom
 from espalier.live.live_tree import late_slot
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import LiveState
 from espalier.placement.parents import Parents
 from espalier.placement.placer import Candidates
-
-from ..errors import CatalogueFull
 
 
 class Slots:
@@ -26,7 +25,7 @@ class Slots:
         self._promised: dict[tuple[int, int], set[int]] = {}
 
     def place(self, item_id: str, candidates: Candidates, late_sequence: int | None = None) -> tuple[Placement, ...]:
-        """An item's placement in each tree: under the best parent with room, at the item's slot if it has one there. Raises CatalogueFull.
+        """An item's placement in each tree: under the best parent with room, at the item's slot if it has one there. Raises NoRoom.
 
         If no candidate has room, the item goes near the best one, with the row for the best one. A trained item keeps its trained leaf, and
         gets the row for its best parent.
@@ -50,7 +49,7 @@ class Slots:
 
     def _choose(self, item_id: str, tree: int, parents: Parents, late_sequence: int | None) -> Placement:
         if not parents.nodes:
-            raise CatalogueFull(f"A search with the evidence of {item_id!r} finds no node of the tree.")
+            raise NoRoom(f"A search with the evidence of {item_id!r} finds no node of the tree.")
         best = parents.nodes[0]
         trained = self._state.trained_leaf_of(item_id, tree)
         if trained is not None:
@@ -64,7 +63,7 @@ class Slots:
             if self._state.has_room(tree, parent, promised):
                 slot = self._state.next_slot(tree, parent, promised) if late_sequence is None else late_slot(late_sequence)
                 return Placement(tree, parent, slot, parents.row(row_parent))
-        raise CatalogueFull(f"No node of the tree has room for {item_id!r}; fold the live catalogue.")
+        raise NoRoom(f"No node of the tree has room for {item_id!r}; fold the live catalogue.")
 
 
 def _row_of(stored: Placement, _: int) -> LiveRow:
