@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.xreg.xmc_quality import quality
+from benchmarks.papers.xreg.xmc_figures import quality
 from espalier.chunks import Chunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.tree import Tree

@@ -38,9 +38,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix, save_npz, vstack
+from scipy.sparse import vstack
 
 from benchmarks.papers.xreg.labelwise_sets import read_weighted
+from benchmarks.papers.xreg.xmc_sets import npz_data, write_npz
+from benchmarks.papers.xreg.xmc_systems import linear_config
 from benchmarks.report_file import command_line
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
@@ -56,8 +58,6 @@ from training.assign.labelwise import Labelwise
 from training.data.csr import Csr, as_rows
 from training.data.xmc import LabelledPoints
 from training.linear.run import fit_and_export
-from training.specification.linear import LinearConfig
-from training.specification.models import SPECIFICATION
 
 K = 1, 3, 5
 SEED = 1
@@ -88,18 +88,11 @@ def fitted(model: str, train: LabelledPoints, test: LabelledPoints, folder: Path
     """A model of the training points, in its own folder. The test points are only for measuring."""
     work = folder / model
     (work / "work").mkdir(parents=True)
-    data = {"format": "npz"}
-    for split_name, points in (("train", train), ("test", test)):
-        for name, matrix in ((split_name, points.points), (f"{split_name}_labels", points.labels)):
-            data[name] = str(work / f"{name}.npz")
-            save_npz(data[name], csr_matrix(matrix), compressed=False)
-    raw = MODELS[model] | {"name": model, "data": data}
+    write_npz(work, train, test)
+    raw = MODELS[model] | {"name": model, "data": npz_data(work)}
     if model.startswith("one-versus-all"):
         raw["tree"] = raw["tree"] | {"max_leaf": max(2, train.labels.shape[1])}
-    config = SPECIFICATION.checked(raw)
-    if not isinstance(config, LinearConfig):
-        raise TypeError(config.kind)
-    return fit_and_export(config, work / "models" / model / "1", work / "work", threads)
+    return fit_and_export(linear_config(raw), work / "models" / model / "1", work / "work", threads)
 
 
 def assigned(bundle: Bundle, points: Csr, per_item: int, rule: Rule, threads: int) -> Relevance:
