@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.papers.product_search.text_sets import Fold, Task
+from benchmarks.report_file import print_row
 from espalier.errors import InvalidConfig
 from espalier.hardware import hardware
 from espalier.metrics import precision_recall_f
@@ -102,7 +103,7 @@ class Report:
         if earlier.get("set", task.name) != task.name:
             raise InvalidConfig("--json", str(file), f"a file of the set {task.name}, not of {earlier['set']}")
         self.content |= {key: value for key, value in earlier.items() if isinstance(value, list)}
-        print("  ".join(f"{key} {value}" for key, value in self.content.items() if not isinstance(value, list)), flush=True)
+        print_row({key: value for key, value in self.content.items() if not isinstance(value, list)})
 
     def rows(self, part: str) -> list[Row]:
         rows: list[Row] = self.content.setdefault(part, [])
@@ -113,7 +114,7 @@ class Report:
 
     def add(self, part: str, row: Row) -> None:
         self.rows(part).append(row)
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        print_row(row)
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             written = self._file.with_suffix(".part")

@@ -43,7 +43,7 @@ from benchmarks.papers.product_search.xrlinear_ours import OURS, STEPS
 from benchmarks.papers.xreg.xmc_figures import quality
 from benchmarks.papers.xreg.xmc_sets import read_set, write_npz
 from benchmarks.papers.xreg.xmc_systems import ONE_THREAD
-from benchmarks.report_file import command_line, write_report
+from benchmarks.report_file import command_line, print_row, write_report
 from espalier.errors import EspalierError
 from training.data.xmc import LabelledPoints
 
@@ -80,7 +80,7 @@ def compare(
             rows.append(row | report)
     for row in rows:
         _beside_the_fastest(row, rows)
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        print_row(row)
     return rows
 
 

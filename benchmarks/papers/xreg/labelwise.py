@@ -32,7 +32,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,10 @@ from scipy.sparse import vstack
 from benchmarks.papers.xreg.labelwise_sets import read_weighted
 from benchmarks.papers.xreg.xmc_sets import npz_data, write_npz
 from benchmarks.papers.xreg.xmc_systems import linear_config
-from benchmarks.report_file import command_line
+from benchmarks.report_file import command_line, print_row, write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
-from espalier.hardware import hardware
 from espalier.queries import QueryBatch
 from espalier.relevance import Relevance
 from espalier.search import SearchParams
@@ -202,7 +200,7 @@ def main() -> None:
         train, test = read_weighted(args.data, args.set)
     except (EspalierError, OSError) as error:
         parser.error(str(error))
-    header = {"set": args.set, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, {args.threads} threads used"}
+    header: Row = {"set": args.set}
     if args.scale:
         rows = scale(train, test, args.points, args.threads)
     else:
@@ -214,10 +212,9 @@ def main() -> None:
     for row in rows:
         if args.scale:
             row |= {"points_a_second": round(row["points"] / row["s"])}
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        print_row(row)
         printed_rows.append(row)
-        if args.json:
-            args.json.write_text(json.dumps(header | {"rows": printed_rows}, indent=1) + "\n")
+        write_report(args.json, header | {"rows": printed_rows}, f"{args.threads} threads used")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,10 @@ from benchmarks.papers.xreg.xmc_baselines import BASELINES, BASELINES_OF_RELEVAN
 from benchmarks.papers.xreg.xmc_figures import Predictions, figures_of
 from benchmarks.papers.xreg.xmc_sets import npz_data, read_set, write_npz
 from benchmarks.papers.xreg.xmc_systems import MODELS, OF_RELEVANCE, ONE_THREAD, configuration, linear_config, name_of
-from benchmarks.report_file import command_line
+from benchmarks.report_file import command_line, print_row, write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
-from espalier.hardware import hardware
 from espalier.queries import QueryBatch
 from espalier.search import NO_ITEM, SearchParams
 from espalier.stacking import Stacking
@@ -178,16 +176,14 @@ def main() -> None:
         train, test = read_set(args.data, args.set, unit=False)
     except EspalierError as error:
         parser.error(str(error))
-    header = {"set": args.set, "beams": beams, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used"}
     rows = _earlier_rows(args.json, args.set, beams)
     for system in systems:
         if system not in {row["system"] for row in rows}:
             rows += rows_of(system, train, test, beams)
-            if args.json:
-                args.json.write_text(json.dumps(header | {"rows": rows}, indent=1) + "\n")
+            write_report(args.json, {"set": args.set, "beams": beams, "rows": rows}, "one thread used")
         for row in rows:
             if row["system"] == system:
-                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+                print_row(row)
 
 
 def _earlier_rows(file: Path | None, name: str, beams: list[int]) -> list[Row]:
