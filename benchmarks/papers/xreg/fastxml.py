@@ -136,14 +136,14 @@ def fit_fastxml(train: LabelledPoints, options: FastXmlOptions, tail: TailClassi
     return FastXml(growing_forest.forest(), train.labels.shape[1], options.bias, tail)
 
 
-def tail_classifiers(train: LabelledPoints, alpha: float = 0.8, gamma: float = 30.0) -> TailClassifiers:
+def tail_classifiers(train: LabelledPoints) -> TailClassifiers:
     """The means of labels' points of length 1 (Eq. 7); labels without points have 0."""
     listed = train.labels.copy()
     listed.data = np.ones_like(listed.data)
     counts_I = np.maximum(np.bincount(listed.indices, minlength=listed.shape[1]), 1)
     listed.data /= counts_I[listed.indices]
     means: Csr = (listed.T @ normalised(train.points)).tocsr().astype(np.float32)
-    return TailClassifiers(means, np.asarray(means.multiply(means).sum(axis=1), np.float32).ravel(), alpha, gamma)
+    return TailClassifiers(means, np.asarray(means.multiply(means).sum(axis=1), np.float32).ravel())
 
 
 class _Growing:
