@@ -96,7 +96,6 @@ class Run:
         self._hidden: list[str] = []
 
     def start(self) -> None:
-        """Start the service and wait until it is ready."""
         self.victim.start()
         self.victim.wait_until_ready()
 

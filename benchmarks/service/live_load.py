@@ -213,7 +213,6 @@ def started(model: Path) -> Iterator[tuple[Process, str]]:
 
 
 def put(connection: HTTPConnection, name: str, item: Item) -> None:
-    """Put an item with its history as its evidence."""
     body = {"events": [next(iter(item.query.values()))]}
     status, _ = exchange(connection, "PUT", f"/models/{name}/items/{item.id}", body, JSON | {"Authorization": f"Bearer {KEY}"})
     if status not in WRITTEN:

@@ -116,7 +116,6 @@ class Process:
         return bool(workers)
 
     def stop_worker(self, rng: random.Random, stopped_s: float) -> None:
-        """Stop a random worker for some seconds."""
         worker = rng.choice(self.workers())
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGSTOP)
@@ -152,7 +151,6 @@ def serving(command: Sequence[str], environment: Mapping[str, str], core: int | 
 
 
 def free_port() -> int:
-    """A free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

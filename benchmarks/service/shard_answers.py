@@ -42,8 +42,6 @@ class SeenAnswer:
 
 @dataclass(frozen=True)
 class Load:
-    """The answers of one phase."""
-
     answered: list[Answered]
 
     @property

@@ -70,7 +70,6 @@ def main() -> None:
 
 
 def measured(model: Path, shards: int, replicas: int, rate: float | None, plan: Plan) -> dict[str, Any]:
-    """All figures of one fleet."""
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder) / "models"
         name = first_version(model, models, shards)
@@ -93,8 +92,6 @@ def log(text: str) -> None:
 
 
 class Measuring:
-    """The phases, one after the other."""
-
     def __init__(
         self,
         fleet: Running,

@@ -121,7 +121,6 @@ def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[s
 
 
 def version_of(body: bytes) -> bytes:
-    """The version that an answer names."""
     return body.partition(b'"version":')[2].partition(b",")[0]
 
 

@@ -156,7 +156,6 @@ def request_of(case: str, document: dict[str, Any]) -> tuple[bytes, int]:
 def measure(
     case: str, server: tuple[Process, int], bodies: list[dict[str, Any]], clients: int, seconds: float, pool: ProcessPoolExecutor
 ) -> dict[str, float]:
-    """One measurement of a case."""
     process, port = server
     requests, sizes = zip(*[request_of(case, body) for body in bodies], strict=True)
     ask = ask_grpc if case == "grpc" else ask_http

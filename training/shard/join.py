@@ -251,7 +251,6 @@ def _changes(*columns: Array) -> NDArray[np.bool_]:
 
 
 def _extend(columns: list[list[Array]], *arrays: Array) -> None:
-    """Put an array at the end of each column."""
     for column, array in zip(columns, arrays, strict=True):
         column.append(array)
 

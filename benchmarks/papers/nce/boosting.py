@@ -76,7 +76,6 @@ class BoostedTrees:
 
 
 def fit_boosted_trees(train: RankingSet, valid: RankingSet | None, config: BoostingConfig) -> BoostedTrees:
-    """Grow the trees."""
     import lightgbm
 
     params = _params(config)

@@ -82,7 +82,6 @@ def paired(first_Q: NDArray[np.float64], second_Q: NDArray[np.float64]) -> dict[
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The summary as tables."""
     lines = ["| function | loss | ERR | NDCG@1 | NDCG@5 | MAP | training, CPU s | paper: ERR, NDCG@1, NDCG@5 |", "|---" * 8 + "|"]
     for name, values in report["summary"]["means"].items():
         function, loss = name.split(", ")

@@ -87,7 +87,6 @@ LAMBDAMART = BoostingConfig(loss="lambdarank", trees=500, row_share=0.8, feature
 
 
 def candidates(function: str, loss: Any, seed: int) -> list[RankerConfig | BoostingConfig | dict[str, Any]]:
-    """The candidate configurations of a function and a loss."""
     pairs = itertools.product
     if function == "rank-svm":
         return [
@@ -125,7 +124,6 @@ def fit(candidate: RankerConfig | BoostingConfig | dict[str, Any], fold: Fold) -
 
 
 def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
-    """Choose among the candidates and measure."""
     best: tuple[float, float, Scores, dict[str, Any]] | None = None
     trials = []
     for candidate in candidates(function, loss, seed):

@@ -96,8 +96,6 @@ def configured(config: DeepConfig, method: str, beam: int, batch: int) -> Window
 
 
 class Trainee:
-    """One method with a model of its own."""
-
     def __init__(self, config: WindowConfig, prepared: Prepared, topology: Topology) -> None:
         self.config, self.topology, self.steps = config, topology, 0
         self.model = build_model(config, topology.tree, prepared).to(topology.device)

@@ -119,7 +119,6 @@ class FastXml:
         return label_BM, score_BM
 
     def arrays(self) -> dict[str, Array]:
-        """The model's arrays, by name."""
         tail = {} if self.tail is None else _rows(self.tail.means)._asdict()
         return self.forest._asdict() | {f"tail_{name}": array for name, array in tail.items()}
 
@@ -147,8 +146,6 @@ def tail_classifiers(train: LabelledPoints) -> TailClassifiers:
 
 
 class _Growing:
-    """A forest that grows."""
-
     def __init__(self, points: Rows, labels: Rows, gain_B: Array, discount_I: Array, features: int, options: FastXmlOptions) -> None:
         self._points, self._labels, self._gain_B, self._discount_I = points, labels, gain_B, discount_I
         self._options = options
@@ -159,7 +156,6 @@ class _Growing:
         self._leaves: list[tuple[Array, Array]] = []
 
     def grow(self, rng: np.random.Generator) -> None:
-        """Add a tree."""
         self._roots.append(len(self._child))
         open_nodes = [(self._node(), np.arange(len(self._gain_B)))]
         while open_nodes:
@@ -194,7 +190,6 @@ class _Growing:
         return None if side_R.all() or not side_R.any() else (side_R, (features[kept_F], weight_F[kept_F].astype(np.float32)))
 
     def forest(self) -> Forest:
-        """The grown forest."""
         feature, weight = _joined(self._weights)
         label, relevance = _joined(self._leaves)
         roots, child = np.array(self._roots), np.array(self._child, np.int32)
