@@ -29,8 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.papers.nce.boosting import BoostingConfig, fit_boosted_trees
-from benchmarks.papers.nce.nce_summary import FIGURES, METHODS, Row, markdown, summary
-from benchmarks.papers.nce.rank_metrics import average_precision, expected_reciprocal_rank
+from benchmarks.papers.nce.nce_summary import FIGURES, METHODS, Row, average_precision, expected_reciprocal_rank, markdown, summary
 from benchmarks.papers.nce.rank_svm import fit_rank_svm
 from benchmarks.report_file import command_line
 from espalier.errors import InvalidData
