@@ -135,7 +135,6 @@ class Run:
         return environment | ({"TRITON_INTERPRET": "1"} if self.mode == "without-gpu" else {}) | {"PYTHONUNBUFFERED": "1"}
 
     def stop(self) -> None:
-        """Kill the running stages."""
         self.ended.set()
         for process in list(self.running):
             end_group(process)

@@ -22,7 +22,7 @@ import torch
 from benchmarks.gpu.graph_models import FORMS, scorer_of
 from benchmarks.gpu.lines import Row
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree
-from benchmarks.service.serving import JSON, request, serving
+from benchmarks.service.serving import JSON, request, serving, settings
 from espalier.engines.linear.chunk_search import L3_HINGE
 from espalier.engines.triton.graph_engine import device_bytes
 from espalier.tree import complete_tree
@@ -49,14 +49,7 @@ def serve(height: int, beam: int, seconds: float, concurrencies: Sequence[int], 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         needed = _models(folder, height, beam)
-        environment = {
-            "ESPALIER_MODELS": str(folder),
-            "ESPALIER_DEVICE": "cuda",
-            "ESPALIER_PRECISION": "float16",
-            "ESPALIER_ADMIN_KEYS": KEY,
-            "ESPALIER_LOG_LEVEL": "WARNING",
-            "ESPALIER_LOAD_TIMEOUT_S": str(ready_s),
-        }
+        environment = settings(folder, device="cuda", precision="float16", admin_keys=KEY, load_timeout_s=ready_s)
         before, begin = _used(), time.perf_counter()
         with serving(["service"], environment, timeout_s=ready_s) as port:
             ready = {"ms": round((time.perf_counter() - begin) * 1e3), "used_mb": _mb(_used() - before)}

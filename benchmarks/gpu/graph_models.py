@@ -166,6 +166,5 @@ def _twice(rank_BC: Tensor) -> Tensor:
 
 
 def items_of(tree: Tree, leaves_BM: Tensor) -> NDArray[np.int64]:
-    """The item rows of leaves."""
     item_rows: NDArray[np.int64] = tree.leaf_item[leaves_BM.cpu().numpy() - tree.leaf_offset]
     return item_rows

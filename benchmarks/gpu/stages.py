@@ -114,7 +114,7 @@ STAGES: tuple[Stage, ...] = (
         ({"items": 1_000_000, "users": 50_000, "batches": [100, 256], "beam": 200, "rounds": 5, "queries": 2000, "depth": 200}, 60),
         ({"items": 100_000, "users": 5_000, "batches": [100], "beam": 200, "rounds": 2, "queries": 320, "depth": 200}, 30),
     ),
-    Stage("fit", "benchmarks.gpu.sample_fit:fit", ({}, 150)),
+    Stage("fit", "benchmarks.gpu.training_steps:fit", ({}, 150)),
     Stage("search-2^16", "benchmarks.gpu.search_speed:search", ({"height": 16, "beams": [50, 400], "batches": [1, 512]}, 30)),
     Stage("search-2^22", "benchmarks.gpu.search_speed:search", ({"height": 22, "beams": [50, 400], "batches": [1, 512]}, 50)),
     Stage(

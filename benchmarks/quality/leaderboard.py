@@ -1,4 +1,4 @@
-"""Methods on one log, seed after seed: the code that `benchmarks.next_item` and `benchmarks.fixed_split` share.
+"""Methods on one log, seed after seed: the code that `benchmarks.next_item`, `benchmarks.fixed_split` and `benchmarks.otm_real` share.
 
 Rows are printed and written at once; methods that are in the JSON are not run again. Besides the rows, the JSON has how each method was
 fitted (`fits`: options, trials, seconds, bytes), why a method was left out, and paired differences at the chosen serving beams.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ from training.specification.deep import DeepConfig
 from training.specification.splits import FileSplit
 
 Row = dict[str, Any]
-CONDITION_KEYS = ("set", "steps", "beams", "minutes", "config")
 LIST_KEYS = ("rows", "fits", "left_out", "differences")
 
 
@@ -70,6 +69,35 @@ def numbers(option: str, text: str) -> list[int]:
     return sorted({int(number) for number in text.split(",")})
 
 
+def begun(options: argparse.Namespace, **conditions: Any) -> tuple[Report, dict[Key, Figures]]:
+    """A report, with what an earlier run wrote to --json, and the figures of each of its queries.
+
+    conditions  of the run, which must be those of the earlier one
+    """
+    header = {"date": datetime.now(UTC).date().isoformat(), "hardware": hardware(), "threads": options.threads}
+    report: Report = header | conditions | {key: [] for key in LIST_KEYS}
+    if options.json is None:
+        return report, {}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    return continued(report, options.json, list(conditions), LIST_KEYS), read_figures(queries_file(options.json))
+
+
+def missing_methods(report: Report, methods: Sequence[str], seeds: int) -> Iterator[tuple[int, list[str]]]:
+    """Each seed with the methods that have no rows of it, if there are any. They are no longer in `left_out`."""
+    completed_runs = {(row["method"], row["seed"]) for row in report["rows"]}
+    for seed in range(1, seeds + 1):
+        missing = [method for method in methods if (method, seed) not in completed_runs]
+        report["left_out"] = [entry for entry in report["left_out"] if entry["seed"] != seed or entry["method"] not in missing]
+        if missing:
+            yield seed, missing
+
+
+def write(options: argparse.Namespace, report: Report, figures: Mapping[Key, Figures]) -> None:
+    if options.json is not None:
+        save_figures(figures, queries_file(options.json))
+        save(report, options.json)
+
+
 def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, metrics: Mapping[str, Metric]) -> Report:
     """The report; its rows are {"method", "seed", "beam_size", "train_seconds", "bytes", …}, with "NAME" and "NAME_se" of each metric.
 
@@ -79,30 +107,10 @@ def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, m
     if options.steps is not None:
         optimiser = config.optimiser.model_copy(update={"steps": min(options.steps, config.optimiser.steps)})
         config = config.model_copy(update={"optimiser": optimiser})
-    report: Report = {
-        "set": name,
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": hardware(),
-        "threads": options.threads,
-        "steps": options.steps,
-        "beams": options.beams,
-        "minutes": options.minutes,
-        "config": without_folders(config),
-        "rows": [],
-        "fits": [],
-        "left_out": [],
-        "differences": [],
-    }
-    figures: dict[Key, Figures] = {}
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        report = continued(report, options.json, CONDITION_KEYS, LIST_KEYS)
-        figures = read_figures(queries_file(options.json))
-    completed_runs = {(row["method"], row["seed"]) for row in report["rows"]}
-    for seed in range(1, options.seeds + 1):
-        missing = [method for method in methods if (method, seed) not in completed_runs]
-        if missing:
-            _run_seed(options, config.model_copy(update={"seed": seed}), log, missing, beams, metrics, report, figures)
+    conditions = {"steps": options.steps, "beams": options.beams, "minutes": options.minutes, "config": without_folders(config)}
+    report, figures = begun(options, set=name, **conditions)
+    for seed, missing in missing_methods(report, methods, options.seeds):
+        _run_seed(options, config.model_copy(update={"seed": seed}), log, missing, beams, metrics, report, figures)
     for difference in report["differences"]:
         print_row(difference)
     return report
@@ -123,7 +131,6 @@ def _run_seed(
         contest = Contest(config, prepare(config, log, Path(folder) / "log"), Path(folder), beams, METHODS)
         pairs = queries_of(contest.prepared.split.test, exclude_seen)
         for method in in_order(methods):
-            report["left_out"] = [left_out for left_out in report["left_out"] if (left_out["method"], left_out["seed"]) != (method, seed)]
             entry = attempted(contest, method, exclude_seen, None if options.minutes is None else 60 * options.minutes)
             if isinstance(entry, str):
                 report["left_out"].append({"method": method, "seed": seed, "reason": entry})
@@ -141,9 +148,7 @@ def _run_seed(
                     report["rows"].append(row | fit_columns | {"queries": len(pairs)})
                     print_row(report["rows"][-1])
             report["differences"] = differences(report["rows"], figures, list(metrics.values()))
-            if options.json is not None:
-                save_figures(figures, queries_file(options.json))
-                save(report, options.json)
+            write(options, report, figures)
 
 
 def main_of(benchmark: Any, parser: argparse.ArgumentParser) -> None:

@@ -107,12 +107,10 @@ class Lessons:
         self._operations: list[Operation] = []
 
     def deleted(self, ids: Sequence[str]) -> None:
-        """Record deleted items."""
         for item_id in ids:
             self._operations.append(Operation(len(self._operations) + 1, item_id, "delete"))
 
     def put(self, item_id: str, body: ItemBody) -> None:
-        """Record an added item."""
         self._operations.append(Operation(len(self._operations) + 1, item_id, "put", body))
 
     def of(self, ids: Sequence[str]) -> Lesson:

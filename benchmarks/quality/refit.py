@@ -15,14 +15,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks import real_logs
 from benchmarks.quality import leaderboard
 from benchmarks.quality.next_item import METRICS, protocol
 from benchmarks.report_file import command_line, print_row, write_report
-from espalier.hardware import hardware
+from training.compare.figures import standard_error
 from training.compare.recipe import fit_recipe
 from training.compare.report import queries_of
 from training.deep.prepare import prepare
@@ -50,12 +49,8 @@ def benchmark(options: argparse.Namespace) -> None:
         difference_B = figures_by_refit[True][name] - figures_by_refit[False][name]
         gain |= {name: float(difference_B.mean()), f"{name}_se": standard_error(difference_B)}
     print_row(gain)
-    header = {"set": real.name, "seed": options.seed, "hardware": hardware(), "threads": options.threads}
+    header = {"set": real.name, "seed": options.seed, "threads": options.threads}
     write_report(options.json, header | {"rows": rows, "gain": gain})
-
-
-def standard_error(values_B: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    return float(values_B.std(ddof=1) / np.sqrt(len(values_B)))
 
 
 def main() -> None:

@@ -21,12 +21,10 @@ import numpy as np
 import orjson
 
 from benchmarks.report_file import SAMPLE, command_line, print_row, write_report
-from benchmarks.service.key_attack import UNREFUSED
-from benchmarks.service.live_load import copied
-from benchmarks.service.serving import serving
+from benchmarks.service.serving import UNREFUSED, copied, retrievals, serving, settings
 from espalier.bundle import Bundle
 from loadtest.cell import recall_at_m
-from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, request_bytes
+from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms
 from loadtest.queries import Query, held_out
 
 M, DEADLINES_MS = 50, (5.0, 10.0, 20.0, 50.0, 100.0)
@@ -47,33 +45,26 @@ def main() -> None:
 def measured(model: Path, seconds: float, rounds: int, beam_size: int) -> list[dict[str, Any]]:
     queries = [query for query in held_out(Bundle.open(model, verify=False)) if query.relevant]
     rows: list[dict[str, Any]] = []
-    with copied(model) as (folder, name):
-        environment = {"ESPALIER_MODELS": str(folder), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "ERROR"}
-        with serving(["service"], environment) as port:
-            address = "127.0.0.1", port
-            usual_requests = requests_of(queries, name, {"m": M, "beam_size": beam_size})
-            closed_loop(address, usual_requests, UNREFUSED, 2)  # warm
-            capacity = sum(run.status == 200 for run in closed_loop(address, usual_requests, UNREFUSED, seconds)) / seconds
-            for load, share in LOADS.items():
-                for timeout_ms in DEADLINES_MS:
-                    requests_of_policy = {
-                        policy: requests_of(queries, name, {"m": M, "beam_size": beam_size, "timeout_ms": timeout_ms, "partial": policy})
-                        for policy in ("allow", "refuse")
-                    }
-                    by_policy: dict[str, list[dict[str, Any]]] = {policy: [] for policy in requests_of_policy}
-                    for number in range(rounds):
-                        for policy, requests in requests_of_policy.items():
-                            by_policy[policy].append(figures(open_loop(address, requests, share * capacity, seconds, number), queries))
-                    for policy, runs in by_policy.items():
-                        means = {figure: float(np.mean([run[figure] for run in runs])) for figure in runs[0] if figure != "statuses"}
-                        statuses = dict(sum((run["statuses"] for run in runs), Counter[str]()))
-                        rows.append({"load": load, "timeout_ms": timeout_ms, "partial": policy, **means, "statuses": statuses})
-                        print_row(rows[-1])
+    with copied(model) as (folder, name), serving(["service"], settings(folder, log_level="ERROR")) as port:
+        address, body = ("127.0.0.1", port), {"model": name, "m": M, "beam_size": beam_size}
+        usual_requests = retrievals(queries, body)
+        closed_loop(address, usual_requests, UNREFUSED, 2)  # warm
+        capacity = sum(run.status == 200 for run in closed_loop(address, usual_requests, UNREFUSED, seconds)) / seconds
+        for load, share in LOADS.items():
+            for timeout_ms in DEADLINES_MS:
+                requests_of_policy = {
+                    policy: retrievals(queries, body | {"timeout_ms": timeout_ms, "partial": policy}) for policy in ("allow", "refuse")
+                }
+                by_policy: dict[str, list[dict[str, Any]]] = {policy: [] for policy in requests_of_policy}
+                for number in range(rounds):
+                    for policy, requests in requests_of_policy.items():
+                        by_policy[policy].append(figures(open_loop(address, requests, share * capacity, seconds, number), queries))
+                for policy, runs in by_policy.items():
+                    means = {figure: float(np.mean([run[figure] for run in runs])) for figure in runs[0] if figure != "statuses"}
+                    statuses = dict(sum((run["statuses"] for run in runs), Counter[str]()))
+                    rows.append({"load": load, "timeout_ms": timeout_ms, "partial": policy, **means, "statuses": statuses})
+                    print_row(rows[-1])
     return rows
-
-
-def requests_of(queries: Sequence[Query], name: str, more: dict[str, Any]) -> list[bytes]:
-    return [request_bytes("/retrieve", {"model": name, "queries": [query.body()]} | more) for query in queries]
 
 
 def figures(answered: Sequence[Answered], queries: Sequence[Query]) -> dict[str, Any]:

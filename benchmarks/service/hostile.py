@@ -24,7 +24,6 @@ from tests.hostile.measuring import Row, line, measure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the attacks. Returns the exit code."""
     parser = command_line(__doc__)
     parser.add_argument("--attacks", help=f"some of them, separated by commas: {', '.join(ATTACKS)}")
     parser.add_argument("--models", type=Path, default=SAMPLE.parents[1], help="folder with debian-depends")
@@ -43,7 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def attack_sample(attack: Attack, models: Path, log: Path) -> Row:
-    """One attack on a new service of the sample."""
     limits = Limits()
     with tempfile.TemporaryDirectory() as temporary:
         if attack.writes:

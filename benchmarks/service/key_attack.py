@@ -27,16 +27,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report_file import SAMPLE, command_line, write_report
-from benchmarks.service.live_load import copied
-from benchmarks.service.serving import serving
+from benchmarks.service.serving import UNREFUSED, copied, retrievals, serving, settings
 from espalier.bundle import Bundle
-from loadtest.loops import closed_loop, open_loop, percentiles_ms, request_bytes, statuses
-from loadtest.queries import Query, held_out
+from loadtest.loops import closed_loop, open_loop, percentiles_ms, statuses
+from loadtest.queries import held_out
 
 SHOP, FLOOD = "shop-key-0123456789", "flood-key-0123456789"
 SHARE, M, CLIENTS, CONNECTIONS = 0.25, 50, 64, 1000
-UNREFUSED = 4
-"""Clients of the closed loop that measures capacity: so few that a worker refuses nothing."""
 KEYS = f"""
 [[keys]]
 name = "shop"
@@ -66,22 +63,17 @@ def main() -> None:
 
 def measured(model: Path, attack: str, seconds: float, rounds: int) -> dict[str, Any]:
     """Medians over rounds of the shop's p99 and goodput, without the attack and beside it."""
-    queries = held_out(Bundle.open(model, verify=False))
-    search = Bundle.open(model, verify=False).manifest.search
+    bundle = Bundle.open(model, verify=False)
+    queries, search = held_out(bundle)[:500], bundle.manifest.search
     with copied(model) as (folder, name), tempfile.TemporaryDirectory() as secrets:
         file = Path(secrets) / "keys.toml"
         file.write_text(KEYS + ("" if attack.startswith("unlimited") else LIMITS))
-        environment = {
-            "ESPALIER_MODELS": str(folder),
-            "ESPALIER_KEYS_FILE": str(file),
-            "ESPALIER_DEVICE": "cpu",
-            "ESPALIER_LOG_LEVEL": "ERROR",
-        }
+        environment = settings(folder, keys_file=file, log_level="ERROR")
         with serving(["service"], environment) as port, ProcessPoolExecutor(1, get_context("spawn")) as pool:
             address = "127.0.0.1", port
-            shop_requests = requests_of(queries, name, SHOP, {"m": M})
+            shop_requests = retrievals(queries, {"model": name, "m": M}, {"Authorization": f"Bearer {SHOP}"})
             flood_limits = {"m": search.max_m, "beam_size": search.max_beam_size} if attack.endswith("expensive") else {"m": M}
-            flood_requests = requests_of(queries, name, FLOOD, flood_limits)
+            flood_requests = retrievals(queries, {"model": name} | flood_limits, {"Authorization": f"Bearer {FLOOD}"})
             clients = CONNECTIONS if attack == "connections" else CLIENTS
             closed_loop(address, shop_requests, UNREFUSED, 2)  # warm
             capacity = sum(response.status == 200 for response in closed_loop(address, shop_requests, UNREFUSED, 4)) / 4
@@ -100,11 +92,6 @@ def measured(model: Path, attack: str, seconds: float, rounds: int) -> dict[str,
     }
     ratio = medians["p99_ms"] / medians["p99_ms_without"]
     return {"attack": attack, "offered_per_s": SHARE * capacity, **medians, "p99_ratio": ratio, "flood_statuses": flood_statuses}
-
-
-def requests_of(queries: Sequence[Query], name: str, key: str, more: dict[str, Any]) -> list[bytes]:
-    headers = {"Authorization": f"Bearer {key}"}
-    return [request_bytes("/retrieve", {"model": name, "queries": [query.body()]} | more, headers) for query in queries[:500]]
 
 
 def shop_figures(address: tuple[str, int], requests: Sequence[bytes], per_s: float, seconds: float, seed: int) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from urllib.parse import quote
 
 from benchmarks.report_file import SAMPLE, command_line, write_report
 from benchmarks.service.history_judge import TRANSIENT, WRITTEN, Event, Logged, Violation, judged, state_of
-from benchmarks.service.serving import Process, connections_to, exchange, request
+from benchmarks.service.serving import Process, connections_to, exchange, request, settings
 from benchmarks.service.shard_fleet import copied_version
 from espalier.bundle import Bundle, find_versions
 
@@ -64,9 +64,9 @@ Ask = Callable[[str, str, Any, Mapping[str, str]], tuple[int, Any]]
 def served_copy(folder: Path, workers: int, log: Path | None = None) -> tuple[Path, Process]:
     """A models folder with a copy of the sample in a folder, and the service over it, not started yet. log: another place for its log."""
     shutil.copytree(SAMPLE.parent, folder / "models" / SAMPLE.parent.name)
-    settings = {"ESPALIER_MODELS": str(folder / "models"), "ESPALIER_DEVICE": "cpu"}
-    settings |= {"ESPALIER_ADMIN_KEYS": KEY, "ESPALIER_WRITE_KEYS": "a-key-that-only-writes"}  # without which writing is off
-    return folder / "models", Process(["service", "--workers", str(workers)], settings, log or folder / "service.log")
+    keys = {"admin_keys": KEY, "write_keys": "a-key-that-only-writes"}  # without which writing is off
+    environment = settings(folder / "models", log_level="INFO", **keys)
+    return folder / "models", Process(["service", "--workers", str(workers)], environment, log or folder / "service.log")
 
 
 class Run:
@@ -96,7 +96,6 @@ class Run:
         self._hidden: list[str] = []
 
     def start(self) -> None:
-        """Start the service and wait until it is ready."""
         self.victim.start()
         self.victim.wait_until_ready()
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -29,10 +27,10 @@ import numpy as np
 
 from benchmarks.report_file import SAMPLE, command_line, write_report
 from benchmarks.service.live_prober import Item, Probed, Prober, items_of, lost_of, percentile_ms
-from benchmarks.service.serving import JSON, Process, connections_to, exchange, samples, serving
+from benchmarks.service.serving import JSON, Process, connections_to, copied, exchange, retrievals, samples, serving, settings
 from espalier.bundle import Bundle
 from espalier_client import Client, Put, RequestFailed
-from loadtest.loops import closed_loop, open_loop, percentiles_ms, request_bytes, statuses
+from loadtest.loops import closed_loop, open_loop, percentiles_ms, statuses
 from loadtest.queries import held_out
 from loadtest.target import Target
 from loadtest.writes import WRITTEN, delete_all
@@ -69,35 +67,16 @@ def main() -> None:
     write_report(options.json, report)
 
 
-@contextmanager
-def copied(model: Path) -> Iterator[tuple[Path, str]]:
-    """A models folder with a copy of a bundle, since its journal lies beside it, and the model's name."""
-    name = Bundle.open(model, verify=False).manifest.name
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(model, Path(folder) / name / model.name)
-        yield Path(folder), name
-
-
-def settings(folder: Path, workers: int) -> dict[str, str]:
-    return {
-        "ESPALIER_MODELS": str(folder),
-        "ESPALIER_WORKERS": str(workers),
-        "ESPALIER_WRITE_KEYS": KEY,
-        "ESPALIER_DEVICE": "cpu",
-        "ESPALIER_LOG_LEVEL": "WARNING",
-    }
-
-
 def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share: float = LOAD_SHARE) -> dict[str, Any]:
     """The figures of both loads, medians of the rounds; counts are sums.
 
     As many retrievals are offered with writes as without: those that ask for the items count.
     """
     queries = held_out(Bundle.open(model, verify=False))
-    with copied(model) as (folder, name), serving(["service"], settings(folder, WORKERS)) as port:
+    with copied(model) as (folder, name), serving(["service"], settings(folder, workers=WORKERS, write_keys=KEY)) as port:
         address = "127.0.0.1", port
         writer = Target(*address, headers={"Authorization": f"Bearer {KEY}"})
-        requests = [request_bytes("/retrieve", {"model": name, "queries": [query.body()], "m": M}) for query in queries]
+        requests = retrievals(queries, {"model": name, "m": M})
         closed_loop(address, requests, CLIENTS, 2)  # warm
         answers = closed_loop(address, requests, CLIENTS, seconds / 2)
         capacity = sum(answer.status == 200 for answer in answers) / (seconds / 2)
@@ -224,7 +203,7 @@ def arriving(model: Path, count: int, per_s: float) -> dict[str, Any]:
 def started(model: Path) -> Iterator[tuple[Process, str]]:
     """A service of a copied bundle, and the model's name."""
     with copied(model) as (folder, name):
-        process = Process(["service"], settings(folder, WORKERS))
+        process = Process(["service"], settings(folder, workers=WORKERS, write_keys=KEY))
         process.start()
         try:
             process.wait_until_ready()
@@ -234,7 +213,6 @@ def started(model: Path) -> Iterator[tuple[Process, str]]:
 
 
 def put(connection: HTTPConnection, name: str, item: Item) -> None:
-    """Put an item with its history as its evidence."""
     body = {"events": [next(iter(item.query.values()))]}
     status, _ = exchange(connection, "PUT", f"/models/{name}/items/{item.id}", body, JSON | {"Authorization": f"Bearer {KEY}"})
     if status not in WRITTEN:
@@ -250,7 +228,7 @@ def bulk(model: Path, count: int) -> dict[str, Any]:
     """Items a second of one bulk into one worker on one core, of new items and of changes of their fields alone."""
     queries = held_out(Bundle.open(model, verify=False))
     cores = sorted(os.sched_getaffinity(0))
-    with copied(model) as (folder, name), serving(["service"], settings(folder, 1), core=cores[0]) as port:
+    with copied(model) as (folder, name), serving(["service"], settings(folder, workers=1, write_keys=KEY), core=cores[0]) as port:
         os.sched_setaffinity(0, set(cores[1:]) or set(cores))
         try:
             with Client(f"http://127.0.0.1:{port}", api_key=KEY, timeout_s=120) as client:

@@ -111,13 +111,11 @@ def measure(case: str, concurrency: int, seconds: float) -> dict[str, Any]:
 
 
 def median(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The medians of several measurements of one case."""
     numbers = {key: float(np.median([row[key] for row in rows])) for key, value in rows[0].items() if isinstance(value, float)}
     return rows[0] | numbers
 
 
 def serve(case: str, port: int) -> None:
-    """Run one of the two servers."""
     listening = listen("127.0.0.1", port)
     if case == "service":
         with tempfile.TemporaryDirectory() as folder:

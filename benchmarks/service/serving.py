@@ -1,6 +1,6 @@
-"""Servers under test in processes of their own, which can be killed, stopped and started again, and single requests to them.
+"""Servers under test in processes of their own, which can be killed, stopped and started again; their settings, and requests to them.
 
-Knows processes, ports and connections. Does not know loads.
+Knows processes, ports, connections and folders of bundles. Does not know loads.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import http.client
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -21,7 +23,13 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from espalier.bundle import Bundle
+from loadtest.loops import request_bytes
+from loadtest.queries import Query
+
 READY_S = 300.0
+UNREFUSED = 4
+"""Clients of a closed loop that measures capacity: so few that a worker refuses nothing."""
 JSON = {"Content-Type": "application/json"}
 PROCESS_DIGITS = 12
 """First digits of an X-Request-Id, which name the process."""
@@ -60,7 +68,7 @@ class Process:
     def wait_until_ready(self, within_s: float = READY_S) -> None:
         """Until /readyz says so. Raises RuntimeError with the end of the log."""
         deadline = time.monotonic() + within_s
-        while get(self.port, "/readyz")[0] != 200:
+        while request(self.port, "GET", "/readyz", timeout_s=10)[0] != 200:
             if not self.is_alive() or time.monotonic() > deadline:
                 log_end = "" if self._log is None else f":\n{self._log.read_text()[-3000:]}"
                 raise RuntimeError(f"{' '.join(self._command)} did not become ready{log_end}")
@@ -108,7 +116,6 @@ class Process:
         return bool(workers)
 
     def stop_worker(self, rng: random.Random, stopped_s: float) -> None:
-        """Stop a random worker for some seconds."""
         worker = rng.choice(self.workers())
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGSTOP)
@@ -144,24 +151,34 @@ def serving(command: Sequence[str], environment: Mapping[str, str], core: int | 
 
 
 def free_port() -> int:
-    """A free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
-def get(port: int, path: str) -> tuple[int, bytes]:
-    """Status and body; status 0 if nobody listens or the answer breaks off."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection, suppress(OSError, http.client.HTTPException):
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    return 0, b""
+@contextmanager
+def copied(model: Path) -> Iterator[tuple[Path, str]]:
+    """A models folder with a copy of a bundle, since its journal lies beside it, and the model's name."""
+    name = Bundle.open(model, verify=False).manifest.name
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(model, Path(folder) / name / model.name)
+        yield Path(folder), name
+
+
+def settings(models: Path, **more: object) -> dict[str, str]:
+    """The environment of a service on a CPU. more: other settings, or other values of these."""
+    values = {"models": models, "device": "cpu", "log_level": "WARNING"} | more
+    return {f"ESPALIER_{name.upper()}": str(value) for name, value in values.items()}
+
+
+def retrievals(queries: Sequence[Query], body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> list[bytes]:
+    """A POST /retrieve of each query. body: what all have besides."""
+    return [request_bytes("/retrieve", {"queries": [query.body()]} | dict(body), headers) for query in queries]
 
 
 def samples(port: int, name: str) -> list[tuple[dict[str, str], float]]:
     """Labels and value of each sample of a metric."""
-    families = text_string_to_metric_families(get(port, "/metrics")[1].decode())
+    families = text_string_to_metric_families(request(port, "GET", "/metrics", timeout_s=10)[1] or "")
     return [(sample.labels, sample.value) for family in families for sample in family.samples if sample.name == name]
 
 

@@ -14,9 +14,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from benchmarks.service.serving import retrievals
 from benchmarks.service.shard_fleet import SHIFT
 from loadtest import cell
-from loadtest.loops import Address, Answered, each_once, percentiles_ms, request_bytes, statuses
+from loadtest.loops import Address, Answered, each_once, percentiles_ms, statuses
 from loadtest.queries import Query
 from loadtest.target import Target
 
@@ -41,8 +42,6 @@ class SeenAnswer:
 
 @dataclass(frozen=True)
 class Load:
-    """The answers of one phase."""
-
     answered: list[Answered]
 
     @property
@@ -89,7 +88,7 @@ def all_answered(address: Address, requests: Sequence[bytes]) -> Load:
 
 
 def requests_of(name: str, queries: Sequence[Query]) -> list[bytes]:
-    return [request_bytes("/retrieve", {"model": name, "queries": [query.body()], "m": M, "timeout_ms": TIMEOUT_MS}) for query in queries]
+    return retrievals(queries, {"model": name, "m": M, "timeout_ms": TIMEOUT_MS})
 
 
 def summarised(body: bytes) -> bytes:

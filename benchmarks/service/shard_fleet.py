@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from aiohttp import ClientError, ClientSession, web
 
-from benchmarks.service.serving import Process
+from benchmarks.service.serving import Process, settings
 from espalier.bundle import Bundle
 
 SHIFT = 0.05
@@ -75,15 +75,14 @@ class Running:
     """
 
     def __init__(self, models: Path, shards: int, replicas: int, logs: Path) -> None:
-        common_settings = {"ESPALIER_DEVICE": "cpu", "ESPALIER_THREADS": "1", "ESPALIER_LOG_LEVEL": "WARNING", "ESPALIER_POLL_S": "0.5"}
         self.replicas: list[list[Process]] = []
         for shard in range(shards):
-            settings = common_settings | {"ESPALIER_MODELS": str(shards_folder(models)), "ESPALIER_SHARD": str(shard)}
-            self.replicas.append([Process(["service"], settings, logs / f"shard-{shard}-{replica}.log") for replica in range(replicas)])
+            environment = settings(shards_folder(models), threads=1, poll_s=0.5, shard=shard)
+            self.replicas.append([Process(["service"], environment, logs / f"shard-{shard}-{replica}.log") for replica in range(replicas)])
         self.proxy = Proxy(self.replicas[0][-1].url)
-        addresses = [process.url for settings in self.replicas for process in settings if process is not self.replicas[0][-1]]
+        addresses = [process.url for process in self.all if process is not self.replicas[0][-1]]
         router = ["service.router", "--shards", ",".join([*addresses, self.proxy.url])]
-        self.router = Process(router, common_settings | {"ESPALIER_MODELS": str(models)}, logs / "router.log")
+        self.router = Process(router, settings(models, threads=1, poll_s=0.5), logs / "router.log")
 
     @property
     def all(self) -> list[Process]:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report_file import SAMPLE, command_line, write_report
-from benchmarks.service.serving import Process, samples, serving, wait_for
+from benchmarks.service.serving import Process, samples, serving, settings, wait_for
 from benchmarks.service.shard_answers import Load, M, SeenAnswer, all_answered, is_mixed, recall, requests_of, summarised, went_back
 from benchmarks.service.shard_fleet import Mood, Running, first_version, next_version, running, started
 from espalier.bundle import Bundle
@@ -70,14 +70,12 @@ def main() -> None:
 
 
 def measured(model: Path, shards: int, replicas: int, rate: float | None, plan: Plan) -> dict[str, Any]:
-    """All figures of one fleet."""
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder) / "models"
         name = first_version(model, models, shards)
         queries = held_out(Bundle.open(models / name / "1", verify=False))
         log("bundle alone")
-        settings = {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "WARNING"}
-        with serving(["service"], settings) as port:
+        with serving(["service"], settings(models)) as port:
             single_service_recall = recall(("127.0.0.1", port), name, queries)
         log(f"{shards} shards × {replicas} replicas start")
         with running(models, shards, replicas, Path(folder)) as fleet, ProcessPoolExecutor(1, get_context("spawn")) as pool:
@@ -94,8 +92,6 @@ def log(text: str) -> None:
 
 
 class Measuring:
-    """The phases, one after the other."""
-
     def __init__(
         self,
         fleet: Running,

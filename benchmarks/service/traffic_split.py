@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report_file import SAMPLE, command_line, write_report
-from benchmarks.service.key_attack import UNREFUSED
-from benchmarks.service.serving import JSON, request, serving
+from benchmarks.service.serving import JSON, UNREFUSED, request, serving, settings
+from benchmarks.service.shard_fleet import copied_version
 from espalier.bundle import Bundle
 from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, request_bytes
 from loadtest.queries import held_out
@@ -53,10 +53,7 @@ def two_versions(model: Path) -> Iterator[tuple[Path, str]]:
     name = Bundle.open(model, verify=False).manifest.name
     with tempfile.TemporaryDirectory() as folder:
         for version in (1, 2):
-            version_folder = Path(folder) / name / str(version)
-            shutil.copytree(model, version_folder)
-            manifest = json.loads((version_folder / "manifest.json").read_text())
-            (version_folder / "manifest.json").write_text(json.dumps(manifest | {"version": version}))
+            copied_version(model, Path(folder) / name / str(version), {"version": version}, shutil.copy2)
         (Path(folder) / name / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1, 2], "default": 1}))
         yield Path(folder), name
 
@@ -64,13 +61,7 @@ def two_versions(model: Path) -> Iterator[tuple[Path, str]]:
 def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[str, Any]:
     queries = held_out(Bundle.open(model, verify=False))
     with two_versions(model) as (folder, name):
-        environment = {
-            "ESPALIER_MODELS": str(folder),
-            "ESPALIER_WORKERS": str(WORKERS),
-            "ESPALIER_ADMIN_KEYS": KEY,
-            "ESPALIER_DEVICE": "cpu",
-            "ESPALIER_LOG_LEVEL": "ERROR",
-        }
+        environment = settings(folder, workers=WORKERS, admin_keys=KEY, log_level="ERROR")
         with serving(["service"], environment) as port, ThreadPoolExecutor(1) as pool:
             address = "127.0.0.1", port
             users = [f"user-{number}" for number in range(USERS)]
@@ -130,7 +121,6 @@ def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[s
 
 
 def version_of(body: bytes) -> bytes:
-    """The version that an answer names."""
     return body.partition(b'"version":')[2].partition(b",")[0]
 
 

@@ -41,8 +41,8 @@ import numpy as np
 import orjson
 
 from benchmarks.report_file import SAMPLE, command_line, print_row, write_report
-from benchmarks.service.live_load import copied, cpu_ms
-from benchmarks.service.serving import Process, free_port
+from benchmarks.service.live_load import cpu_ms
+from benchmarks.service.serving import Process, copied, free_port, settings
 from benchmarks.service.wire_prototypes import CASES, METHOD, NEEDED, messages, serve
 from espalier.bundle import Bundle
 from loadtest.loops import closed_loop, request_bytes
@@ -122,9 +122,9 @@ def measured(model: Path, engine: str, seconds: float, rounds: int) -> list[dict
 
 def server(case: str, engine: str, folder: Path, running: ExitStack) -> tuple[Process, int]:
     """A ready server, and the port that clients use."""
-    environment = {"ESPALIER_MODELS": str(folder), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "ERROR"}
     grpc_port = free_port()
-    process = Process(["benchmarks.wire_formats", "--serve", case, "--engine", engine, "--grpc-port", str(grpc_port)], environment)
+    command = ["benchmarks.wire_formats", "--serve", case, "--engine", engine, "--grpc-port", str(grpc_port)]
+    process = Process(command, settings(folder, log_level="ERROR"))
     process.start()
     running.callback(process.end)
     process.wait_until_ready()
@@ -156,7 +156,6 @@ def request_of(case: str, document: dict[str, Any]) -> tuple[bytes, int]:
 def measure(
     case: str, server: tuple[Process, int], bodies: list[dict[str, Any]], clients: int, seconds: float, pool: ProcessPoolExecutor
 ) -> dict[str, float]:
-    """One measurement of a case."""
     process, port = server
     requests, sizes = zip(*[request_of(case, body) for body in bodies], strict=True)
     ask = ask_grpc if case == "grpc" else ask_http

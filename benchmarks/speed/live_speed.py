@@ -104,7 +104,6 @@ def overlays(bundle: Bundle, live: list[int], live_state: StateOf = with_live_it
 
 
 def overlay_after_deletes(bundle: Bundle, count: int) -> Overlay:
-    """The overlay after all live items were deleted again."""
     state = with_placed_items(bundle, count)
     state.apply([Change(count + number, f"new-{number}", "delete") for number in range(1, count + 1)])
     return state.overlay()

@@ -59,7 +59,6 @@ def compared(before: list[float], after: list[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run both sides in turn, print and write."""
     parser = command_line(__doc__)
     parser.add_argument("--before", type=Path, required=True, help="the other checkout")
     parser.add_argument("--pairs", type=int, default=10, help="at least 2")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from benchmarks.papers.nce.rank_metrics import average_precision, expected_reciprocal_rank
+from benchmarks.papers.nce.nce_summary import average_precision, expected_reciprocal_rank
 from benchmarks.papers.otm.regret import regret_at_m
 from espalier.errors import InvalidData
 from espalier.manifest import MAX_KNOTS, Calibration, Ranking

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.service.serving import free_port, get
+from benchmarks.service.serving import free_port, request
 from tests import ROOT
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -114,7 +114,7 @@ def attacked(
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (descriptors, descriptors))
         Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")  # where memory ends all the same, this process goes first
         give_up = time.monotonic() + timeout_s
-        while get(port, "/readyz")[0] != 200:
+        while request(port, "GET", "/readyz", timeout_s=10)[0] != 200:
             if not service.alive() or time.monotonic() > give_up:
                 raise RuntimeError(f"the service did not become ready: {log.read_text()[-2000:]}")
             time.sleep(0.05)

@@ -1,6 +1,8 @@
-"""Small interaction logs, tasks for baselines, and their time, made without a file."""
+"""Small interaction logs, tasks for baselines, and their time."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +46,14 @@ def task_of(
     pairs = halves(log, np.array(validation, np.int64), seed=1)
     split = Split(log, np.array(train, np.int64), validation=pairs, test=(), config=UserSplit())
     return Task(split, ItemTable.build(pa.table({"id": log.item_ids})), Metric("recall", m), exclude_seen, InstanceConfig(), 1, seconds)
+
+
+def written_log(file: Path) -> Path:
+    """Events of 120 users, 30 each, of 60 items of which few are often used."""
+    rng = np.random.default_rng(2)
+    lines = [f"u{u},i{i},{t}" for u in range(120) for t, i in enumerate(rng.zipf(1.6, 30) % 60)]
+    file.write_text("\n".join(["user,item,time", *lines]) + "\n")
+    return file
 
 
 class Clock:

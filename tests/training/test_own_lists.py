@@ -18,6 +18,7 @@ from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 from espalier.search import NO_ITEM
 from tests.training.commands import command
+from tests.training.logs import written_log
 from training.baselines.own_lists import listed_method
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split
@@ -31,10 +32,7 @@ LAST = '[data.split]\nkind = "last"\n'
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(2)
-    lines = [f"u{u},i{i},{t}" for u in range(120) for t, i in enumerate(rng.zipf(1.6, 30) % 60)]
-    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
-    assert command("new", "log.csv", "--out", "log.toml").status == 0
+    assert command("new", written_log(tmp_path / "log.csv"), "--out", "log.toml").status == 0
     return tmp_path / "log.toml"
 
 

@@ -15,6 +15,7 @@ from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 from espalier.search import NO_ITEM
 from tests.training.commands import command
+from tests.training.logs import written_log
 from training.baselines.own_method import _answer_rows, own_method
 from training.compare.compare import CompareOptions
 
@@ -35,16 +36,15 @@ half_done = object()
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "my_methods.py").write_text(METHOD)
+    (tmp_path / "failing.py").write_text("1 / 0\n")
+    written_log(tmp_path / "log.csv")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "my_methods", raising=False)
     return "my_methods"
 
 
-def test_it_is_measured_as_the_baseline_that_it_equals(module: str, tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    lines = [f"u{u},i{i},{t}" for u in range(120) for t, i in enumerate(rng.zipf(1.6, 30) % 60)]
-    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
+def test_it_is_measured_as_the_baseline_that_it_equals(module: str) -> None:
     outcome = command("compare", "log.csv", "--methods", "popularity", "--own", f"{module}:Popular", "--json", "report.json")
     assert outcome.status == 0, outcome.err
     rows = {row["method"]: row["figures"] for row in json.loads(Path("report.json").read_text())["rows"]}
@@ -52,8 +52,7 @@ def test_it_is_measured_as_the_baseline_that_it_equals(module: str, tmp_path: Pa
         assert rows["Popular"][metric]["mean"] == pytest.approx(figure["mean"], abs=0.02), metric  # ties have another order
 
 
-def test_what_it_needs_is_measured_before_others(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "log.csv").write_text("user,item,time\n" + "".join(f"u{u},i{i},{i}\n" for u in range(20) for i in range(12)))
+def test_what_it_needs_is_measured_before_others(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def noted(given: CompareOptions, _: object) -> None:
@@ -82,15 +81,18 @@ def test_answers_are_cut_to_what_the_log_has() -> None:
     assert _answer_rows(Fixed(), items, queries, m=2, exclude_seen=False).tolist() == [[2, 0], [2, 0]]
 
 
-def test_a_module_that_fails_is_named(module: str, tmp_path: Path) -> None:
-    (tmp_path / "my_methods.py").write_text("1 / 0\n")
-    with pytest.raises(InvalidConfig, match=r"expected module:name .*ZeroDivisionError"):
-        own_method("--own", f"{module}:Popular")
-
-
-@pytest.mark.parametrize("where", ["my_methods:Unknown", "no_such_module:X", "my_methods", "my_methods:half_done"])
-def test_what_cannot_be_used_is_named(module: str, where: str) -> None:
-    with pytest.raises(InvalidConfig, match=f"--own: got '{where}', expected module:name"):
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ("my_methods:Unknown", " .AttributeError"),
+        ("no_such_module:X", " .ModuleNotFoundError"),
+        ("my_methods", " .AttributeError"),
+        ("my_methods:half_done", ""),
+        ("failing:X", " .ZeroDivisionError"),
+    ],
+)
+def test_what_cannot_be_used_is_named(module: str, where: str, reason: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"--own: got '{where}', expected module:name of .* `recommend`{reason}"):
         own_method("--own", where)
 
 
@@ -107,9 +109,6 @@ def test_a_method_that_fails_is_named_and_the_others_are_measured(module: str, t
     (tmp_path / "my_methods.py").write_text(
         METHOD + "\nclass Broken(Popular):\n    def recommend(self, histories, m):\n        return {}[m]\n"
     )
-    rng = np.random.default_rng(2)
-    lines = [f"u{u},i{i},{t}" for u in range(60) for t, i in enumerate(rng.integers(0, 40, 20))]
-    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
     outcome = command("compare", "log.csv", "--methods", "popularity", "--own", f"{module}:Broken", "--json", "report.json")
     assert outcome.status == 0, outcome.err
     report = json.loads(Path("report.json").read_text())
@@ -119,7 +118,6 @@ def test_a_method_that_fails_is_named_and_the_others_are_measured(module: str, t
 
 def test_a_name_that_is_taken_is_refused(module: str, tmp_path: Path) -> None:
     (tmp_path / "my_methods.py").write_text(METHOD + "\npopularity = Popular()\n")
-    (tmp_path / "log.csv").write_text("user,item,time\n" + "".join(f"u{u},i{i},{i}\n" for u in range(20) for i in range(12)))
     for own in (["--own", f"{module}:popularity"], ["--own", f"{module}:Popular", "--own", f"{module}:Popular"]):
         outcome = command("compare", "log.csv", "--methods", "popularity", *own)
         assert outcome.status == 1
@@ -130,9 +128,6 @@ def test_an_interrupt_leaves_what_was_done_and_says_so_in_the_exit_code(module: 
     (tmp_path / "my_methods.py").write_text(
         METHOD + "\nclass Endless(Popular):\n    def recommend(self, histories, m):\n        raise KeyboardInterrupt\n"
     )
-    rng = np.random.default_rng(2)
-    lines = [f"u{u},i{i},{t}" for u in range(60) for t, i in enumerate(rng.integers(0, 40, 20))]
-    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
     own = ["--own", f"{module}:Popular", "--own", f"{module}:Endless"]
     outcome = command("compare", "log.csv", "--methods", "popularity", *own, "--json", "report.json")
     assert (outcome.status, "interrupted: methods that are missing were not run" in outcome.out) == (130, True)

@@ -30,7 +30,6 @@ def fit_popularity(interactions: Interactions, users: Int64) -> Popularity:
 
 
 def popularity(task: Task) -> Fitted:
-    """The popularity of training users' items; it has no options."""
     begin = time.perf_counter()
     fitted = fit_popularity(task.split.lists, task.split.train)
     return Fitted(fitted.rank, {}, fitted.best_I.nbytes, time.perf_counter() - begin)

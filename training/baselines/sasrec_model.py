@@ -132,8 +132,6 @@ class SasRec:
 
 
 class Network(nn.Module):
-    """The trained network."""
-
     def __init__(self, item_ID: Tensor, config: SasRecConfig) -> None:
         super().__init__()
         self.item_ID = nn.Parameter(item_ID)

@@ -186,7 +186,6 @@ def show_methods(report: Report) -> None:
 
 
 def show_segments(report: Report) -> None:
-    """Print each method's figures by segment, at its chosen beam."""
     for row in report["rows"]:
         if "segments" not in row:
             continue

@@ -41,7 +41,6 @@ class Figures:
 
     @property
     def mean_C(self) -> NDArray[np.float64]:
-        """The mean at each cut."""
         mean_C: NDArray[np.float64] = np.maximum(self.figure_CB.mean(1), LEAST_MEAN)
         return mean_C
 

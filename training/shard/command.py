@@ -1,7 +1,9 @@
 """`espalier shard`: cuts a bundle, or shards of one, into shards OUT/INDEX/VERSION.
 
 A layout is complete when every index has its shard. Shards are written into a hidden folder, and renamed when all are verified. A killed
-run leaves no shard or some of them; the next run writes the missing ones.
+run leaves no shard or some of them; the next run writes the missing ones. Golden queries are those of the bundle that is cut.
+
+Legend: B queries, L levels, S state.
 """
 
 from __future__ import annotations
@@ -11,16 +13,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from espalier.bundle import Bundle, find_versions, versions_in
 from espalier.bundle_writer import make_folder
+from espalier.checks.golden import HISTORY_ROWS, STATES, golden_queries
 from espalier.durable import flush
-from espalier.errors import BundleExists, InvalidConfig
+from espalier.engines.encoder import QueryEncoder
+from espalier.engines.reference import ReferenceEngine
+from espalier.engines.stages import GivenQueries
+from espalier.errors import BundleExists, InvalidConfig, UnsupportedGraph
+from espalier.manifest import GraphScorer
+from espalier.queries import HistoryKind, QueryBatch
 from espalier.shards.cut import Cut
 
+from ..golden import answered_anew
 from ..publish import publish, scratch
-from ..shard.golden import golden_of_shards
 from ..shard.join import is_folder_of_shards, joined, shards_in
 
 log = logging.getLogger(__name__)
@@ -126,3 +136,37 @@ def put(hidden: Path, out: Path, version: int, indices: list[int]) -> list[Bundl
         flush(path.parent)
         bundles.append(Bundle.open(path, verify=False))
     return bundles
+
+
+# -- golden queries ------------------------------------------------------------------------------------------------------
+
+
+def golden_of_shards(bundle: Bundle) -> Callable[[Bundle], pa.Table]:
+    """A function from a shard to its golden table with the reference engine's answers. bundle: whole, or the single shard of one.
+
+    If scorers are graphs, the table also has the queries' states, and the item rows of histories, which a shard needs to read them.
+    """
+    golden, kind = bundle.golden(), bundle.manifest.query
+    queries = golden_queries(bundle, golden)
+    if not isinstance(queries, GivenQueries) and isinstance(bundle.manifest.scorer, GraphScorer):
+        queries = GivenQueries(queries.kind, queries.rows, encoded(bundle, queries))
+
+    def answered(shard: Bundle) -> pa.Table:
+        table = answered_anew(golden, shard, queries)
+        if not isinstance(queries, GivenQueries) or queries.states_BLS is None:
+            return table
+        if isinstance(kind, HistoryKind):
+            table = table.append_column(HISTORY_ROWS, pa.array([row[row >= 0] for row in queries.array], pa.list_(pa.int64())))
+        flat = [states_LS.ravel() for states_LS in queries.states_BLS]
+        return table.append_column(STATES, pa.array(flat, pa.list_(pa.float32())))
+
+    return answered
+
+
+def encoded(bundle: Bundle, queries: QueryBatch) -> NDArray[np.float32]:
+    """float32[B, L, S]: the states of queries, by ONNX Runtime if possible: it maps node rows, which may exceed the memory."""
+    try:
+        encoder = QueryEncoder.open(bundle)
+    except UnsupportedGraph:
+        return ReferenceEngine(bundle).states(queries)
+    return encoder.states(queries.array, [0] * len(queries))

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle, find_versions, versions_in
 from espalier.bundle_files import Gathered
 from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
+from espalier.checks.golden import HISTORY_ROWS, STATES
 from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import BundleCorrupt, BundleNotFound
 from espalier.items import ItemTable
@@ -33,7 +35,6 @@ from espalier.tail import Tail
 from espalier.tree import EMPTY_LEAF, Tree
 
 from ..arrays import Array, Int64
-from ..shard.golden import unanswered_golden
 
 
 def is_folder_of_shards(model: Path) -> bool:
@@ -88,7 +89,7 @@ def joined(shards: Sequence[Bundle], folder: Path) -> Bundle:
     scratch.mkdir(parents=True)
     table = ItemTable.joined([shard.items for shard in shards], items)
     whole = ShardParts(np.arange(info.items), tuple(tree.node_N for tree in trees))
-    content = replace(content_of(first), items=table, golden=unanswered_golden(first), shard=whole)
+    content = replace(content_of(first), items=table, golden=_unanswered(first), shard=whole)
     if isinstance(content, GraphContent):
         memories = [shard.memory for shard in shards if shard.memory is not None]
         memory = joined_memory(memories, items, scratch) if memories else None
@@ -99,6 +100,13 @@ def joined(shards: Sequence[Bundle], folder: Path) -> Bundle:
     fields = {name: getattr(first.manifest, name) for name in ManifestDraft.model_fields}
     only = info.model_copy(update={"index": 0, "count": 1})
     return write_bundle(folder / "0" / str(info.version), ManifestDraft(**fields | {"shard": only}), content, check_padding=False)
+
+
+def _unanswered(shard: Bundle) -> pa.Table:
+    """The golden queries of a shard without their answers."""
+    golden = shard.golden()
+    columns = (shard.manifest.query.kind, "beam_size", "m", HISTORY_ROWS, STATES)
+    return golden.select([name for name in columns if name in golden.column_names])
 
 
 def _joined_linear(content: LinearContent, shards: Sequence[Bundle], trees: Sequence[JoinedTree], scratch: Path) -> LinearContent:
@@ -243,7 +251,6 @@ def _changes(*columns: Array) -> NDArray[np.bool_]:
 
 
 def _extend(columns: list[list[Array]], *arrays: Array) -> None:
-    """Put an array at the end of each column."""
     for column, array in zip(columns, arrays, strict=True):
         column.append(array)
 

@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier.errors import InvalidConfig
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
 from training.rankers.choice_models import elimination_loss, plackett_luce_loss, random_order
@@ -61,28 +60,6 @@ class BoostingConfig:
     seed: int = 1
     threads: int = 1
 
-    def __post_init__(self) -> None:
-        if self.loss not in ("elimination", "plackett-luce", "lambdarank"):
-            raise InvalidConfig("loss", self.loss, "elimination, plackett-luce or lambdarank")
-        for name, least in (
-            ("trees", 1),
-            ("leaves", 2),
-            ("least_rows", 1),
-            ("patience", 1),
-            ("validate_at", 1),
-            ("threads", 1),
-            ("seed", 0),
-        ):
-            if getattr(self, name) < least:
-                raise InvalidConfig(name, getattr(self, name), f"at least {least}")
-        for name in ("row_share", "feature_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InvalidConfig(name, getattr(self, name), "above 0 and at most 1")
-        if not 0 < self.learning_rate < math.inf:
-            raise InvalidConfig("learning_rate", self.learning_rate, "a positive number")
-        if not 0 <= self.l2 < math.inf:
-            raise InvalidConfig("l2", self.l2, "at least 0")
-
 
 @dataclass(frozen=True)
 class BoostedTrees:
@@ -99,7 +76,6 @@ class BoostedTrees:
 
 
 def fit_boosted_trees(train: RankingSet, valid: RankingSet | None, config: BoostingConfig) -> BoostedTrees:
-    """Grow the trees."""
     import lightgbm
 
     params = _params(config)

@@ -29,8 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.papers.nce.boosting import BoostingConfig, fit_boosted_trees
-from benchmarks.papers.nce.nce_summary import FIGURES, METHODS, Row, markdown, summary
-from benchmarks.papers.nce.rank_metrics import average_precision, expected_reciprocal_rank
+from benchmarks.papers.nce.nce_summary import FIGURES, METHODS, Row, average_precision, expected_reciprocal_rank, markdown, summary
 from benchmarks.papers.nce.rank_svm import fit_rank_svm
 from benchmarks.report_file import command_line
 from espalier.errors import InvalidData
@@ -87,7 +86,6 @@ LAMBDAMART = BoostingConfig(loss="lambdarank", trees=500, row_share=0.8, feature
 
 
 def candidates(function: str, loss: Any, seed: int) -> list[RankerConfig | BoostingConfig | dict[str, Any]]:
-    """The candidate configurations of a function and a loss."""
     pairs = itertools.product
     if function == "rank-svm":
         return [
@@ -125,7 +123,6 @@ def fit(candidate: RankerConfig | BoostingConfig | dict[str, Any], fold: Fold) -
 
 
 def run(function: str, loss: str, fold: Fold, seed: int) -> Row:
-    """Choose among the candidates and measure."""
     best: tuple[float, float, Scores, dict[str, Any]] | None = None
     trials = []
     for candidate in candidates(function, loss, seed):

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.svm import LinearSVC
 
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import InvalidData
 from training.data.ranking_set import RankingSet
 from training.rankers.fit import Ranker
 from training.rankers.rank_functions import LinearFunction
@@ -33,8 +33,6 @@ def fit_rank_svm(train: RankingSet, cost: float, scaling: Scaling = "z-score", m
 
     Raises InvalidData where no query has items of different grades.
     """
-    if not cost > 0:
-        raise InvalidConfig("cost", cost, "a positive number")
     pairs_P2 = better_and_worse(train)
     if len(pairs_P2) == 0:
         raise InvalidData("train.grades_R", "equal grades in every query", "a query with items of different grades")

@@ -29,13 +29,11 @@ also at γ = 0.5. Rows are written after every method, and what is there is not 
 from __future__ import annotations
 
 import argparse
-import logging
 import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +43,14 @@ import torch
 from benchmarks import real_logs
 from benchmarks.papers.otm.otm_real_report import MS, Row, markdown, measured, plot_curves, print_rows, recall_change
 from benchmarks.papers.otm.otm_real_trees import TREES, Run, is_tree, method_config, tree_rows
+from benchmarks.quality import leaderboard
 from benchmarks.report_file import command_line
-from espalier.errors import EspalierError, InvalidConfig
-from espalier.hardware import hardware
+from espalier.errors import InvalidConfig
 from training.baselines.methods import METHODS as BASELINES
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
 from training.compare.contest import RECIPE, Contest, Entry, attempted, checked_names
 from training.compare.figures import Figures, answered, figures_of
-from training.compare.report import Key, continued, differences, fit_of, queries_file, read_figures, save, save_figures
+from training.compare.report import Key, differences, fit_of
 from training.data.splits import without_seen
 from training.deep.fit import use_bfloat16
 from training.deep.prepare import prepare
@@ -148,21 +146,20 @@ def _beams(text: str) -> list[int]:
         raise InvalidConfig("--beams", text, "whole numbers and `all`, comma-separated") from error
 
 
-def parsed() -> argparse.Namespace:
+def command() -> argparse.ArgumentParser:
     parser = command_line(__doc__)
     real_logs.add_arguments(parser)
     parser.add_argument("--methods", default="otm-robust,tdm,item-cf", help=f"some of {', '.join(METHODS)}")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 1 … N")
     parser.add_argument("--beams", default="50,200,800", help="serving beams, comma-separated, ascending; `all` for all leaves")
     parser.add_argument("--steps", type=int, help="at most so many steps, for a quick look")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--minutes", type=float, help="at most so many for choosing and training each method but the papers' trees")
     parser.add_argument("--export", type=Path, metavar="DIR", help="write the tree methods' bundles to DIR/SET-METHOD/SEED")
     parser.add_argument("--plot", type=Path, help="recall over the serving beam (PNG or SVG)")
     parser.add_argument(
         "--markdown", type=Path, help="a table, means over seeds; `change` is that of recall@200 against the best smaller beam"
     )
-    return parser.parse_args()
+    return parser
 
 
 def checked_methods(text: str, config: DeepConfig) -> list[str]:
@@ -195,39 +192,18 @@ def seed_rows(
 
 
 def benchmark(args: argparse.Namespace) -> None:
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("training").setLevel(logging.INFO)
     beams, real = _beams(args.beams), real_logs.load(args)
     methods = checked_methods(args.methods, real.config)
-    for file in (args.json, args.plot, args.markdown):
+    for file in (args.plot, args.markdown):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(args.threads)
-    report: dict[str, Any] = {
-        "set": real.name,
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": hardware(),
-        "threads": args.threads,
-        "steps": args.steps,
-        "beams": args.beams,
-        "config": real.config.model_dump(mode="json"),
-        "rows": [],
-        "fits": [],
-        "left_out": [],
-        "differences": [],
-    }
-    figures: dict[Key, Figures] = {}
-    if args.json:
-        report = continued(report, args.json, ("set", "steps", "beams", "config"), ("rows", "fits", "left_out", "differences"))
-        figures = read_figures(queries_file(args.json))
-    completed_runs = {(row["method"], row["seed"]) for row in report["rows"]}
-    for seed in range(1, args.seeds + 1):
+    conditions = {"steps": args.steps, "beams": args.beams, "config": real.config.model_dump(mode="json")}
+    report, figures = leaderboard.begun(args, set=real.name, **conditions)
+    for seed, missing in leaderboard.missing_methods(report, methods, args.seeds):
         config = real.config.model_copy(update={"seed": seed, "name": real.name})
         if args.steps:
             config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"steps": args.steps})})
-        missing = [method for method in methods if (method, seed) not in completed_runs]
-        for method, result in seed_rows(config, real.log, missing, beams, args.minutes, args.export) if missing else ():
-            report["left_out"] = [left_out for left_out in report["left_out"] if (left_out["method"], left_out["seed"]) != (method, seed)]
+        for method, result in seed_rows(config, real.log, missing, beams, args.minutes, args.export):
             if isinstance(result, str):
                 report["left_out"].append({"method": method, "seed": seed, "reason": result})
             else:
@@ -238,9 +214,7 @@ def benchmark(args: argparse.Namespace) -> None:
                     (f"{method}, {'seen excluded' if seen else 'raw'}", seed, None): values for seen, values in result.figures.items()
                 }
                 report["differences"] = all_differences(figures)
-            if args.json:
-                save_figures(figures, queries_file(args.json))
-                save(report, args.json)
+            leaderboard.write(args, report, figures)
     if args.plot:
         plot_curves(report["rows"], real.name, args.plot)
     if args.markdown:
@@ -248,11 +222,7 @@ def benchmark(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    args = parsed()
-    try:
-        benchmark(args)
-    except (EspalierError, FloatingPointError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+    leaderboard.main_of(benchmark, command())
 
 
 if __name__ == "__main__":

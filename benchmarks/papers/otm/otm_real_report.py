@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.metrics import precision_recall_f
+from training.compare.figures import standard_error
 from training.data.splits import EvaluationPair
 
 MS = (10, 50, 200)
@@ -27,17 +28,13 @@ def measured(found_BM: NDArray[np.int64], pairs: Sequence[EvaluationPair], row_c
     for m in MS:
         precision_B, recall_B, f_B = precision_recall_f(found_BM, [pair.relevant for pair in pairs], m)
         values = {"precision": float(precision_B.mean()), "recall": float(recall_B.mean()), "f": float(f_B.mean())}
-        rows.append({"m": m} | row_columns | values | {"recall_se": _standard_error(recall_B)})
+        rows.append({"m": m} | row_columns | values | {"recall_se": standard_error(recall_B)})
     return rows, np.asarray(recall_B, np.float64)
 
 
 def recall_change(difference_B: NDArray[np.float64]) -> Row:
     """Against the best of the smaller beams, user by user."""
-    return {"recall_change": float(difference_B.mean()), "recall_change_se": _standard_error(difference_B)}
-
-
-def _standard_error(values_B: NDArray[Any]) -> float:
-    return float(values_B.std(ddof=1) / len(values_B) ** 0.5) if len(values_B) > 1 else 0.0
+    return {"recall_change": float(difference_B.mean()), "recall_change_se": standard_error(difference_B)}
 
 
 def print_rows(rows: Sequence[Row]) -> None:

@@ -51,7 +51,6 @@ def estimated(rng: np.random.Generator, eta_M: NDArray[np.float64], instances: i
 
 
 def scores(rng: np.random.Generator, eta_M: NDArray[np.float64]) -> dict[str, Levels]:
-    """Every row's scores of the nodes."""
     none_M = (1 - eta_M).astype(np.float32)
     with np.errstate(divide="ignore"):
         log_none = upward(np.log1p(-eta_M), np.add)

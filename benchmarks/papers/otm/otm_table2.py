@@ -111,7 +111,6 @@ def make_data(generator: torch.Generator, bias: float) -> tuple[Data, Data]:
 
 
 def level(values_BN: Tensor, h: int) -> Tensor:
-    """The columns of one level."""
     return values_BN[:, (1 << h) - 1 : (2 << h) - 1]
 
 

@@ -19,12 +19,10 @@ Legend: U users, E events, I items.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +32,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import real_logs
-from benchmarks.report_file import command_line
-from espalier.hardware import hardware
+from benchmarks.report_file import command_line, write_report
 from espalier.items import ItemTable
 from training.data.interactions import Interactions
 from training.data.splits import Split
@@ -99,8 +96,6 @@ def configured(config: DeepConfig, method: str, beam: int, batch: int) -> Window
 
 
 class Trainee:
-    """One method with a model of its own."""
-
     def __init__(self, config: WindowConfig, prepared: Prepared, topology: Topology) -> None:
         self.config, self.topology, self.steps = config, topology, 0
         self.model = build_model(config, topology.tree, prepared).to(topology.device)
@@ -185,10 +180,7 @@ def main() -> None:
             config = deep_config({"kind": "otm-robust", "name": "synthetic", "data": {"log": "none"}})
             prepared = synthetic(args.items, args.users)
         rows = measure(config, prepared, device, args)
-    processor = torch.cuda.get_device_name() if device.type == "cuda" else hardware()
     report = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": f"{processor}; {args.threads} threads used",
         "log": name,
         "items": prepared.interactions.item_count,
         "batch": args.batch,
@@ -198,8 +190,8 @@ def main() -> None:
         "rows": rows,
     }
     print(f"{report['precision']}, at most {report['memory_mib']} MiB for all {len(PAPER)} models together")
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    gpu = f"{torch.cuda.get_device_name()}, " if device.type == "cuda" else ""
+    write_report(args.json, report, f"{gpu}{args.threads} threads used")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
+from espalier.errors import DeviceUnavailable, InvalidData
 from espalier.search import NO_ITEM
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def faiss_is_installed() -> bool:
 
 
 class AnnIndex:
-    """An index over item_vectors float32[I, D] for the largest inner products, on one thread.
+    """An index over item_vectors float32[I, D], at least one, for the largest inner products, on one thread.
 
     The same vectors give the same index. Raises DeviceUnavailable where faiss is not installed.
 
@@ -50,10 +50,6 @@ class AnnIndex:
     """
 
     def __init__(self, kind: Kind, item_vectors: Float32, file: Path | None = None) -> None:
-        if kind not in KNOBS:
-            raise InvalidConfig("kind", kind, " or ".join(KNOBS))
-        if item_vectors.ndim != 2 or item_vectors.dtype != np.float32 or len(item_vectors) == 0:
-            raise InvalidData("item_vectors", f"{item_vectors.dtype}{list(item_vectors.shape)}", "float32[I, D] with at least one item")
         if not faiss_is_installed():
             raise DeviceUnavailable("faiss is not installed: pip install -e '.[ann]' -c constraints.txt")
         import faiss
@@ -95,9 +91,6 @@ class AnnIndex:
         user_vectors  float32[B, D]
         effort        efSearch (faiss keeps at least m) or nprobe
         """
-        for name, value in (("m", m), ("effort", effort)):
-            if value < 1:
-                raise InvalidConfig(name, value, "at least 1")
         if effort != self._effort:
             self._knobs.set_index_parameter(self._index, KNOBS[self.kind], effort)
             self._effort = effort

@@ -34,7 +34,7 @@ from scipy.sparse import csr_array, vstack
 from benchmarks.papers.product_search.text_report import best
 from benchmarks.papers.product_search.text_sets import SETS, dependencies, read_frame
 from benchmarks.quality.live_quality import put_placed
-from benchmarks.report_file import command_line, write_report
+from benchmarks.report_file import command_line, print_row, write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
@@ -163,7 +163,7 @@ def row_of(ranking: str, data: Texts, found_BM: Int64, seconds: float) -> Row:
         returned = found_BM[:, :m]
         row[f"shown@{m}"] = round(100 * float(data.hidden_I[returned[returned != NO_ITEM]].mean()), 1)
     row["seconds"] = round(seconds, 1)
-    print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    print_row(row)
     return row
 
 

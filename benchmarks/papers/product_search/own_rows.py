@@ -22,7 +22,6 @@ import numpy as np
 from benchmarks.papers.product_search.own_words import SETS, Find, Products, figures, products_of
 from benchmarks.report_file import command_line, print_row, write_report
 from espalier.errors import EspalierError
-from espalier.hardware import hardware
 from espalier.text.vectoriser import Vectoriser
 from training.data.csr import Csr, as_matrix
 from training.linear.own_texts import column_weights, made_queries
@@ -87,7 +86,7 @@ def main() -> None:
         products = products_of(options.data, options.set, options.items)
     except EspalierError as error:
         raise SystemExit(f"error: {error}") from None
-    write_report(options.json, {"set": options.set, "hardware": hardware(), "rows": rows_of(products)})
+    write_report(options.json, {"set": options.set, "rows": rows_of(products)})
 
 
 if __name__ == "__main__":

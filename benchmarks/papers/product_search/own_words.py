@@ -39,7 +39,6 @@ from benchmarks.papers.product_search.text_sets import describe, read_frame
 from benchmarks.report_file import command_line, print_row, write_report
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
-from espalier.hardware import hardware
 from espalier.placement.evidence import OWN_WEIGHTS
 from training.baselines.texts import WordIndex, best_of
 from training.linear.run import fit_and_export
@@ -239,7 +238,7 @@ def main() -> None:
         products = products_of(options.data, options.set, options.items)
         rows = rows_of(products, choose=options.set != "mixed")
         items, most_mb = len(next(iter(products.fields.values()))), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        report = {"set": options.set, "items": items, "hardware": hardware(), "most_mb": most_mb, "rows": rows}
+        report = {"set": options.set, "items": items, "most_mb": most_mb, "rows": rows}
     except EspalierError as error:
         raise SystemExit(f"error: {error}") from None
     write_report(options.json, report)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.papers.product_search.text_sets import Fold, Task
+from benchmarks.report_file import print_row
 from espalier.errors import InvalidConfig
 from espalier.hardware import hardware
 from espalier.metrics import precision_recall_f
@@ -83,21 +84,26 @@ def row_of(trained_folds: Sequence[tuple[Trained, Fold]], system: str) -> Row:
     return row
 
 
-class RowFile:
-    """Rows in a file, written after every one.
+class Report:
+    """The rows of a set of `text_sets` in a file, written after every one. Raises InvalidConfig if the file is of another set."""
 
-    header  columns of the whole file, with `set`. Raises InvalidConfig if the file is of another set
-    """
-
-    def __init__(self, file: Path | None, header: Row) -> None:
-        self._file = file
-        run_header: Row = {"date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used"}
-        self.content: Row = {"set": header["set"]} | run_header | header
+    def __init__(self, file: Path | None, task: Task) -> None:
+        self._file, train = file, task.folds[0].train
+        self.content: Row = {
+            "set": task.name,
+            "date": datetime.now(UTC).date().isoformat(),
+            "hardware": f"{hardware()}, one thread used",
+            "items": len(task.own_texts),
+            "training_texts": len(train),
+            "training_pairs": train.labels.nnz,
+            "test_queries": sum(len(fold.texts) for fold in task.folds),
+            "test_queries_apart": sum(int(fold.apart.sum()) for fold in task.folds),
+        }
         earlier: Row = json.loads(file.read_text()) if file is not None and file.is_file() else {}
-        if earlier.get("set", header["set"]) != header["set"]:
-            raise InvalidConfig("--json", str(file), f"a file of the set {header['set']}, not of {earlier['set']}")
+        if earlier.get("set", task.name) != task.name:
+            raise InvalidConfig("--json", str(file), f"a file of the set {task.name}, not of {earlier['set']}")
         self.content |= {key: value for key, value in earlier.items() if isinstance(value, list)}
-        print("  ".join(f"{key} {value}" for key, value in self.content.items() if not isinstance(value, list)), flush=True)
+        print_row({key: value for key, value in self.content.items() if not isinstance(value, list)})
 
     def rows(self, part: str) -> list[Row]:
         rows: list[Row] = self.content.setdefault(part, [])
@@ -108,27 +114,9 @@ class RowFile:
 
     def add(self, part: str, row: Row) -> None:
         self.rows(part).append(row)
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        print_row(row)
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             written = self._file.with_suffix(".part")
             written.write_text(json.dumps(self.content, indent=1) + "\n")
             written.replace(self._file)
-
-
-class Report(RowFile):
-    """The rows of a set of `text_sets`."""
-
-    def __init__(self, file: Path | None, task: Task) -> None:
-        fold = task.folds[0]
-        super().__init__(
-            file,
-            {
-                "set": task.name,
-                "items": len(task.own_texts),
-                "training_texts": len(fold.train),
-                "training_pairs": fold.train.labels.nnz,
-                "test_queries": sum(len(fold.texts) for fold in task.folds),
-                "test_queries_apart": sum(int(fold.apart.sum()) for fold in task.folds),
-            },
-        )

@@ -171,5 +171,4 @@ def _runs(text: str) -> set[int]:
 
 
 def item_rows(texts: LabelledTexts) -> list[NDArray[np.int32]]:
-    """Each text's item rows."""
     return np.split(texts.labels.indices, texts.labels.indptr[1:-1])

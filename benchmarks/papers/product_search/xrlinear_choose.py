@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.xreg.xmc_quality import quality
+from benchmarks.papers.xreg.xmc_figures import quality
+from benchmarks.report_file import print_row
 from espalier.chunks import Chunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.tree import Tree
@@ -62,7 +63,7 @@ def choose(data: LabelledPoints) -> list[Row]:
         split_figures = [_judged(data, split, shape or (2, data.labels.shape[1]), LinearOptions(**changed)) for split in range(2)]
         means = {name: round(float(np.mean([row[name] for row in split_figures])), 3) for name in split_figures[0]}
         rows.append({"branching": shape and shape[0], "max_leaf": shape and shape[1], "changed": changed} | means)
-        print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+        print_row(rows[-1])
     return rows
 
 

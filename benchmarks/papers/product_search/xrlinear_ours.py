@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array, csr_matrix, load_npz, save_npz
+from scipy.sparse import csr_array, load_npz
 
 from benchmarks.papers.product_search.xrlinear_peer import SINGLE, M, growth_mb
-from benchmarks.papers.xreg.xmc_systems import TREES, configuration
+from benchmarks.papers.xreg.xmc_sets import npz_data
+from benchmarks.papers.xreg.xmc_systems import TREES, configuration, linear_config
 from espalier.bundle import CHUNKS, FOREST_PARTS, STACKING, TREE, Bundle
 from espalier.engines import open_engine
 from espalier.queries import QueryBatch
@@ -21,8 +22,6 @@ from espalier.search import SearchParams
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
 from training.linear.run import fit_and_export
-from training.specification.linear import LinearConfig
-from training.specification.models import SPECIFICATION
 
 STACKED = "stacked"
 OURS = ("espalier", "forest", "ova", STACKED)
@@ -32,11 +31,6 @@ SEARCHED = {TREE, CHUNKS, STACKING, *(name for files in FOREST_PARTS for name in
 Steps = dict[str, Callable[[str, Path, Sequence[int]], dict[Any, Any]]]
 
 
-def saved(folder: Path, name: str, data: LabelledPoints) -> None:
-    save_npz(folder / f"{name}-points.npz", csr_matrix(data.points), compressed=False)
-    save_npz(folder / f"{name}-labels.npz", csr_matrix(data.labels), compressed=False)
-
-
 def loaded(folder: Path, name: str) -> LabelledPoints:
     points, labels = (csr_array(load_npz(folder / f"{name}-{part}.npz")) for part in ("points", "labels"))
     return LabelledPoints(points, labels)
@@ -44,17 +38,9 @@ def loaded(folder: Path, name: str) -> LabelledPoints:
 
 def train(system: str, folder: Path, beams: Sequence[int]) -> dict[str, Any]:
     """Trains twice where no compiled code is there yet: `train_cpu_s_cold` is the first time."""
-    files = {
-        f"{part}{key}": str(folder / f"{part}-{kind}.npz")
-        for part in ("train", "test")
-        for key, kind in (("", "points"), ("_labels", "labels"))
-    }
     labels = loaded(folder, "train").labels.shape[1]
-    raw = configuration("espalier" if system == STACKED else system, {"format": "npz", **files}, labels)
-    raw |= {} if system == STACKED else TREES
-    config = SPECIFICATION.checked(raw)
-    if not isinstance(config, LinearConfig):
-        raise TypeError(f"{system} is a {config.kind}, not linear")
+    raw = configuration("espalier" if system == STACKED else system, npz_data(folder), labels)
+    config = linear_config(raw | ({} if system == STACKED else TREES))
     report: dict[str, Any] = {}
     compiled = Path(os.environ["NUMBA_CACHE_DIR"])
     names = ("train_cpu_s",) if compiled.is_dir() and any(compiled.iterdir()) else ("train_cpu_s_cold", "train_cpu_s")

@@ -39,10 +39,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.product_search.xrlinear_choose import choose
-from benchmarks.papers.product_search.xrlinear_ours import OURS, STEPS, saved
-from benchmarks.papers.xreg.xmc_quality import quality
-from benchmarks.papers.xreg.xmc_sets import read_set
-from benchmarks.report_file import command_line, write_report
+from benchmarks.papers.product_search.xrlinear_ours import OURS, STEPS
+from benchmarks.papers.xreg.xmc_figures import quality
+from benchmarks.papers.xreg.xmc_sets import read_set, write_npz
+from benchmarks.papers.xreg.xmc_systems import ONE_THREAD
+from benchmarks.report_file import command_line, print_row, write_report
 from espalier.errors import EspalierError
 from training.data.xmc import LabelledPoints
 
@@ -50,7 +51,6 @@ PEERS = ("forest", "stacked", "pecos", "pecos-3", "omikuji", "omikuji-3", "bonsa
 BATCHED = (*OURS, "pecos")
 """Systems that search many queries in one call."""
 ROUNDS = 3
-THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 Row = dict[str, Any]
 
 
@@ -60,8 +60,7 @@ def compare(
     """A row for each system and beam. Trained models are those of the folder, where it has them."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # processes of every step inherit it
     if not (folder / "train.txt").is_file():
-        saved(folder, "train", data)
-        saved(folder, "test", test)
+        write_npz(folder, data, test)
         _as_text(data, folder / "train.txt")
     reports: dict[str, Row] = {}
     for system in ("espalier", *peers):
@@ -81,7 +80,7 @@ def compare(
             rows.append(row | report)
     for row in rows:
         _beside_the_fastest(row, rows)
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        print_row(row)
     return rows
 
 
@@ -128,7 +127,7 @@ def _beams(system: str, beams: Sequence[int]) -> Sequence[int]:
 
 def _step(folder: Path, system: str, step: str, beams: Sequence[int], peer_python: str) -> Row | None:
     """The report of a process that runs one step; None where it fails."""
-    environment, beams_text = os.environ | THREADS, ",".join(map(str, _beams(system, beams)))
+    environment, beams_text = os.environ | ONE_THREAD, ",".join(map(str, _beams(system, beams)))
     if system in OURS:
         command = [sys.executable, "-m", "benchmarks.xrlinear_peers", "--run", system, str(folder), step, "--beam", beams_text]
         environment["NUMBA_CACHE_DIR"] = str(folder / "compiled")  # cold at first

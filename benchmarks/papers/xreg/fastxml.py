@@ -119,7 +119,6 @@ class FastXml:
         return label_BM, score_BM
 
     def arrays(self) -> dict[str, Array]:
-        """The model's arrays, by name."""
         tail = {} if self.tail is None else _rows(self.tail.means)._asdict()
         return self.forest._asdict() | {f"tail_{name}": array for name, array in tail.items()}
 
@@ -136,19 +135,17 @@ def fit_fastxml(train: LabelledPoints, options: FastXmlOptions, tail: TailClassi
     return FastXml(growing_forest.forest(), train.labels.shape[1], options.bias, tail)
 
 
-def tail_classifiers(train: LabelledPoints, alpha: float = 0.8, gamma: float = 30.0) -> TailClassifiers:
+def tail_classifiers(train: LabelledPoints) -> TailClassifiers:
     """The means of labels' points of length 1 (Eq. 7); labels without points have 0."""
     listed = train.labels.copy()
     listed.data = np.ones_like(listed.data)
     counts_I = np.maximum(np.bincount(listed.indices, minlength=listed.shape[1]), 1)
     listed.data /= counts_I[listed.indices]
     means: Csr = (listed.T @ normalised(train.points)).tocsr().astype(np.float32)
-    return TailClassifiers(means, np.asarray(means.multiply(means).sum(axis=1), np.float32).ravel(), alpha, gamma)
+    return TailClassifiers(means, np.asarray(means.multiply(means).sum(axis=1), np.float32).ravel())
 
 
 class _Growing:
-    """A forest that grows."""
-
     def __init__(self, points: Rows, labels: Rows, gain_B: Array, discount_I: Array, features: int, options: FastXmlOptions) -> None:
         self._points, self._labels, self._gain_B, self._discount_I = points, labels, gain_B, discount_I
         self._options = options
@@ -159,7 +156,6 @@ class _Growing:
         self._leaves: list[tuple[Array, Array]] = []
 
     def grow(self, rng: np.random.Generator) -> None:
-        """Add a tree."""
         self._roots.append(len(self._child))
         open_nodes = [(self._node(), np.arange(len(self._gain_B)))]
         while open_nodes:
@@ -194,7 +190,6 @@ class _Growing:
         return None if side_R.all() or not side_R.any() else (side_R, (features[kept_F], weight_F[kept_F].astype(np.float32)))
 
     def forest(self) -> Forest:
-        """The grown forest."""
         feature, weight = _joined(self._weights)
         label, relevance = _joined(self._leaves)
         roots, child = np.array(self._roots), np.array(self._child, np.int32)

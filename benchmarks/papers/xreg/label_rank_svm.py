@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from benchmarks.papers.xreg.linear_scores import LinearScores, with_bias
-from espalier.errors import InvalidConfig
 from training.data.csr import Csr
 from training.data.xmc import LabelledPoints
 
@@ -29,8 +28,6 @@ MOST_WITHOUT = 4000
 
 def fit_label_rank_svm(train: LabelledPoints, cost: float, seed: int = 1) -> LinearScores:
     """Weights of all labels; 0 of labels that no point or every point has. `cost` is C."""
-    if not cost > 0:
-        raise InvalidConfig("cost", cost, "a number above 0")
     inputs: Csr = with_bias(train.points).astype(np.float64)
     weight_FI = np.zeros((inputs.shape[1], train.labels.shape[1]), np.float32)
     for label, rows_R, having, unit in problems(train.labels, seed):

@@ -32,20 +32,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix, save_npz, vstack
+from scipy.sparse import vstack
 
 from benchmarks.papers.xreg.labelwise_sets import read_weighted
-from benchmarks.report_file import command_line
+from benchmarks.papers.xreg.xmc_sets import npz_data, write_npz
+from benchmarks.papers.xreg.xmc_systems import linear_config
+from benchmarks.report_file import command_line, print_row, write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
-from espalier.hardware import hardware
 from espalier.queries import QueryBatch
 from espalier.relevance import Relevance
 from espalier.search import SearchParams
@@ -56,8 +56,6 @@ from training.assign.labelwise import Labelwise
 from training.data.csr import Csr, as_rows
 from training.data.xmc import LabelledPoints
 from training.linear.run import fit_and_export
-from training.specification.linear import LinearConfig
-from training.specification.models import SPECIFICATION
 
 K = 1, 3, 5
 SEED = 1
@@ -88,18 +86,11 @@ def fitted(model: str, train: LabelledPoints, test: LabelledPoints, folder: Path
     """A model of the training points, in its own folder. The test points are only for measuring."""
     work = folder / model
     (work / "work").mkdir(parents=True)
-    data = {"format": "npz"}
-    for split_name, points in (("train", train), ("test", test)):
-        for name, matrix in ((split_name, points.points), (f"{split_name}_labels", points.labels)):
-            data[name] = str(work / f"{name}.npz")
-            save_npz(data[name], csr_matrix(matrix), compressed=False)
-    raw = MODELS[model] | {"name": model, "data": data}
+    write_npz(work, train, test)
+    raw = MODELS[model] | {"name": model, "data": npz_data(work)}
     if model.startswith("one-versus-all"):
         raw["tree"] = raw["tree"] | {"max_leaf": max(2, train.labels.shape[1])}
-    config = SPECIFICATION.checked(raw)
-    if not isinstance(config, LinearConfig):
-        raise TypeError(config.kind)
-    return fit_and_export(config, work / "models" / model / "1", work / "work", threads)
+    return fit_and_export(linear_config(raw), work / "models" / model / "1", work / "work", threads)
 
 
 def assigned(bundle: Bundle, points: Csr, per_item: int, rule: Rule, threads: int) -> Relevance:
@@ -209,7 +200,7 @@ def main() -> None:
         train, test = read_weighted(args.data, args.set)
     except (EspalierError, OSError) as error:
         parser.error(str(error))
-    header = {"set": args.set, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, {args.threads} threads used"}
+    header: Row = {"set": args.set}
     if args.scale:
         rows = scale(train, test, args.points, args.threads)
     else:
@@ -221,10 +212,9 @@ def main() -> None:
     for row in rows:
         if args.scale:
             row |= {"points_a_second": round(row["points"] / row["s"])}
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        print_row(row)
         printed_rows.append(row)
-        if args.json:
-            args.json.write_text(json.dumps(header | {"rows": printed_rows}, indent=1) + "\n")
+        write_report(args.json, header | {"rows": printed_rows}, f"{args.threads} threads used")
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ from scipy.sparse import csr_array
 
 from benchmarks.papers.xreg import debian_kinds
 from benchmarks.papers.xreg.xmc_sets import read_set
+from benchmarks.papers.xreg.xmc_systems import linear_config
 from training.data.csr import Csr, normalised
 from training.data.relevance import LabelRelevance, is_graded
 from training.data.xmc import LabelledPoints
 from training.linear.prepare import prepare
-from training.specification.linear import RELEVANCE_OPTIONS, LinearConfig
-from training.specification.models import SPECIFICATION
+from training.specification.linear import RELEVANCE_OPTIONS
 
 TEST_SHARE, SEED = 0.2, 1
 Parts = tuple[LabelledPoints, LabelledPoints]
@@ -75,8 +75,5 @@ def _debian(sample: Path) -> Parts:
         debian_kinds.write(sample, Path(name))
         columns = {"query": "kind", "item": "item", "views": "views", "clicks": "clicks", "test_share": TEST_SHARE}
         data = {"format": "log", "train": f"{name}/log.csv", "items": f"{name}/items.parquet", **columns}
-        config = SPECIFICATION.checked({"kind": "xreg", "name": "kinds", "data": data})
-        if not isinstance(config, LinearConfig):
-            raise TypeError(config.kind)
-        prepared = prepare(config)
+        prepared = prepare(linear_config({"kind": "xreg", "name": "kinds", "data": data}))
     return prepared.train, prepared.test

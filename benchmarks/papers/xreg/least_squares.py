@@ -13,7 +13,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from benchmarks.papers.xreg.linear_scores import LinearScores, with_bias
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import InvalidData
 from training.data.xmc import LabelledPoints
 
 LARGEST = 20_000
@@ -24,8 +24,6 @@ MOST_WEIGHTS = 1 << 29
 
 def fit_least_squares(train: LabelledPoints, ridge: float) -> LinearScores:
     """Weights of all labels. Raises InvalidData where the data are too large for dense matrices."""
-    if not ridge > 0:
-        raise InvalidConfig("ridge", ridge, "a number above 0")
     inputs = with_bias(train.points)
     (points, features), labels = inputs.shape, train.labels.shape[1]
     if min(points, features) > LARGEST or features * labels > MOST_WEIGHTS:

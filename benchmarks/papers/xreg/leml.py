@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.papers.xreg.linear_scores import LinearScores, with_bias
-from espalier.errors import InvalidConfig
 from training.data.csr import Csr
 from training.data.xmc import LabelledPoints
 
@@ -31,8 +30,6 @@ def fit_leml(train: LabelledPoints, rank: int, ridge: float, seed: int = 1) -> L
     rank   K; more than labels or features bring nothing
     ridge  λ
     """
-    if rank < 1 or not ridge > 0:
-        raise InvalidConfig("rank, ridge", (rank, ridge), "at least 1, and above 0")
     inputs, labels = with_bias(train.points).astype(np.float64), train.labels
     rank = min(rank, inputs.shape[1], labels.shape[1])
     left_FK = np.random.default_rng(seed).normal(size=(inputs.shape[1], rank)) / np.sqrt(rank)

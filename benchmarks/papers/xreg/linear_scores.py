@@ -56,7 +56,6 @@ class LinearScores:
         return label_BM, np.take_along_axis(score_BI, label_BM, axis=1)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The model's arrays, by name."""
         if issparse(self.left):
             return {name: getattr(self.left, name) for name in ("data", "indices", "indptr")}
         return {"left": np.asarray(self.left)} | ({} if self.right is None else {"right": self.right})

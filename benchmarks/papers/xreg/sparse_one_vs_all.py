@@ -28,7 +28,6 @@ from scipy.sparse import csc_array
 from benchmarks.papers.xreg.l1_linear import Columns, Stop, minimise
 from benchmarks.papers.xreg.linear_scores import LinearScores, with_bias
 from espalier.compiled_code import compiled
-from espalier.errors import InvalidConfig
 from training.data.xmc import LabelledPoints
 
 Array = NDArray[Any]
@@ -39,8 +38,6 @@ PASSES, TOLERANCE = 20, 0.05
 
 def fit_proxml(train: LabelledPoints, cost: float = 1.0, seed: int = 1) -> LinearScores:
     """Classifiers of all labels. `cost` is C."""
-    if not cost > 0:
-        raise InvalidConfig("cost", cost, "a number above 0")
     columns_BF = with_bias(train.points).tocsc()
     columns = Columns(columns_BF.indptr.astype(np.int64), columns_BF.indices, columns_BF.data)
     cost_B = np.full(len(train), cost)
@@ -53,8 +50,6 @@ def fit_ppd_sparse(train: LabelledPoints, cost: float = 1.0, sparsity: float = 0
     cost      C
     sparsity  λ
     """
-    if not cost > 0 or not sparsity >= 0:
-        raise InvalidConfig("cost, sparsity", (cost, sparsity), "above 0, and at least 0")
     inputs = with_bias(train.points)
     begin, square_B = inputs.indptr.astype(np.int64), np.asarray(inputs.multiply(inputs).sum(axis=1)).ravel().astype(np.float64)
 

@@ -19,7 +19,6 @@ from scipy.optimize import minimize
 
 from benchmarks.papers.xreg.label_rank_svm import pair_loss, problems
 from benchmarks.papers.xreg.linear_scores import LinearScores, with_bias
-from espalier.errors import InvalidConfig
 from training.data.csr import Csr
 from training.data.xmc import LabelledPoints
 
@@ -35,8 +34,6 @@ def fit_xlr(train: LabelledPoints, rank: int, cost: float, seed: int = 1) -> Lin
     rank  K
     cost  C
     """
-    if rank < 1 or not cost > 0:
-        raise InvalidConfig("rank, cost", (rank, cost), "at least 1, and above 0")
     objective = _Objective(train, rank, cost, seed)
     start = np.random.default_rng(seed).normal(size=objective.size) * SCALE / np.sqrt(rank)
     optimum = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS})

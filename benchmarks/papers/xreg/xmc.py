@@ -22,24 +22,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix, save_npz
 
 from benchmarks.papers.xreg.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE
 from benchmarks.papers.xreg.xmc_figures import Predictions, figures_of
-from benchmarks.papers.xreg.xmc_sets import read_set
-from benchmarks.papers.xreg.xmc_systems import MODELS, OF_RELEVANCE, configuration, name_of
-from benchmarks.report_file import command_line
+from benchmarks.papers.xreg.xmc_sets import npz_data, read_set, write_npz
+from benchmarks.papers.xreg.xmc_systems import MODELS, OF_RELEVANCE, ONE_THREAD, configuration, linear_config, name_of
+from benchmarks.report_file import command_line, print_row, write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
-from espalier.hardware import hardware
 from espalier.queries import QueryBatch
 from espalier.search import NO_ITEM, SearchParams
 from espalier.stacking import Stacking
@@ -47,8 +44,7 @@ from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
 from training.linear.prepare import prepare, read_points
 from training.linear.run import fit_and_export
-from training.specification.linear import LinearConfig, NpzData
-from training.specification.models import SPECIFICATION
+from training.specification.linear import NpzData
 
 M, SINGLE, ROUNDS = 100, 1000, 3
 ALL_ZERO, ZERO = "all-zero", "xreg-zero"
@@ -62,9 +58,7 @@ def rows_of(system: str, train: LabelledPoints, test: LabelledPoints, beams: Seq
         return [_row(system, None, nothing, train, test, {})]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for split_name, points in (("train", train), ("test", test)):
-            save_npz(folder / f"{split_name}_X.npz", csr_matrix(points.points), compressed=False)
-            save_npz(folder / f"{split_name}_Y.npz", csr_matrix(points.labels), compressed=False)
+        write_npz(folder, train, test)
         report = _in_process(system, folder, train.labels.shape[1], beams)
         rows, name = [], name_of(system)
         is_of_relevance = name in (*OF_RELEVANCE, *BASELINES_OF_RELEVANCE)
@@ -85,26 +79,18 @@ def _row(system: str, beam: int | None, predictions: Predictions, train: Labelle
 
 def _in_process(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
     """The report of `run` in a process with one thread."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
     beams_text = ",".join(map(str, beams))
     command = [sys.executable, "-m", "benchmarks.xmc", "--run", system, str(folder), str(labels), "--beam", beams_text]
-    completed = subprocess.run(command, env=os.environ | threads, stdout=subprocess.PIPE, text=True, check=True)
+    completed = subprocess.run(command, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True, check=True)
     report: Row = json.loads(completed.stdout.splitlines()[-1])
     return report
 
 
 def run(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
     """Train a system on the files of a folder, write its results for the test points to BEAM.npz, and time it."""
-    files = {
-        f"{split_name}{kind}": str(folder / f"{split_name}_{letter}.npz")
-        for split_name in ("train", "test")
-        for kind, letter in (("", "X"), ("_labels", "Y"))
-    }
     if system in BASELINES:
-        return _run_baseline(system, folder, files)
-    config = SPECIFICATION.checked(configuration(system, {"format": "npz", **files}, labels))
-    if not isinstance(config, LinearConfig):
-        raise TypeError(f"{system} is a {config.kind}, not linear")
+        return _run_baseline(system, folder)
+    config = linear_config(configuration(system, npz_data(folder), labels))
     (folder / "work").mkdir()
     begin = time.process_time()
     bundle = fit_and_export(config, folder / "models" / "xmc" / "1", folder / "work", threads=1)
@@ -118,9 +104,9 @@ def run(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
     return {"ms_p50": _searched(bundle, queries, folder, beams), "fit": fit | chosen}
 
 
-def _run_baseline(system: str, folder: Path, files: dict[str, str]) -> Row:
+def _run_baseline(system: str, folder: Path) -> Row:
     """As `run`, for a method without a beam; writes None.npz."""
-    data = NpzData.model_validate({"format": "npz", **files})
+    data = NpzData.model_validate(npz_data(folder))
     begin = time.process_time()
     predictor = BASELINES[system](read_points(data))
     fit = {"train_cpu_s": round(time.process_time() - begin, 2)}
@@ -190,16 +176,14 @@ def main() -> None:
         train, test = read_set(args.data, args.set, unit=False)
     except EspalierError as error:
         parser.error(str(error))
-    header = {"set": args.set, "beams": beams, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used"}
     rows = _earlier_rows(args.json, args.set, beams)
     for system in systems:
         if system not in {row["system"] for row in rows}:
             rows += rows_of(system, train, test, beams)
-            if args.json:
-                args.json.write_text(json.dumps(header | {"rows": rows}, indent=1) + "\n")
+            write_report(args.json, {"set": args.set, "beams": beams, "rows": rows}, "one thread used")
         for row in rows:
             if row["system"] == system:
-                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+                print_row(row)
 
 
 def _earlier_rows(file: Path | None, name: str, beams: list[int]) -> list[Row]:

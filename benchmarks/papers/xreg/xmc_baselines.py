@@ -18,7 +18,7 @@ ppd-sparse (of .01, .1, .3 and 1) had the highest PSP@5 on such a tenth of BibTe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -61,55 +61,26 @@ def of_relevance(train: LabelledPoints) -> LabelledPoints:
     return LabelledPoints(train.points, relevance)
 
 
-def _pfastrexml(train: LabelledPoints) -> Predictor:
-    return fit_fastxml(of_relevance(train), FastXmlOptions(discount_gain=False), tail_classifiers(train))
-
-
-def _pfastxml(train: LabelledPoints) -> Predictor:
-    return fit_fastxml(of_relevance(train), FastXmlOptions(discount_gain=False))
-
-
-def _fastxml(train: LabelledPoints) -> Predictor:
-    return fit_fastxml(train, FastXmlOptions())
-
-
-def _chosen(train: LabelledPoints, fit: Callable[[LabelledPoints, float], Predictor], options: Sequence[float]) -> Predictor:
-    """The method trained with the option that is best on held-out points."""
+def _chosen(train: LabelledPoints, fit: Callable[[LabelledPoints, float], Predictor]) -> Predictor:
+    """The method trained with the λ of RIDGES that is best on held-out points."""
     order = np.random.default_rng(1).permutation(len(train))
     size = max(len(train) // HELD_OUT, 1)
     valid, training = train.take(order[:size]), train.take(order[size:])
     true = Relevance.of_rows(as_rows(valid.labels))
     quality = [
-        wp_at_k(true, Relevance.of_predictions(*fit(training, option).best(valid.points, 5), valid.labels.shape[1]), 5)
-        for option in options
+        wp_at_k(true, Relevance.of_predictions(*fit(training, ridge).best(valid.points, 5), valid.labels.shape[1]), 5) for ridge in RIDGES
     ]
-    return fit(train, options[int(np.argmax(quality))])
-
-
-def _least_squares(train: LabelledPoints) -> Predictor:
-    return _chosen(of_relevance(train), fit_least_squares, RIDGES)
-
-
-def _leml(train: LabelledPoints) -> Predictor:
-    return _chosen(of_relevance(train), lambda points, ridge: fit_leml(points, RANK, ridge), RIDGES)
-
-
-def _rank_svm(train: LabelledPoints) -> Predictor:
-    return fit_label_rank_svm(of_relevance(train), 3.0)
-
-
-def _xlr(train: LabelledPoints) -> Predictor:
-    return fit_xlr(of_relevance(train), 50, 1.0)
+    return fit(train, RIDGES[int(np.argmax(quality))])
 
 
 BASELINES: dict[str, Callable[[LabelledPoints], Predictor]] = {
-    "pfastrexml": _pfastrexml,
-    "pfastxml": _pfastxml,
-    "fastxml": _fastxml,
-    "least-squares": _least_squares,
-    "leml": _leml,
-    "rank-svm": _rank_svm,
-    "xlr": _xlr,
+    "pfastrexml": lambda train: fit_fastxml(of_relevance(train), FastXmlOptions(discount_gain=False), tail_classifiers(train)),
+    "pfastxml": lambda train: fit_fastxml(of_relevance(train), FastXmlOptions(discount_gain=False)),
+    "fastxml": lambda train: fit_fastxml(train, FastXmlOptions()),
+    "least-squares": lambda train: _chosen(of_relevance(train), fit_least_squares),
+    "leml": lambda train: _chosen(of_relevance(train), lambda points, ridge: fit_leml(points, RANK, ridge)),
+    "rank-svm": lambda train: fit_label_rank_svm(of_relevance(train), 3.0),
+    "xlr": lambda train: fit_xlr(of_relevance(train), 50, 1.0),
     "proxml": fit_proxml,
     "ppd-sparse": partial(fit_ppd_sparse, sparsity=0.01),
 }

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from scipy.sparse import csr_matrix, save_npz
+
 from espalier.errors import InvalidData
 from training.data.csr import normalised
 from training.data.xmc import LabelledPoints, read_xmc
@@ -46,3 +48,17 @@ def _read_part(folder: Path, split: str, unit: bool) -> LabelledPoints:
     else:
         raise InvalidData("--set", str(folder), f"a folder with *{split}.txt, *{split}.txt.gz, or {split}_X.npz and {split}_Y.npz")
     return LabelledPoints(normalised(data.points), data.labels) if unit else data
+
+
+def write_npz(folder: Path, train: LabelledPoints, test: LabelledPoints) -> None:
+    """Write the matrices of both parts."""
+    for split, part in (("train", train), ("test", test)):
+        for kind, matrix in (("points", part.points), ("labels", part.labels)):
+            save_npz(folder / f"{split}-{kind}.npz", csr_matrix(matrix), compressed=False)
+
+
+def npz_data(folder: Path) -> dict[str, str]:
+    """The data section of a configuration for the files of `write_npz`."""
+    kinds = {"": "points", "_labels": "labels"}
+    files = {f"{split}{key}": str(folder / f"{split}-{kind}.npz") for split in ("train", "test") for key, kind in kinds.items()}
+    return {"format": "npz"} | files

@@ -25,6 +25,8 @@ import json
 from typing import Any
 
 from espalier.errors import InvalidConfig
+from training.specification.linear import LinearConfig
+from training.specification.models import SPECIFICATION
 
 Raw = dict[str, Any]
 
@@ -49,6 +51,8 @@ MODELS: dict[str, Raw] = {
         "stacking": {"model": "network", "power": 0.3},
     },
 }
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+"""The environment of a system's process."""
 ONE_NODE = ("ova", "dismec")
 """Systems without inner nodes."""
 OF_RELEVANCE = ("xreg", "xreg-t", "xreg-best")
@@ -73,3 +77,11 @@ def configuration(system: str, data: Raw, labels: int) -> Raw:
         except ValueError:
             raise InvalidConfig("--systems", change, "SECTION.KEY=VALUE, the value as in JSON") from None
     return raw
+
+
+def linear_config(raw: Raw) -> LinearConfig:
+    """A configuration of linear scorers. Raises InvalidConfig."""
+    config = SPECIFICATION.checked(raw)
+    if not isinstance(config, LinearConfig):
+        raise TypeError(f"{config.kind}: not linear")
+    return config
