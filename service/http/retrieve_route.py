@@ -333,13 +333,6 @@ async def read_and_write(
         raise failure
 
 
-async def until_hung_up(receive: Receive) -> None:
-    """Raise ClientDisconnect when the client has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise ClientDisconnect
-
-
 class CancelOnDisconnect:
     """A context manager that cancels its block when the client hangs up, and then raises ClientGone."""
 
