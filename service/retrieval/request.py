@@ -108,13 +108,6 @@ def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> C
     return CheckedRequest(request, model, m, beam_size, timeout_ms, depth, values, traced)
 
 
-def filter_of(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> Filter | None:
-    """The request's filter; None if it has none. Raises InvalidQuery."""
-    if not request.filter and not request.exclude_filter:
-        return None
-    return parsed_filter(request.filter, request.exclude_filter, model, settings)
-
-
 def parsed_filter(filter: Mapping[str, object], exclude_filter: Mapping[str, object], model: LoadedModel, settings: Settings) -> Filter:
     """A checked filter from its JSON. Raises InvalidQuery."""
     for name, conditions in (("filter", filter), ("exclude_filter", exclude_filter)):
