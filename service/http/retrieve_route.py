@@ -27,7 +27,7 @@ from ..errors import Behind, ClientGone, DeadlinePassed, KeyLimit, QueueFull, Un
 from ..http.api_keys import may_use
 from ..http.connection import CONNECTION
 from ..http.dependencies import Service
-from ..http.held_refusals import HeldRefusals
+from ..http.key_limits import HeldRefusals
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body, validate

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..batching.priority import Priority
 from ..errors import ClientGone, Denied, ServiceError
-from ..http.held_refusals import MIN_HELD_S
+from ..http.key_limits import MIN_HELD_S
 from ..http.memory_budget import Reservation
 from ..http.middleware import RequestInfo, problem_of
 from ..http.request_bodies import LINES_TYPES, check_type, parse_body, read_entries, validate

@@ -220,8 +220,8 @@ def test_an_unknown_model_is_said_before_wrong_ids(shared: Running) -> None:
         assert send(shared, "PUT", LIST, body).status_code == 422
         assert "There is no model 'films'." in problem(send(shared, "PUT", unknown, body))["detail"]
     for method in ("PUT", "DELETE"):
-        answer = send(shared, method, f"{unknown}/%FF")
-        assert (answer.status_code, problem(answer)["status"]) == (404, 404)
+        assert send(shared, method, f"{unknown}/%FF").status_code == 404
+        assert shared.client.request(method, f"{unknown}/%FF").status_code == 401
 
 
 def test_the_body_of_a_single_removal_is_not_read(shelf: Running) -> None:
