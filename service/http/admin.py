@@ -154,7 +154,7 @@ async def _edit(
         return edit(ids)
 
     change = service_of(request).registry.changes.edit_removed(name, edit_checked, replace=replace and not condition.given)
-    return await _audited(request, action, name, change, _removed_summaries, **extra)
+    return await _audited(request, action, name, change, lambda lists: BeforeAfter(summary(lists.before), summary(lists.after)), **extra)
 
 
 async def _audited(
@@ -169,22 +169,14 @@ async def _changed(
     request: Request, action: str, name: str, version: int | None, change: Coroutine[Any, Any, tuple[ServedVersions, ServedVersions]]
 ) -> Response:
     """Make a change of versions, and describe the model after it."""
-    await _audited(request, action, name, change, _versions, version=version)
+    await _audited(request, action, name, change, lambda served: BeforeAfter(*map(_served_json, served)), version=version)
     service = service_of(request)
     return as_json(describe(service.registry.entry(name), service))
-
-
-def _versions(change: tuple[ServedVersions, ServedVersions]) -> BeforeAfter:
-    return BeforeAfter(*map(_served_json, change))
 
 
 def _served_json(served: ServedVersions) -> dict[str, Any]:
     document: dict[str, Any] = {"versions": served.versions, "default": served.default}
     return document if served.candidate is None else document | {"candidate": served.candidate.model_dump(mode="json")}
-
-
-def _removed_summaries(change: RemovedChange) -> BeforeAfter:
-    return BeforeAfter(summary(change.before), summary(change.after))
 
 
 async def _tagged(document: dict[str, Any], ids: Sequence[str], status: int = 200) -> Response:
