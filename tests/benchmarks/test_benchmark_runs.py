@@ -215,7 +215,7 @@ LIMITS = {
 @pytest.mark.release
 def test_no_walk_through_the_code_is_longer_than_its_limit(tmp_path: Path) -> None:
     file = tmp_path / "walks.json"
-    subprocess.run([sys.executable, "-m", "benchmarks.code_path", "--json", str(file)], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "benchmarks.speed.code_path", "--json", str(file)], cwd=ROOT, check=True, timeout=300)
     found = {row["way"]: (row["files"], row["functions"]) for row in json.loads(file.read_text())}
     assert found.keys() == LIMITS.keys()
     assert {way: counts for way, counts in found.items() if counts[0] > LIMITS[way][0] or counts[1] > LIMITS[way][1]} == {}
