@@ -12,7 +12,7 @@ from .http import documentation
 from .http.bulk_route import BulkRoute
 from .http.console import add_console
 from .http.dependencies import Service
-from .http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct, DirectRoutes
+from .http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct
 from .http.frontier_route import FrontierRoute
 from .http.live_routes import ItemRoute
 from .http.middleware import Edge, write_left_out
@@ -64,7 +64,7 @@ def create_app(settings: Settings, engines: EngineSource | None = None, metrics:
     direct[("POST", SEARCH)] = Direct(search, SEARCH, max_body_bytes=settings.max_search_bytes)
     app.state.error_lines = Ration(write_left_out)
     edge_arguments = service.keys, service.audit, service.metrics, settings, app.state.error_lines, for_customers(), service.tracer
-    app.add_middleware(Edge, DirectRoutes(direct), *edge_arguments)
+    app.add_middleware(Edge, direct, *edge_arguments)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

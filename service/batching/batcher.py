@@ -122,8 +122,8 @@ class Batcher:
         if self._clock() >= deadline:
             raise DeadlinePassed(SEARCH_TOO_LATE)
         loop = asyncio.get_running_loop()
-        if priority is Priority.NORMAL and await self._begin_inline(queries, params):
-            return self._search_inline(self._part(queries, params, deadline, NO_CONTEXT, loop))
+        if priority is Priority.NORMAL and (answer := await self._search_inline(queries, params, deadline, loop)) is not None:
+            return answer
         context = SearchContext(deadline if self.limits.calls > 1 and deadline < float("inf") else None, origin)
         queue, size = self._queue, self.limits.max_batch
         if priority is Priority.BACKGROUND:
@@ -223,12 +223,14 @@ class Batcher:
             share_s *= len(queries) / self.limits.max_batch
         return RequestPart(queries, params, loop.create_future(), deadline, beam_size, cost_s, share_s, context, fixed_beam, key)
 
-    async def _begin_inline(self, queries: QueryBatch, params: SearchParams) -> bool:
-        """Whether the event loop searches for a request itself. If so, it holds the engine until `_search_inline` ends."""
+    async def _search_inline(
+        self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop
+    ) -> Answer | None:
+        """The answer if the event loop itself may search for it, else None. Raises EngineFailed."""
         if len(queries) != 1 or not self._cost.is_short(int(params.beam_size_B[0]), self.limits.inline_s):
-            return False
+            return None
         if params.trace or _query_values(queries, params) > INLINE_VALUES:
-            return False
+            return None
         arrivals = self._arrivals
         arrivals.append(queries)
         try:
@@ -237,10 +239,10 @@ class Batcher:
             self._arrivals = []
         with self._lock:
             is_idle = self._wake_locks and not self._admission.overloaded  # in overload, every query must be counted
-            return bool(is_idle and len(arrivals) == 1) and self._engine_locks[0].acquire(blocking=False)
-
-    def _search_inline(self, part: RequestPart) -> Answer:
+            if not is_idle or len(arrivals) > 1 or not self._engine_locks[0].acquire(blocking=False):
+                return None
         try:
+            part = self._part(queries, params, deadline, NO_CONTEXT, loop)
             (answer,) = self._search_call([part], part.cost_s)
         finally:
             self._engine_locks[0].release()

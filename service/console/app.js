@@ -1,8 +1,8 @@
 // The start of the console: layout, navigation, which view is shown. Views are loaded when they are first shown.
 
-import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useReducer, useRef, useState } from "./core/preact.js";
-import { go, href, read, watch } from "./core/address.js";
-import { KeyDialog } from "./core/key_dialog.js";
+import { html, render, useEffect, useErrorBoundary, useLayoutEffect, useReducer, useState } from "./core/preact.js";
+import { changed, go, href, read, watch } from "./core/address.js";
+import { KeyDialog } from "./core/dialogs.js";
 import { chosenModel, loadModels, loadedVersions, useModels } from "./core/models.js";
 import { queryParams } from "./core/query.js";
 import { applyTheme, ThemeButton } from "./core/theme.js";
@@ -44,7 +44,7 @@ function App() {
       <div class="foot"><a href="docs">API</a> <a href="metrics">Metrics</a> <${ThemeButton} /></div>
     </header>
     <main id="main" tabindex="-1">
-      ${problem && html`<${ProblemView} problem=${problem} again=${loadModels} />`}
+      <${ProblemView} problem=${problem} again=${loadModels} />
       ${models === null && busy && html`<${Busy}>Reading the models…</${Busy}>`}
       ${models?.length === 0 && html`<${Empty}>The models folder is empty. Train a model with <code>python -m training</code>, then reload this page.</${Empty}>`}
       ${models?.length > 0 && model === null && html`<${Empty}>There is no model named <bdi>${params.get("model")}</bdi> here. Choose one:
@@ -76,12 +76,7 @@ function View({ name, params, model }) {
 }
 
 function Pickers({ models, model, params, view }) {
-  const choose = (name) => (version) => {
-    const next = new URLSearchParams(name === "model" ? {} : params);
-    if (version) next.set(name, version);
-    else next.delete(name);
-    go(view, next);
-  };
+  const choose = (name) => (value) => go(view, changed(name === "model" ? {} : params, { [name]: value }));
   const versions = [["", `version ${model.version} (default)`], ...loadedVersions(model).map((version) => [version, `version ${version}`])];
   return html`<div class="pickers">
     <${Select} label="Model" hidden=${true} value=${model.name} options=${models.map((one) => one.name)} onChange=${choose("model")} />

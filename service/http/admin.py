@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Header, Request
+from fastapi import Depends, Header, Request
 from starlette.responses import Response
 
 from espalier.serving import Candidate
@@ -29,6 +29,14 @@ IfNoneMatch = Annotated[
     str | None, Header(description="Entity tags: the change is made unless the list has one of them; never for `*`. Else 412.")
 ]
 IfChanged = Annotated[str | None, Header(alias="If-None-Match", description="Entity tags: the answer is 304 if the list has one of them.")]
+
+
+async def _check_whole(request: Request, name: Name) -> None:
+    service_of(request).registry.check_whole(name)
+
+
+WholeModel = Annotated[None, Depends(_check_whole)]
+"""Refuses a request whose model is unknown or a shard, before its body and ids are checked."""
 
 
 async def load(request: Request, name: Name, body: LoadRequest) -> Response:
@@ -78,7 +86,7 @@ async def trial(request: Request, name: Name) -> Response:
 
 
 async def set_removed(
-    request: Request, name: Name, body: RemovedRequest, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+    request: Request, name: Name, _: WholeModel, body: RemovedRequest, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Replace the list of items that no answer of this model may contain. It takes effect without a reload; 202 if a worker is behind.
 
@@ -102,7 +110,7 @@ async def removed(request: Request, name: Name, if_none_match: IfChanged = None)
 
 
 async def remove_item(
-    request: Request, name: Name, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+    request: Request, name: Name, _: WholeModel, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Add an item that no answer of this model may contain; nothing changes if it is on the list already. There is no body."""
     most = service_of(request).settings.max_removed
@@ -111,7 +119,7 @@ async def remove_item(
 
 
 async def restore_item(
-    request: Request, name: Name, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+    request: Request, name: Name, _: WholeModel, item_id: ItemId, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Remove an item from that list; nothing changes if it is not on it."""
     condition = Condition(if_match, if_none_match)
@@ -140,15 +148,13 @@ async def _edit(
     request: Request, action: str, name: str, edit: Callable[[Ids], Ids | None], condition: Condition, replace: bool = False, **extra: Any
 ) -> RemovedChange:
     """Change the list of removed items if the condition holds. replace: apart from a condition, the former list does not matter."""
-    registry = service_of(request).registry
-    registry.check_whole(name)
 
     def edit_checked(ids: Ids) -> Ids | None:
         check_condition(condition, ids)
         return edit(ids)
 
-    change = registry.changes.edit_removed(name, edit_checked, replace=replace and not condition.given)
-    return await _audited(request, action, name, change, _removed_summaries, **extra)
+    change = service_of(request).registry.changes.edit_removed(name, edit_checked, replace=replace and not condition.given)
+    return await _audited(request, action, name, change, lambda lists: BeforeAfter(summary(lists.before), summary(lists.after)), **extra)
 
 
 async def _audited(
@@ -163,22 +169,14 @@ async def _changed(
     request: Request, action: str, name: str, version: int | None, change: Coroutine[Any, Any, tuple[ServedVersions, ServedVersions]]
 ) -> Response:
     """Make a change of versions, and describe the model after it."""
-    await _audited(request, action, name, change, _versions, version=version)
+    await _audited(request, action, name, change, lambda served: BeforeAfter(*map(_served_json, served)), version=version)
     service = service_of(request)
     return as_json(describe(service.registry.entry(name), service))
-
-
-def _versions(change: tuple[ServedVersions, ServedVersions]) -> BeforeAfter:
-    return BeforeAfter(*map(_served_json, change))
 
 
 def _served_json(served: ServedVersions) -> dict[str, Any]:
     document: dict[str, Any] = {"versions": served.versions, "default": served.default}
     return document if served.candidate is None else document | {"candidate": served.candidate.model_dump(mode="json")}
-
-
-def _removed_summaries(change: RemovedChange) -> BeforeAfter:
-    return BeforeAfter(summary(change.before), summary(change.after))
 
 
 async def _tagged(document: dict[str, Any], ids: Sequence[str], status: int = 200) -> Response:

@@ -23,8 +23,8 @@ from ..http.item_bodies import ItemReader
 from ..http.live_routes import WriteRoute, status_of
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo, problem_of
-from ..http.request_bodies import LINES_TYPES, check_type, parse_body, read_lines
-from ..http.retrieve_route import read_and_write, reserve, send_body, until_hung_up
+from ..http.request_bodies import LINES_TYPES, check_type, parse_body, read_entries
+from ..http.retrieve_route import read_and_write, reserve, send_body
 from ..live.catalogue import LiveCatalogue
 from ..live.catalogue_types import Delete, Outcome, Put
 from ..watch.audit import origin
@@ -33,8 +33,6 @@ GROUP_LINES = 256
 """Most lines of one commit. At most as many wait for the next commit; until then no more are read."""
 GROUP_S = 0.005
 """Time for which the first line of a commit waits for more lines."""
-TURN_LINES = 16
-"""Lines of one request that are parsed before other requests have their turn."""
 
 
 class Line(NamedTuple):
@@ -70,10 +68,11 @@ class BulkRoute(WriteRoute):
             if not slot.take(1):
                 self.refused(info.model, QueueFull.status)
                 raise QueueFull(f"{self._slots.units} bulk requests are being read already (ESPALIER_MAX_BULK).", 1)
-            bulk = _Bulk(self, scope, reader, catalogue, slot, partial_line, line_memory)
+            bulk = _Bulk(self, scope, reader, catalogue, slot, line_memory)
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
             try:
-                await read_and_write(bulk.read(receive), bulk.write(send), info)
+                read = read_entries(receive, self.settings, partial_line, bulk.line_of, bulk.queue)
+                await read_and_write(read, bulk.write(send), info)
             finally:
                 await bulk.wait_for_commit()
                 self.audit.bulk(info.model, origin(scope, info.request_id.decode(), info.key_name), bulk.statuses)
@@ -82,10 +81,10 @@ class BulkRoute(WriteRoute):
 class _Bulk:
     """The lines of one request, from reading through commits to answers.
 
-    slot          given back before the end of the answer, because the client may then send its next bulk
-    partial_line  counts the bytes of an incomplete line
-    line_memory   counts the bytes of the lines that have not been answered
-    statuses      number of lines by status of their answers
+    slot         given back before the end of the answer, because the client may then send its next bulk
+    line_memory  counts the bytes of the lines that have not been answered
+    queue        the lines that wait for a commit
+    statuses     number of lines by status of their answers
     """
 
     def __init__(
@@ -95,27 +94,14 @@ class _Bulk:
         reader: ItemReader,
         catalogue: LiveCatalogue,
         slot: Reservation,
-        partial_line: Reservation,
         line_memory: Reservation,
     ) -> None:
         self._route, self._scope, self._reader, self._catalogue, self._slot = route, scope, reader, catalogue, slot
         self._info: RequestInfo = scope[RequestInfo.KEY]
-        self._partial_line, self._line_memory = partial_line, line_memory
-        self._queue: asyncio.Queue[Line | None] = asyncio.Queue(GROUP_LINES)
+        self._line_memory = line_memory
+        self.queue: asyncio.Queue[Line | None] = asyncio.Queue(GROUP_LINES)
         self.statuses: Counter[int] = Counter()
         self._commit_future: asyncio.Future[Sequence[Outcome | EspalierError]] | None = None
-
-    async def read(self, receive: Receive) -> None:
-        """Parse each line as it arrives, then wait for the client to hang up. Ends only by an exception."""
-        settings = self._route.settings
-        number = 0
-        async for content in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._partial_line):
-            await self._queue.put(await self._line(content))
-            number += 1
-            if number % TURN_LINES == 0:
-                await asyncio.sleep(0)
-        await self._queue.put(None)
-        await until_hung_up(receive)
 
     async def write(self, send: Send) -> None:
         """Commit the lines in groups and send their outcomes, as long as the client reads them."""
@@ -134,7 +120,8 @@ class _Bulk:
         if self._commit_future is not None:
             await asyncio.wait((self._commit_future,))
 
-    async def _line(self, content: bytes | ServiceError) -> Line:
+    async def line_of(self, content: bytes | ServiceError) -> Line:
+        """A parsed line, once there is memory for it."""
         began = time.perf_counter()
         if isinstance(content, ServiceError):
             return Line(None, content, 0, began)
@@ -154,11 +141,11 @@ class _Bulk:
         commit_at = None
         while len(lines) < GROUP_LINES:
             try:
-                line = self._queue.get_nowait()
+                line = self.queue.get_nowait()
             except asyncio.QueueEmpty:
                 try:
                     async with asyncio.timeout_at(commit_at):
-                        line = await self._queue.get()
+                        line = await self.queue.get()
                 except TimeoutError:
                     break
             if line is None:

@@ -45,10 +45,10 @@ VENDORED = "vendor"
 """The folder of third-party files, which are sent unchanged."""
 MODULES = "app.js"
 """The module that runs first. The file with all modules has the same name."""
-STYLES = "style.css"
-"""The first style sheet. The file with all style sheets has the same name."""
 STYLE_COMMENT = re.compile(rb"^ */\*.*?\*/\n", re.M | re.S)
 """Whole lines of comments in a style sheet."""
+WEIGHT_0 = re.compile(r"\s*q=0(\.0*)?\s*")
+"""The weight of a coding that the client does not take."""
 
 
 class File(NamedTuple):
@@ -66,21 +66,19 @@ def read_files(folder: Path = FOLDER) -> Mapping[str, File]:
     Raises OSError if the page is missing, ValueError if modules cannot be joined.
     """
     files = {PAGE: _file(folder / "index.html", (folder / "index.html").read_bytes())}
-    sheets = sorted(folder.rglob("*.css"), key=lambda path: (path.name != STYLES, path))
-    styles = b"".join(STYLE_COMMENT.sub(b"", path.read_bytes()) for path in sheets)
-    files[ASSETS + STYLES] = _file(Path(STYLES), styles)
     modules: dict[str, str] = {}
     vendored: list[str] = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file() or path.suffix not in MEDIA_TYPES or path.suffix == ".css" or name == "index.html":
+        if not path.is_file() or path.suffix not in MEDIA_TYPES or name == "index.html":
             continue
         if path.suffix == ".js" and path.parent.name != VENDORED:
             modules[name] = path.read_text(encoding="utf-8")
             continue
         if path.suffix == ".js":
             vendored.append(name)
-        files[ASSETS + name] = _file(path, path.read_bytes())
+        content = path.read_bytes()
+        files[ASSETS + name] = _file(path, STYLE_COMMENT.sub(b"", content) if path.suffix == ".css" else content)
     if modules:
         files[ASSETS + MODULES] = _file(Path(MODULES), join_modules(modules, vendored, MODULES).encode())
     return files
@@ -102,13 +100,19 @@ def _file(path: Path, content: bytes) -> File:
     return File(content, gzip.compress(content, 9, mtime=0), MEDIA_TYPES[path.suffix], tag)
 
 
+def _takes_gzip(accept_encoding: str) -> bool:
+    """Whether an Accept-Encoding header names gzip with a weight above 0 (RFC 9110, section 12.5.3)."""
+    codings = [coding.partition(";") for coding in accept_encoding.lower().split(",")]
+    return any(name.strip() == "gzip" and not WEIGHT_0.fullmatch(weight) for name, _, weight in codings)
+
+
 def _answer_function(file: File) -> Callable[[Request], Awaitable[Response]]:
 
     async def answer(request: Request) -> Response:
         headers = HEADERS | {"ETag": file.tag}
         if matches(request.headers.get("If-None-Match", ""), file.tag.removeprefix("W/")):
             return Response(status_code=304, headers=headers)
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
+        if _takes_gzip(request.headers.get("Accept-Encoding", "")):
             return Response(file.gzipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=file.media_type)
         return Response(file.content, headers=headers, media_type=file.media_type)
 

@@ -33,20 +33,18 @@ class Direct(NamedTuple):
     max_body_bytes: int | None = None
 
 
-class DirectRoutes:
-    """The applications by (method, route)."""
+DirectRoutes = Mapping[tuple[str, str], Direct]
+"""The applications by (method, route)."""
 
-    def __init__(self, routes: Mapping[tuple[str, str], Direct]) -> None:
-        self._routes = routes
 
-    def find(self, scope: Scope) -> Direct | None:
-        """The application of a request; None: the framework. Sets `path_params` to the `name` and the `id` in the path."""
-        path: str = scope["path"]
-        if path.startswith("/models/"):
-            matched_path = _MODEL_PATH.fullmatch(path)
-            if matched_path is None:
-                return None
-            name, frontier, item_id = matched_path.groups()
-            path = FRONTIER if frontier else ITEMS if item_id is None else ITEM
-            scope["path_params"] = {"name": name, "id": item_id}
-        return self._routes.get((scope["method"], path))
+def find_direct(routes: DirectRoutes, scope: Scope) -> Direct | None:
+    """The application of a request; None: the framework. Sets `path_params` to the `name` and the `id` in the path."""
+    path: str = scope["path"]
+    if path.startswith("/models/"):
+        matched_path = _MODEL_PATH.fullmatch(path)
+        if matched_path is None:
+            return None
+        name, frontier, item_id = matched_path.groups()
+        path = FRONTIER if frontier else ITEMS if item_id is None else ITEM
+        scope["path_params"] = {"name": name, "id": item_id}
+    return routes.get((scope["method"], path))

@@ -29,8 +29,8 @@ from ..errors import Conflict, NotReady, QueueFull
 from ..http.dependencies import Service
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo, problem_of
-from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body, validate
-from ..http.retrieve_route import read_and_write, send_body, until_hung_up
+from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body, until_hung_up, validate
+from ..http.retrieve_route import read_and_write, send_body
 from ..models.loading import LoadedModel
 from ..retrieval.schemas import StrictBody
 

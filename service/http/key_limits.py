@@ -1,24 +1,32 @@
-"""The rate limits of keys: requests and engine seconds, counted by all workers of a host together.
+"""The rate limits of keys: requests and engine seconds, counted by all workers of a host together; and how refusals are held back.
 
 This is the generic cell rate algorithm (GCRA). Each limit has a theoretical arrival time: the time at which all that the key has taken
 would be spread at the allowed rate. They are in one mapped file, with a slot for each key and its limits; a key whose limits change gets a
 new slot. A slot is written under a lock, so that a worker interrupted between reading and writing does not undo the counts of others. A
 worker waits for the lock for at most LOCK_S, because the holder may be suspended; then one request too many may pass.
+
+Refusals of keys over their limits are held back, so that each key gets at most REFUSALS_PER_S of them a second: this slows a flood down.
+The connection of a held refusal does not count towards the limit of connections.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import mmap
 import os
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from starlette.types import Scope
+
 from ..errors import KeyLimit
+from ..http.connection import CONNECTION
 from ..keys_file import MOST_KEYS, Key
 
 COST_BURST_S = 1.0
@@ -32,6 +40,10 @@ ARRIVAL_TIMES = struct.Struct("=dd")
 IDENTITY_BYTES = 16
 SLOT_BYTES, SLOTS = IDENTITY_BYTES + ARRIVAL_TIMES.size, 8 * MOST_KEYS
 """Bytes of a slot, which begins with its key's identity, and number of slots. If none is free, each worker counts a key by itself."""
+MIN_HELD_S, REFUSALS_PER_S = 1.0, 128
+"""Shortest time for which a refusal is held back, and the rate of refusals for each key."""
+MAX_HELD_S = 10.0
+"""Longest time for which a refusal is held back, however many refusals of its key are held."""
 
 
 class KeyLimits:
@@ -141,3 +153,29 @@ def _locked(file: int, offset: int) -> bool:
     except OSError:  # another process has the lock
         return False
     return True
+
+
+class HeldRefusals:
+    """The held refusals of one event loop."""
+
+    def __init__(self) -> None:
+        self._next = defaultdict[str, float](float)  # time of each key's last refusal
+
+    async def wait(self, key: str, scope: Scope) -> bool:
+        """Hold a refusal back until its turn, the client leaves or the service stops. Returns False at once if too many are held."""
+        loop, connection = asyncio.get_running_loop(), scope.get(CONNECTION)
+        client_gone: asyncio.Future[None] = loop.create_future()
+        if connection is not None and not connection.hold(client_gone):
+            return False
+        now = loop.time()
+        self._next[key] = answer_at = min(max(self._next[key] + 1 / REFUSALS_PER_S, now + MIN_HELD_S), now + MAX_HELD_S)
+        try:
+            await _passed(client_gone, answer_at - now)
+        finally:
+            if connection is not None:
+                connection.take_back()
+        return True
+
+
+async def _passed(client_gone: asyncio.Future[None], seconds: float) -> None:
+    await asyncio.wait([client_gone], timeout=seconds)

@@ -24,7 +24,7 @@ from ..batching.priority import BACKGROUND
 from ..errors import BodyTooLarge, ClientGone, Denied, Encoded
 from ..http.api_keys import Keys
 from ..http.connection import CONNECTION
-from ..http.direct import RETRIEVE, DirectRoutes
+from ..http.direct import RETRIEVE, DirectRoutes, find_direct
 from ..http.memory_budget import Budget, Reservation
 from ..http.request_bodies import JSON_TYPES, check_type, read_body
 from ..keys_file import Key
@@ -170,7 +170,7 @@ class Edge:
         if connection is not None and connection.for_customers and not self.customer_paths.fullmatch(scope["path"]):
             await send_problem(send_marked, problem(404, NO_ROUTE), {})
             return
-        direct = self.direct.find(scope)
+        direct = find_direct(self.direct, scope)
         most = self.settings.max_body_bytes if direct is None or direct.max_body_bytes is None else direct.max_body_bytes
         try:
             if info.encoding not in (b"", b"identity"):

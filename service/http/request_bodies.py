@@ -6,7 +6,7 @@ Small bodies are parsed on the event loop, large ones in a thread. Knows ASGI me
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -19,10 +19,11 @@ from espalier.errors import InvalidInput
 from ..errors import BodyTooLarge, Busy, InvalidRequest, NotJson, ServiceError, SlowBody
 from ..http.memory_budget import Reservation
 from ..problems import invalid_body
+from ..settings import Settings
 
 JSON_TYPES = ("application/json",)
 LINES_TYPES = ("application/x-ndjson", "application/jsonl", "application/json-lines")
-TURN_LINES = 1024
+TURN_LINES = 16
 """Lines of one piece of a body that are handled before other requests have their turn. (A piece may have very many empty lines.)"""
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
@@ -45,27 +46,21 @@ async def read_body(receive: Receive, timeout_s: float | None, memory: Reservati
 
     Raises SlowBody after `timeout_s`, ClientDisconnect if the client hangs up before the end, Busy if the budget has no room.
     """
-    if timeout_s is None:
-        return await _read_all(receive, memory)
+    chunks = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
-            return await _read_all(receive, memory)
+            while True:
+                message = await receive()
+                body: bytes = message.get("body", b"")
+                if not memory.take(len(body)):
+                    raise _too_many_bodies()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                if not message.get("more_body", False):
+                    return bytes(chunks + body) if chunks else body
+                chunks += body
     except TimeoutError:
         raise SlowBody(f"The body did not arrive within {timeout_s:g} s.") from None
-
-
-async def _read_all(receive: Receive, memory: Reservation) -> bytes:
-    chunks = bytearray()
-    while True:
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if not memory.take(len(body)):
-            raise _too_many_bodies()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        if not message.get("more_body", False):
-            return bytes(chunks + body) if chunks else body
-        chunks += body
 
 
 async def read_lines(receive: Receive, max_bytes: int, timeout_s: float, memory: Reservation) -> AsyncIterator[bytes | ServiceError]:
@@ -113,6 +108,30 @@ async def read_lines(receive: Receive, max_bytes: int, timeout_s: float, memory:
         yield _too_long(max_bytes)
     elif stripped := bytes(partial_line).strip():
         yield stripped
+
+
+async def read_entries(
+    receive: Receive,
+    settings: Settings,
+    memory: Reservation,
+    entry_of: Callable[[bytes | ServiceError], Awaitable[T]],
+    entries: asyncio.Queue[T | None],
+) -> None:
+    """Put what `entry_of` makes of each line into a queue, and None after the last; then wait for the client to hang up.
+
+    Reads no faster than the queue is emptied. Ends only by an exception: those of `read_lines` and `entry_of`.
+    """
+    async for line in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, memory):
+        await entries.put(await entry_of(line))
+    await entries.put(None)
+    await until_hung_up(receive)
+
+
+async def until_hung_up(receive: Receive) -> None:
+    """Raise ClientDisconnect when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnect
 
 
 def _too_long(max_bytes: int) -> BodyTooLarge:

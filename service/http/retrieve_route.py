@@ -27,7 +27,7 @@ from ..errors import Behind, ClientGone, DeadlinePassed, KeyLimit, QueueFull, Un
 from ..http.api_keys import may_use
 from ..http.connection import CONNECTION
 from ..http.dependencies import Service
-from ..http.held_refusals import HeldRefusals
+from ..http.key_limits import HeldRefusals
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body, validate
@@ -331,13 +331,6 @@ async def read_and_write(
         log.debug("request %s: the client hung up inside its stream", info.request_id.decode())
     elif failure is not None:
         raise failure
-
-
-async def until_hung_up(receive: Receive) -> None:
-    """Raise ClientDisconnect when the client has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise ClientDisconnect
 
 
 class CancelOnDisconnect:

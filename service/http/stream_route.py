@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
+from typing import NamedTuple
 
 import orjson
 from starlette.requests import ClientDisconnect
@@ -15,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from ..batching.priority import Priority
 from ..errors import ClientGone, Denied, ServiceError
-from ..http.held_refusals import MIN_HELD_S
+from ..http.key_limits import MIN_HELD_S
 from ..http.memory_budget import Reservation
 from ..http.middleware import RequestInfo, problem_of
-from ..http.request_bodies import LINES_TYPES, check_type, parse_body, read_lines, validate
-from ..http.retrieve_route import RetrievalRoute, read_and_write, reserve, send_body, until_hung_up
+from ..http.request_bodies import LINES_TYPES, check_type, parse_body, read_entries, validate
+from ..http.retrieve_route import RetrievalRoute, read_and_write, reserve, send_body
 from ..retrieval.request import CheckedRequest
 from ..retrieval.schemas import RetrieveRequest
 
@@ -37,49 +38,49 @@ class StreamRoute(RetrievalRoute):
         check_type(info.content_type, LINES_TYPES)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
         with Reservation(self.bodies) as partial_line, Reservation(self.bodies) as line_memory, Reservation(self.answers) as answer_memory:
-            lines = _Lines(self, scope, partial_line, line_memory, answer_memory)
-            read, write, tasks = lines.read(receive), lines.write(send), lines.tasks
+            lines = _Lines(self, scope, line_memory, answer_memory)
+            read = read_entries(receive, self.settings, partial_line, lines.begin, lines.queue)
+            write, tasks = lines.write(send), lines.tasks
             del lines  # an exception holds this frame
             await read_and_write(read, write, info, tasks)
+
+
+class _Pending(NamedTuple):
+    """The answer to a line, the bytes of the line and the values of the answer."""
+
+    answer: asyncio.Future[bytes]
+    size: int
+    values: int
 
 
 class _Lines:
     """The lines of one stream, from reading to writing.
 
-    partial_line  counts the bytes of an incomplete line
-    lines         counts the bytes of the lines that have not been answered
-    answers       counts the values of their answers
-    tasks         the answers that have not been written
+    line_memory    counts the bytes of the lines that have not been answered
+    answer_memory  counts the values of their answers
+    queue          the begun answers in the order of the lines
+    tasks          the answers that have not been written
     """
 
-    def __init__(self, route: StreamRoute, scope: Scope, partial_line: Reservation, lines: Reservation, answers: Reservation) -> None:
+    def __init__(self, route: StreamRoute, scope: Scope, line_memory: Reservation, answer_memory: Reservation) -> None:
         self._route, self._settings, self._scope = route, route.settings, scope
         self._info: RequestInfo = scope[RequestInfo.KEY]
-        self._partial_line, self._line_memory, self._answer_memory = partial_line, lines, answers
-        self._queue: asyncio.Queue[tuple[asyncio.Future[bytes], int, int] | None] = asyncio.Queue(route.settings.stream_window)
+        self._line_memory, self._answer_memory = line_memory, answer_memory
+        self.queue: asyncio.Queue[_Pending | None] = asyncio.Queue(route.settings.stream_window)
         self.tasks: set[asyncio.Future[bytes]] = set()
-
-    async def read(self, receive: Receive) -> None:
-        """Begin to answer each line as it arrives, then wait for the client to hang up. Ends only by an exception."""
-        settings = self._settings
-        async for line in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, self._partial_line):
-            await self._begin(line)
-        await self._queue.put(None)
-        await until_hung_up(receive)
 
     async def write(self, send: Send) -> None:
         """Send the answers in the order of the lines, as long as the client reads them."""
-        while (pending := await self._queue.get()) is not None:
-            task, size, values = pending
-            line = await task + b"\n"
-            self.tasks.discard(task)
-            self._line_memory.give(size)
+        while (pending := await self.queue.get()) is not None:
+            line = await pending.answer + b"\n"
+            self.tasks.discard(pending.answer)
+            self._line_memory.give(pending.size)
             if not await send_body(send, self._scope, line, self._settings.stream_idle_s, more=True):
                 return
-            self._answer_memory.give(values)
+            self._answer_memory.give(pending.values)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _begin(self, line: bytes | ServiceError) -> None:
+    async def begin(self, line: bytes | ServiceError) -> _Pending:
         """Begin to answer a line, once there is memory for it and its answer."""
         info, size, values = RequestInfo(time.perf_counter(), self._info.request_id), 0, 0
         info.key, info.user, info.group = self._info.key, self._info.user, self._info.group
@@ -101,7 +102,7 @@ class _Lines:
                     self._route.audit.denied(self._scope, info.request_id.decode(), error)
                 task = self._refusal(error, info)
         self.tasks.add(task)
-        await self._queue.put((task, size, values))
+        return _Pending(task, size, values)
 
     async def _answer(self, checked: CheckedRequest, info: RequestInfo) -> bytes:
         """The answer to one line, or its problem document."""

@@ -28,7 +28,7 @@ from ..errors import DeadlinePassed, Uncovered
 from ..live.views import View
 from ..models.loading import LoadedModel
 from ..retrieval.explain import RequestedItems, explain
-from ..retrieval.request import CheckedRequest, EncodedRequest, encode, filter_of, input_values
+from ..retrieval.request import CheckedRequest, EncodedRequest, encode, input_values, parsed_filter
 from ..retrieval.second_stage import Candidates, second_stage
 from ..settings import Settings
 from ..watch.metrics import STAGES
@@ -76,8 +76,9 @@ async def retrieve(
     started = time.perf_counter()
     request, model = checked.request, checked.model
     view = model.live.view(request.live)
-    mask, filter = view.standing, filter_of(request, model, settings)
-    if filter is not None:
+    mask, filter = view.standing, None
+    if request.filter or request.exclude_filter:
+        filter = parsed_filter(request.filter, request.exclude_filter, model, settings)
         mask = view.cached(filter) or await _run(False, deadline, view.mask, filter)
     encoded = await _run(input_values(request) <= INLINE_VALUES, deadline, encode, checked, view, settings.widen, mask)
     submitted = time.perf_counter()
@@ -88,9 +89,9 @@ async def retrieve(
         check_coverage(answer.result.coverage, 1.0 if needs_all else request.min_coverage)
     if answer.result.finite_B is not None:
         _check_finite(encoded.queries, answer.result.finite_B)
-    candidates, is_small = Candidates.of(answer.result), answer.result.item_rows_BM.size <= INLINE_VALUES
-    if checked.depth or request.min_score is not None:
-        candidates = await _run(is_small, deadline, second_stage, checked, encoded.queries, encoded.caller_features, answer.result)
+    is_small, is_final = answer.result.item_rows_BM.size <= INLINE_VALUES, not checked.depth and request.min_score is None
+    stage_arguments = checked, encoded.queries, encoded.caller_features, answer.result
+    candidates = await _run(is_small or is_final, deadline, second_stage, *stage_arguments)
     reranked = time.perf_counter()
     answer_view = view if view.is_frozen else model.live.newest()  # the answer may have items that were put during the search
     is_quick = is_small and not checked.traced
@@ -230,9 +231,6 @@ def check_coverage(coverage: Coverage, min_coverage: float | None) -> None:
 
 def coverage_fields(coverage: Coverage) -> dict[str, Any]:
     """The coverage of a request as JSON fields. A shard counts only if it answered all queries of the request."""
-    if coverage.answered_BS.all():
-        shards = coverage.answered_BS.shape[1]
-        return {"items": 1.0, "shards": shards, "answered": shards, "missing": []}
     answered_S = np.logical_and.reduce(coverage.answered_BS)
     items = int(coverage.items_S[answered_S].sum()) / int(coverage.items_S.sum())
     missing = np.flatnonzero(~answered_S).tolist()

@@ -37,11 +37,6 @@ class Candidates:
     complete_B: NDArray[np.bool_]
     reranked: Reranked | None = None
 
-    @staticmethod
-    def of(result: SearchResult) -> Candidates:
-        """The candidates in the order of the search."""
-        return Candidates(result.item_rows_BM, result.scores_BM, result.count_B, result.count_B, result.complete_B)
-
 
 def second_stage(
     checked: CheckedRequest, queries: QueryBatch, caller_features: Sequence[CallerFeatures], result: SearchResult

@@ -15,14 +15,19 @@ from tests.service.processes import Service
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
 
+def opened(view: str, guarded: Service, browser: Browser) -> Iterator[Watched]:
+    """A page of a service with keys, with a retrieval key."""
+    with visit(browser, f"http://127.0.0.1:{guarded.port}") as watched:
+        watched.expect_failures("status of 40")  # without a key, or for a version that is not there
+        watched.page.goto(f"{watched.origin}/#/{view}")
+        give_key(watched.page, "a retrieval key", RETRIEVE_KEY)
+        settled(watched.page)
+        yield watched
+
+
 @pytest.fixture
 def administrator(guarded: Service, browser: Browser) -> Iterator[Watched]:
-    with visit(browser, f"http://127.0.0.1:{guarded.port}") as page:
-        page.expect_failures("status of 40")  # without a key, or for a version that is not there
-        page.page.goto(f"{page.origin}/#/models?model=strange")
-        give_key(page.page, "a retrieval key", RETRIEVE_KEY)
-        settled(page.page)
-        yield page
+    yield from opened("models?model=strange", guarded, browser)
 
 
 def default_version(page: Page) -> str:
@@ -107,12 +112,7 @@ TITLE = "<b>Simple</b> \u202eDirectMedia Layer 3"
 
 @pytest.fixture
 def writer(guarded: Service, browser: Browser) -> Iterator[Watched]:
-    with visit(browser, f"http://127.0.0.1:{guarded.port}") as watched:
-        watched.expect_failures("status of 40")
-        watched.page.goto(f"{watched.origin}/#/live?model=debian-depends")
-        give_key(watched.page, "a retrieval key", RETRIEVE_KEY)
-        settled(watched.page)
-        yield watched
+    yield from opened("live?model=debian-depends", guarded, browser)
 
 
 def test_an_item_is_put_found_looked_at_and_deleted(writer: Watched) -> None:

@@ -172,4 +172,4 @@ def direct(running: Listening, path: str) -> Any:
     layer = running.app.middleware_stack
     while not hasattr(layer, "direct"):
         layer = layer.app
-    return layer.direct.find({"method": "POST", "path": path}).application
+    return layer.direct["POST", path].application

@@ -381,7 +381,7 @@ def test_connections_whose_refusals_are_held_back_keep_nobody_out(
     models: Path, two_keys: tuple[Path, bytes, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.http.connections.GRACE_S", 0)
-    monkeypatch.setattr("service.http.held_refusals.MIN_HELD_S", 2.0)
+    monkeypatch.setattr("service.http.key_limits.MIN_HELD_S", 2.0)
     keys, flood, shop = two_keys
     with listening(models, max_connections=2, keys_file=keys) as running, ExitStack() as many:
         assert running.ask(flood).status == 200
@@ -405,8 +405,8 @@ def test_connections_whose_refusals_are_held_back_keep_nobody_out(
 def test_no_more_are_held_than_there_is_room_for_and_none_when_the_service_stops(
     models: Path, two_keys: tuple[Path, bytes, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.held_refusals.MIN_HELD_S", 600)
-    monkeypatch.setattr("service.http.held_refusals.MAX_HELD_S", 600)
+    monkeypatch.setattr("service.http.key_limits.MIN_HELD_S", 600)
+    monkeypatch.setattr("service.http.key_limits.MAX_HELD_S", 600)
     keys, flood, _ = two_keys
     with ExitStack() as many:
         with listening(models, max_connections=64, keys_file=keys) as running:

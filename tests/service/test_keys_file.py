@@ -19,10 +19,9 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from service.errors import Forbidden, KeyLimit, Unauthorized
-from service.http import held_refusals, key_limits, stream_route
+from service.http import key_limits, stream_route
 from service.http.api_keys import Keys
-from service.http.held_refusals import MAX_HELD_S, MIN_HELD_S, REFUSALS_PER_S, HeldRefusals
-from service.http.key_limits import COST_BURST_S, DEBT_S, SLOTS, KeyLimits, _locked
+from service.http.key_limits import COST_BURST_S, DEBT_S, MAX_HELD_S, MIN_HELD_S, REFUSALS_PER_S, SLOTS, HeldRefusals, KeyLimits, _locked
 from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE, Key, read_keys
 from service.settings import Settings, is_local
 from service.watch.metrics import OTHER_KEYS, Metrics
@@ -348,7 +347,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def passed(_: object, seconds: float) -> None:
         seconds_of_each.append(seconds)
 
-    monkeypatch.setattr(held_refusals, "_passed", passed)
+    monkeypatch.setattr(key_limits, "_passed", passed)
     return seconds_of_each
 
 
@@ -356,7 +355,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (held_refusals, stream_route):
+    for module in (key_limits, stream_route):
         monkeypatch.setattr(module, "MIN_HELD_S", 0.0)
 
     def asked(running: Running, key: str, body: dict[str, Any] | None = None) -> Any:

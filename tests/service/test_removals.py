@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -210,6 +211,17 @@ def test_an_id_that_no_item_can_have_is_refused(shared: Running, item_id: str, s
         answer = send(shared, method, f"{LIST}/{item_id}")
         assert answer.status_code == status, answer.text
         assert status != 422 or problem(answer)["errors"][0]["field"] == "id"
+
+
+def test_an_unknown_model_is_said_before_wrong_ids(shared: Running) -> None:
+    unknown = LIST.replace("books", "films")
+    bodies: list[dict[str, Any]] = [{"ids": ["a", ""]}, {"ids": ["a", 5]}, {"other": []}]
+    for body in bodies:
+        assert send(shared, "PUT", LIST, body).status_code == 422
+        assert "There is no model 'films'." in problem(send(shared, "PUT", unknown, body))["detail"]
+    for method in ("PUT", "DELETE"):
+        assert send(shared, method, f"{unknown}/%FF").status_code == 404
+        assert shared.client.request(method, f"{unknown}/%FF").status_code == 401
 
 
 def test_the_body_of_a_single_removal_is_not_read(shelf: Running) -> None:

@@ -185,12 +185,30 @@ def test_a_wrong_value_is_422_and_names_the_field(shared: Running, body: Json, f
     assert all(set(error) == {"field", "value", "expected"} for error in errors)
 
 
+@pytest.mark.parametrize(
+    ("body", "field", "value"),
+    [
+        ({"m": True}, "m", "true"),
+        ({"live": None}, "live", "null"),
+        ({"filter": [None, {"a": False, "ü": 1.5}]}, "filter", '[null, {"a": false, "ü": 1.5}]'),
+        ({"fields": {"a": "x" * 300}}, "fields", '{"a": "' + "x" * 192 + "…"),
+        ({"explain_nodes": True}, "explain_nodes", "true"),
+        ({"rerank": True}, "rerank", "true"),
+        ({"model": "points", "queries": [{"vector": [0.0], "exclude_seen": True}]}, "queries[0].exclude_seen", "true"),
+    ],
+)
+def test_a_wrong_value_is_spelled_as_in_json(shared: Running, body: Json, field: str, value: str) -> None:
+    document = problem(shared.client.post("/retrieve", json={"model": "books", "queries": [COLD]} | body))
+    assert (document["errors"][0]["field"], document["errors"][0]["value"]) == (field, value)
+    assert document["detail"].startswith(f"{field}: got {value}, expected ")
+
+
 def test_all_wrong_values_and_all_models_are_listed(shared: Running) -> None:
     answer = shared.client.post("/retrieve", json={"queries": [COLD], "m": 0, "beam_size": "9", "oops": 1})
     assert [error["field"] for error in problem(answer)["errors"]] == ["m", "beam_size", "oops"]
     assert problem(answer)["errors"][1] == {"field": "beam_size", "value": "'9'", "expected": "a valid integer"}
     answer = shared.client.post("/retrieve", json={"queries": [COLD]})
-    assert problem(answer)["errors"] == [{"field": "model", "value": "None", "expected": "one of books, points"}]
+    assert problem(answer)["errors"] == [{"field": "model", "value": "null", "expected": "one of books, points"}]
 
 
 @pytest.mark.parametrize(("body", "named"), [({"model": "nobody"}, "books, points"), ({"model": "books", "version": 7}, "version 1")])

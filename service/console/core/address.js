@@ -22,6 +22,16 @@ export function href(view, params) {
   return `#/${view}${text ? "?" + text : ""}`;
 }
 
+// A copy of parameters with some changed: {name: value}, null or "" for what goes. params: as for `href`.
+export function changed(params, changes) {
+  const next = asParams(params);
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null || value === undefined || value === "") next.delete(name);
+    else next.set(name, value);
+  }
+  return next;
+}
+
 // Show another view or state. replace: without a step of the browser's history.
 export function go(view, params, { replace = false } = {}) {
   if (!replace) flush();

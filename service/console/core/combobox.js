@@ -9,7 +9,7 @@ const WAIT_MS = 80;
 const MOST = 12;
 
 // complete(signal, text) -> promise of [{id, title}]; onChoose({id, title}); onText(text): a pasted list, true if it was taken.
-export function ComboBox({ label, hidden = false, placeholder, complete, onChoose, onText, keep = false, value = "", ...rest }) {
+function ComboBox({ label, hidden = false, placeholder, complete, onChoose, onText, keep = false, value = "", ...rest }) {
   const id = useId();
   const [text, setText] = useState(value);
   const [options, setOptions] = useState([]);

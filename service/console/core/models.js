@@ -3,8 +3,7 @@
 import { useLayoutEffect, useState } from "./preact.js";
 import { get, hasKey } from "./api.js";
 
-export const SMALLEST_BEAM = 10; // to which a beam may shrink near a deadline, where the model does not say
-
+const SMALLEST_BEAM = 10; // where the model does not say
 const LOADING_MS = 1000; // between two looks at a model that is loading
 const RETRY_MS = 2000; // at a service that is away
 
@@ -46,6 +45,11 @@ export function chosenModel(models, name) {
 // The versions of a model that answer, ascending.
 export function loadedVersions(model) {
   return model.versions.filter((version) => version.state === "ready").map((version) => version.version);
+}
+
+// The beam to which one may shrink near a deadline.
+export function smallestBeam(model) {
+  return model.search.min_beam_size ?? SMALLEST_BEAM;
 }
 
 // Whether held-out queries and health can be read without asking for a key.

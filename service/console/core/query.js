@@ -11,7 +11,7 @@
 
 const SIDE_B = ["version", "beam", "live", "rerank"];
 
-export const QUERY_NAMES = ["model", "version", "q", "filter", "without", "beam", "m", "min", "live", "rerank"];
+const QUERY_NAMES = ["model", "version", "q", "filter", "without", "beam", "m", "min", "live", "rerank"];
 
 // The query of an address; null where it has none, or none that can be read.
 export function queryOf(params) {

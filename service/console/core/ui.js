@@ -3,7 +3,7 @@
 import { html, useEffect, useId, useRef, useState } from "./preact.js";
 import { askKey } from "./api.js";
 
-export { ComboBox, ItemBox } from "./combobox.js";
+export { ItemBox } from "./combobox.js";
 
 // A problem document, or a failure of this page, where it belongs. again: what to do on "Try again".
 export function ProblemView({ problem, again }) {
@@ -81,13 +81,12 @@ export function Select({ label, value, options, onChange, hidden = false, ...res
     </select></label>`;
 }
 
-// columns: [{label, cell(row) -> node, numeric}]; rows: as many as the caller wants shown. onRow(row): a click on a row; the cells must hold
-// a link or button to the same effect, for the keyboard.
-export function Table({ caption, columns, rows, rowKey, onRow, rowClass }) {
+// columns: [{label, cell(row) -> node, numeric}]; rows: as many as the caller wants shown.
+export function Table({ caption, columns, rows, rowKey, rowClass }) {
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
     <caption class="unseen">${caption}</caption>
     <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.numeric ? "numeric" : ""}>${column.label}</th>`)}</tr></thead>
-    <tbody>${rows.map((row, at) => html`<tr key=${rowKey ? rowKey(row) : at} class=${rowClass?.(row) ?? ""} onClick=${onRow && (() => onRow(row))}>
+    <tbody>${rows.map((row, at) => html`<tr key=${rowKey ? rowKey(row) : at} class=${rowClass?.(row) ?? ""}>
       ${columns.map((column) => html`<td class=${column.numeric ? "numeric" : ""}>${column.cell(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }

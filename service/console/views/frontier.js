@@ -1,11 +1,12 @@
 // Frontier: what a wider beam finds and costs, measured now on held-out queries and drawn as it comes.
 
-import { html, useEffect, useRef, useState } from "../core/preact.js";
-import { go } from "../core/address.js";
+import { html, useEffect } from "../core/preact.js";
+import { changed, go } from "../core/address.js";
 import { lines } from "../core/api.js";
 import { Chart } from "../core/chart.js";
-import { SMALLEST_BEAM } from "../core/models.js";
+import { smallestBeam } from "../core/models.js";
 import { count, ms, percent, share } from "../core/format.js";
+import { useRows } from "../core/running.js";
 import { Badge, Busy, Button, Empty, ProblemView, Table } from "../core/ui.js";
 
 export const title = "Frontier";
@@ -18,33 +19,10 @@ const QUERIES = [64, 256, 1000];
 
 export default function View({ params, model }) {
   const settings = settingsOf(params, model);
-  const [rows, setRows] = useState([]);
-  const [problem, setProblem] = useState(null);
-  const [busy, setBusy] = useState(false);
-  const running = useRef(null);
-
-  function start() {
-    running.current?.abort();
-    const controller = (running.current = new AbortController());
-    setRows([]);
-    setProblem(null);
-    setBusy(true);
-    measured(model, settings, controller.signal, (row) => setRows((former) => [...former, row]))
-      .catch((failure) => controller.signal.aborted || setProblem(failure))
-      .finally(() => running.current === controller && setBusy(false));
-  }
-  const cancel = () => {
-    running.current?.abort();
-    setBusy(false);
-  };
+  const { rows, problem, busy, start, cancel } = useRows((signal, take) => measured(model, settings, signal, take));
   useEffect(() => (start(), cancel), [model.name, JSON.stringify(settings)]);
 
-  const change = (name, value) => {
-    const next = new URLSearchParams(params);
-    if (value) next.set(name, value);
-    else next.delete(name);
-    go("frontier", next, { replace: true });
-  };
+  const change = (name, value) => go("frontier", changed(params, { [name]: value }), { replace: true });
   return html`
     <form class="panel frontier-ask" onSubmit=${(event) => event.preventDefault()}>
       <label class="field"><span>Beams</span><input type="text" class="mono" inputmode="numeric" value=${settings.beams.join(", ")}
@@ -56,7 +34,7 @@ export default function View({ params, model }) {
       <div class="toolbar">${busy ? html`<${Button} onClick=${cancel}>Cancel</${Button}>` : html`<${Button} kind="primary" onClick=${start}>Measure again</${Button}>`}
         <${Busy} busy=${busy}>${`Measuring beam ${settings.beams[rows.length] ?? "…"} (${rows.length} of ${settings.beams.length})`}</${Busy}></div>
     </form>
-    ${problem && html`<${ProblemView} problem=${problem} again=${start} />`}
+    <${ProblemView} problem=${problem} again=${start} />
     ${rows.length > 0 && html`<p class="frontier-told">${told(rows, model)}</p>
       <div class="columns">
         <section class="panel"><${ByBeam} rows=${rows} m=${settings.m} /></section>
@@ -77,7 +55,7 @@ export default function View({ params, model }) {
       </section>`}
     ${!busy && rows.length > 0 && html`<section class="panel"><h2>What a deadline costs</h2>
       <p class="hint">A search that would end after its deadline gets a smaller beam, of those that fit into the time that the queue has left, down to
-        ${count(smallest(model))}. Whoever sends <code>"partial": "refuse"</code> gets 504 instead.</p>
+        ${count(smallestBeam(model))}. Whoever sends <code>"partial": "refuse"</code> gets 504 instead.</p>
       <${Table} caption="Recall by the time that is left" rows=${byTime(rows, model)} rowKey=${(row) => row.left_ms} columns=${[
         { label: "Left for a query", numeric: true, cell: (row) => ms(row.left_ms) },
         { label: "Beam", numeric: true, cell: (row) => (row.found ? count(row.found.beam_size) : "504") },
@@ -117,14 +95,10 @@ function told(rows, model) {
   return `${first}; the best, ${count(best.beam_size)}, finds ${percent(gain / best.recall, 1)} more in ${ms(best.ms_per_query)}. Beam ${count(least.beam_size)} is the quickest within the best one's interval.`;
 }
 
-function smallest(model) {
-  return model.search.min_beam_size ?? SMALLEST_BEAM;
-}
-
 // For each time that may be left the widest beam, of those up to the default one, that fits into it.
 function byTime(rows, model) {
   const usual = rows.find((row) => row.default);
-  const allowed = rows.filter((row) => row.beam_size >= smallest(model) && row.beam_size <= model.search.beam_size);
+  const allowed = rows.filter((row) => row.beam_size >= smallestBeam(model) && row.beam_size <= model.search.beam_size);
   return LEFT_MS.map((left_ms) => {
     const found = allowed.filter((row) => row.ms_per_query <= left_ms).pop() ?? null;
     return { left_ms, found, lost: found && usual ? usual.recall - found.recall : null };
@@ -135,7 +109,7 @@ async function measured(model, { beams, m, queries, version }, signal, take) {
   const body = { beam_size: beams, m, queries, ...(version && { version: Number(version) }) };
   for await (const row of lines(`models/${encodeURIComponent(model.name)}/frontier`, body, signal, { key: "admin" })) {
     if (row.status) throw row; // a problem document in place of a line
-    take(row);
+    take([row]);
   }
 }
 

@@ -1,7 +1,7 @@
 // Lab: ask a model, move the beam, compare two ways of searching. The whole state is in the address (core/query.js).
 
 import { html, useEffect, useLayoutEffect } from "../core/preact.js";
-import { go, read } from "../core/address.js";
+import { changed, go, read } from "../core/address.js";
 import { get, post } from "../core/api.js";
 import { useAnswer } from "../core/latest.js";
 import { isOpen } from "../core/models.js";
@@ -22,7 +22,8 @@ const SOME_ITEMS = 3;
 const heldout = new Map(); // model and version -> its held-out queries; [] where it has none
 
 export default function Lab({ params, model }) {
-  const set = (changes, quiet) => setAddress({ model: model.name, ...changes }, quiet);
+  // quiet: without a step of the browser's history, for what moves
+  const set = (changes, quiet = false) => go("lab", changed(read().params, { model: model.name, ...changes }), { replace: quiet });
   const question = useFirstQuestion(model, params, (query) => set({ q: JSON.stringify(query) }, true));
   const query = queryOf(params);
   const compared = params.get("side") === "b";
@@ -69,16 +70,6 @@ function isAsked(model, query) {
   const kind = model.query.kind;
   if (kind === "vector") return (query.vector ?? []).length > 0;
   return kind !== "features" || (query.features?.indices.length ?? 0) > 0;
-}
-
-// Change the address: {name: value}, null for what goes. quiet: without a step of the browser's history, for what moves.
-function setAddress(changes, quiet = false) {
-  const { params } = read();
-  for (const [name, value] of Object.entries(changes)) {
-    if (value === null || value === "") params.delete(name);
-    else params.set(name, value);
-  }
-  go("lab", params, { replace: quiet });
 }
 
 // "/" goes to the query.

@@ -3,15 +3,17 @@
 import { html, useState } from "../core/preact.js";
 import { go, href } from "../core/address.js";
 import { get, remove } from "../core/api.js";
-import { Confirm } from "../core/confirm.js";
+import { Confirm } from "../core/dialogs.js";
 import { count, moment, percent, plural } from "../core/format.js";
+import { useAnswer } from "../core/latest.js";
 import { loadModels } from "../core/models.js";
-import { Badge, Bar, Button, Empty, ItemBox, ProblemView } from "../core/ui.js";
-import { Feed } from "./live/feed.js";
+import { Badge, Bar, Button, Empty, ItemBox, ProblemView, Table } from "../core/ui.js";
 import { PutForm } from "./live/put_form.js";
 
 export const title = "Live";
 export const about = "items that come and go while the service runs";
+
+const MOST_LISTED = 50; // changes of the feed
 
 export default function View({ params, model }) {
   const [round, setRound] = useState(0);
@@ -71,7 +73,7 @@ function LookUp({ model, item, onDone }) {
   return html`<section class="panel"><h2>Look at an item</h2>
     <${ItemBox} model=${model} label="Item" keep value=${item ?? ""} placeholder="id or title, trained or live" onChoose=${({ id }) => choose(id)} />
     ${item && !found && !problem && !said && html`<div class="toolbar"><${Button} onClick=${() => look(item)}>Look <bdi>${item}</bdi> up</${Button}></div>`}
-    ${problem && html`<${ProblemView} problem=${problem} />`}
+    <${ProblemView} problem=${problem} />
     ${said && html`<p class="good" role="status"><bdi>${said}</bdi></p>`}
     ${found && html`<dl class="live-facts">
         <div><dt>Id</dt><dd><bdi class="mono">${found.id}</bdi> ${found.live ? html`<${Badge} kind="info">live</${Badge}>` : html`<${Badge}>trained</${Badge}>`}</dd></div>
@@ -83,4 +85,35 @@ function LookUp({ model, item, onDone }) {
         <${Button} kind="danger" onClick=${() => setQuestion({ title: `Delete ${found.id}?`, detail: "The next request does not find it any more. A later PUT brings it back.", action: "Delete it", danger: true })}>Delete</${Button}></div>`}
     <${Confirm} question=${question} onAnswer=${(yes) => (setQuestion(null), yes && end(found.id))} />
   </section>`;
+}
+
+// What was put and deleted last: the end of the changes feed, which is an administrator's. round: another number when something was changed here
+function Feed({ model, round }) {
+  const [wanted, setWanted] = useState(false);
+  const { value, problem, busy, again } = useAnswer((signal) => last(model, signal), wanted ? [model.name, round] : null);
+  return html`<section class="panel"><div class="toolbar"><h2>Last changes</h2>
+      <span class="end"></span><${Button} disabled=${busy} onClick=${() => (wanted ? again() : setWanted(true))}>${wanted ? "Read again" : "Read the feed"}</${Button}></div>
+    ${!wanted && html`<p class="hint">Changes show what customers did. Where the service has keys, they need an admin key.</p>`}
+    <${ProblemView} problem=${problem} again=${again} />
+    ${value?.length === 0 && html`<${Empty}>Nothing was ever put or deleted.</${Empty}>`}
+    ${value?.length > 0 && html`<${Table} caption="Last changes" rows=${value} rowKey=${(row) => row.sequence} columns=${[
+      { label: "Operation", numeric: true, cell: (row) => count(row.sequence) },
+      { label: "", cell: (row) => html`<${Badge} kind=${row.kind === "delete" ? "warn" : "good"}>${row.kind}</${Badge}>` },
+      { label: "Item", cell: (row) => html`<a href=${href("live", { model: model.name, item: row.id })}><bdi class="mono">${row.id}</bdi></a>` },
+      { label: "Title", cell: (row) => html`<bdi class="dim">${row.fields?.title}</bdi>` },
+      { label: "Evidence", cell: (row) => evidence(row) },
+      { label: "When", cell: (row) => moment(row.at) },
+    ]} />`}
+  </section>`;
+}
+
+async function last(model, signal) {
+  const path = `models/${encodeURIComponent(model.name)}/changes`;
+  const { sequence } = await get(path, { after: 0, limit: 1 }, signal, { key: "admin" });
+  const { changes } = await get(path, { after: Math.max(0, sequence - MOST_LISTED), limit: MOST_LISTED }, signal, { key: "admin" });
+  return changes.reverse();
+}
+
+function evidence(row) {
+  return [row.events?.length && `${row.events.length} events`, row.like?.length && `like ${row.like.length}`, row.text && "text"].filter(Boolean).join(", ") || "–";
 }

@@ -1,17 +1,16 @@
 // Why not: where an item fell out of the search. The answer first, in a sentence; then what it rests on.
 
 import { html } from "../core/preact.js";
-import { go, href } from "../core/address.js";
+import { changed, go, href } from "../core/address.js";
 import { post } from "../core/api.js";
 import { count } from "../core/format.js";
 import { useAnswer } from "../core/latest.js";
 import { queryOf, queryParams, retrieveBody } from "../core/query.js";
 import { rememberTitles, titleOf, useTitles } from "../core/titles.js";
 import { Busy, Empty, ItemBox, ProblemView } from "../core/ui.js";
-import { Forbidden } from "./whynot/forbidden.js";
 import { Ladder } from "./whynot/ladder.js";
 import { Levels } from "./whynot/levels.js";
-import { Reasons } from "./whynot/reasons.js";
+import { Forbidden, Reasons } from "./whynot/reasons.js";
 import { isScored, placeOf, verdict } from "./whynot/verdict.js";
 
 export const title = "Why not";
@@ -74,7 +73,7 @@ function Explained({ model, params, item }) {
   const height = levels.length ? levels[levels.length - 1].level : 0;
   const told = verdict(entry, levels, { m, height });
   return html`
-    <section class=${`panel whynot-verdict ${told.kind}`} aria-live="polite">
+    <section class=${`panel verdict whynot-verdict ${told.kind}`} aria-live="polite">
       <p class="whynot-item"><bdi class="mono">${item}</bdi>${titleOf(model.name, item) && html` <bdi class="dim">${titleOf(model.name, item)}</bdi>`}</p>
       <p class="whynot-sentence">${told.sentence}</p>
       ${degraded && html`<p class="hint warn">The deadline was near: this search had a smaller beam than was asked for.</p>`}
@@ -109,10 +108,4 @@ async function explain(model, params, item, signal) {
 
 function titleField(model) {
   return (model.fields ?? []).includes("title") ? ["title"] : [];
-}
-
-function changed(params, more) {
-  const next = new URLSearchParams(params);
-  for (const [name, value] of Object.entries(more)) next.set(name, value);
-  return next;
 }

@@ -2,7 +2,7 @@
 // item came, too.
 
 import { html, useEffect, useState } from "../../core/preact.js";
-import { go, href } from "../../core/address.js";
+import { changed, go, href } from "../../core/address.js";
 import { absolute, hasKey } from "../../core/api.js";
 import { count, ms, number, percent, plural, share } from "../../core/format.js";
 import { queryParams, sideB } from "../../core/query.js";
@@ -17,11 +17,7 @@ export function Summary({ model, params, value, question, busy }) {
   const overlap = lists.length === 2 && compared(...lists).overlap;
   const most = Math.max(...lists.map((items) => items.length), 1);
   const found = question.relevant && lists.map((items) => items.filter((item) => question.relevant.has(item.id)).length);
-  const whyNot = (item) => {
-    const to = queryParams(params);
-    to.set("item", item.id);
-    go("whynot", to);
-  };
+  const whyNot = (item) => go("whynot", changed(queryParams(params), { item: item.id }));
   const said = `${plural(lists[0].length, "result")}${sides[0].results[0].complete ? "" : ", incomplete"}${overlap === false ? "" : `, ${overlap} in both`}`;
 
   return html`<div class="summary panel" aria-busy=${String(busy)}>
@@ -102,12 +98,10 @@ export function Results({ model, params, sides, stale, question, query, set }) {
 function Item({ item, place, best, side, params, marked, relevant, isSeen, add, exclude }) {
   const { title, ...others } = item.fields ?? {};
   const other = Object.values(others).flat().filter((value) => value !== null).map((value) => (typeof value === "number" ? number(value, 5) : value)).join(", ");
-  const to = new URLSearchParams(params);
-  to.set("item", item.id);
   return html`<li class=${`result ${marked?.kind ?? ""}`}>
     <span class="place">${place}</span>
     ${marked && html`<span class=${`mark-${marked.kind}`} title=${marked.text}><span aria-hidden="true">${SIGNS[marked.kind](marked.by)}</span><span class="unseen">${marked.text}</span></span>`}
-    <a class="name" href=${href("whynot", to)}>
+    <a class="name" href=${href("whynot", changed(params, { item: item.id }))}>
       <bdi class="ellipsis title">${title ?? item.id}</bdi>
       <span class="ellipsis about">${title && html`<bdi class="mono">${item.id}</bdi>`}${other && html` <bdi class="other">${other}</bdi>`}</span>
     </a>

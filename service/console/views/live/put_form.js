@@ -4,6 +4,7 @@ import { html, useState } from "../../core/preact.js";
 import { href } from "../../core/address.js";
 import { put } from "../../core/api.js";
 import { count } from "../../core/format.js";
+import { useAction } from "../../core/running.js";
 import { Busy, Button, ItemBox, ProblemView } from "../../core/ui.js";
 
 const MOST_EVENTS = 64; // of an item; the service says so too
@@ -14,27 +15,19 @@ export function PutForm({ model, onDone }) {
   const [events, setEvents] = useState("");
   const [like, setLike] = useState([]);
   const [text, setText] = useState("");
-  const [problem, setProblem] = useState(null);
-  const [outcome, setOutcome] = useState(null);
-  const [busy, setBusy] = useState(false);
+  const { busy, done: outcome, problem, run } = useAction();
   const kind = model.query.kind;
   const columns = (model.fields ?? []).filter((name) => name !== "id");
 
-  const submit = async (event) => {
+  const write = async () => {
+    const body = bodyOf(kind, { fields, events, like, text });
+    const done = await put(`models/${encodeURIComponent(model.name)}/items/${encodeURIComponent(id)}`, body, undefined, { key: "write" });
+    onDone();
+    return { ...done, id, query: body.events ? { [kind]: body.events[0] } : null };
+  };
+  const submit = (event) => {
     event.preventDefault();
-    setProblem(null);
-    setOutcome(null);
-    try {
-      const body = bodyOf(kind, { fields, events, like, text });
-      setBusy(true);
-      const done = await put(`models/${encodeURIComponent(model.name)}/items/${encodeURIComponent(id)}`, body, undefined, { key: "write" });
-      setOutcome({ ...done, id, query: body.events ? { [kind]: body.events[0] } : null });
-      onDone();
-    } catch (failure) {
-      setProblem(failure);
-    } finally {
-      setBusy(false);
-    }
+    run("Placing, writing…", write);
   };
   return html`<section class="panel"><h2>Put an item in, or change one</h2>
     <form class="live-form" onSubmit=${submit}>
@@ -46,9 +39,9 @@ export function PutForm({ model, onDone }) {
       ${kind === "text" && html`<label class="field"><span>Text: what the item is about</span><textarea rows="2" value=${text} onInput=${(event) => setText(event.target.value)}></textarea></label>`}
       <${ItemBox} model=${model} label="Like: items that it resembles" onChoose=${(option) => setLike([...like.filter((one) => one !== option.id), option.id])} />
       ${like.length > 0 && html`<ul class="toolbar">${like.map((one) => html`<li key=${one}><${Button} aria-label=${`No longer like ${one}`} onClick=${() => setLike(like.filter((other) => other !== one))}><bdi class="mono">${one}</bdi> ×</${Button}></li>`)}</ul>`}
-      <div class="toolbar"><button type="submit" class="button primary" disabled=${busy}>Put</button><${Busy} busy=${busy}>Placing, writing…</${Busy}></div>
+      <div class="toolbar"><button type="submit" class="button primary" disabled=${busy !== null}>Put</button><${Busy} busy=${busy !== null}>${busy}</${Busy}></div>
     </form>
-    ${problem && html`<${ProblemView} problem=${problem} />`}
+    <${ProblemView} problem=${problem} />
     ${outcome && html`<${Outcome} model=${model} outcome=${outcome} />`}
   </section>`;
 }
@@ -70,7 +63,7 @@ const EVENTS = {
 };
 
 // The body of the PUT. Throws a problem that names the line that cannot be read.
-export function bodyOf(kind, { fields, events, like, text }) {
+function bodyOf(kind, { fields, events, like, text }) {
   const lines = events.split("\n").map((line) => line.trim()).filter(Boolean);
   if (lines.length > MOST_EVENTS) throw { title: "Too many events", detail: `${lines.length} lines; an item takes ${MOST_EVENTS}.` };
   const given = Object.entries(fields).filter(([, value]) => value.trim() !== "").map(([name, value]) => [name, valueOf(value)]);

@@ -4,14 +4,14 @@ import { html, useEffect, useState } from "../../core/preact.js";
 import { get, put, remove } from "../../core/api.js";
 import { count, ms, percent } from "../../core/format.js";
 import { loadModels } from "../../core/models.js";
+import { useAction } from "../../core/running.js";
 import { Busy, Button, ProblemView, Select, Table } from "../../core/ui.js";
 
 const EVERY_MS = 5000;
 
 export function Trial({ model, promote }) {
   const [found, setFound] = useState(null);
-  const [problem, setProblem] = useState(null);
-  const [busy, setBusy] = useState(null);
+  const { busy, problem, run } = useAction(loadModels);
   const path = `models/${encodeURIComponent(model.name)}/candidate`;
   const candidate = model.candidate;
 
@@ -28,18 +28,6 @@ export function Trial({ model, promote }) {
     };
   }, [path, JSON.stringify(candidate)]);
 
-  const run = async (doing, change) => {
-    setProblem(null);
-    setBusy(doing);
-    try {
-      await change();
-    } catch (failure) {
-      setProblem(failure);
-    } finally {
-      setBusy(null);
-      loadModels();
-    }
-  };
   const others = model.versions.filter((one) => one.version !== model.version && one.state !== "failed");
   const begin = (body) => run(`Trying version ${body.version}…`, () => put(path, body, undefined, { key: "admin" }));
   const end = () => run("Ending the trial…", () => remove(path, {}, undefined, { key: "admin" }));
@@ -52,7 +40,7 @@ export function Trial({ model, promote }) {
       <${Button} disabled=${busy !== null} onClick=${() => promote(candidate.version)}>Promote version ${candidate.version}</${Button}>
       <${Button} kind="danger" disabled=${busy !== null} onClick=${end}>End the trial</${Button}></p>`}
     <${Busy} busy=${busy !== null}>${busy}</${Busy}>
-    ${problem && html`<${ProblemView} problem=${problem} />`}
+    <${ProblemView} problem=${problem} />
   </section>`;
 }
 

@@ -3,8 +3,9 @@
 import { html, useState } from "../../core/preact.js";
 import { href } from "../../core/address.js";
 import { post } from "../../core/api.js";
-import { Confirm } from "../../core/confirm.js";
+import { Confirm } from "../../core/dialogs.js";
 import { loadModels } from "../../core/models.js";
+import { useAction } from "../../core/running.js";
 import { Badge, Busy, Button, ProblemView, Table, Toggle } from "../../core/ui.js";
 import { Trial } from "./trial.js";
 
@@ -12,27 +13,13 @@ export const STATES = { ready: "good", loading: "info", failed: "bad" }; // badg
 
 export function Versions({ model }) {
   const [question, setQuestion] = useState(null);
-  const [busy, setBusy] = useState(null);
-  const [problem, setProblem] = useState(null);
-  const [done, setDone] = useState(null);
+  const { busy, done, problem, run } = useAction(loadModels);
 
-  const run = async ({ path, body, doing, did }) => {
-    setProblem(null);
-    setDone(null);
-    setBusy(doing);
-    try {
-      await post(`models/${encodeURIComponent(model.name)}/${path}`, body, undefined, { key: "admin" });
-      setDone(did);
-    } catch (failure) {
-      setProblem(failure);
-    } finally {
-      setBusy(null);
-      loadModels();
-    }
-  };
+  const change = ({ path, body, doing, did }) =>
+    run(doing, () => post(`models/${encodeURIComponent(model.name)}/${path}`, body, undefined, { key: "admin" }).then(() => did));
   const answer = (yes) => {
     setQuestion(null);
-    if (yes) run(question);
+    if (yes) change(question);
   };
   const pin = (version) => setQuestion({
     title: `Serve version ${version} of ${model.name}?`,
@@ -48,7 +35,7 @@ export function Versions({ model }) {
     const body = { version, default: asDefault };
     const what = { path: "load", body, doing: `Loading and checking version ${version}…`, did: `Version ${version} is loaded${asDefault ? " and is the default" : " beside the default"}.` };
     if (asDefault) setQuestion({ ...what, title: `Load version ${version} of ${model.name}, and serve it?`, detail: "It is opened, checked and warmed up beside what serves. If that fails, nothing changes.", action: "Load and serve it" });
-    else run(what);
+    else change(what);
   };
   return html`<section class="panel"><h2><bdi>${model.name}</bdi></h2>
     <${Table} caption="Versions" rows=${model.versions} rowKey=${(one) => one.version} columns=${[
@@ -64,7 +51,7 @@ export function Versions({ model }) {
     <${LoadForm} busy=${busy !== null} load=${load} next=${Math.max(0, ...model.versions.map((one) => one.version)) + 1} />
     <${Busy} busy=${busy !== null}>${busy}</${Busy}>
     ${done && html`<p class="good" role="status">${done}</p>`}
-    ${problem && html`<${ProblemView} problem=${problem} />`}
+    <${ProblemView} problem=${problem} />
     ${model.reason && html`<p class="bad"><bdi>${model.reason}</bdi></p>`}
     <${Confirm} question=${question} onAnswer=${answer} />
   </section>

@@ -1,7 +1,7 @@
 // What a replay found: means with their intervals, and the queries that lost most.
 
 import { html, useState } from "../../core/preact.js";
-import { href } from "../../core/address.js";
+import { changed, href } from "../../core/address.js";
 import { count, percent, share } from "../../core/format.js";
 import { Bar, Button, Table as Rows } from "../../core/ui.js";
 
@@ -50,13 +50,7 @@ export function Table({ rows, m, model, params }) {
 }
 
 function labLink(model, params, query, m) {
-  const next = new URLSearchParams(params);
-  for (const name of ["from", "count"]) next.delete(name);
-  next.set("model", model.name);
-  next.set("q", JSON.stringify(query));
-  next.set("m", m);
-  next.set("side", "b");
-  return href("lab", next);
+  return href("lab", changed(params, { from: null, count: null, model: model.name, q: JSON.stringify(query), m, side: "b" }));
 }
 
 function nameOf(query) {

@@ -1,11 +1,12 @@
 // The smallest tested beam at which an item comes: the beam is doubled until it does, then narrowed. An item that a beam finds may be lost by
 // a wider one, so all that is told is what was tested; every step is shown.
 
-import { html, useEffect, useState } from "../../core/preact.js";
-import { href } from "../../core/address.js";
+import { html, useLayoutEffect } from "../../core/preact.js";
+import { changed, href } from "../../core/address.js";
 import { post } from "../../core/api.js";
 import { count } from "../../core/format.js";
 import { retrieveBody } from "../../core/query.js";
+import { useRows } from "../../core/running.js";
 import { Busy, ProblemView } from "../../core/ui.js";
 import { isScored, placeOf } from "./verdict.js";
 
@@ -13,30 +14,17 @@ const NARROWED = 4; // steps between the last beam that missed it and the first 
 
 // entry: of a search that dropped it above the leaves; height: the level of these
 export function Ladder({ model, params, item, beam, entry, height }) {
-  const [steps, setSteps] = useState([]);
-  const [problem, setProblem] = useState(null);
-  const [busy, setBusy] = useState(true);
-  const key = `${params} ${item} ${beam}`;
-  useEffect(() => {
-    const controller = new AbortController();
-    setSteps([{ beam, entry }]);
-    setProblem(null);
-    setBusy(true);
-    const show = (step) => setSteps((former) => [...former, step].sort((one, other) => one.beam - other.beam));
-    climb(model, params, item, beam, height, controller.signal, show).then(
-      () => setBusy(false),
-      (failure) => controller.signal.aborted || (setBusy(false), setProblem(failure)),
-    );
-    return () => controller.abort();
-  }, [key]);
+  const { rows, problem, busy, start, cancel } = useRows((signal, take) => climb(model, params, item, beam, height, signal, (step) => take([step])));
+  useLayoutEffect(() => (start(), cancel), [`${params} ${item} ${beam}`]);
+  const steps = [{ beam, entry }, ...rows].sort((one, other) => one.beam - other.beam);
   const first = steps.find((step) => isScored(step.entry, height));
   const last = steps[steps.length - 1];
   return html`<div class="whynot-ladder">
     ${first && html`<p>With a beam of <strong>${count(first.beam)}</strong>, the smallest that was tried, ${found(first.entry)}.${" "}
-      <a href=${href("lab", changed(params, first))}>See it in the Lab</a></p>`}
+      <a href=${labLink(params, first)}>See it in the Lab</a></p>`}
     ${!first && !busy && html`<p>No beam that was tried finds it, up to ${count(last?.beam)}, the model's largest: the scorer thinks little of its branch.</p>`}
     <${Busy} busy=${busy}>Trying wider beams…</${Busy}>
-    ${problem && html`<${ProblemView} problem=${problem} />`}
+    <${ProblemView} problem=${problem} />
     ${steps.length > 1 && html`<ol class="whynot-steps" aria-label="Beams that were tried">
       ${steps.map(({ beam: tried, entry: own }) => html`<li key=${tried} class=${isScored(own, height) ? "good" : "dim"}>
         <span class="mono">${count(tried)}</span> ${isScored(own, height) ? `place ${count(placeOf(own))}` : `out on level ${own.level}`}</li>`)}
@@ -73,9 +61,7 @@ async function tried(model, params, item, beam, signal) {
   return { beam, entry: answer.results[0].explain.items[0] };
 }
 
-function changed(params, { beam, entry }) {
-  const next = new URLSearchParams(params);
-  next.set("beam", beam);
-  if (entry.outcome !== "returned" && placeOf(entry)) next.set("m", placeOf(entry));
-  return next;
+function labLink(params, { beam, entry }) {
+  const m = entry.outcome === "returned" ? null : placeOf(entry);
+  return href("lab", changed(params, m ? { beam, m } : { beam }));
 }

@@ -53,7 +53,7 @@ function moved(entry) {
   return `, where the ranker moved it from place ${count(entry.retrieved_place)}`;
 }
 
-export function ordinal(value) {
+function ordinal(value) {
   const tens = value % 100;
   const suffix = tens > 10 && tens < 14 ? "th" : ({ 1: "st", 2: "nd", 3: "rd" }[value % 10] ?? "th");
   return `${count(value)}${suffix}`;

@@ -1,11 +1,12 @@
-// The question for an API key, asked when the service refuses a request. A key stays in this page's memory and is gone with it.
+// Questions to the user: for an API key, and before something that is felt by others. The keyboard can leave them.
 
-import { html, useEffect, useId, useLayoutEffect, useRef, useState } from "./preact.js";
+import { html, useId, useLayoutEffect, useRef, useState } from "./preact.js";
 import { setAsker, setKey } from "./api.js";
 import { Button } from "./ui.js";
 
 const KINDS = { retrieve: "a retrieval key", write: "a write key", admin: "an admin key" };
 
+// Asked when the service refuses a request. A key stays in this page's memory and is gone with it.
 export function KeyDialog() {
   const dialog = useRef(null);
   const input = useRef(null);
@@ -43,6 +44,24 @@ export function KeyDialog() {
       <input id=${id} ref=${input} type="password" autocomplete="off" />
       <p class="hint">It is kept in this page's memory alone, until the page is closed or reloaded.</p>
       <div class="toolbar"><button type="submit" class="button primary">Use the key</button><${Button} onClick=${() => end(false)}>Without a key</${Button}></div>
+    </form>`}
+  </dialog>`;
+}
+
+// question: {title, detail, action, danger} or null; onAnswer(true | false)
+export function Confirm({ question, onAnswer }) {
+  const dialog = useRef(null);
+  const id = useId();
+  useLayoutEffect(() => {
+    if (question) dialog.current.showModal();
+    else dialog.current.close();
+  }, [question]);
+  return html`<dialog ref=${dialog} aria-labelledby=${`${id}-title`} onCancel=${(event) => (event.preventDefault(), onAnswer(false))}>
+    ${question && html`<form onSubmit=${(event) => (event.preventDefault(), onAnswer(true))}>
+      <h2 id=${`${id}-title`}>${question.title}</h2>
+      <p class="dim">${question.detail}</p>
+      <div class="toolbar"><button type="submit" class=${`button ${question.danger ? "danger" : "primary"}`}>${question.action}</button>
+        <${Button} onClick=${() => onAnswer(false)}>Leave it</${Button}></div>
     </form>`}
   </dialog>`;
 }
