@@ -31,14 +31,12 @@ from espalier.errors import InvalidData, expectation
 from espalier.serving import DesiredFile, Serving
 
 from ..errors import BeingChanged, Conflict
+from ..watched_files import Signature, signature_of
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20
 """Largest file that is read."""
-
-Signature = tuple[int, int, int]
-"""Modification time in ns, inode and size of a file. It changes when the file is written or replaced."""
 
 
 class Removed(DesiredFile):
@@ -86,7 +84,7 @@ class DesiredState:
     def signature(self, kind: type[State]) -> Signature | None:
         """The signature of the file now; None without a file. Raises InvalidState when the system cannot say."""
         try:
-            return _signature_of(self._file(kind).stat())
+            return signature_of(self._file(kind).stat())
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -204,15 +202,3 @@ class DesiredState:
                 f"The folder of {self.folder.name!r} in the models folder cannot be written to ({error.strerror}), so that what is served "
                 "cannot be changed from here: make it writable for the service, or change serving.json and removed.json where it is."
             ) from error
-
-
-def signature(file: Path) -> Signature | None:
-    """The signature of a file; None if it is missing or unreadable."""
-    try:
-        return _signature_of(file.stat())
-    except OSError:
-        return None
-
-
-def _signature_of(status: os.stat_result) -> Signature:
-    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Generic
 
-from ..models.desired_state import DesiredState, InvalidState, Removed, Signature, State
+from ..models.desired_state import DesiredState, InvalidState, Removed, State
+from ..watched_files import Signature
 
 DELETED_S = 0.5
 """A serving.json counts as deleted after this time: a folder may be renamed and renamed back, or a file deleted and written again."""

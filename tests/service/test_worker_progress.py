@@ -16,8 +16,8 @@ import pytest
 
 from service.models.worker_progress import WorkerProgress, Workers
 from service.run_folder import living, make, remove_dead
+from service.watch.counter_files import remove_process
 from service.watch.metrics import Metrics
-from service.watch.multiprocess import forget_process
 from tests import ROOT
 
 
@@ -139,7 +139,7 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> 
             one = 'espalier_model_info{engine="onnx-cpu",model="books",version="1"}'
             two = 'espalier_model_info{engine="onnx-cpu",model="books",version="2"} 1.0'
             assert lines(reader) >= {*both, *worst, two, f"{one} 1.0", 'espalier_queue_depth{model="books"} 7.0'}
-        forget_process(pid, tmp_path)
+        remove_process(tmp_path, pid)
         assert lines(reader) >= {*both, two, f"{one} 0.0", 'espalier_queue_depth{model="books"} 5.0'}
 
 
