@@ -29,7 +29,7 @@ from ..models.desired_state import DesiredState, InvalidState
 from ..models.follower import Follower
 from ..models.host_thread import HostThread, Stopped
 from ..models.loading import relative_paths
-from ..models.store_state import StoreState, Wait
+from ..models.store_state import STATE_JSON, StoreState, Wait
 from ..models.swapping import SHARD_VERSIONS
 from ..models.worker_progress import Workers
 from ..settings import Settings
@@ -116,7 +116,7 @@ class StoreMirror(HostThread):
         """Another worker follows the store: take its state over, and mark the versions that this worker needs."""
         text = self._workers.noted(NOTE)
         if text is not None:
-            self.state = StoreState.of_json(text)
+            self.state = STATE_JSON.validate_json(text)
         if time.monotonic() >= self._next:
             for name in self._follower.entries:
                 self._touch(name)
@@ -125,7 +125,7 @@ class StoreMirror(HostThread):
     def _say(self, state: StoreState) -> None:
         if state != self.state:
             self.state = state
-            self._workers.note(NOTE, state.to_json())
+            self._workers.note(NOTE, STATE_JSON.dump_json(state).decode())
 
     def _pause(self, failed: bool) -> None:
         poll_s = self._settings.store_poll_s
