@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,48 +20,24 @@ from service.watch.metrics import Metrics
 from tests import ROOT
 
 
-@contextmanager
-def other_process(folder: Path, pid: int, monkeypatch: pytest.MonkeyPatch, lives: bool = True) -> Iterator[None]:
-    """What happens inside is done by another worker, as far as its files tell."""
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: pid)
-        lock = (folder / f"{pid}.lock").open("w")
-        if lives:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            patch.setattr("tests.service.test_worker_progress._HELD", [*_HELD, lock])
-        yield
-    if lives:
-        _HELD.append(lock)
-    else:
-        lock.close()
-
-
-_HELD: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def _let_go() -> Iterator[None]:
-    yield
-    while _HELD:
-        _HELD.pop().close()
-
-
 def test_progress_is_that_of_the_living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Workers(tmp_path)
     assert not own.others_serve()
     own.join()
     own.report("books", WorkerProgress(serving=3))
-    with other_process(tmp_path, 11, monkeypatch):
-        Workers(tmp_path).report("books", WorkerProgress(serving=2, removed=1, failed="no room"))
-    with other_process(tmp_path, 12, monkeypatch, lives=False):
-        Workers(tmp_path).report("books", WorkerProgress(serving=1))
-    with other_process(tmp_path, 13, monkeypatch):
-        pass
-    assert own.progress("books") == {os.getpid(): WorkerProgress(serving=3), 11: WorkerProgress(2, 1, "no room"), 13: WorkerProgress()}
-    assert own.progress("films") == {os.getpid(): WorkerProgress(), 11: WorkerProgress(), 13: WorkerProgress()}
-    assert own.others_serve()
-    own.leave()
-    assert living(tmp_path) == [11, 13]
+    for pid, progress in ((11, WorkerProgress(serving=2, removed=1, failed="no room")), (12, WorkerProgress(serving=1))):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda pid=pid: pid)
+            Workers(tmp_path).report("books", progress)
+    (tmp_path / "12.lock").touch()  # it has ended
+    with (tmp_path / "11.lock").open("w") as first, (tmp_path / "13.lock").open("w") as second:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        fcntl.flock(second, fcntl.LOCK_EX)
+        assert own.progress("books") == {os.getpid(): WorkerProgress(serving=3), 11: WorkerProgress(2, 1, "no room"), 13: WorkerProgress()}
+        assert own.progress("films") == {os.getpid(): WorkerProgress(), 11: WorkerProgress(), 13: WorkerProgress()}
+        assert own.others_serve()
+        own.leave()
+        assert living(tmp_path) == [11, 13]
 
 
 def test_a_process_alone_writes_nothing() -> None:

@@ -19,6 +19,7 @@ from service.router.replicas import LONGEST_REST_S, REST_S, Replica
 from service.router.shard_call import PAUSE_S, ShardCall, ShardRequest
 from service.router.transport import MasksWanted, ReplicaFailed
 from service.watch.metrics import Metrics
+from tests.service.running import total
 
 PIN = Pin("books", 1, "d" * 64, 0, 2)
 ONE = np.zeros((1, 1), np.float32)
@@ -87,7 +88,7 @@ class Shard:
         raise MasksWanted(what) if isinstance(what, tuple) else ReplicaFailed(what, "as the test says")
 
     def counted(self, name: str) -> float:
-        return sum(float(value) for found, _, value in self.metrics.samples() if found == f"espalier_router_{name}_total")
+        return total(self.metrics, f"espalier_router_{name}_total") or 0.0
 
 
 class Asked(NamedTuple):
@@ -195,7 +196,7 @@ def test_an_answer_restores_trust_and_is_counted(clock: Clock) -> None:
     for number in range(1, MIN_ANSWERS + 1):
         assert ask(clock, shard, 1).outcome == "0"
         assert shard.replicas[0].trust == "trusted"
-        assert sum(value for name, _, value in shard.metrics.samples() if name == "espalier_router_shard_seconds_count") == number
+        assert total(shard.metrics, "espalier_router_shard_seconds_count") == number
     assert shard.latencies[PIN.index].p95_s == pytest.approx(0.02)
     assert shard.budget.take()
 
