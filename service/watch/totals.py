@@ -1,4 +1,4 @@
-"""The numbers of one model at one time, from the metrics of all workers, for health.py and alert_conditions.py.
+"""The numbers of one model at one time, from the metrics of all workers, for health.py.
 
 Knows names of metrics. Does not know histories.
 """

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from service.run_folder import living
-from service.watch.alert_conditions import CONDITIONS, states
-from service.watch.health import SERIES, as_json
+from service.watch.health import CONDITIONS, SERIES, as_json, states
 from service.watch.history import HISTORY_S, MAX_EVENTS, MAX_ROWS, STEP_S, History, quantile
 from service.watch.metrics import Metrics, ModelMetrics
 from service.watch.recorder import Recorder
