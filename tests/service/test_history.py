@@ -437,8 +437,6 @@ def test_a_history_stays_in_memory_alone_and_where_a_folder_takes_no_files(tmp_p
 
 # -- over HTTP ------------------------------------------------------------------------------------------------------------
 
-ADMIN, RETRIEVE = "an-admin-key-of-tests", "a-retrieval-key-of-tests"
-
 
 def test_health_is_there_from_the_first_minute(versions: Path) -> None:
     with run(versions) as running:
