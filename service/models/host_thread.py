@@ -22,7 +22,7 @@ class Stopped(Exception):
 
 
 class HostThread:
-    """Subclasses define `_work`, which returns, or raises Stopped, soon after `_stopped` is set."""
+    """The thread. Subclasses define `_work`, which returns, or raises Stopped, soon after `_stopped` is set."""
 
     def __init__(self, name: str, lock_file: Path, task: str) -> None:
         """task: a line of the log, written when this process gets the lock."""
