@@ -6,14 +6,16 @@ import argparse
 import logging
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from fastapi import FastAPI
 from pydantic import ValidationError
 
 from espalier.compile import make_ready
 from espalier.engines import gpu_usable, runs_on_gpu
-from espalier.errors import BundleNotFound, DeviceUnavailable
+from espalier.errors import BundleNotFound, DeviceUnavailable, InvalidConfig
 
 from .app import create_app
 from .models.registry import Registry
@@ -37,8 +39,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service"
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (ESPALIER_PORT)")
     parser.add_argument("--workers", type=int, help="processes that serve, on a CPU (ESPALIER_WORKERS)")
     settings = settings_of(vars(parser.parse_args(arguments)))
-    if settings is None:
-        return 1
+    return 1 if settings is None else serve(settings, partial(create_app, settings))
+
+
+def serve(settings: Settings, create: Callable[[], FastAPI]) -> int:
+    """Serve the application that `create` makes, or the workers'. Returns the exit code; prints why the service cannot start."""
     logs.configure(settings.log_level, settings.log_format)
     warn_of_unknown_settings(settings)
     try:
@@ -49,9 +54,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service"
             make_ready()  # once for all workers
             return Supervisor(settings, *listen_on(settings)).run()
         make_ready()
-        app = create_app(settings)
-        Server(app, settings).serve_on(*listen_on(settings))
-    except (BundleNotFound, DeviceUnavailable, TracingUnavailable, OSError) as error:
+        Server(create(), settings).serve_on(*listen_on(settings))
+    except (BundleNotFound, DeviceUnavailable, InvalidConfig, TracingUnavailable, OSError) as error:
         print(f"cannot start: {error}", file=sys.stderr)
         return 1
     log.info("stopped")

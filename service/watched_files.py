@@ -1,4 +1,4 @@
-"""Detection of changed files: files of keys and certificates are read again when they change. Knows files, not their content."""
+"""Detection of changed files: files of keys, certificates, desired state and bundles. Knows files, not their content."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 
 LOOK_S = 1.0
 """Seconds between two looks."""
+
+Signature = tuple[int, int, int]
+"""Modification time in ns, inode and size of a file, or of the target of a link. It changes when the file is written or replaced."""
 
 
 class WatchedFiles:
@@ -26,14 +29,17 @@ class WatchedFiles:
         previous, self._last_signatures = self._last_signatures, self._signatures()
         return self._last_signatures != previous
 
-    def _signatures(self) -> list[tuple[int, ...] | None]:
-        return [_signature(file) for file in self._files]
+    def _signatures(self) -> list[Signature | None]:
+        return [signature(file) for file in self._files]
 
 
-def _signature(file: Path) -> tuple[int, ...] | None:
-    """(modification time, size, inode) of a file; None if there is none."""
+def signature(file: Path) -> Signature | None:
+    """The signature of a file; None if it is missing or unreadable."""
     try:
-        status = os.stat(file)
+        return signature_of(file.stat())
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def signature_of(status: os.stat_result) -> Signature:
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -6,7 +6,6 @@ Ray starts it, checks its health, and replaces it. It follows the shard's folder
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +18,6 @@ from service.watch import logs
 from service.watch.metrics import Metrics
 
 from ..ray.arguments import settings_of
-
-log = logging.getLogger(__name__)
 
 LOOK_S = 0.05
 """Seconds between two checks whether the versions are loaded."""

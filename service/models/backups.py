@@ -8,18 +8,15 @@ not notice. Knows models by their folders. Does not know how a backup is made (e
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import time
 from pathlib import Path
 
 from espalier.errors import EspalierError
-from espalier.file_lock import try_lock
 from espalier.store.backups import LOCK, BeingBackedUp, back_up, find_backups, models_with_state, prune, time_of
 from espalier.store.objects import Objects
 
 from ..models.desired_state import DesiredState
-from ..models.loading import lower_priority
+from ..models.host_thread import HostThread, Stopped
 from ..settings import Settings
 from ..watch.metrics import Metrics
 
@@ -31,52 +28,26 @@ RETRY_S = 60.0
 """Longest pause after a failure, unless ESPALIER_BACKUP_EVERY_S is shorter."""
 
 
-class _Stopped(Exception):
-    """The service ends while a backup is being sent."""
-
-
-class Backups:
+class Backups(HostThread):
     def __init__(self, settings: Settings, url: str, metrics: Metrics) -> None:
+        super().__init__("backups", settings.models / LOCK, f"journals, removals and defaults are backed up to {url}")
         self._settings, self._url, self._metrics = settings, url, metrics
         self._store: Objects | None = None
-        self._lock: int | None = None
         self._due: dict[str, float] = {}  # model → when, of time.monotonic(), because the clock may be set
         self._failed: set[str] = set()  # models whose last attempt failed, which was logged
         self._logged_error = ""
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="backups", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop backing up. A backup that is being sent is abandoned soon; it never appears in the store."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        lower_priority()
-        try:
-            while not self._stopped.wait(min(TICK_S, self._settings.backup_every_s)):
-                try:
-                    if self._elected():
-                        self._back_up_due()
-                except _Stopped:
-                    return
-                except Exception as error:  # no error may end the backups
-                    if self._logged_error != str(error):
-                        log.exception("backups are tried again after")
-                    self._logged_error = str(error)
-        finally:
-            if self._lock is not None:
-                os.close(self._lock)
-
-    def _elected(self) -> bool:
-        """Whether this process makes the backups, from now on until it ends."""
-        if self._lock is None and self._settings.models.is_dir():  # it is missing until a model comes from the store
-            self._lock = try_lock(self._settings.models / LOCK)
-            if self._lock is not None:
-                log.info("journals, removals and defaults are backed up to %s", self._url)
-        return self._lock is not None
+    def _work(self) -> None:
+        while not self._stopped.wait(min(TICK_S, self._settings.backup_every_s)):
+            try:
+                if self._elected():
+                    self._back_up_due()
+            except Stopped:
+                raise
+            except Exception as error:  # no error may end the backups
+                if self._logged_error != str(error):
+                    log.exception("backups are tried again after")
+                self._logged_error = str(error)
 
     def _back_up_due(self) -> None:
         for name in models_with_state(self._settings.models):
@@ -97,7 +68,7 @@ class Backups:
             if DesiredState(folder).is_changing:  # the change may be taken back
                 self._due[name] = now + min(RETRY_S, every_s)
                 return
-            backup = back_up(self._store, folder, on_bytes=self._check_stopped)
+            backup = back_up(self._store, folder, on_bytes=lambda _: self._check_stopped())
             if backup is not None:
                 self._metrics.show("espalier_live_backup_timestamp_seconds", time.time(), name)
                 prune(self._store, name, self._settings.backup_keep)
@@ -114,7 +85,3 @@ class Backups:
             if name in self._failed:
                 log.info("%s is backed up again", name)
             self._failed.discard(name)
-
-    def _check_stopped(self, _: int) -> None:
-        if self._stopped.is_set():
-            raise _Stopped

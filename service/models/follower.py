@@ -23,8 +23,7 @@ from espalier.serving import Serving
 
 from ..errors import BeingChanged, Conflict, ModelNotFound, ShardsMissing
 from ..live.catalogues import LiveCatalogues
-from ..models.desired_state import DesiredState, Removed
-from ..models.followed_file import FollowedFile
+from ..models.desired_state import DesiredState, FollowedFile, Removed
 from ..models.loading import EngineSource, LoadFailed, lower_priority, relative_paths, short_switch_interval
 from ..models.openings import Openings
 from ..models.registry_entry import Entry

@@ -35,11 +35,10 @@ from ..batching.admission import Limits
 from ..batching.batcher import Batcher
 from ..errors import ShardsMissing
 from ..live.live_version import LiveVersion
-from ..models.desired_state import Signature, signature
 from ..models.shard_version import ShardVersion
 from ..settings import Settings
 from ..watch.metrics import Metrics, ModelMetrics
-from ..watch.process_usage import gpu_memory
+from ..watched_files import Signature, signature
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +145,7 @@ def _load(
     steps.append("opening its engine")
     engine = engines.open(bundle, settings.device, settings.engine, settings.threads, settings.precision)
     if runs_on_gpu(engine.name):
-        metrics.watch_gpus(gpu_memory)
+        metrics.watch_gpus()
     filters = ItemFilters([alone.tree for alone in bundle.alone], bundle.items, settings.mask_cache_bytes)
     metrics.show("espalier_model_info", False, name, version, engine.name)
     metrics.show("espalier_model_created_timestamp_seconds", manifest.created.timestamp(), name, version)

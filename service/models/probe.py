@@ -58,8 +58,7 @@ class Probe:
 
     def __init__(self, registry: Registry, metrics: Metrics, per_s: float) -> None:
         self._registry, self._metrics, self._between_s = registry, metrics, 1 / per_s
-        self._replays: WeakKeyDictionary[LoadedModel, Replay | None] = WeakKeyDictionary()
-        self._live: WeakKeyDictionary[LoadedModel, LiveReplay] = WeakKeyDictionary()
+        self._replays: WeakKeyDictionary[LoadedModel, tuple[Replay, LiveReplay] | None] = WeakKeyDictionary()  # None: nothing to replay
         self._keys_with_metrics: set[Key] = set()
         self._tasks: dict[Key, asyncio.Task[None]] = {}
 
@@ -97,17 +96,17 @@ class Probe:
         try:
             if loaded not in self._replays:
                 self._replays[loaded] = None  # if the next line fails, it is not tried again
-                self._replays[loaded] = await asyncio.to_thread(Replay, loaded.bundle)
+                replay = await asyncio.to_thread(Replay, loaded.bundle)
+                if replay.query_order:
+                    self._replays[loaded] = replay, LiveReplay(loaded.bundle, loaded.live, replay.heldout)
         except Exception:  # a bundle may serve well and hold no usable queries
             log.exception("%s version %d: its held-out queries cannot be replayed; its recall is not watched", name, version)
             return
-        replay = self._replays[loaded]
-        if replay is None or not replay.query_order:
+        replays = self._replays[loaded]
+        if replays is None:
             return
+        replay, live = replays
         self._keys_with_metrics.add((name, version))
-        if loaded not in self._live:
-            self._live[loaded] = LiveReplay(loaded.bundle, loaded.live, replay.heldout)
-        live = self._live[loaded]
         try:
             due = live.next()
             queries, params = replay.next() if due is None else due

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,7 +19,6 @@ from typing import NamedTuple
 
 from espalier.bundle import MAX_MANIFEST_BYTES, find_versions, parse_manifest
 from espalier.errors import CacheFull, EspalierError, StoreDamaged, StoreError, StoreMissing, StoreUnavailable
-from espalier.file_lock import try_lock
 from espalier.serving import Serving
 from espalier.store.fetching import FETCH, FETCHED, BeingFetched, Progress, drop, drop_unfinished, fetch
 from espalier.store.models import MANIFEST, StoredModel, find_models, read_serving, version_of
@@ -29,8 +27,9 @@ from espalier.store.objects import Objects
 from ..errors import BeingChanged
 from ..models.desired_state import DesiredState, InvalidState
 from ..models.follower import Follower
-from ..models.loading import lower_priority, relative_paths
-from ..models.store_state import StoreState, Wait
+from ..models.host_thread import HostThread, Stopped
+from ..models.loading import relative_paths
+from ..models.store_state import STATE_JSON, StoreState, Wait
 from ..models.swapping import SHARD_VERSIONS
 from ..models.worker_progress import Workers
 from ..settings import Settings
@@ -52,10 +51,6 @@ REASONS = {StoreUnavailable: "unreachable", StoreMissing: "missing", StoreDamage
 """Error → the reason label of the metric of failures."""
 
 
-class _Stopped(Exception):
-    """The service ends while a version is being downloaded. The next process that follows the store resumes the download."""
-
-
 class _Damage(NamedTuple):
     """A version that is damaged or incomplete in the store, and when it is tried again, of time.monotonic()."""
 
@@ -64,10 +59,14 @@ class _Damage(NamedTuple):
     next_pause_s: float
 
 
-class StoreMirror:
-    """state: how far this host has followed the store; replaced as a whole, so that any thread may read it."""
+class StoreMirror(HostThread):
+    """state: how far this host has followed the store; replaced as a whole, so that any thread may read it.
+
+    The next process that follows the store resumes a download that is abandoned at the stop.
+    """
 
     def __init__(self, settings: Settings, url: str, metrics: Metrics, workers: Workers, follower: Follower) -> None:
+        super().__init__("store", settings.models / LOCK, f"models follow the store {url}")
         self._settings, self._url, self._workers, self._follower = settings, url, workers, follower
         self._metrics = metrics
         for reason in REASONS.values():
@@ -75,20 +74,9 @@ class StoreMirror:
         self._folder = settings.models
         self.state = StoreState()
         self._store: Objects | None = None
-        self._lock: int | None = None
         self._settled = False
         self._failures, self._next, self._answered, self._noted = 0, 0.0, time.monotonic(), 0.0
         self._damage: dict[tuple[str, int], _Damage] = {}
-        self._shards: dict[tuple[str, int], bool] = {}
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop following. A download ends soon; the next process that follows resumes it."""
-        self._stopped.set()
 
     def starting(self) -> bool:
         """Whether models are missing that the store had at the start. /readyz waits for them, but not for those that are damaged there."""
@@ -100,50 +88,35 @@ class StoreMirror:
 
     def lines(self) -> list[str]:
         """What the service has waited for since it started, a line each."""
-        return self.state.lines(dict.fromkeys(self._follower.entries)) if self.starting() else []
+        return self.state.lines(self._follower.entries) if self.starting() else []
 
     # -- the thread -----------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        lower_priority()
-        try:
-            while True:
-                self._step()
-                if self._stopped.wait(min(TICK_S, self._settings.store_poll_s)):
-                    return
-        except _Stopped:
-            return
-        finally:
-            if self._lock is not None:
-                os.close(self._lock)
+    def _work(self) -> None:
+        self._step()
+        while not self._stopped.wait(min(TICK_S, self._settings.store_poll_s)):
+            self._step()
 
     def _step(self) -> None:
         try:
+            if self._lock is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
             if not self._elected():
                 self._listen()
             elif time.monotonic() >= self._next:
                 self._round()
             self.starting()
-        except _Stopped:
+        except Stopped:
             raise
         except Exception:  # no error may end this thread
             log.exception("the store cannot be followed")
             self._pause(failed=True)
 
-    def _elected(self) -> bool:
-        """Whether this process follows the store, from now on until it ends."""
-        if self._lock is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = try_lock(self._folder / LOCK)
-            if self._lock is not None:
-                log.info("models follow the store %s", self._url)
-        return self._lock is not None
-
     def _listen(self) -> None:
         """Another worker follows the store: take its state over, and mark the versions that this worker needs."""
         text = self._workers.noted(NOTE)
         if text is not None:
-            self.state = StoreState.of_json(text)
+            self.state = STATE_JSON.validate_json(text)
         if time.monotonic() >= self._next:
             for name in self._follower.entries:
                 self._touch(name)
@@ -152,7 +125,7 @@ class StoreMirror:
     def _say(self, state: StoreState) -> None:
         if state != self.state:
             self.state = state
-            self._workers.note(NOTE, state.to_json())
+            self._workers.note(NOTE, STATE_JSON.dump_json(state).decode())
 
     def _pause(self, failed: bool) -> None:
         poll_s = self._settings.store_poll_s
@@ -267,8 +240,7 @@ class StoreMirror:
         began = time.monotonic()
 
         def on_progress(progress: Progress, count: int) -> None:
-            if self._stopped.is_set():
-                raise _Stopped
+            self._check_stopped()
             self._metrics.count("espalier_store_bytes_total", by=count)
             self._heard()
             now = time.monotonic()
@@ -296,14 +268,12 @@ class StoreMirror:
         self._say(replace(self.state, waits={**self.state.waits, name: wait}))
 
     def _is_shard(self, name: str, version: int) -> bool:
-        if (name, version) not in self._shards:
-            file = self._folder / name / str(version) / MANIFEST
-            try:
-                with file.open("rb") as stream:
-                    self._shards[name, version] = parse_manifest(stream.read(MAX_MANIFEST_BYTES), str(file)).shard is not None
-            except (EspalierError, OSError):  # loading the version will report this
-                return False
-        return self._shards[name, version]
+        file = self._folder / name / str(version) / MANIFEST
+        try:
+            with file.open("rb") as stream:
+                return parse_manifest(stream.read(MAX_MANIFEST_BYTES), str(file)).shard is not None
+        except (EspalierError, OSError):  # loading the version will report this
+            return False
 
     def _copy_serving(self, name: str, serving: Serving | None) -> None:
         """Copy the store's serving.json into the models folder."""

@@ -5,10 +5,10 @@ Knows names and numbers, not how models are downloaded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,13 @@ class StoreState:
     waits: Mapping[str, Wait] = field(default_factory=dict)
     problem: str | None = None
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def of_json(text: str) -> StoreState:
-        """The state that another worker wrote."""
-        raw: dict[str, Any] = json.loads(text)
-        listed = raw["listed"]
-        waits = {name: Wait(**wait) for name, wait in raw["waits"].items()}
-        return StoreState(None if listed is None else tuple(listed), waits, raw["problem"])
-
     def lines(self, present: Mapping[str, object]) -> list[str]:
         """What a service that has just started still waits for, a line each. present: the models that it has."""
         if self.listed is None:
             return [] if present else [f"waiting for the store{f': {self.problem}' if self.problem else ''}"]
         lines = [f"{name} {self.waits[name]}" if name in self.waits else f"{name}: loading" for name in self.listed if name not in present]
         return lines or ([] if present else ["the store has no model for this service"])
+
+
+STATE_JSON = TypeAdapter(StoreState)
+"""The state as workers write it for others."""

@@ -9,13 +9,14 @@ process ids and generations. Does not know models, engines or what starts the wo
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from ..run_folder import living
 
@@ -39,6 +40,9 @@ class WorkerProgress:
     """Whether its default version answers."""
     versions: tuple[int, ...] = ()
     """All versions that answer."""
+
+
+_JSON = TypeAdapter(dict[str, WorkerProgress])
 
 
 @dataclass
@@ -87,7 +91,7 @@ class Workers:
         """Overwrite the progress file of this worker. The caller holds the lock."""
         if self.folder is None:
             return
-        content = json.dumps({name: asdict(progress) for name, progress in self._progress.items()}).encode()
+        content = _JSON.dump_json(self._progress)
         room = -(-len(content) // ROOM) * ROOM
         before, self._written = self._written, False
         try:
@@ -146,9 +150,7 @@ def _read(folder: Path, pid: int) -> dict[str, WorkerProgress]:
     """A worker's progress by model; empty before its first report."""
     for _ in range(READS):
         try:
-            content = (folder / f"{pid}.json").read_bytes().strip()
-            raw = json.loads(content or b"{}")
-            return {name: WorkerProgress(**fields | {"versions": tuple(fields["versions"])}) for name, fields in raw.items()}
+            return _JSON.validate_json((folder / f"{pid}.json").read_bytes().strip() or b"{}")
         except FileNotFoundError:
             return {}
         except ValueError:  # it is being written

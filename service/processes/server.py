@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
         self._requested, self._other_descriptors = settings.max_connections, needed_descriptors(settings)
         self._reported_limit = self._requested
         times_s = settings.head_timeout_s, settings.keep_alive_s, settings.write_timeout_s
-        self._connections = Connections(self._requested, *times_s, self._metrics.connection_refused)
+        self._connections = Connections(self._requested, *times_s, partial(self._metrics.count, "espalier_refused_connections_total"))
         self._certificates = settings.certificates
         self._make_room()
         super().__init__(
@@ -132,7 +132,7 @@ class Server(uvicorn.Server):
             if self._certificates is not None:
                 self._certificates.current()
             self._connections.check(asyncio.get_running_loop().time())
-            self._metrics.connections(len(self._connections.open) + len(self._connections.held))
+            self._metrics.show("espalier_connections", len(self._connections.open) + len(self._connections.held))
         if self._leave_at is None:
             return stop
         if CLOSE not in self.server_state.default_headers:

@@ -28,7 +28,8 @@ from ..processes.server import Server
 from ..run_folder import forget, make, remove_dead
 from ..settings import Settings, metrics_folder
 from ..watch import logs
-from ..watch.multiprocess import count_in, forget_process
+from ..watch.counter_files import remove_process
+from ..watch.multiprocess import count_in
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class Supervisor:
             self._workers.remove(worker)
             worker.pipe.close()
             if pid is not None:
-                forget_process(pid, self._metrics_folder)
+                remove_process(self._metrics_folder, pid)
                 forget(self._folder, pid)
             if self._leaving:
                 continue

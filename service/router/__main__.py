@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from espalier.compile import make_ready
-from espalier.errors import BundleNotFound, InvalidConfig
+from espalier.errors import InvalidConfig
 
-from ..__main__ import environment, listen_on, settings_of
-from ..processes.server import Server, check_descriptors
+from ..__main__ import environment, serve, settings_of
 from ..router.app import create_router
 from ..router.config import RouterConfig, invalid_config, read_config
-from ..settings import warn_of_unknown_settings
-from ..watch import logs
-from ..watch.tracing import TracingUnavailable
-
-log = logging.getLogger("service.router")
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.router") -> int:
@@ -50,18 +43,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.
     except (InvalidConfig, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    logs.configure(settings.log_level, settings.log_format)
-    warn_of_unknown_settings(settings)
-    try:
-        check_descriptors(settings)
-        make_ready()
-        app = create_router(settings, config)
-        Server(app, settings).serve_on(*listen_on(settings))
-    except (BundleNotFound, InvalidConfig, TracingUnavailable, OSError) as error:
-        print(f"cannot start: {error}", file=sys.stderr)
-        return 1
-    log.info("stopped")
-    return 0
+    return serve(settings, partial(create_router, settings, config))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -28,8 +29,6 @@ from ..watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-HEDGE_UNKNOWN_S = 0.05
-"""Before a shard's percentile is measured, a request is sent to a second replica after this time."""
 AWAITED_S = 30.0
 """A version counts as awaited for so long after the last call of `awaits`."""
 PAUSE_S = 2e-4
@@ -54,7 +53,7 @@ class Fleet:
         for reason in get_args(Reason):
             metrics.count("espalier_router_failures_total", reason, by=0)  # so that Prometheus sees the first one as an increase
         self.budget = Budget(config.hedge)
-        self._latencies: dict[int, Latencies] = {}
+        self.latencies: defaultdict[int, Latencies] = defaultdict(Latencies)  # by shard
         self._loop = uvloop.new_event_loop()
         self._names = tuple(addresses)
         self.replicas: Mapping[str, Replica] = {}  # by address; replaced as a whole
@@ -133,11 +132,6 @@ class Fleet:
         """The replicas that serve a shard. late: also those that did not answer the last poll in time."""
         holders = (replica for replica in self.replicas.values() if pin in replica.shards)
         return [replica for replica in holders if not replica.gone or (late and replica.trust != "failed")]
-
-    def latencies(self, index: int) -> Latencies:
-        if index not in self._latencies:
-            self._latencies[index] = Latencies(HEDGE_UNKNOWN_S)
-        return self._latencies[index]
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -17,6 +17,8 @@ MIN_ANSWERS = 20
 """Answers before the percentile is measured."""
 UPDATE_EVERY = 16
 """Answers from one measurement of the percentile to the next."""
+UNKNOWN_S = 0.05
+"""The percentile before it is measured."""
 
 
 class Budget:
@@ -37,15 +39,12 @@ class Budget:
 
 
 class Latencies:
-    """The running 95th percentile of a shard's seconds.
+    """The running 95th percentile of a shard's seconds."""
 
-    unknown_s  the value before MIN_ANSWERS answers
-    """
-
-    def __init__(self, unknown_s: float) -> None:
+    def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=WINDOW)
-        self._unknown_s, self._count = unknown_s, 0
-        self.p95_s = unknown_s
+        self._count = 0
+        self.p95_s = UNKNOWN_S
 
     def add(self, seconds: float) -> None:
         self._seconds.append(seconds)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from espalier.errors import InvalidMessage
 from espalier.shards.messages import Pin, ShardAnswer, decode_answer
 
-from ..router.fleet import HEDGE_UNKNOWN_S, Fleet
+from ..router.fleet import Fleet
+from ..router.hedging import UNKNOWN_S
 from ..router.replicas import Replica, choose, omitted_text
 from ..router.transport import MasksWanted, ReplicaFailed
 
@@ -60,7 +61,7 @@ class ShardCall:
         self._tried_replicas: list[Replica] = []
         self._retried = False
         self.began = self.ended = time.perf_counter()
-        self._latencies = fleet.latencies(request.pin.index)
+        self._latencies = fleet.latencies[request.pin.index]
         fleet.budget.first_try()
         self._expiry_timer = self._loop.call_later(max(deadline - time.perf_counter(), 0), self._expire)
         self._hedge_timer = self._loop.call_later(self._latencies.p95_s, self._hedge)
@@ -187,7 +188,7 @@ class ShardCall:
 
     def _had_time(self) -> bool:
         """Whether the replicas had the usual time to answer. If not, the deadline was short, which says nothing about them."""
-        return time.perf_counter() - self.began >= max(self._latencies.p95_s, HEDGE_UNKNOWN_S)
+        return time.perf_counter() - self.began >= max(self._latencies.p95_s, UNKNOWN_S)
 
     def _finish(self, _: asyncio.Future[ShardAnswer]) -> None:
         """Cancel the tries that are still in flight."""

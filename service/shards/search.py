@@ -16,6 +16,7 @@ import orjson
 from espalier.errors import EspalierError, InvalidInput
 from espalier.shards.messages import ShardAnswer, ShardQuery, decode_query, encode_answer
 
+from ..batching.priority import ANSWER_TOO_LATE
 from ..batching.request_parts import Answer
 from ..errors import DeadlinePassed, NotReady, NotServed, QueueFull, ServiceError, UnknownMasks
 from ..models.loading import LoadedModel
@@ -28,7 +29,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 INLINE_BYTES, INLINE_NUMBERS = 1 << 16, 1 << 14
 """Bodies and arrays up to this size are handled on the event loop. A thread handles larger ones: they would delay other searches."""
-LATE = "The deadline passed before the answer was there."
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (UnknownMasks, "unknown_masks"),
     (NotServed, "not_served"),
@@ -96,7 +96,7 @@ async def _search(registry: Registry, body: bytes, began: float) -> SearchOutcom
         answer_body = await _run(not params.trace and values <= INLINE_NUMBERS, _encode, query, model, shard, answer)
     done = time.perf_counter()
     if done > deadline:
-        raise DeadlinePassed(LATE)
+        raise DeadlinePassed(ANSWER_TOO_LATE)
     stages_s = max(answered - submitted - answer.engine_s, 0.0), submitted - started, answer.engine_s, done - answered
     _count(registry, model, answer, stages_s, done - began)
     stages_ms = {stage: round(seconds * 1e3, 4) for stage, seconds in zip(STAGES, stages_s, strict=False)}

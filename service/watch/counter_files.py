@@ -19,7 +19,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,6 +31,8 @@ FREE = "espalier_free"
 """Metric name in free records; readers skip it."""
 ENDED = 0
 """Process id of the files with the sums of all ended processes."""
+SUMMED_KINDS = ("counter", "histogram")
+"""Kinds of metrics whose values outlive their process."""
 RETRY_S = 1.0
 """Seconds between two attempts to get disk space."""
 PATIENCE_S = 0.5
@@ -168,26 +170,6 @@ class CountsFile:
         self._map, self._descriptor = new_map, descriptor
 
 
-class Counts:
-    """The files of this process in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._files: dict[str, CountsFile] = {}
-
-    def file(self, kind: str) -> CountsFile:
-        file = self._files.get(kind)
-        return self._files.setdefault(kind, CountsFile(self.folder / f"{kind}_{os.getpid()}.db")) if file is None else file
-
-    def settle(self) -> None:
-        for file in [*self._files.values()]:
-            file.settle()
-
-    def forget(self, labels: Mapping[str, str]) -> None:
-        for file in [*self._files.values()]:
-            file.forget(labels)
-
-
 def read(path: Path) -> Iterator[tuple[str, float]]:
     """The keys and values of a file."""
     content = path.read_bytes()
@@ -201,25 +183,18 @@ def read(path: Path) -> Iterator[tuple[str, float]]:
         offset += _NUMBERS.size
 
 
-@contextmanager
-def read_lock(folder: Path) -> Iterator[None]:
-    """Keep values from moving to the sums of ended processes meanwhile: a reader would miss them or count them twice."""
-    with _locked(folder, fcntl.LOCK_SH):
-        yield
-
-
-def remove_process(folder: Path, pid: int, summed_kinds: Sequence[str]) -> None:
-    """Remove the files of an ended process. Add its values of some kinds to the sums of ended processes.
+def remove_process(folder: Path, pid: int) -> None:
+    """Remove the files of an ended process. Add its counters and histograms to the sums of ended processes.
 
     Values of single versions (label `version`) are dropped, because no process would forget them when the version is unloaded. If there is
     no space for the sums, or a reader takes too long, the files stay and are counted as before.
     """
-    summed_files = [folder / f"{kind}_{pid}.db" for kind in summed_kinds]
+    summed_files = [folder / f"{kind}_{pid}.db" for kind in SUMMED_KINDS]
     for file in folder.glob(f"*_{pid}.*"):
         if file not in summed_files:
             file.unlink(missing_ok=True)
     try:
-        with _locked(folder, fcntl.LOCK_EX):
+        with locked(folder, fcntl.LOCK_EX):
             for file in summed_files:
                 _add(file, file.with_name(file.name.replace(f"_{pid}.", f"_{ENDED}.")))
     except (OSError, struct.error) as error:
@@ -251,8 +226,11 @@ def _add(file: Path, sums_file: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path, lock_kind: int) -> Iterator[None]:
-    """Hold the folder's lock, which the system releases when the process ends. Raises OSError if another process holds it too long."""
+def locked(folder: Path, lock_kind: int) -> Iterator[None]:
+    """Hold the folder's lock, which the system releases when the process ends. Raises OSError if another process holds it too long.
+
+    Readers share it. Meanwhile no values move to the sums of ended processes: a reader would miss them or count them twice.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         give_up = time.monotonic() + PATIENCE_S

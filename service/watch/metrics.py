@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from ..keys_file import MOST_KEYS
 from ..watch import multiprocess
 from ..watch.metric_table import COUNTERS, GAUGES, HISTOGRAMS, VERSION_METRICS
-from ..watch.process_usage import memory_limit, usage
+from ..watch.process_usage import gpu_memory, memory_limit, usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 AUTH_FAILURES = tuple(
@@ -67,7 +67,7 @@ class Metrics:
         for refusal in REFUSALS:
             self.count("espalier_refused_connections_total", refusal, by=0)
         self._began, self._worker, self._measure_at, self._cpu_s = time.time(), "0", 0.0, 0.0
-        self._gpus: Callable[[], Mapping[str, tuple[int, int]]] | None = None
+        self._watches_gpus = False
         self._disk: Path | None = None
         self._request_metrics: dict[tuple[str, int | str], tuple[Counter, Histogram]] = {}  # by model and status label
         self._key_counters: dict[tuple[str, str], Counter] = {}  # by key and outcome
@@ -100,7 +100,7 @@ class Metrics:
         self.measure_queues()
         self.measure_process()
         self.measure_disk()
-        for device, (used, limit) in (self._gpus() if self._gpus is not None else {}).items():
+        for device, (used, limit) in (gpu_memory() if self._watches_gpus else {}).items():
             self.gauges["espalier_gpu_memory_bytes"].labels(device).set(used)
             self.gauges["espalier_gpu_memory_limit_bytes"].labels(device).set(limit)
         if self._folder is None:
@@ -151,12 +151,6 @@ class Metrics:
             counter = self._key_counters[name, outcome] = self.counters["espalier_key_requests_total"].labels(name, outcome)
         counter.inc()
 
-    def connection_refused(self, reason: str) -> None:
-        self.counters["espalier_refused_connections_total"].labels(reason).inc()
-
-    def connections(self, count: int) -> None:
-        self.gauges["espalier_connections"].set(count)
-
     def shed(self, model: str) -> None:
         self.counters["espalier_shed_total"].labels(model).inc()
 
@@ -186,9 +180,9 @@ class Metrics:
 
     # -- measurements ---------------------------------------------------------------------------------------------------
 
-    def watch_gpus(self, read: Callable[[], Mapping[str, tuple[int, int]]]) -> None:
-        """Call `read` at each scrape: device → (bytes in use, total bytes)."""
-        self._gpus = read
+    def watch_gpus(self) -> None:
+        """Measure the memory of GPUs at each scrape."""
+        self._watches_gpus = True
 
     def watch_disk(self, folder: Path) -> None:
         """Measure the disk of a folder at each scrape."""

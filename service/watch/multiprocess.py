@@ -6,6 +6,8 @@ SIGBUS, and they keep the series of unloaded versions for ever.
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +26,8 @@ class _SharedValue:
     """A metric's value in a file that other processes read, in place of prometheus_client's value in memory."""
 
     _multiprocess = True
-    files: ClassVar[counter_files.Counts | None] = None
+    folder: ClassVar[Path | None] = None
+    files: ClassVar[dict[str, counter_files.CountsFile]] = {}  # of this process, by kind of metric
 
     def __init__(
         self,
@@ -37,9 +40,10 @@ class _SharedValue:
         multiprocess_mode: str = "",
         **_: Any,
     ) -> None:
-        if self.files is None:
+        if self.folder is None:
             raise RuntimeError("count_in: not called, expected before the first metric is made")
-        self._file = self.files.file(f"{kind}_{multiprocess_mode}" if multiprocess_mode else kind)
+        kind = f"{kind}_{multiprocess_mode}" if multiprocess_mode else kind
+        self._file = self.files.setdefault(kind, counter_files.CountsFile(self.folder / f"{kind}_{os.getpid()}.db"))
         self._key = counter_files.key_of(metric, sample, dict(zip(label_names, label_values, strict=True)), documentation)
         self._value = 0.0
         self.inc(0.0)
@@ -60,24 +64,20 @@ class _SharedValue:
 
 def count_in(folder: Path) -> None:
     """Count in this folder from now on, together with other processes. Call it before the first metric is made."""
-    _SharedValue.files = counter_files.Counts(folder)
+    _SharedValue.folder = folder
     values.ValueClass = _SharedValue
 
 
 def settle() -> None:
     """Write the values that had to wait for disk space, if this process counts in a folder."""
-    if _SharedValue.files is not None:
-        _SharedValue.files.settle()
+    for file in [*_SharedValue.files.values()]:
+        file.settle()
 
 
 def forget(labels: Mapping[str, str]) -> None:
-    if _SharedValue.files is not None:
-        _SharedValue.files.forget(labels)
-
-
-def forget_process(pid: int, folder: Path) -> None:
-    """Remove an ended worker from the gauges. Its counters stay, in the sums of all ended workers."""
-    counter_files.remove_process(folder, pid, ("counter", "histogram"))
+    """Drop all values that have these labels, if this process counts in a folder."""
+    for file in [*_SharedValue.files.values()]:
+        file.forget(labels)
 
 
 class AllWorkers(Collector):
@@ -85,7 +85,7 @@ class AllWorkers(Collector):
         self._folder = folder
 
     def collect(self) -> Iterator[Metric]:
-        with counter_files.read_lock(self._folder):
+        with counter_files.locked(self._folder, fcntl.LOCK_SH):
             for attempt in range(READS):
                 try:
                     collector = MultiProcessCollector(None, str(self._folder))

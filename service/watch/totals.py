@@ -1,4 +1,4 @@
-"""The numbers of one model at one time, from the metrics of all workers, for health.py and alert_conditions.py.
+"""The numbers of one model at one time, from the metrics of all workers, for health.py.
 
 Knows names of metrics. Does not know histories.
 """
@@ -98,8 +98,8 @@ class Series:
         series = self._by_name_and_model.get((name, model), ())
         return [(all_labels, value) for all_labels, value in series if labels.items() <= all_labels.items()]
 
-    def sum(self, name: str, model: str = "", matches: Callable[[Mapping[str, str]], bool] = lambda _: True) -> float:
-        return sum((value for labels, value in self._by_name_and_model.get((name, model), ()) if matches(labels)), 0.0)
+    def sum(self, name: str, model: str = "", **labels: str) -> float:
+        return sum((value for _, value in self.all(name, model, **labels)), 0.0)
 
     def only(self, name: str, model: str = "", **labels: str) -> float:
         values = [value for _, value in self.all(name, model, **labels)]
@@ -120,7 +120,7 @@ def _of_model(series: Series, model: str, at: float) -> Totals:
         **_live(series, model, version),
         **_service(series),
         "engine_s": series.sum("espalier_engine_seconds_total", model),
-        "reload_failures": series.sum("espalier_reload_total", model, lambda labels: labels["outcome"] in ("failed", "rolled_back")),
+        "reload_failures": sum(series.sum("espalier_reload_total", model, outcome=outcome) for outcome in ("failed", "rolled_back")),
         "default_version": default,
         "desired_state_wrong": series.only("espalier_desired_state_wrong", model),
         "queue_depth": series.only("espalier_queue_depth", model),
@@ -132,8 +132,8 @@ def _of_model(series: Series, model: str, at: float) -> Totals:
 def _requests(series: Series, model: str) -> dict[str, float]:
     def answered(*statuses: str) -> float:
         """Without 503-client and 504-client, which the client's own deadline or condition caused."""
-        name = "espalier_requests_total"
-        return series.sum(name, model, lambda labels: labels["status"].isdecimal() and labels["status"].startswith(statuses))
+        counts = [(labels["status"], value) for labels, value in series.all("espalier_requests_total", model)]
+        return sum(value for status, value in counts if status.isdecimal() and status.startswith(statuses))
 
     return {
         "requests": series.sum("espalier_requests_total", model),
@@ -198,13 +198,14 @@ def _service(series: Series) -> dict[str, float]:
     fd_limits = {labels["worker"]: value for labels, value in series.all("espalier_worker_max_descriptors")}
     descriptors = {labels["worker"]: value for labels, value in series.all("espalier_worker_open_descriptors")}
     disk, free = series.only("espalier_models_disk_bytes"), series.only("espalier_models_disk_free_bytes")
+    store_failures = series.all("espalier_store_failures_total")
     refused = dict.fromkeys(("auth_retrieve", "auth_write", "auth_admin", "auth_internal"), 0.0)
     for labels, value in series.all("espalier_auth_failures_total"):
         refused[f"auth_{labels['role']}"] += value
     return {
         "workers": series.only("espalier_workers"),
         "worker_restarts": series.sum("espalier_worker_restarts_total"),
-        "store_failures": series.sum("espalier_store_failures_total", matches=lambda labels: labels["reason"] != "unreachable"),
+        "store_failures": sum(value for labels, value in store_failures if labels["reason"] != "unreachable"),
         "store_silent": series.only("espalier_store_silent_seconds"),
         "memory": series.sum("espalier_worker_anonymous_bytes") / limit if limit > 0 else nan,
         "descriptors": max((value / fd_limits[worker] for worker, value in descriptors.items() if fd_limits.get(worker)), default=nan),

@@ -38,7 +38,7 @@ def _version(series: Series, model: str, version: str) -> dict[str, Any]:
 
 def _shadow(series: Series, model: str, version: str) -> dict[str, Any]:
     counts = _counts(series, "espalier_shadow_requests_total", ("compared", "failed", "left_out"), model, version)
-    sum_of_shares = sum(value for _, value in series.all("espalier_shadow_overlap_sum", model, version=version))
+    sum_of_shares = series.sum("espalier_shadow_overlap_sum", model, version=version)
     overlap, interval = _mean(series.buckets("espalier_shadow_overlap", model, version=version), sum_of_shares)
     times = {of: series.buckets("espalier_shadow_seconds", model, version=version, of=of) for of in ("default", "candidate")}
     p50_ms = {f"{of}_p50_ms": _ms(quantile(buckets, 0.5)) for of, buckets in times.items()}
@@ -46,7 +46,7 @@ def _shadow(series: Series, model: str, version: str) -> dict[str, Any]:
 
 
 def _counts(series: Series, name: str, outcomes: Sequence[str], model: str, version: str) -> dict[str, int]:
-    return {outcome: int(sum(value for _, value in series.all(name, model, version=version, outcome=outcome))) for outcome in outcomes}
+    return {outcome: int(series.sum(name, model, version=version, outcome=outcome)) for outcome in outcomes}
 
 
 def _wilson(count: int, total: int) -> tuple[float, float] | None:

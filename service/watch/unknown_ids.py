@@ -6,15 +6,13 @@ and counts. Does not know requests.
 
 from __future__ import annotations
 
-import logging
+import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import orjson
-
-log = logging.getLogger(__name__)
 
 COUNTERS = 1000
 """Counters a model and half day. An id with more than a COUNTERS-th of all occurrences always has one."""
@@ -33,22 +31,18 @@ Blocks = dict[int, dict[str, Counts]]
 """Number of a block → model → id → count."""
 
 
-class MostFrequent:
-    """The most frequent ids, counted with at most `counters` counters (Misra and Gries, 1982).
+def add(counts: Counts, item_id: str) -> None:
+    """Count one occurrence with at most COUNTERS counters, in amortised O(1) (Misra and Gries, 1982).
 
-    counts  lower bounds of how often each id occurred; exact until there are more ids than counters
+    An id without a counter lowers all counters by one. counts: lower bounds of how often each id occurred; exact until there are more ids
+    than counters.
     """
-
-    def __init__(self, counters: int = COUNTERS) -> None:
-        self._counters = counters
-        self.counts: Counts = {}
-
-    def add(self, item_id: str) -> None:
-        """Count one occurrence, in amortised O(1). An id without a counter lowers all counters by one."""
-        if item_id in self.counts or len(self.counts) < self._counters:
-            self.counts[item_id] = self.counts.get(item_id, 0) + 1
-        else:
-            self.counts = {other: count - 1 for other, count in self.counts.items() if count > 1}
+    if item_id in counts or len(counts) < COUNTERS:
+        counts[item_id] = counts.get(item_id, 0) + 1
+    else:
+        lowered = {other: count - 1 for other, count in counts.items() if count > 1}
+        counts.clear()
+        counts.update(lowered)
 
 
 class UnknownIds:
@@ -56,7 +50,7 @@ class UnknownIds:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._blocks: dict[int, dict[str, MostFrequent]] = {}
+        self._blocks: Blocks = {}
         self.changed = False
 
     def note(self, model: str, unknown: Iterable[Sequence[str]]) -> None:
@@ -64,26 +58,22 @@ class UnknownIds:
         ids_left = PER_REQUEST
         for ids in unknown:
             if ids and ids_left:
-                frequencies = self._of(model)
+                counts = self._of(model)
                 for item_id in ids[:ids_left]:
-                    frequencies.add(cut(item_id))
+                    add(counts, cut(item_id))
                 ids_left -= len(ids[:ids_left])
                 self.changed = True
 
     def counts(self) -> Blocks:
         """The counts of this block of time and the last."""
         current = block_of(self._clock())
-        return {
-            block: {model: dict(frequencies.counts) for model, frequencies in models.items()}
-            for block, models in self._blocks.items()
-            if block >= current - 1
-        }
+        return {block: copy.deepcopy(models) for block, models in self._blocks.items() if block >= current - 1}
 
-    def _of(self, model: str) -> MostFrequent:
+    def _of(self, model: str) -> Counts:
         block = block_of(self._clock())
         if block not in self._blocks:
             self._blocks = {last: models for last, models in self._blocks.items() if last == block - 1} | {block: {}}
-        return self._blocks[block].setdefault(model, MostFrequent())
+        return self._blocks[block].setdefault(model, {})
 
 
 def block_of(now: float) -> int:
@@ -98,23 +88,23 @@ def cut(item_id: str) -> str:
     return item_id[:MAX_ID_BYTES].encode("utf-8", "replace")[:MAX_ID_BYTES].decode("utf-8", "ignore")
 
 
-def summed(counts_of_processes: Iterable[Blocks], max_ids: int = COUNTERS) -> Blocks:
-    """The sums of counts, with at most `max_ids` ids for each model and block."""
+def summed(counts_of_processes: Iterable[Blocks]) -> Blocks:
+    """The sums of counts, with at most COUNTERS ids for each model and block."""
     sums: dict[int, dict[str, Counter[str]]] = {}
     for blocks in counts_of_processes:
         for block, models in blocks.items():
             for model, counts in models.items():
                 sums.setdefault(block, {}).setdefault(model, Counter()).update(counts)
-    return {block: {model: dict(counts.most_common(max_ids)) for model, counts in models.items()} for block, models in sums.items()}
+    return {block: {model: dict(counts.most_common(COUNTERS)) for model, counts in models.items()} for block, models in sums.items()}
 
 
-def most_frequent(blocks: Blocks, model: str, now: float, top: int = TOP) -> list[tuple[str, int]]:
-    """(id, count) of a model's unknown ids in this block of time and the last, most frequent first; ties by id."""
+def most_frequent(blocks: Blocks, model: str, now: float) -> list[tuple[str, int]]:
+    """(id, count) of a model's TOP unknown ids in this block of time and the last, most frequent first; ties by id."""
     counts = Counter[str]()
     for block, models in blocks.items():
         if block >= block_of(now) - 1:
             counts.update(models.get(model, {}))
-    return sorted(counts.items(), key=lambda id_and_count: (-id_and_count[1], id_and_count[0]))[:top]
+    return sorted(counts.items(), key=lambda id_and_count: (-id_and_count[1], id_and_count[0]))[:TOP]
 
 
 # -- several processes ----------------------------------------------------------------------------------------------------

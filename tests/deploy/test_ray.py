@@ -131,9 +131,6 @@ def test_a_deployment_has_an_address_for_each_try_and_names_the_masks_that_it_la
     ("answers", "reason", "says"),
     [
         ([(410, b"")], "not_served", ""),
-        ([(429, b"")], "full", ""),
-        ([(504, b"")], "late", ""),
-        ([(422, b"")], "refused", ""),
         ([(409, b"")], "garbage", "digests of masks were expected"),
         ([(200, b"found!")], "garbage", "12 bytes, expected at most 11"),
         ([DEAD], "connection", "ActorUnavailableError"),

@@ -145,6 +145,12 @@ def _some(labels: Sequence[str]) -> list[str]:
     return [{"model": "books", "version": "1", "status": "200"}.get(label, "0") for label in labels]
 
 
+def total(metrics: Metrics, name: str, **labels: str) -> float | None:
+    """The sum of a metric's series with these labels; None where there are none."""
+    values = [value for found, own, value in metrics.samples() if found == name and labels.items() <= own.items()]
+    return sum(values) if values else None
+
+
 def bearer(key: str) -> dict[str, str]:
     """The header of a request with a key."""
     return {"Authorization": f"Bearer {key}"}

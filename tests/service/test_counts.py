@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import resource
 import signal
 import struct
@@ -17,7 +18,7 @@ import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from service.watch import counter_files
-from service.watch.counter_files import FREE, Counts, CountsFile, key_of, read, remove_process
+from service.watch.counter_files import FREE, CountsFile, key_of, read, remove_process
 from tests import ROOT
 from tests.waiting import until
 
@@ -62,14 +63,12 @@ def test_what_is_forgotten_makes_room_for_what_comes(tmp_path: Path) -> None:
 
 
 def test_only_what_has_all_the_labels_is_forgotten(tmp_path: Path) -> None:
-    kept = Counts(tmp_path)
-    for kind in ("counter", "gauge_livemax"):
-        for number in (1, 2):
-            for version in ("1", "11"):
-                kept.file(kind).write(key(number, version), 1.0)
-    kept.forget({"model": "m1", "version": "1"})
-    for kind in ("counter", "gauge_livemax"):
-        assert numbers(kept.file(kind).path) == {key(1, "11"): 1.0, key(2, "1"): 1.0, key(2, "11"): 1.0}
+    file = CountsFile(tmp_path / "counter_7.db")
+    for number in (1, 2):
+        for version in ("1", "11"):
+            file.write(key(number, version), 1.0)
+    file.forget({"model": "m1", "version": "1"})
+    assert numbers(file.path) == {key(1, "11"): 1.0, key(2, "1"): 1.0, key(2, "11"): 1.0}
 
 
 # -- a process that has ended ---------------------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ def test_what_ended_processes_counted_is_in_one_file(tmp_path: Path) -> None:
             file.write(key(1), 1.0)
             file.close()
     for pid in (11, 12):
-        remove_process(tmp_path, pid, ("counter", "histogram"))
+        remove_process(tmp_path, pid)
     assert {path.name for path in tmp_path.iterdir()} == {
         *("counter_0.db", "histogram_0.db"),
         *("counter_13.db", "histogram_13.db", "gauge_livesum_13.db"),
@@ -96,10 +95,10 @@ def test_what_ended_processes_counted_is_in_one_file(tmp_path: Path) -> None:
 def test_while_somebody_reads_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counter_files, "PATIENCE_S", 0.01)
     CountsFile(tmp_path / "counter_11.db").write(key_of("y", "y_total", {}, ""), 2.0)
-    with counter_files.read_lock(tmp_path):
-        remove_process(tmp_path, 11, ("counter",))
+    with counter_files.locked(tmp_path, fcntl.LOCK_SH):
+        remove_process(tmp_path, 11)
         assert [path.name for path in tmp_path.iterdir()] == ["counter_11.db"]
-    remove_process(tmp_path, 11, ("counter",))
+    remove_process(tmp_path, 11)
     assert [path.name for path in tmp_path.iterdir()] == ["counter_0.db"]
 
 
@@ -133,13 +132,12 @@ def fill(folder: Path) -> Path:
 WRITER = """
 import sys, time
 from pathlib import Path
-from service.watch.counter_files import Counts, key_of
+from service.watch.counter_files import CountsFile, key_of
 
-counts = Counts(Path(sys.argv[1]))
-file, written = counts.file("counter"), 0
+file, written = CountsFile(Path(sys.argv[1]) / "counter_7.db"), 0
 for line in sys.stdin:
     if line.strip() == "settle":
-        counts.settle()
+        file.settle()
     else:
         for written in range(written, written + int(line)):
             with file.lock:
@@ -220,10 +218,10 @@ def test_what_cannot_be_summed_for_want_of_room_is_counted_as_before(tmp_path: P
             file.write(key_of("y", "y_total", {}, ""), float(pid))
             file.close()
         filler = fill(disk)
-        remove_process(disk, 11, ("counter",))
+        remove_process(disk, 11)
         assert {path.name for path in disk.iterdir()} == {"filler", "counter_11.db", "counter_12.db"}
         filler.unlink()
-        remove_process(disk, 11, ("counter",))
+        remove_process(disk, 11)
         assert {path.name for path in disk.iterdir()} == {"counter_0.db", "counter_12.db"}
 
 

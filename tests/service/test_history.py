@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from service.run_folder import living
-from service.watch.alert_conditions import CONDITIONS, states
-from service.watch.health import SERIES, as_json
+from service.watch.health import CONDITIONS, SERIES, as_json, states
 from service.watch.history import HISTORY_S, MAX_EVENTS, MAX_ROWS, STEP_S, History, quantile
 from service.watch.metrics import Metrics, ModelMetrics
 from service.watch.recorder import Recorder
@@ -437,8 +436,6 @@ def test_a_history_stays_in_memory_alone_and_where_a_folder_takes_no_files(tmp_p
 
 
 # -- over HTTP ------------------------------------------------------------------------------------------------------------
-
-ADMIN, RETRIEVE = "an-admin-key-of-tests", "a-retrieval-key-of-tests"
 
 
 def test_health_is_there_from_the_first_minute(versions: Path) -> None:

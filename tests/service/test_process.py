@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from service.__main__ import main
+from service.__main__ import main as serve
 from service.http.connections import RESERVE
+from service.router.__main__ import main as route
 from service.watch.metrics import Metrics
 from service.watch.process_usage import memory_limit, usage
 from tests import ROOT
@@ -194,17 +196,20 @@ def test_a_version_that_is_loaded_keeps_no_file_open(models: Path, tmp_path: Pat
         until(lambda: not open_in(folder), "what looks for new versions has closed what it read")
 
 
+@pytest.mark.parametrize(
+    "start", [partial(serve, ["--port", "0"]), partial(route, ["--port", "0", "--shards", "http://127.0.0.1:1"])], ids=["serve", "route"]
+)
 def test_too_few_descriptors_are_refused_with_what_is_needed(
-    models: Path, limit: Limit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    models: Path, limit: Limit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], start: Callable[[], int]
 ) -> None:
     monkeypatch.setenv("ESPALIER_MODELS", str(models))
     monkeypatch.setenv("ESPALIER_DEVICE", "cpu")
     monkeypatch.setattr("service.__main__.Server.serve_on", lambda server, *listening: listening[0].close())
     limit(64)
-    assert main(["--port", "0"]) == 1
+    assert start() == 1
     found = re.search(r"may have 64 open files \(ulimit -n\), expected at least (\d+)", capsys.readouterr().err)
     assert found
     limit(int(found[1]) - 1)
-    assert main(["--port", "0"]) == 1
+    assert start() == 1
     limit(int(found[1]))
-    assert main(["--port", "0"]) == 0
+    assert start() == 0

@@ -109,7 +109,7 @@ def test_gpu_memory_is_asked_for_at_each_scrape(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setitem(sys.modules, "pynvml", driver)
         process_usage._nvml.cache_clear()
         metrics = Metrics()
-        metrics.watch_gpus(process_usage.gpu_memory)
+        metrics.watch_gpus()
         for bytes_1 in (5e9, 6e9):
             used[1] = bytes_1
             text = metrics.render().decode()

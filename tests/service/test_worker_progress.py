@@ -10,41 +10,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from service.models.worker_progress import WorkerProgress, Workers
 from service.run_folder import living, make, remove_dead
+from service.watch.counter_files import remove_process
 from service.watch.metrics import Metrics
-from service.watch.multiprocess import forget_process
 from tests import ROOT
-
-
-@contextmanager
-def other_process(folder: Path, pid: int, monkeypatch: pytest.MonkeyPatch, lives: bool = True) -> Iterator[None]:
-    """What happens inside is done by another worker, as far as its files tell."""
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: pid)
-        lock = (folder / f"{pid}.lock").open("w")
-        if lives:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            patch.setattr("tests.service.test_worker_progress._HELD", [*_HELD, lock])
-        yield
-    if lives:
-        _HELD.append(lock)
-    else:
-        lock.close()
-
-
-_HELD: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def _let_go() -> Iterator[None]:
-    yield
-    while _HELD:
-        _HELD.pop().close()
 
 
 def test_progress_is_that_of_the_living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,17 +25,19 @@ def test_progress_is_that_of_the_living(tmp_path: Path, monkeypatch: pytest.Monk
     assert not own.others_serve()
     own.join()
     own.report("books", WorkerProgress(serving=3))
-    with other_process(tmp_path, 11, monkeypatch):
-        Workers(tmp_path).report("books", WorkerProgress(serving=2, removed=1, failed="no room"))
-    with other_process(tmp_path, 12, monkeypatch, lives=False):
-        Workers(tmp_path).report("books", WorkerProgress(serving=1))
-    with other_process(tmp_path, 13, monkeypatch):
-        pass
-    assert own.progress("books") == {os.getpid(): WorkerProgress(serving=3), 11: WorkerProgress(2, 1, "no room"), 13: WorkerProgress()}
-    assert own.progress("films") == {os.getpid(): WorkerProgress(), 11: WorkerProgress(), 13: WorkerProgress()}
-    assert own.others_serve()
-    own.leave()
-    assert living(tmp_path) == [11, 13]
+    for pid, progress in ((11, WorkerProgress(serving=2, removed=1, failed="no room")), (12, WorkerProgress(serving=1))):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda pid=pid: pid)
+            Workers(tmp_path).report("books", progress)
+    (tmp_path / "12.lock").touch()  # it has ended
+    with (tmp_path / "11.lock").open("w") as first, (tmp_path / "13.lock").open("w") as second:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        fcntl.flock(second, fcntl.LOCK_EX)
+        assert own.progress("books") == {os.getpid(): WorkerProgress(serving=3), 11: WorkerProgress(2, 1, "no room"), 13: WorkerProgress()}
+        assert own.progress("films") == {os.getpid(): WorkerProgress(), 11: WorkerProgress(), 13: WorkerProgress()}
+        assert own.others_serve()
+        own.leave()
+        assert living(tmp_path) == [11, 13]
 
 
 def test_a_process_alone_writes_nothing() -> None:
@@ -139,7 +114,7 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> 
             one = 'espalier_model_info{engine="onnx-cpu",model="books",version="1"}'
             two = 'espalier_model_info{engine="onnx-cpu",model="books",version="2"} 1.0'
             assert lines(reader) >= {*both, *worst, two, f"{one} 1.0", 'espalier_queue_depth{model="books"} 7.0'}
-        forget_process(pid, tmp_path)
+        remove_process(tmp_path, pid)
         assert lines(reader) >= {*both, two, f"{one} 0.0", 'espalier_queue_depth{model="books"} 5.0'}
 
 

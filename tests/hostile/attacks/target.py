@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -186,7 +187,4 @@ def judged(outcomes: Iterable[str], allowed: Iterable[str], before: str = "", he
 
 def tally(outcomes: Iterable[object]) -> str:
     """`2 × 408, 1 × silence`."""
-    counted: dict[str, int] = {}
-    for outcome in outcomes:
-        counted[str(outcome)] = counted.get(str(outcome), 0) + 1
-    return ", ".join(f"{count} × {outcome}" for outcome, count in sorted(counted.items())) or "nothing"
+    return ", ".join(f"{count} × {outcome}" for outcome, count in sorted(Counter(map(str, outcomes)).items())) or "nothing"

@@ -21,6 +21,7 @@ from service.models.registry_entry import Entry
 from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests.service.fake_engine import FakeEngine
+from tests.service.running import total
 
 Result = TypeVar("Result")
 
@@ -84,9 +85,7 @@ class Running:
 
     def count(self, outcome: str) -> float:
         """espalier_reload_total."""
-        line = f'espalier_reload_total{{model="books",outcome="{outcome}"}} '
-        found = [text for text in self.metrics.render().decode().splitlines() if text.startswith(line)]
-        return float(found[0].removeprefix(line)) if found else 0.0
+        return total(self.metrics, "espalier_reload_total", model="books", outcome=outcome) or 0.0
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests.espalier.live.journals import appended, put
 from tests.service.models.registry import Running, run
+from tests.service.running import total
 from tests.waiting import until
 
 TIMESTAMP = "espalier_live_backup_timestamp_seconds"
@@ -80,9 +81,7 @@ def backed_up(models: Path, store: Objects, every_s: float = 0.05, **settings: A
 
 def value(running: Running, name: str) -> float | None:
     """A metric of `books`; None where there is none."""
-    lines = running.metrics.render().decode().splitlines()
-    found = [line for line in lines if line.startswith(f'{name}{{model="books"}} ')]
-    return float(found[0].rpartition(" ")[2]) if found else None
+    return total(running.metrics, name, model="books")
 
 
 def confirmed(running: Running) -> Callable[[], bool]:

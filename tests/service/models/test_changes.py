@@ -14,8 +14,7 @@ import pytest
 from espalier.errors import InvalidData
 from espalier.serving import Serving
 from service.errors import Conflict, ModelNotFound, NotReady
-from service.models.desired_state import DesiredState, Removed
-from service.models.followed_file import FollowedFile
+from service.models.desired_state import DesiredState, FollowedFile, Removed
 from tests.service.models.registry import Held, Running, add_version, damage, run, search
 from tests.waiting import until
 
@@ -242,7 +241,7 @@ def test_a_malformed_state_is_said(tmp_path: Path, content: str, named: str) -> 
 def test_a_pin_is_lifted_by_a_file_that_stays_away(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is deleted and written anew, as some programs replace files, is none."""
     now = [100.0]
-    monkeypatch.setattr("service.models.followed_file.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.models.desired_state.time.monotonic", lambda: now[0])
     disk = DesiredState(models / "books")
     pins = [Serving(generation=number, versions=(1,), default=1) for number in (1, 2)]
     watched = FollowedFile(disk, Serving)

@@ -25,7 +25,7 @@ from espalier.store.publishing import publish
 from service.errors import Conflict, NotReady
 from service.models import store_mirror
 from tests.service.models.registry import Running, add_version, run
-from tests.service.running import small_model
+from tests.service.running import small_model, total
 from tests.service.shards.cutting import cut, whole_bundle
 from tests.waiting import until
 
@@ -66,9 +66,8 @@ def ready(running: Running) -> None:
     until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
 
 
-def metric(running: Running, name: str) -> float:
-    line = next(line for line in running.metrics.render().decode().splitlines() if line.startswith(f"{name} "))
-    return float(line.split()[-1])
+def metric(running: Running, name: str, **labels: str) -> float:
+    return total(running.metrics, name, **labels) or 0.0
 
 
 def waits_because(running: Running, reason: str, model: str = "books") -> bool:
@@ -205,7 +204,7 @@ def test_a_damaged_version_is_said_and_the_next_lower_serves(
         until(lambda: waits_because(running, "damaged"))
         assert "books version 2 does not come from the store" in caplog.text
         assert "books version 1 does not come" not in caplog.text
-        assert metric(running, 'espalier_store_failures_total{reason="damaged"}') >= 1
+        assert metric(running, "espalier_store_failures_total", reason="damaged") >= 1
         publish(store, [second], again=True)
         until(lambda: running.served() == 2)
         until(lambda: running.registry.waits_for("books") is None)
@@ -216,8 +215,7 @@ def test_a_damaged_version_is_not_downloaded_again_and_again(
 ) -> None:
     monkeypatch.setattr(store_mirror, "RETRY_S", 60.0)
     published_anew(store, models)[1].write_bytes(b"damaged")
-    damaged = 'espalier_store_failures_total{reason="damaged"}'
-    until(lambda: metric(following, damaged) == 1)
+    until(lambda: metric(following, "espalier_store_failures_total", reason="damaged") == 1)
     looks: list[str] = []
 
     def look(store: Objects) -> dict[str, StoredModel]:
@@ -226,7 +224,7 @@ def test_a_damaged_version_is_not_downloaded_again_and_again(
 
     monkeypatch.setattr(store_mirror, "find_models", look)
     until(lambda: len(looks) > 5)
-    assert metric(following, damaged) == 1
+    assert metric(following, "espalier_store_failures_total", reason="damaged") == 1
 
 
 @pytest.mark.parametrize(
@@ -245,7 +243,7 @@ def test_a_wrong_serving_json_changes_nothing_and_is_said(following: Running, st
     until(lambda: waits_because(following, reason))
     assert following.served() == 1
     assert (following.models / "books" / "serving.json").read_text() == before
-    assert (metric(following, 'espalier_store_failures_total{reason="damaged"}') > 0) == ("among" in reason)
+    assert (metric(following, "espalier_store_failures_total", reason="damaged") > 0) == ("among" in reason)
 
 
 def test_versions_that_nobody_needs_are_deleted_but_for_the_highest(store: Objects, models: Path, cache: Path) -> None:
@@ -282,7 +280,7 @@ def test_old_versions_make_room_for_a_new_one(store: Objects, models: Path, cach
     monkeypatch.setattr(fetching, "shutil", SimpleNamespace(disk_usage=usage, rmtree=shutil.rmtree))
     with follow(store, cache, store_keep=1) as running:
         until(lambda: running.served() == 3, lambda: str(running.registry.waits_for("books")))
-        assert metric(running, 'espalier_store_failures_total{reason="disk_full"}') >= 1
+        assert metric(running, "espalier_store_failures_total", reason="disk_full") >= 1
         assert 1 not in find_versions(cache)["books"]
 
 

@@ -23,7 +23,7 @@ from service.router.transport import ReplicaFailed, answer_body, parse_shard_lis
 from service.settings import Settings
 from service.shards.search import answer_search
 from service.watch.metrics import Metrics
-from tests.service.running import BUILDING, Client, Json, Running, started
+from tests.service.running import BUILDING, Client, Json, Running, started, total
 from tests.service.shards.cutting import cut
 from tests.waiting import until
 
@@ -109,8 +109,7 @@ class Cluster:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's series with these labels."""
-        samples = self.app.state.service.metrics.samples()
-        return sum(float(value) for found, own, value in samples if found == name and labels.items() <= own.items())
+        return total(self.app.state.service.metrics, name, **labels) or 0.0
 
     def asked(self, address: str) -> int:
         """How many queries an address was sent."""

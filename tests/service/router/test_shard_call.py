@@ -14,16 +14,16 @@ import pytest
 
 from espalier.engines.stages import ShardResult
 from espalier.shards.messages import Pin, ShardAnswer, encode_answer
-from service.router.hedging import MAX_BURST, MIN_ANSWERS, Budget, Latencies
+from service.router.hedging import MAX_BURST, MIN_ANSWERS, UNKNOWN_S, Budget, Latencies
 from service.router.replicas import LONGEST_REST_S, REST_S, Replica
 from service.router.shard_call import PAUSE_S, ShardCall, ShardRequest
 from service.router.transport import MasksWanted, ReplicaFailed
 from service.watch.metrics import Metrics
+from tests.service.running import total
 
 PIN = Pin("books", 1, "d" * 64, 0, 2)
 ONE = np.zeros((1, 1), np.float32)
 FOUND = ShardResult(np.zeros((1, 1), np.int64), ONE, ONE, ONE, np.ones(1, np.int64), np.ones(1, np.bool_))
-HEDGE_S = 0.05
 NEVER, OK = 1e3, "ok"
 
 
@@ -71,15 +71,12 @@ class Shard:
             replica.poll_answered(frozenset({PIN}), clock.now)
         self.budget, self.transport = Budget(float(hedges)), self
         self.metrics = Metrics()
-        self.known = Latencies(HEDGE_S)
+        self.latencies = {PIN.index: Latencies()}
         self.sent: list[tuple[int, int, list[str]]] = []
         self.began = clock.now
 
     def holders(self, pin: Pin, late: bool = False) -> list[Replica]:
         return [replica for replica in self.replicas if pin in replica.shards and not replica.gone]
-
-    def latencies(self, index: int) -> Latencies:
-        return self.known
 
     async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         asked, own = orjson.loads(body), self.turns[int(address)]
@@ -91,7 +88,7 @@ class Shard:
         raise MasksWanted(what) if isinstance(what, tuple) else ReplicaFailed(what, "as the test says")
 
     def counted(self, name: str) -> float:
-        return sum(float(value) for found, _, value in self.metrics.samples() if found == f"espalier_router_{name}_total")
+        return total(self.metrics, f"espalier_router_{name}_total") or 0.0
 
 
 class Asked(NamedTuple):
@@ -199,8 +196,8 @@ def test_an_answer_restores_trust_and_is_counted(clock: Clock) -> None:
     for number in range(1, MIN_ANSWERS + 1):
         assert ask(clock, shard, 1).outcome == "0"
         assert shard.replicas[0].trust == "trusted"
-        assert sum(value for name, _, value in shard.metrics.samples() if name == "espalier_router_shard_seconds_count") == number
-    assert shard.known.p95_s == pytest.approx(0.02)
+        assert total(shard.metrics, "espalier_router_shard_seconds_count") == number
+    assert shard.latencies[PIN.index].p95_s == pytest.approx(0.02)
     assert shard.budget.take()
 
 
@@ -224,12 +221,12 @@ def test_suspects_rest_longer_percentiles_are_found_anew_and_second_tries_are_a_
     replica.answered()
     replica.suspect("failed", now)
     assert replica.suspect_until == now + REST_S
-    latencies = Latencies(9.0)
+    latencies = Latencies()
     found = []
     for number in range(1, 300):
         latencies.add(float(number))
         found.append(latencies.p95_s)
-    assert found[: MIN_ANSWERS - 1] == [9.0] * (MIN_ANSWERS - 1)
+    assert found[: MIN_ANSWERS - 1] == [UNKNOWN_S] * (MIN_ANSWERS - 1)
     assert (found[MIN_ANSWERS - 1], found[30], found[31]) == (20.0, 20.0, 31.0)  # the 20th of 20, and the 31st of 32
     assert found[287] == 32 + 1 + int(0.95 * 256)  # the oldest are forgotten
     budget = Budget(0.5)

@@ -24,7 +24,7 @@ from espalier.shards.messages import MEDIA_TYPE, MaskBits, ShardAnswer, ShardQue
 from espalier.text.sparse_rows import SparseRows
 from service.models.probe import Probe
 from service.shards import search as search_module
-from tests.service.running import Json, Running, bearer, problem, run
+from tests.service.running import Json, Running, bearer, problem, run, total
 from tests.service.shards.cutting import cut, post, queries_of, query_for, search, whole_bundle
 
 MAX_QUERIES, MAX_VALUES = 8, 200
@@ -55,8 +55,7 @@ class Limited(NamedTuple):
         return found
 
     def metric(self, name: str, **labels: str) -> float:
-        samples = self.service.app.state.service.metrics.samples()
-        return sum(float(value) for found, own, value in samples if found == name and labels.items() <= own.items())
+        return total(self.service.app.state.service.metrics, name, **labels) or 0.0
 
     def refusals(self, reason: str) -> float:
         return self.metric("espalier_shard_refused_total", reason=reason)
