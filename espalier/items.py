@@ -88,28 +88,32 @@ class ItemTable:
         blocks = (ids.slice(start, BLOCK).to_pylist() for start in range(0, len(ids), BLOCK))
         hash_I = np.fromiter((_hash(item_id) for block in blocks for item_id in block), np.uint64, len(ids))
         lengths = pc.binary_length(ids)
-        if len(ids) == 0:
-            raise InvalidData("items.id", "no ids", "at least one id")
         wrong = pc.indices_nonzero(pc.or_(pc.equal(lengths, 0), pc.greater(lengths, MAX_ID_BYTES)))
         if len(wrong):
             row = wrong[0].as_py()
             value = f"{ids[row].as_py()[:SHOWN]}… ({lengths[row]} bytes)" if lengths[row].as_py() else ""
             raise InvalidData("items.id", value, f"ids of 1 to {MAX_ID_BYTES} bytes")
-        counts = pc.value_counts(ids)
-        if len(counts) != len(ids):
+        return ItemTable._indexed(table.set_column(table.column_names.index("id"), "id", ids), hash_I)
+
+    @staticmethod
+    def _indexed(table: pa.Table, hash_I: NDArray[np.uint64]) -> ItemTable:
+        """A table with its index, from the hash of each row's id. Raises InvalidData if there is no id, or one is repeated."""
+        if len(table) == 0:
+            raise InvalidData("items.id", "no ids", "at least one id")
+        order = np.argsort(hash_I, kind="stable")
+        is_equal = np.diff(hash_I[order]) == 0
+        rows = np.sort(order[np.append(is_equal, False) | np.append(False, is_equal)])  # only ids with the same hash can be the same
+        counts = pc.value_counts(table.column("id").take(pa.array(rows)))
+        if len(counts) != len(rows):
             repeated = next(entry["values"] for entry in counts.to_pylist() if entry["counts"] > 1)
             raise InvalidData("items.id", repeated, "each id once")
-        order = np.argsort(hash_I, kind="stable")
-        columns = {name: table.column(name) for name in table.column_names} | {
-            "id": ids,
-            HASH_COLUMN: pa.array(hash_I[order]),
-            ROW_COLUMN: pa.array(order.astype(np.int64)),
-        }
-        return ItemTable(pa.table(columns).combine_chunks())
+        index = {HASH_COLUMN: pa.array(hash_I[order]), ROW_COLUMN: pa.array(order.astype(np.int64))}
+        columns = {name: table.column(name) for name in table.column_names if name not in index}
+        return ItemTable(pa.table(columns | index).combine_chunks())
 
     def take(self, rows: NDArray[np.int64]) -> ItemTable:
         """The items at some rows (int64)."""
-        return ItemTable.build(self.to_table().take(pa.array(rows)))
+        return ItemTable._indexed(self.to_table().take(pa.array(rows)), self._row_hashes()[rows])
 
     @staticmethod
     def joined(tables: Sequence[ItemTable], rows: Sequence[NDArray[np.int64]]) -> ItemTable:
@@ -123,7 +127,9 @@ class ItemTable:
             if arrow_table.schema != arrow_tables[0].schema:
                 expected = f"the columns {arrow_tables[0].schema.names}, of the same types, in all tables"
                 raise InvalidData("items", arrow_table.schema.names, expected)
-        return ItemTable.build(pa.concat_tables(arrow_tables).take(pa.array(np.argsort(np.concatenate(rows)))))
+        order = np.argsort(np.concatenate(rows))
+        hashes = np.concatenate([table._row_hashes() for table in tables])[order]
+        return ItemTable._indexed(pa.concat_tables(arrow_tables).take(pa.array(order)), hashes)
 
     @staticmethod
     def open(path: Path) -> ItemTable:
@@ -226,6 +232,12 @@ class ItemTable:
         """One column's Python values (strings, numbers or lists, as the column has them) at item rows (int64)."""
         values: list[Any] = self._table.column(field).take(pa.array(rows)).to_pylist()
         return values
+
+    def _row_hashes(self) -> NDArray[np.uint64]:
+        """uint64[I]: the hash of each row's id, from the index."""
+        hash_I = np.zeros(len(self), np.uint64)
+        hash_I[self._row_I] = self._hash_I
+        return hash_I
 
     def column(self, field: str) -> pa.ChunkedArray:
         """A whole column."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -43,13 +43,12 @@ from espalier.queries import (
     encode_vectors,
     pad_histories,
 )
-from espalier.search import NO_ITEM, NodeMask, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Device, NodeMask, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 
 if TYPE_CHECKING:  # it imports ONNX Runtime, which is an extra
     from espalier.engines.encoder import QueryEncoder
 
-Device = Literal["auto", "cpu", "cuda"]
 BATCH = 256
 """Most queries of one engine call."""
 MAX_EXCLUDED = 1 << 20
@@ -228,11 +227,11 @@ class Model:
     def explain(self, query: Any, items: Sequence[str], m: int | None = None, *, beam_size: int | None = None) -> Any:
         """Why items came back for a query or did not: a data frame with item, outcome, rank, score, level and cut.
 
-        found             the item came back at `rank` with `score`
-        below m           the item was scored, but at least m others were better; `cut` is the key of the m-th
-        outside the beam  on `level` an ancestor was not among the best `beam_size` nodes; `cut` is the key of the last of these
-        unknown           the model has no such item
-        In a forest, level and cut are those of the first tree.
+        returned  the item came back at `rank` with `score`
+        pruned    on `level` an ancestor was not among the best `beam_size` nodes, or on the last level the item itself not among the best
+                  m; `cut` is the key of the last of these. In a forest, level and cut are those of the first tree
+        below_m   a tree scored the item, but stacking, or the mean over a forest's trees, put it below the first m
+        unknown   the model has no such item
         """
         if isinstance(items, str):
             raise InvalidQuery("items", items, "a list of item ids")
@@ -370,22 +369,19 @@ class Model:
             return {"outcome": "unknown"}
         positions = np.flatnonzero(result.item_rows_BM[0] == row)
         if len(positions):
-            return {"outcome": "found", "rank": int(positions[0]) + 1, "score": float(result.scores_BM[0, positions[0]])}
-        tree, levels = self.bundle.tree, result.traces[0]
-        path = [int(tree.leaf_of_item[row])]
-        while path[-1] > 0:
-            path.append(int(tree.parent[path[-1]]))
-        path.reverse()
-        for level in levels:
+            return {"outcome": "returned", "rank": int(positions[0]) + 1, "score": float(result.scores_BM[0, positions[0]])}
+        searches = [(alone.tree, trace) for alone, trace in zip(self.bundle.alone, result.traces, strict=True)]
+        merges_trees = len(searches) > 1 or self.bundle.manifest.stacking is not None
+        if merges_trees and any(tree.leaf_of_item[row] in trace[-1].candidates_BC for tree, trace in searches):
+            return {"outcome": "below_m"}
+        tree, trace = searches[0]
+        path = tree.ancestors(tree.leaf_of_item[row])
+        for level in trace:
             beam_K = level.nodes_BK[0]
             if path[level.level] not in beam_K:
                 cut = float(level.keys_BK[0][beam_K >= 0].min(initial=np.inf))
-                is_last = level.level == tree.height
-                return {"outcome": "below m" if is_last else "outside the beam", "level": level.level, "cut": cut}
-        return {
-            "outcome": "below m",
-            "level": tree.height,
-        }  # its leaf was scored, but another tree of the forest or a second stage ranked it lower
+                return {"outcome": "pruned", "level": level.level, "cut": cut}
+        return {"outcome": "pruned"}
 
     def _as_frame(self, table: pa.Table) -> Any:
         return as_frame(table, self.frame)
