@@ -190,7 +190,7 @@ def test_all_wrong_values_and_all_models_are_listed(shared: Running) -> None:
     assert [error["field"] for error in problem(answer)["errors"]] == ["m", "beam_size", "oops"]
     assert problem(answer)["errors"][1] == {"field": "beam_size", "value": "'9'", "expected": "a valid integer"}
     answer = shared.client.post("/retrieve", json={"queries": [COLD]})
-    assert problem(answer)["errors"] == [{"field": "model", "value": "None", "expected": "one of books, points"}]
+    assert problem(answer)["errors"] == [{"field": "model", "value": "null", "expected": "one of books, points"}]
 
 
 @pytest.mark.parametrize(("body", "named"), [({"model": "nobody"}, "books, points"), ({"model": "books", "version": 7}, "version 1")])
