@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from espalier.arrow_files import map_table
+from espalier.bundle_files import map_table
 from espalier.errors import BundleCorrupt, InvalidData
 
 HASH_COLUMN = "__hash"
@@ -203,18 +203,13 @@ class ItemTable:
         """`rows_of` by the hash column."""
         rows = np.full(len(ids), -1, np.int64)
         hashes = np.fromiter((_hash(item_id) for item_id in ids), np.uint64, len(ids))
-        slots = np.searchsorted(self._hash_I, hashes)
-        candidates = self._row_I[np.minimum(slots, len(self) - 1)]
-        if not (self._hash_I[np.minimum(slots, len(self) - 1)] == hashes).any():
+        slots = np.minimum(np.searchsorted(self._hash_I, hashes), len(self) - 1)
+        positions = np.flatnonzero(self._hash_I[slots] == hashes)
+        if not len(positions):
             return rows  # usual for live items: no strings need to be compared
-        for i, candidate_id in enumerate(self.values("id", candidates)):
-            slot = int(slots[i])
-            if candidate_id == ids[i]:
-                rows[i] = candidates[i]
-                continue
-            while (slot := slot + 1) < len(self) and self._hash_I[slot] == hashes[i]:  # two ids with the same hash
-                if self._ids[int(self._row_I[slot])].as_py() == ids[i]:
-                    rows[i] = self._row_I[slot]
+        candidates = self._row_I[slots[positions]]
+        for i, candidate, candidate_id in zip(positions.tolist(), candidates.tolist(), self.values("id", candidates), strict=True):
+            rows[i] = candidate if candidate_id == ids[i] else self._find_one(ids[i])  # two ids with the same hash
         return rows
 
     def _find_one(self, item_id: str) -> int:
