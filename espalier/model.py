@@ -22,11 +22,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from espalier.bundle import Bundle
+from espalier.bundle import Bundle, versions_in
 from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
-from espalier.errors import BundleExists, InvalidInput, InvalidQuery
+from espalier.errors import InvalidInput, InvalidQuery
 from espalier.frames import Frame, as_frame, as_table, installed_frame, lists_of
 from espalier.manifest import GraphScorer
 from espalier.masks.filters import ItemFilters
@@ -123,13 +123,15 @@ class Model:
         filter, exclude_filter  as in a request: {"section": ["games"], "year": {"min": 1990}}
         Raises InvalidQuery, which names the field, if the model cannot take a value.
         """
-        self._check_fields(fields)
+        for field in fields:
+            if field not in self.bundle.items.fields:
+                raise InvalidQuery("fields", field, f"some of {', '.join(self.bundle.items.fields)}")
         batch, seen = self.with_seen(queries)
         answers = self.answers(batch, Ask(m, beam_size, filter, exclude_filter, exclude_seen), fields, seen)
         query = np.repeat(np.arange(len(batch)), answers.count_B)
         rank = 1 + np.arange(len(query)) - np.repeat(np.cumsum(answers.count_B) - answers.count_B, answers.count_B)
         columns = {"query": query, "rank": rank, "item": answers.ids, "score": answers.scores}
-        return self._as_frame(pa.table(columns | {name: values for name, values in answers.fields.items() if name != "id"}))
+        return as_frame(pa.table(columns | {name: values for name, values in answers.fields.items() if name != "id"}), self.frame)
 
     def answers(
         self,
@@ -204,7 +206,7 @@ class Model:
                     raise InvalidQuery(f"queries[{i}].text", text, "a string")
             return encode_texts(kind, self.bundle.vectoriser, texts), None
         if isinstance(kind, VectorKind):
-            return encode_vectors(kind, [np.asarray(query, np.float64).tolist() for query in queries]), None
+            return encode_vectors(kind, list(queries)), None
         return self._encoded_features(kind, queries), None
 
     def mask(self, filter: Mapping[str, object] | None, exclude_filter: Mapping[str, object] | None = None) -> NodeMask | None:
@@ -243,7 +245,7 @@ class Model:
         outcomes = [{"item": str(item)} | self._outcome(row, result) for item, row in zip(items, rows, strict=True)]
         names = {"item": pa.string(), "outcome": pa.string(), "rank": pa.int64(), "score": pa.float32()}
         schema = pa.schema(names | {"level": pa.int64(), "cut": pa.float32()})
-        return self._as_frame(pa.Table.from_pylist(outcomes, schema=schema))
+        return as_frame(pa.Table.from_pylist(outcomes, schema=schema), self.frame)
 
     def evaluate(
         self,
@@ -276,7 +278,7 @@ class Model:
                 retrieved = np.unique(item_rows_BM[:, :m])
                 means["coverage"] = float(np.count_nonzero(retrieved != NO_ITEM) / len(self.bundle.items))
                 rows.append({"beam_size": int(beam_size), "m": int(m), **means, "queries": len(queries)})
-        return self._as_frame(pa.Table.from_pylist(rows))
+        return as_frame(pa.Table.from_pylist(rows), self.frame)
 
     def held_out(self) -> Any:
         """The held-out queries of a bundle of histories, by ids: a data frame with the lists history and relevant. Another version of the
@@ -286,15 +288,13 @@ class Model:
         items = self.bundle.items
         histories = [items.ids_of(row[row >= 0]) for row in np.asarray(queries.array, np.int64)]
         columns = {"history": histories, "relevant": [items.ids_of(rows) for rows in relevant]}
-        return self._as_frame(pa.table({name: pa.array(lists, pa.list_(pa.string())) for name, lists in columns.items()}))
+        return as_frame(pa.table({name: pa.array(lists, pa.list_(pa.string())) for name, lists in columns.items()}), self.frame)
 
     def save(self, path: Path | str) -> Path:
         """Write the model as models/NAME/VERSION, where a service finds it. Raises BundleExists if that exists."""
         folder = Path(path)
         if not (folder.name.isdecimal() and int(folder.name) >= 1):
             raise InvalidInput("path", str(folder), "models/NAME/VERSION with a version number of at least 1")
-        if folder.exists():
-            raise BundleExists(f"{folder}: a bundle is never overwritten; choose another version")
         with_parts(self.bundle, folder, {}, {})
         return folder
 
@@ -359,11 +359,6 @@ class Model:
         batch.check(len(self.bundle.items))
         return batch
 
-    def _check_fields(self, fields: Sequence[str]) -> None:
-        for field in fields:
-            if field not in self.bundle.items.fields:
-                raise InvalidQuery("fields", field, f"some of {', '.join(self.bundle.items.fields)}")
-
     def _outcome(self, row: int, result: SearchResult) -> dict[str, object]:
         if row < 0:
             return {"outcome": "unknown"}
@@ -383,15 +378,12 @@ class Model:
                 return {"outcome": "pruned", "level": level.level, "cut": cut}
         return {"outcome": "pruned"}
 
-    def _as_frame(self, table: pa.Table) -> Any:
-        return as_frame(table, self.frame)
-
 
 def open_model(path: Path | str, device: Device = "auto", engine: str | None = None, frame: Frame | None = None) -> Model:
     """The model in models/NAME/VERSION, or the highest version in models/NAME. Raises BundleError's kinds."""
     folder = Path(path)
-    versions = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()] if not (folder / "manifest.json").exists() else []
-    return Model(Bundle.open(folder / str(max(versions)) if versions else folder), device, engine, frame)
+    versions = versions_in(folder) if folder.is_dir() and not (folder / "manifest.json").exists() else ()
+    return Model(Bundle.open(folder / str(versions[-1]) if versions else folder), device, engine, frame)
 
 
 def _blocks(count: int, excluded: Sequence[NDArray[np.int64]] | None) -> Iterator[NDArray[np.int64]]:

@@ -19,7 +19,7 @@ from espalier.file_lock import file_lock
 from espalier.model import Model
 from espalier.queries import HistoryKind
 from espalier_cli import predict as module
-from espalier_cli.__main__ import COMMANDS, main, usage
+from espalier_cli.__main__ import COMMANDS, main
 from espalier_cli.completion import main as complete
 from espalier_cli.embed import main as embed
 from espalier_cli.predict import main as predict
@@ -402,7 +402,3 @@ def test_rows_and_states_are_written(queries: Path, tmp_path: Path, capsys: pyte
     assert "--states: got" in capsys.readouterr().err
     assert write("--queries", tmp_path / "states.parquet", "--column", "user", "--states", tmp_path / "more.parquet") == 1
     assert "--queries: got 'state', expected no column of this name" in capsys.readouterr().err
-
-
-def test_usage_is_what_the_commands_are() -> None:
-    assert len(usage().splitlines()) == 1 + 3 + len(COMMANDS)
