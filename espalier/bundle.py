@@ -52,7 +52,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -62,7 +62,7 @@ from pydantic import ValidationError
 from espalier.bundle_files import map_safetensors, read_parquet, read_safetensors, sha256_of
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks, TreeChunks
-from espalier.errors import BundleCorrupt, BundleNotFound, InvalidTree, UnsupportedSchema, first_of
+from espalier.errors import BundleCorrupt, BundleNotFound, InvalidTree, UnsupportedSchema, first_of, spelled
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.manifest import FORMAT, MAX_TREES, NAME, SCHEMA_VERSION, GraphScorer, LinearScorer, Manifest, TreeInfo
@@ -74,10 +74,8 @@ from espalier.shard_parts import ShardParts
 from espalier.stacking import Stacking
 from espalier.stored_arrays import check_arrays
 from espalier.tail import Tail
+from espalier.text.vectoriser import Vectoriser
 from espalier.tree import Tree
-
-if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
-    from espalier.text.vectoriser import Vectoriser
 
 T = TypeVar("T")
 TREE = "tree.safetensors"
@@ -251,8 +249,6 @@ class Bundle:
     @cached_property
     def vectoriser(self) -> Vectoriser:
         """Turns texts into features. Raises BundleCorrupt if queries are not texts."""
-        from espalier.text.vectoriser import Vectoriser
-
         kind = self.manifest.query
         if not isinstance(kind, TextKind):
             raise BundleCorrupt(f"{self.path}: {kind.kind} queries, expected texts")
@@ -312,8 +308,10 @@ def parts_of(manifest: Manifest) -> tuple[str, ...]:
         MEMORY: manifest.memory,
         CONTENT: manifest.content,
         CONTENT_ARRAYS: manifest.content,
+        TAIL: manifest.tail,
+        STACKING: manifest.stacking,
+        SHARD: manifest.shard,
     }
-    others |= {TAIL: manifest.tail, STACKING: manifest.stacking, SHARD: manifest.shard}
     kind = GRAPH_PARTS if isinstance(manifest.scorer, GraphScorer) else LINEAR_PARTS
     text = (TEXT,) if isinstance(manifest.query, TextKind) else ()
     named = (name for name, info in others.items() if info is not None)
@@ -360,7 +358,8 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
     written, schema = (raw.get("format"), raw.get("schema_version")) if isinstance(raw, dict) else (None, None)
     if written != FORMAT or type(schema) is not int or schema != SCHEMA_VERSION:
         raise UnsupportedSchema(
-            f"{file}: format {written!r} with schema_version {schema!r}; expected format {FORMAT!r} with schema_version {SCHEMA_VERSION}. "
+            f"{file}: format {spelled(written)} with schema_version {spelled(schema)}; "
+            f"expected format {FORMAT!r} with schema_version {SCHEMA_VERSION}. "
             "Another generation of this software wrote it: train or import the model again with this one"
         )
     try:

@@ -1,10 +1,11 @@
-"""Reads and writes the files of a bundle: safetensors mapped or in blocks, Parquet of bounded size, SHA-256 digests."""
+"""Reads and writes the files of a bundle: safetensors mapped or in blocks, Arrow mapped, Parquet of bounded size, SHA-256 digests."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,11 @@ COPIED_BYTES = 64 << 20
 """Tables below this size are copied when they are opened."""
 MAX_QUERY_ROWS, MAX_QUERY_BYTES = 1 << 20, 1 << 30
 """Most golden or held-out queries, and their largest size once unpacked: a small Parquet file can unpack to any size."""
+ARROW_MAGIC = b"ARROW1\0\0"
+VERSION, HEADER, DATA, COMPRESSION = 0, 2, 1, 3
+"""Numbers of fields in the tables Message (the first two), DictionaryBatch and RecordBatch (Arrow's Message.fbs)."""
+V5 = 4
+"""The format's version since 2020. Older versions mark compression in another way."""
 
 
 def map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
@@ -138,6 +144,59 @@ def _blocks(array: NDArray[Any] | Gathered) -> Iterator[NDArray[Any]]:
     step = max(1, BLOCK_BYTES // max(1, array.dtype.itemsize * math.prod(array.shape[1:])))
     for begin in range(0, array.shape[0], step):
         yield array[begin : begin + step]
+
+
+def map_table(file: Path) -> pa.Table:
+    """The table of an Arrow IPC file. Raises pyarrow.ArrowException or OSError if it is no Arrow file, or is compressed.
+
+    Compressed buffers unpack to any size. The bytes between a file's magic and its footer are a stream of messages. The file is read as a
+    stream, so that Arrow reads exactly the messages that are checked here; a footer could name others.
+    """
+    content = pa.memory_map(str(file)).read_buffer()
+    if content.slice(0, len(ARROW_MAGIC)).to_pybytes() != ARROW_MAGIC:
+        raise pa.ArrowInvalid("it does not begin as one")
+    stream = content.slice(len(ARROW_MAGIC))
+    for message in pa.ipc.MessageReader.open_stream(stream):
+        try:
+            plain = _is_plain(message)
+        except struct.error as error:
+            raise pa.ArrowInvalid(f"a message that ends too soon ({error})") from error
+        if not plain:
+            raise pa.ArrowInvalid("its buffers may be compressed, expected plain ones, which can be mapped")
+    return pa.ipc.open_stream(stream).read_all()
+
+
+def _is_plain(message: pa.Message) -> bool:
+    """Whether a message's buffers are not compressed. Raises struct.error.
+
+    PyArrow does not tell, so its flatbuffer is read here: Message.header is a RecordBatch, or a DictionaryBatch whose `data` is one.
+    RecordBatch.compression is set if it is compressed.
+    """
+    if message.type not in ("record batch", "dictionary"):
+        return True
+    metadata = message.metadata.to_pybytes()
+    root = _follow(metadata, 0)
+    version = _field(metadata, root, VERSION)
+    if not version or struct.unpack_from("<h", metadata, version)[0] < V5:
+        return False
+    batch = _follow(metadata, _field(metadata, root, HEADER))
+    if message.type == "dictionary":
+        batch = _follow(metadata, _field(metadata, batch, DATA))
+    return _field(metadata, batch, COMPRESSION) == 0
+
+
+def _follow(metadata: bytes, position: int) -> int:
+    """The position that the offset at a position points to."""
+    return position + int(struct.unpack_from("<I", metadata, position)[0])
+
+
+def _field(metadata: bytes, table: int, number: int) -> int:
+    """The position of a table's field; 0 if the table lacks it."""
+    fields = table - int(struct.unpack_from("<i", metadata, table)[0])
+    if 4 + 2 * number >= struct.unpack_from("<H", metadata, fields)[0]:
+        return 0
+    offset = int(struct.unpack_from("<H", metadata, fields + 4 + 2 * number)[0])
+    return table + offset if offset else 0
 
 
 def read_parquet(file: Path) -> pa.Table:

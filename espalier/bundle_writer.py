@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -59,10 +59,8 @@ from espalier.packed_chunks import packed
 from espalier.shard_parts import ShardParts
 from espalier.stacking import Stacking
 from espalier.tail import Tail
+from espalier.text.vectoriser import Vectoriser
 from espalier.tree import Tree
-
-if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
-    from espalier.text.vectoriser import Vectoriser
 
 FILE_MODE, FOLDER_MODE = 0o644, 0o755
 """Permissions of written files and folders, whatever the umask: often another user reads the bundle."""

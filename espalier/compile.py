@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import fcntl
 import gc
 import importlib.util
 import itertools
@@ -27,9 +26,17 @@ from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 
+from numba.core.bytecode import FunctionIdentity
+from numba.core.serialize import dumps
+
+from espalier.code_files import CodeFile, DamagedFile, content_of, find, folders, names_of
+from espalier.compiled_code import Missing, ignore_file, open_file, when_missing
+from espalier.durable import flush
 from espalier.errors import MissingExtra
+from espalier.file_lock import try_lock
 from espalier.hardware import baseline, compile_for
 from espalier.siblings import sibling
+from espalier.signatures import FILE, function_of, read_signatures, types_of
 
 log = logging.getLogger("espalier.compile")
 
@@ -41,8 +48,6 @@ PR_SET_PDEATHSIG = 1
 PATIENCE_S = 600.0
 """Longest wait for another process that compiles into the same folder: that process may be stopped, or its host may be gone."""
 POLL_S = 0.2
-
-Signatures = Sequence[tuple[str, str]]
 
 
 class CompilationFailed(Exception):
@@ -81,9 +86,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m espalier
 
 def make_ready(name: str = "espalier") -> None:
     """Open the compiled code of a package, or compile it, and refuse to compile from then on. For a process that will serve."""
-    from espalier.compiled_code import Missing, open_file, when_missing
-    from espalier.signatures import function_of, read_signatures, types_of
-
     package = _installed(name)
     if package is None:
         raise ModuleNotFoundError(f"no package {name!r} with signatures")
@@ -100,8 +102,6 @@ def make_ready(name: str = "espalier") -> None:
 
 def _installed(name: str) -> Path | None:
     """The folder of a package; None if it has no signatures, or their modules cannot be imported."""
-    from espalier.signatures import FILE, read_signatures
-
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None or not (Path(spec.origin).parent / FILE).is_file():
         return None
@@ -117,8 +117,6 @@ def _installed(name: str) -> Path | None:
 
 def _has_code(package: Path) -> bool:
     """Whether there is a complete and sound file that this process can use."""
-    from espalier.code_files import find, names_of
-
     code_file, faults = find(package, names_of(package))
     for reason in faults:
         log.info("%s", reason)
@@ -129,8 +127,6 @@ def _has_code(package: Path) -> bool:
 
 def _write(package: Path) -> bool:
     """Compile a package and write its code to the first folder that can be written to. False if there is none."""
-    from espalier.code_files import CodeFile, DamagedFile, content_of, folders, names_of
-
     name, content = names_of(package)[0], b""
     for folder in folders(package):
         try:
@@ -162,19 +158,17 @@ def _write(package: Path) -> bool:
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock. Raises OSError if it cannot be made, or another process holds it for too long."""
     deadline, is_logged = time.monotonic() + PATIENCE_S, False
-    with path.open("wb") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{path}: another process has had the lock for {PATIENCE_S:.0f} s") from None
-            if not is_logged:
-                log.info("another process compiles, it is waited for")
-            is_logged = True
-            time.sleep(POLL_S)
+    while (descriptor := try_lock(path, 0o666)) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path}: another process has had the lock for {PATIENCE_S:.0f} s")
+        if not is_logged:
+            log.info("another process compiles, it is waited for")
+        is_logged = True
+        time.sleep(POLL_S)
+    try:
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _write_file(folder: Path, name: str, content: bytes) -> None:
@@ -190,11 +184,7 @@ def _write_file(folder: Path, name: str, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    flush(folder)
     package = name.partition("-")[0]
     older = sorted((path for path in folder.glob(f"{package}-*") if path.name != name), key=lambda path: path.stat().st_mtime)
     for path in older[: 1 - KEPT_FILES]:  # never the new file, whatever its time
@@ -203,9 +193,6 @@ def _write_file(folder: Path, name: str, content: bytes) -> None:
 
 def _compile(package: Path) -> Mapping[str, bytes]:
     """The code of all signatures of a package, compiled by several processes, each of which takes the next module when it is done."""
-    from espalier.compiled_code import ignore_file
-    from espalier.signatures import function_of, read_signatures
-
     ignore_file(package)
     by_module: dict[str, list[tuple[str, str]]] = {}
     for function, types in read_signatures(package):
@@ -229,7 +216,7 @@ def _begin_process() -> None:
     begin_numbers()
 
 
-def _code_of_module(signatures: Signatures) -> dict[str, bytes]:
+def _code_of_module(signatures: Sequence[tuple[str, str]]) -> dict[str, bytes]:
     return {f"{function} {types}": _code_of(function, types) for function, types in signatures}
 
 
@@ -240,17 +227,11 @@ def begin_numbers() -> None:
     distinguishes them by a number that it counts from 1 in every process. Of weak symbols with the same name, a process links the first one
     that it loads. So no two processes that compile may use the same numbers, and neither may a process that loads code and compiles more.
     """
-    from numba.core.bytecode import FunctionIdentity
-
     gc.disable()
     FunctionIdentity._unique_ids = itertools.count(2**62 + secrets.randbits(61))
 
 
 def _code_of(function: str, types: str) -> bytes:
-    from numba.core.serialize import dumps
-
-    from espalier.signatures import function_of, types_of
-
     dispatcher, arguments = function_of(function), types_of(types)
     dispatcher.compile(arguments)
     result = dispatcher.overloads[arguments]

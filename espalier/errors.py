@@ -37,7 +37,7 @@ maps these classes to status codes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -57,15 +57,20 @@ class InvalidInput(EspalierError):
     Attributes: `field` (the path of the value), `value` (shortened), `expected` (a right value, in words).
     """
 
+    nothing: ClassVar[str] = "None"
+    """How a message spells None. In most errors it means that there is no value."""
+
     def __init__(self, field: str, value: object, expected: str) -> None:
         self.field = field
-        self.value = _short(value)
+        self.value = self.nothing if value is None else spelled(value)
         self.expected = expected
         super().__init__(f"{field}: got {self.value}, expected {expected}")
 
 
 class InvalidQuery(InvalidInput):
-    """A query or a search parameter."""
+    """A query or a search parameter. Most are JSON, where None is null."""
+
+    nothing = "null"
 
 
 class InvalidMessage(InvalidInput):
@@ -168,8 +173,9 @@ class DeviceUnavailable(EspalierError):
     """The requested device or engine is not available."""
 
 
-def _short(value: object, limit: int = 200) -> str:
-    text = repr(value)
+def spelled(value: object, limit: int = 200) -> str:
+    """A value for a message, shortened, with the `true`, `false` and `null` of JSON and TOML. Other values are as Python writes them."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
@@ -208,7 +214,7 @@ def first_of(error: ValidationError) -> str:
     """The first error of pydantic: path, value, and the expected value in words."""
     first = error.errors(include_url=False)[0]
     location = ".".join(str(part) for part in first["loc"])
-    return f"{location + ': ' if location else ''}got {_short(first['input'])}, expected {expectation(first)}"
+    return f"{location + ': ' if location else ''}got {spelled(first['input'])}, expected {expectation(first)}"
 
 
 def _count(number: int, kind: str) -> str:

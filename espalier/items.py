@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from espalier.arrow_files import map_table
+from espalier.bundle_files import map_table
 from espalier.errors import BundleCorrupt, InvalidData
 
 HASH_COLUMN = "__hash"
@@ -88,28 +88,32 @@ class ItemTable:
         blocks = (ids.slice(start, BLOCK).to_pylist() for start in range(0, len(ids), BLOCK))
         hash_I = np.fromiter((_hash(item_id) for block in blocks for item_id in block), np.uint64, len(ids))
         lengths = pc.binary_length(ids)
-        if len(ids) == 0:
-            raise InvalidData("items.id", "no ids", "at least one id")
         wrong = pc.indices_nonzero(pc.or_(pc.equal(lengths, 0), pc.greater(lengths, MAX_ID_BYTES)))
         if len(wrong):
             row = wrong[0].as_py()
             value = f"{ids[row].as_py()[:SHOWN]}… ({lengths[row]} bytes)" if lengths[row].as_py() else ""
             raise InvalidData("items.id", value, f"ids of 1 to {MAX_ID_BYTES} bytes")
-        counts = pc.value_counts(ids)
-        if len(counts) != len(ids):
+        return ItemTable._indexed(table.set_column(table.column_names.index("id"), "id", ids), hash_I)
+
+    @staticmethod
+    def _indexed(table: pa.Table, hash_I: NDArray[np.uint64]) -> ItemTable:
+        """A table with its index, from the hash of each row's id. Raises InvalidData if there is no id, or one is repeated."""
+        if len(table) == 0:
+            raise InvalidData("items.id", "no ids", "at least one id")
+        order = np.argsort(hash_I, kind="stable")
+        is_equal = np.diff(hash_I[order]) == 0
+        rows = np.sort(order[np.append(is_equal, False) | np.append(False, is_equal)])  # only ids with the same hash can be the same
+        counts = pc.value_counts(table.column("id").take(pa.array(rows)))
+        if len(counts) != len(rows):
             repeated = next(entry["values"] for entry in counts.to_pylist() if entry["counts"] > 1)
             raise InvalidData("items.id", repeated, "each id once")
-        order = np.argsort(hash_I, kind="stable")
-        columns = {name: table.column(name) for name in table.column_names} | {
-            "id": ids,
-            HASH_COLUMN: pa.array(hash_I[order]),
-            ROW_COLUMN: pa.array(order.astype(np.int64)),
-        }
-        return ItemTable(pa.table(columns).combine_chunks())
+        index = {HASH_COLUMN: pa.array(hash_I[order]), ROW_COLUMN: pa.array(order.astype(np.int64))}
+        columns = {name: table.column(name) for name in table.column_names if name not in index}
+        return ItemTable(pa.table(columns | index).combine_chunks())
 
     def take(self, rows: NDArray[np.int64]) -> ItemTable:
         """The items at some rows (int64)."""
-        return ItemTable.build(self.to_table().take(pa.array(rows)))
+        return ItemTable._indexed(self.to_table().take(pa.array(rows)), self._row_hashes()[rows])
 
     @staticmethod
     def joined(tables: Sequence[ItemTable], rows: Sequence[NDArray[np.int64]]) -> ItemTable:
@@ -123,7 +127,9 @@ class ItemTable:
             if arrow_table.schema != arrow_tables[0].schema:
                 expected = f"the columns {arrow_tables[0].schema.names}, of the same types, in all tables"
                 raise InvalidData("items", arrow_table.schema.names, expected)
-        return ItemTable.build(pa.concat_tables(arrow_tables).take(pa.array(np.argsort(np.concatenate(rows)))))
+        order = np.argsort(np.concatenate(rows))
+        hashes = np.concatenate([table._row_hashes() for table in tables])[order]
+        return ItemTable._indexed(pa.concat_tables(arrow_tables).take(pa.array(order)), hashes)
 
     @staticmethod
     def open(path: Path) -> ItemTable:
@@ -197,18 +203,13 @@ class ItemTable:
         """`rows_of` by the hash column."""
         rows = np.full(len(ids), -1, np.int64)
         hashes = np.fromiter((_hash(item_id) for item_id in ids), np.uint64, len(ids))
-        slots = np.searchsorted(self._hash_I, hashes)
-        candidates = self._row_I[np.minimum(slots, len(self) - 1)]
-        if not (self._hash_I[np.minimum(slots, len(self) - 1)] == hashes).any():
+        slots = np.minimum(np.searchsorted(self._hash_I, hashes), len(self) - 1)
+        positions = np.flatnonzero(self._hash_I[slots] == hashes)
+        if not len(positions):
             return rows  # usual for live items: no strings need to be compared
-        for i, candidate_id in enumerate(self.values("id", candidates)):
-            slot = int(slots[i])
-            if candidate_id == ids[i]:
-                rows[i] = candidates[i]
-                continue
-            while (slot := slot + 1) < len(self) and self._hash_I[slot] == hashes[i]:  # two ids with the same hash
-                if self._ids[int(self._row_I[slot])].as_py() == ids[i]:
-                    rows[i] = self._row_I[slot]
+        candidates = self._row_I[slots[positions]]
+        for i, candidate, candidate_id in zip(positions.tolist(), candidates.tolist(), self.values("id", candidates), strict=True):
+            rows[i] = candidate if candidate_id == ids[i] else self._find_one(ids[i])  # two ids with the same hash
         return rows
 
     def _find_one(self, item_id: str) -> int:
@@ -226,6 +227,12 @@ class ItemTable:
         """One column's Python values (strings, numbers or lists, as the column has them) at item rows (int64)."""
         values: list[Any] = self._table.column(field).take(pa.array(rows)).to_pylist()
         return values
+
+    def _row_hashes(self) -> NDArray[np.uint64]:
+        """uint64[I]: the hash of each row's id, from the index."""
+        hash_I = np.zeros(len(self), np.uint64)
+        hash_I[self._row_I] = self._hash_I
+        return hash_I
 
     def column(self, field: str) -> pa.ChunkedArray:
         """A whole column."""

@@ -100,19 +100,15 @@ class Memory:
             terms[source] = terms.get(source, 0.0) + self.key_weight * weight * (
                 value_of(source) if value_of else self.value_of(source, item)
             )
-        return largest_first(self.with_repeat(terms, items_T, item))
+        positions = np.flatnonzero(items_T == item)
+        if len(positions):
+            terms[item] = terms.get(item, 0.0) + self.key_weight * float(self.repeat[bucket_of(int(positions[0]))])
+        return sorted(((source, term) for source, term in terms.items() if term > 0), key=lambda entry: -entry[1])
 
     def leaves_out(self, history_T: NDArray[Any], item: int) -> bool:
         """Whether an item of a history is excluded, because its bucket is left out."""
         positions = np.flatnonzero(history_T[history_T >= 0][::-1] == item)
         return len(positions) > 0 and bool(self.left_out[bucket_of(int(positions[0]))])
-
-    def with_repeat(self, terms: dict[int, float], items_T: NDArray[Any], item: int) -> dict[int, float]:
-        """Add an item's repeat term to the terms by source, if the item is in the history (item rows, the last one first)."""
-        positions = np.flatnonzero(items_T == item)
-        if len(positions):
-            terms[item] = terms.get(item, 0.0) + self.key_weight * float(self.repeat[bucket_of(int(positions[0]))])
-        return terms
 
     def value_of(self, source: int, item: int) -> float:
         """S[source, item]."""
@@ -154,21 +150,10 @@ class Memory:
             raise BundleCorrupt("weight: expected at least one, finite and at least 0")
         if len(self.weight) * longest > MAX_VISITS:
             raise BundleCorrupt(f"weight: {len(self.weight)} places over rows of up to {longest} entries, at most {MAX_VISITS} together")
-        for quantity, largest_value in (
-            ("sums of weight · value", self._largest_mem),
-            ("key_weight · sums of weight · value", self.largest_term),
-        ):
-            if not largest_value <= LARGEST / 2:
-                raise BundleCorrupt(f"value: {quantity} reach {largest_value:.3g}, expected at most {LARGEST / 2:.3g}")
-
-    @property
-    def largest_term(self) -> float:
-        """No λ · mem exceeds this."""
-        return self.key_weight * self._largest_mem
-
-    @property
-    def _largest_mem(self) -> float:
-        return float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0)) + float(self.repeat.max())
+        largest_mem = float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0)) + float(self.repeat.max())
+        for quantity, largest in (("", largest_mem), ("key_weight · ", self.key_weight * largest_mem)):
+            if not largest <= LARGEST / 2:
+                raise BundleCorrupt(f"value: {quantity}sums of weight · value reach {largest:.3g}, expected at most {LARGEST / 2:.3g}")
 
 
 def bucket_of(position: int) -> int:
@@ -179,8 +164,3 @@ def bucket_of(position: int) -> int:
 def as_stored(value: float) -> float:
     """A value rounded as a memory stores it, so that a live entry counts as much as after a fold."""
     return float(np.float16(min(value, LARGEST_VALUE)))
-
-
-def largest_first(terms: Mapping[int, float]) -> list[tuple[int, float]]:
-    """The (source, term) pairs with terms above 0, largest first."""
-    return sorted(((source, term) for source, term in terms.items() if term > 0), key=lambda entry: -entry[1])

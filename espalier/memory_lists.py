@@ -85,18 +85,6 @@ class MemoryLists:
         nodes, values = [NO_NODES, *(batch.nodes for batch in batches)], [NO_VALUES, *(batch.values for batch in batches)]
         return MemoryLists(offset_B, np.concatenate(nodes), np.concatenate(values))
 
-    def padded(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """nodes int64[B, X] and values float32[B, X], X ≥ 1, padded with node 0 (the root is never a candidate) and value 0."""
-        count_B = np.diff(self.offset_B)
-        if len(count_B) == 1 and len(self.nodes):
-            return self.nodes[None], self.values[None]
-        shape = len(count_B), max(1, int(count_B.max(initial=0)))
-        nodes_BX, values_BX = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-        slot = np.arange(len(self.nodes)) - np.repeat(self.offset_B[:-1], count_B)
-        query = np.repeat(np.arange(len(count_B)), count_B)
-        nodes_BX[query, slot], values_BX[query, slot] = self.nodes, self.values
-        return nodes_BX, values_BX
-
     def of(self, b: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The nodes and values of query b."""
         entries = slice(int(self.offset_B[b]), int(self.offset_B[b + 1]))

@@ -23,23 +23,19 @@ Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 
 
-def precision_recall_f(
-    item_rows_BM: Int64, relevant: Sequence[Int64], m: int, *, multiset: bool = False
-) -> tuple[Float64, Float64, Float64]:
+def precision_recall_f(item_rows_BM: Int64, relevant: Sequence[Int64], m: int) -> tuple[Float64, Float64, Float64]:
     """P@m, R@m and F@m of every query (OTM Eq. 5, 6, 7), each float64[B].
 
         P@m = Σ_{j ∈ Î} y_j / m      R@m = Σ_{j ∈ Î} y_j / |I_x|      F@m = 2·P·R / (P + R), 0 where P + R = 0
 
     item_rows_BM   int64[B, M], best first; the first m columns count, NO_ITEM is padding.
                    A row with fewer than m items is still divided by m.
-    relevant       for each query the item rows of I_x. As a set (the default): y_j ∈ {0, 1} and repeats count once.
-                   As a multiset (`multiset=True`, the published code of TDM and OTM): y_j is how often j occurs and |I_x| is
-                   the length with repeats, so P may exceed 1.
+    relevant       for each query the item rows of I_x: y_j ∈ {0, 1}, repeats count once. (The published code of TDM and OTM counts them.)
 
     Raises InvalidData when a query has no relevant item (recall is undefined: skip it before the call), when a row recommends an item
     twice, or when shapes and dtypes do not fit.
     """
-    hits_BM, size_B = _hits(recommendations(item_rows_BM, m), relevant, multiset)
+    hits_BM, size_B = _hits(recommendations(item_rows_BM, m), relevant)
     hits_B = hits_BM.sum(axis=1)
     precision_B, recall_B = hits_B / m, hits_B / np.maximum(size_B, 1)
     total_B = precision_B + recall_B
@@ -49,7 +45,7 @@ def precision_recall_f(
 
 def reciprocal_rank_at_m(item_rows_BM: Int64, relevant: Sequence[Int64], m: int) -> Float64:
     """float64[B]: 1 / the position of the first relevant item among m, 0 without one. The mean is MRR@m. See `precision_recall_f`."""
-    hits_BM, _ = _hits(recommendations(item_rows_BM, m), relevant, multiset=False)
+    hits_BM, _ = _hits(recommendations(item_rows_BM, m), relevant)
     first_B = hits_BM.argmax(axis=1) if hits_BM.shape[1] else np.zeros(len(hits_BM), np.int64)
     rank_B: Float64 = np.where(hits_BM.any(axis=1), 1.0 / (first_B + 1), 0.0)
     return rank_B
@@ -60,23 +56,23 @@ def ndcg_at_m(item_rows_BM: Int64, relevant: Sequence[Int64], m: int) -> Float64
 
         nDCG@m = Σ_{i ≤ m, item i relevant} 1 / log2(1 + i), divided by its value if the first min(m, |I_x|) were
 
-    Arguments and errors as `precision_recall_f`, repeats counting once. Relevant items that were not retrieved count in the divisor, so
+    Arguments and errors as `precision_recall_f`. Relevant items that were not retrieved count in the divisor, so
     this measures retrieval and order together; `ndcg` measures the order of a list.
     """
-    hits_BM, size_B = _hits(recommendations(item_rows_BM, m), relevant, multiset=False)
+    hits_BM, size_B = _hits(recommendations(item_rows_BM, m), relevant)
     discount_M = 1 / np.log2(np.arange(2, m + 2))
-    best_B = np.cumsum(discount_M)[np.minimum(size_B, m).astype(np.int64) - 1]
+    best_B = np.cumsum(discount_M)[np.minimum(size_B, m) - 1]
     ndcg_B: Float64 = (hits_BM * discount_M[: hits_BM.shape[1]]).sum(axis=1) / best_B
     return ndcg_B
 
 
-def _hits(rows_BM: Int64, relevant: Sequence[Int64], multiset: bool) -> tuple[Float64, Float64]:
-    """float64[B, M]: how often each recommendation is relevant, at most once unless as a multiset; float64[B]: |I_x|."""
+def _hits(rows_BM: Int64, relevant: Sequence[Int64]) -> tuple[NDArray[np.bool_], Int64]:
+    """bool[B, M]: whether each recommendation is relevant; int64[B]: |I_x|."""
     if len(relevant) != len(rows_BM):
         raise InvalidData("relevant", f"{len(relevant)} queries", f"{len(rows_BM)}, one per row of item_rows_BM")
     relevant_size = np.array([len(rows) for rows in relevant], np.int64)
     if len(relevant) == 0:
-        return np.zeros(rows_BM.shape), np.zeros(0)
+        return np.zeros(rows_BM.shape, np.bool_), np.zeros(0, np.int64)
     if relevant_size.min() == 0:
         raise InvalidData(f"relevant[{int(relevant_size.argmin())}]", [], "at least one relevant item")
     relevant_rows = np.concatenate(relevant)
@@ -86,12 +82,10 @@ def _hits(rows_BM: Int64, relevant: Sequence[Int64], multiset: bool) -> tuple[Fl
     # One sorted key per (query, item) turns the membership test of the whole batch into one binary search.
     stride = max(int(rows_BM.max(initial=0)), int(relevant_rows.max())) + 1
     query_B = np.arange(len(rows_BM))
-    key, times = np.unique(np.repeat(query_B, relevant_size) * stride + relevant_rows, return_counts=True)
-    y = times if multiset else np.ones_like(times)
+    key = np.unique(np.repeat(query_B, relevant_size) * stride + relevant_rows)
     key_BM = query_B[:, None] * stride + rows_BM
     slot_BM = np.minimum(np.searchsorted(key, key_BM), len(key) - 1)
-    hits_BM = np.where((key[slot_BM] == key_BM) & (rows_BM != NO_ITEM), y[slot_BM], 0).astype(np.float64)
-    return hits_BM, np.bincount(key // stride, weights=y, minlength=len(rows_BM)).astype(np.float64)
+    return (key[slot_BM] == key_BM) & (rows_BM != NO_ITEM), np.bincount(key // stride, minlength=len(rows_BM))
 
 
 def ndcg(scores_R: NDArray[np.floating], grades_R: NDArray[np.floating], query_offset: Int64, k: int | None = None) -> Float64:

@@ -16,17 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from espalier.bundle import Bundle
+from espalier.bundle import Bundle, versions_in
 from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
-from espalier.errors import BundleExists, InvalidInput, InvalidQuery
+from espalier.errors import InvalidInput, InvalidQuery
 from espalier.frames import Frame, as_frame, as_table, installed_frame, lists_of
 from espalier.manifest import GraphScorer
 from espalier.masks.filters import ItemFilters
@@ -43,13 +43,12 @@ from espalier.queries import (
     encode_vectors,
     pad_histories,
 )
-from espalier.search import NO_ITEM, NodeMask, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Device, NodeMask, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 
 if TYPE_CHECKING:  # it imports ONNX Runtime, which is an extra
     from espalier.engines.encoder import QueryEncoder
 
-Device = Literal["auto", "cpu", "cuda"]
 BATCH = 256
 """Most queries of one engine call."""
 MAX_EXCLUDED = 1 << 20
@@ -124,13 +123,15 @@ class Model:
         filter, exclude_filter  as in a request: {"section": ["games"], "year": {"min": 1990}}
         Raises InvalidQuery, which names the field, if the model cannot take a value.
         """
-        self._check_fields(fields)
+        for field in fields:
+            if field not in self.bundle.items.fields:
+                raise InvalidQuery("fields", field, f"some of {', '.join(self.bundle.items.fields)}")
         batch, seen = self.with_seen(queries)
         answers = self.answers(batch, Ask(m, beam_size, filter, exclude_filter, exclude_seen), fields, seen)
         query = np.repeat(np.arange(len(batch)), answers.count_B)
         rank = 1 + np.arange(len(query)) - np.repeat(np.cumsum(answers.count_B) - answers.count_B, answers.count_B)
         columns = {"query": query, "rank": rank, "item": answers.ids, "score": answers.scores}
-        return self._as_frame(pa.table(columns | {name: values for name, values in answers.fields.items() if name != "id"}))
+        return as_frame(pa.table(columns | {name: values for name, values in answers.fields.items() if name != "id"}), self.frame)
 
     def answers(
         self,
@@ -205,7 +206,7 @@ class Model:
                     raise InvalidQuery(f"queries[{i}].text", text, "a string")
             return encode_texts(kind, self.bundle.vectoriser, texts), None
         if isinstance(kind, VectorKind):
-            return encode_vectors(kind, [np.asarray(query, np.float64).tolist() for query in queries]), None
+            return encode_vectors(kind, list(queries)), None
         return self._encoded_features(kind, queries), None
 
     def mask(self, filter: Mapping[str, object] | None, exclude_filter: Mapping[str, object] | None = None) -> NodeMask | None:
@@ -228,11 +229,11 @@ class Model:
     def explain(self, query: Any, items: Sequence[str], m: int | None = None, *, beam_size: int | None = None) -> Any:
         """Why items came back for a query or did not: a data frame with item, outcome, rank, score, level and cut.
 
-        found             the item came back at `rank` with `score`
-        below m           the item was scored, but at least m others were better; `cut` is the key of the m-th
-        outside the beam  on `level` an ancestor was not among the best `beam_size` nodes; `cut` is the key of the last of these
-        unknown           the model has no such item
-        In a forest, level and cut are those of the first tree.
+        returned  the item came back at `rank` with `score`
+        pruned    on `level` an ancestor was not among the best `beam_size` nodes, or on the last level the item itself not among the best
+                  m; `cut` is the key of the last of these. In a forest, level and cut are those of the first tree
+        below_m   a tree scored the item, but stacking, or the mean over a forest's trees, put it below the first m
+        unknown   the model has no such item
         """
         if isinstance(items, str):
             raise InvalidQuery("items", items, "a list of item ids")
@@ -244,7 +245,7 @@ class Model:
         outcomes = [{"item": str(item)} | self._outcome(row, result) for item, row in zip(items, rows, strict=True)]
         names = {"item": pa.string(), "outcome": pa.string(), "rank": pa.int64(), "score": pa.float32()}
         schema = pa.schema(names | {"level": pa.int64(), "cut": pa.float32()})
-        return self._as_frame(pa.Table.from_pylist(outcomes, schema=schema))
+        return as_frame(pa.Table.from_pylist(outcomes, schema=schema), self.frame)
 
     def evaluate(
         self,
@@ -277,7 +278,7 @@ class Model:
                 retrieved = np.unique(item_rows_BM[:, :m])
                 means["coverage"] = float(np.count_nonzero(retrieved != NO_ITEM) / len(self.bundle.items))
                 rows.append({"beam_size": int(beam_size), "m": int(m), **means, "queries": len(queries)})
-        return self._as_frame(pa.Table.from_pylist(rows))
+        return as_frame(pa.Table.from_pylist(rows), self.frame)
 
     def held_out(self) -> Any:
         """The held-out queries of a bundle of histories, by ids: a data frame with the lists history and relevant. Another version of the
@@ -287,15 +288,13 @@ class Model:
         items = self.bundle.items
         histories = [items.ids_of(row[row >= 0]) for row in np.asarray(queries.array, np.int64)]
         columns = {"history": histories, "relevant": [items.ids_of(rows) for rows in relevant]}
-        return self._as_frame(pa.table({name: pa.array(lists, pa.list_(pa.string())) for name, lists in columns.items()}))
+        return as_frame(pa.table({name: pa.array(lists, pa.list_(pa.string())) for name, lists in columns.items()}), self.frame)
 
     def save(self, path: Path | str) -> Path:
         """Write the model as models/NAME/VERSION, where a service finds it. Raises BundleExists if that exists."""
         folder = Path(path)
         if not (folder.name.isdecimal() and int(folder.name) >= 1):
             raise InvalidInput("path", str(folder), "models/NAME/VERSION with a version number of at least 1")
-        if folder.exists():
-            raise BundleExists(f"{folder}: a bundle is never overwritten; choose another version")
         with_parts(self.bundle, folder, {}, {})
         return folder
 
@@ -360,42 +359,31 @@ class Model:
         batch.check(len(self.bundle.items))
         return batch
 
-    def _check_fields(self, fields: Sequence[str]) -> None:
-        for field in fields:
-            if field not in self.bundle.items.fields:
-                raise InvalidQuery("fields", field, f"some of {', '.join(self.bundle.items.fields)}")
-
     def _outcome(self, row: int, result: SearchResult) -> dict[str, object]:
         if row < 0:
             return {"outcome": "unknown"}
         positions = np.flatnonzero(result.item_rows_BM[0] == row)
         if len(positions):
-            return {"outcome": "found", "rank": int(positions[0]) + 1, "score": float(result.scores_BM[0, positions[0]])}
-        tree, levels = self.bundle.tree, result.traces[0]
-        path = [int(tree.leaf_of_item[row])]
-        while path[-1] > 0:
-            path.append(int(tree.parent[path[-1]]))
-        path.reverse()
-        for level in levels:
+            return {"outcome": "returned", "rank": int(positions[0]) + 1, "score": float(result.scores_BM[0, positions[0]])}
+        searches = [(alone.tree, trace) for alone, trace in zip(self.bundle.alone, result.traces, strict=True)]
+        merges_trees = len(searches) > 1 or self.bundle.manifest.stacking is not None
+        if merges_trees and any(tree.leaf_of_item[row] in trace[-1].candidates_BC for tree, trace in searches):
+            return {"outcome": "below_m"}
+        tree, trace = searches[0]
+        path = tree.ancestors(tree.leaf_of_item[row])
+        for level in trace:
             beam_K = level.nodes_BK[0]
             if path[level.level] not in beam_K:
                 cut = float(level.keys_BK[0][beam_K >= 0].min(initial=np.inf))
-                is_last = level.level == tree.height
-                return {"outcome": "below m" if is_last else "outside the beam", "level": level.level, "cut": cut}
-        return {
-            "outcome": "below m",
-            "level": tree.height,
-        }  # its leaf was scored, but another tree of the forest or a second stage ranked it lower
-
-    def _as_frame(self, table: pa.Table) -> Any:
-        return as_frame(table, self.frame)
+                return {"outcome": "pruned", "level": level.level, "cut": cut}
+        return {"outcome": "pruned"}
 
 
 def open_model(path: Path | str, device: Device = "auto", engine: str | None = None, frame: Frame | None = None) -> Model:
     """The model in models/NAME/VERSION, or the highest version in models/NAME. Raises BundleError's kinds."""
     folder = Path(path)
-    versions = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()] if not (folder / "manifest.json").exists() else []
-    return Model(Bundle.open(folder / str(max(versions)) if versions else folder), device, engine, frame)
+    versions = versions_in(folder) if folder.is_dir() and not (folder / "manifest.json").exists() else ()
+    return Model(Bundle.open(folder / str(versions[-1]) if versions else folder), device, engine, frame)
 
 
 def _blocks(count: int, excluded: Sequence[NDArray[np.int64]] | None) -> Iterator[NDArray[np.int64]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from espalier.errors import InvalidQuery
 from espalier.items import Items
 from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows, concatenated
-
-if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
-    from espalier.text.vectoriser import Vectoriser
+from espalier.text.vectoriser import Vectoriser
 
 MAX_HISTORY = 4096
 """The longest history that a model may take."""
@@ -184,11 +182,7 @@ def encode_vectors(kind: VectorKind, vectors: Sequence[Sequence[float]]) -> Quer
     for i, vector in enumerate(vectors):
         if len(vector) != kind.width:
             raise InvalidQuery(f"queries[{i}].vector", f"{len(vector)} numbers", f"{kind.width} numbers")
-        wide = np.asarray(vector, np.float64)
-        too_large = ~(np.abs(wide) <= np.finfo(np.float32).max)  # also true for NaN
-        if too_large.any():
-            raise InvalidQuery(f"queries[{i}].vector", float(wide[too_large][0]), "finite 32-bit numbers")
-        array[i] = wide
+        array[i] = _in_32_bits(f"queries[{i}].vector", vector)
     return QueryBatch(kind, array)
 
 
@@ -210,10 +204,7 @@ def encode_features(kind: FeaturesKind, queries: Sequence[tuple[Sequence[int], S
         low, high = min(feature_numbers), max(feature_numbers)  # as Python integers: some do not fit into NumPy's
         if low < 0 or high >= kind.width:
             raise InvalidQuery(f"{field}.indices", int(high if high >= kind.width else low), f"feature numbers from 0 to {kind.width - 1}")
-        numbers, wide = np.asarray(feature_numbers, np.int64), np.asarray(weights, np.float64)
-        too_large = ~(np.abs(wide) <= np.finfo(np.float32).max)  # also true for NaN
-        if too_large.any():
-            raise InvalidQuery(f"{field}.values", float(wide[too_large][0]), "finite 32-bit numbers")
+        numbers, wide = np.asarray(feature_numbers, np.int64), _in_32_bits(f"{field}.values", weights)
         order = np.argsort(numbers, kind="stable")
         numbers = numbers[order]
         repeated = numbers[1:] == numbers[:-1]
@@ -222,6 +213,15 @@ def encode_features(kind: FeaturesKind, queries: Sequence[tuple[Sequence[int], S
         indices[indptr[i] : indptr[i + 1]], values[indptr[i] : indptr[i + 1]] = numbers, wide[order]
     rows = SparseRows(indptr, indices, values, kind.width)
     return QueryBatch(kind, rows.normalised() if kind.unit else rows)
+
+
+def _in_32_bits(field: str, numbers: Sequence[float]) -> NDArray[np.float64]:
+    """The numbers as an array. Raises InvalidQuery for a number that no finite float32 holds."""
+    wide = np.asarray(numbers, np.float64)
+    too_large = ~(np.abs(wide) <= np.finfo(np.float32).max)  # also true for NaN
+    if too_large.any():
+        raise InvalidQuery(field, float(wide[too_large][0]), "finite 32-bit numbers")
+    return wide
 
 
 def encode_texts(kind: TextKind, vectoriser: Vectoriser, texts: Sequence[str]) -> QueryBatch:

@@ -13,10 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.manifest import Calibration, Ranking
+from espalier.manifest import LARGEST, Calibration, Ranking
 from espalier.search import NO_ITEM, LevelTrace, SearchResult
-
-LARGEST = float(np.finfo(np.float32).max)
 
 
 def finish(

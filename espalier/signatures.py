@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib
 import re
 from collections import deque
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,6 @@ def read_signatures(package: Path) -> list[tuple[str, str]]:
     """(`module:function`, types) of each line of a package's file."""
     lines = _OWN.sub(f"{package.name}.", (package / FILE).read_text()).splitlines()
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines if line and not line.startswith("#")]
-
-
-def write_signatures(package: Path, signatures: Iterable[tuple[str, str]]) -> None:
-    """Replace a package's list."""
-    own = re.compile(rf"(?<![\w.]){re.escape(package.name)}\.(?=[\w.]+:)")
-    lines = [own.sub(".", f"{name} {types}\n") for name, types in signatures]
-    (package / FILE).write_text("".join(sorted(lines)))
 
 
 def function_of(name: str) -> Any:

@@ -21,41 +21,40 @@ INTERRUPTED = 130
 
 
 class Command(NamedTuple):
-    """module: has `main` · extra: installs its packages · about: line in help · takes_name: its first argument is the command's name"""
+    """module: has `main` · extra: installs its packages · about: line in help"""
 
     module: str
     extra: str
     about: str
-    takes_name: bool = False
 
 
 TRAINER, SERVICE, LOAD = f"{sibling('training')}.__main__", sibling("service"), sibling("loadtest")
 GROUPS: dict[str, dict[str, Command]] = {
     "Train": {
-        "new": Command(TRAINER, "train", "look at a log and write a configuration with comments", True),
-        "compare": Command(TRAINER, "train", "does a tree pay on this log? train it and its rivals, measure all", True),
-        "fit": Command(TRAINER, "train", "train a model", True),
-        "evaluate": Command(TRAINER, "train", "recall and milliseconds of a model, by beam", True),
-        "fit-ranker": Command(TRAINER, "train", "train a second stage for a model's candidates", True),
-        "assign": Command(TRAINER, "train", "who should see each item?", True),
-        "options": Command(TRAINER, "train", "the keys of configurations", True),
-        "import-pecos": Command(TRAINER, "train", "turn a PECOS XR-Linear model into one of Espalier", True),
+        "new": Command(TRAINER, "train", "look at a log and write a configuration with comments"),
+        "compare": Command(TRAINER, "train", "does a tree pay on this log? train it and its rivals, measure all"),
+        "fit": Command(TRAINER, "train", "train a model"),
+        "evaluate": Command(TRAINER, "train", "recall and milliseconds of a model, by beam"),
+        "fit-ranker": Command(TRAINER, "train", "train a second stage for a model's candidates"),
+        "assign": Command(TRAINER, "train", "who should see each item?"),
+        "options": Command(TRAINER, "train", "the keys of configurations"),
+        "import-pecos": Command(TRAINER, "train", "turn a PECOS XR-Linear model into one of Espalier"),
     },
     "Use": {
         "predict": Command("espalier_cli.predict", "cpu", "the best items of many queries, from a Parquet file to another"),
         "embed": Command("espalier_cli.embed", "cpu", "a model's item rows, and the states of queries, as Parquet"),
-        "inspect": Command(TRAINER, "train", "what is in a model", True),
+        "inspect": Command(TRAINER, "train", "what is in a model"),
         "serve": Command(f"{SERVICE}.__main__", "serve", "answer over HTTP"),
         "route": Command(f"{SERVICE}.router.__main__", "serve", "answer over HTTP for a catalogue in shards"),
         "loadtest": Command(f"{LOAD}.sweep", "load", "recall against latency of a running service"),
     },
     "Operate": {
-        "publish": Command(TRAINER, "train", "put a model into object storage", True),
-        "versions": Command(TRAINER, "train", "the versions of a stored model", True),
-        "set-default": Command(TRAINER, "train", "which version of a stored model serves: pin, roll back", True),
-        "trial": Command(TRAINER, "train", "what users did with the answers of two versions, with intervals", True),
-        "fold": Command(TRAINER, "train", "the next version: a model with its live items in it", True),
-        "shard": Command(TRAINER, "train", "cut a model into shards", True),
+        "publish": Command(TRAINER, "train", "put a model into object storage"),
+        "versions": Command(TRAINER, "train", "the versions of a stored model"),
+        "set-default": Command(TRAINER, "train", "which version of a stored model serves: pin, roll back"),
+        "trial": Command(TRAINER, "train", "what users did with the answers of two versions, with intervals"),
+        "fold": Command(TRAINER, "train", "the next version: a model with its live items in it"),
+        "shard": Command(TRAINER, "train", "cut a model into shards"),
         "journal": Command(f"{SERVICE}.journal", "serve", "back up, restore, compact, take over a live catalogue"),
         "compile": Command("espalier.compile", "cpu", "compile for this processor beforehand"),
         "completion": Command("espalier_cli.completion", "cpu", "a script that completes commands in bash, zsh or fish"),
@@ -88,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MissingExtra as missing:
         print(f"error: {missing}", file=sys.stderr)
         return 1
-    if command.takes_name:
+    if command.module == TRAINER:  # one program, whose first argument is the command
         return run([name, *options], "espalier")
     return run(options, f"espalier {name}")
 

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from espalier.errors import EspalierError, InvalidInput
 from espalier.frames import as_table, column_of
 from espalier.model import open_model
-from espalier_cli.predict import COLUMNS
+from espalier_cli.predict import write_table
 
 
 def main(arguments: Sequence[str], prog: str) -> int:
@@ -43,21 +42,14 @@ def _embed(options: argparse.Namespace) -> None:
     model = open_model(options.model, "cpu")
     if options.items is not None:
         rows, items = model.item_rows(), model.bundle.items
-        _write(pa.table({"id": items.ids_of(np.arange(len(items))), "row": _lists(rows)}), Path(options.items))
+        write_table(pa.table({"id": items.ids_of(np.arange(len(items))), "row": _lists(rows)}), Path(options.items))
     if options.states is not None:
         table = as_table("--queries", options.queries)
         if "state" in table.column_names:
             raise InvalidInput("--queries", "state", "no column of this name: the states are called so")
-        column = options.column or COLUMNS[model.bundle.manifest.query.kind]
+        column = options.column or model.bundle.manifest.query.kind
         states = model.states(column_of(table, "--column", column).to_pylist())
-        _write(table.drop_columns([column]).append_column("state", _lists(states)), Path(options.states))
-
-
-def _write(table: pa.Table, file: Path) -> None:
-    """Write a temporary file and rename it when it is complete."""
-    temporary = file.with_name(f".{file.name}.new")
-    pq.write_table(table, temporary)
-    temporary.rename(file)
+        write_table(table.drop_columns([column]).append_column("state", _lists(states)), Path(options.states))
 
 
 def _lists(rows_NS: NDArray[np.float32]) -> pa.Array:

@@ -38,8 +38,6 @@ AHEAD = 2
 """Blocks that are read ahead for each process: a file of any size need not fit into memory."""
 REPORT_S = 2.0
 """Seconds between lines of progress."""
-COLUMNS = {"history": "history", "text": "text", "vector": "vector", "features": "features"}
-"""Default column of the queries, by their kind."""
 
 _model: Model | None = None  # in a worker process
 
@@ -79,7 +77,7 @@ def predict(options: argparse.Namespace) -> None:
         raise InvalidInput("--out", str(out), "a file in a folder that exists")
     if options.workers < 1:
         raise InvalidInput("--workers", options.workers, "at least 1")
-    column = options.column or COLUMNS[model.bundle.manifest.query.kind]
+    column = options.column or model.bundle.manifest.query.kind
     filters = (_json("--filter", options.filter), _json("--exclude-filter", options.exclude_filter))
     ask = Ask(options.m, options.beam, *filters, options.exclude_seen)
     job = Job(str(model.bundle.path), column, options.m_column, options.filter_column, ask, tuple(options.fields))
@@ -112,8 +110,7 @@ def _answer(options: argparse.Namespace, job: Job, blocks: Iterator[pa.Table], f
                 table = future.result()
                 if isinstance(table, str):
                     raise EspalierError(table)
-                pq.write_table(table, file.with_suffix(".new"))
-                file.with_suffix(".new").rename(file)
+                write_table(table, file)
                 answered += len(table)
             done += pq.read_metadata(file).num_rows
             now = time.perf_counter()
@@ -255,14 +252,21 @@ def _resume(folder: Path, digest: str) -> None:
 def _join_blocks(folder: Path, out: Path, empty: pa.Table) -> None:
     """Write all blocks, in order, to one file, and rename it when it is complete. empty: the table if there is no query."""
     files = sorted(folder.glob("*.parquet"))
-    temporary = out.with_name(f".{out.name}.new")
     if not files:
-        pq.write_table(empty, temporary)
-    else:
-        with pq.ParquetWriter(temporary, pq.read_schema(files[0])) as writer:
-            for file in files:
-                writer.write_table(pq.read_table(file))
+        write_table(empty, out)
+        return
+    temporary = out.with_name(f".{out.name}.new")
+    with pq.ParquetWriter(temporary, pq.read_schema(files[0])) as writer:
+        for file in files:
+            writer.write_table(pq.read_table(file))
     temporary.rename(out)
+
+
+def write_table(table: pa.Table, file: Path) -> None:
+    """Write a temporary file and rename it when it is complete."""
+    temporary = file.with_name(f".{file.name}.new")
+    pq.write_table(table, temporary)
+    temporary.rename(file)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

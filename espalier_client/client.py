@@ -191,7 +191,7 @@ class Client:
                         yield from delivery.take(piece)
                 yield from delivery.end()
             except (httpx.RequestError, ClientError) as error:
-                delivery.failed(error)
+                delivery.pause_s = delivery.attempts.failed(error)
 
 
 class AsyncClient:
@@ -311,7 +311,7 @@ class AsyncClient:
                 for outcome in delivery.end():
                     yield outcome
             except (httpx.RequestError, ClientError) as error:
-                delivery.failed(error)
+                delivery.pause_s = delivery.attempts.failed(error)
 
 
 async def _chunks(requests: Iterable[Sent] | AsyncIterable[Sent], chunks: Chunks) -> AsyncGenerator[list[Line], None]:

@@ -18,7 +18,7 @@ import httpx
 
 from espalier_client import items, messages
 from espalier_client.calls import NDJSON, Call, model_path
-from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, Overloaded, RequestFailed, Unavailable, from_problem, plain
+from espalier_client.errors import ConnectionFailed, InvalidAnswer, Overloaded, RequestFailed, Unavailable, from_problem, plain
 from espalier_client.items import Delete, ItemOutcome, Put
 from espalier_client.messages import UNREADABLE, Answer, Request, from_bytes
 from espalier_client.retry import Attempts, Retry
@@ -104,7 +104,6 @@ class Delivery(Generic[T]):
         self._parse_answer = route.parse
         last = {line.item: i for i, line in enumerate(lines)}
         self._superseded = {i for i, line in enumerate(lines) if line.item is not None and last[line.item] > i}
-        self._retry = retry
         self._max_bytes = max_bytes
         self.call = Call("POST", route.path, from_bytes, b"", media_type=NDJSON)
         self.attempts = Attempts(self.call, retry, timeout_s)
@@ -122,7 +121,12 @@ class Delivery(Generic[T]):
         return self._yielded == len(self._lines)
 
     def arguments(self) -> dict[str, Any]:
-        self._begin()
+        """Begin an attempt. Returns the arguments of httpx's `stream`."""
+        self._pending = [line for line in self._pending if line >= self._yielded and line not in self._outcomes]
+        self._answered = []
+        self._partial, self._partial_bytes = [], 0
+        self._request_id = self.call.request_id
+        self.pause_s = 0.0
         body = b"".join(self._lines[line].content for line in self._pending)
         return self.attempts.arguments() | {"content": body}
 
@@ -159,17 +163,6 @@ class Delivery(Generic[T]):
             yield from self._ready_outcomes()
         else:
             self.pause_s = pause_s
-
-    def failed(self, error: httpx.RequestError | ClientError) -> None:
-        """Set `pause_s` if the pending lines must be sent again. Otherwise raise the error."""
-        self.pause_s = self.attempts.failed(error)
-
-    def _begin(self) -> None:
-        self._pending = [line for line in self._pending if line >= self._yielded and line not in self._outcomes]
-        self._answered = []
-        self._partial, self._partial_bytes = [], 0
-        self._request_id = self.call.request_id
-        self.pause_s = 0.0
 
     def _keep(self, fragment: bytes) -> None:
         self._partial_bytes += len(fragment)

@@ -4,6 +4,7 @@ adds them to their package's `signatures.txt`. Where code was not compiled befor
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numba.core import event
 
 from espalier.code_files import find, names_of
 from espalier.compiled_code import Missing, package_of
-from espalier.signatures import accepts, read_signatures, text_of, write_signatures
+from espalier.signatures import FILE, accepts, read_signatures, text_of
 from tests import ROOT
 
 PARTS = "parts"
@@ -44,7 +45,8 @@ class Recorder(event.Listener):
                 (name, types) for name, types in lines for of, other in lines if of == name and types != other and accepts(other, types)
             }
             kept = lines - covered
-            write_signatures(package, kept)
+            own = re.compile(rf"(?<![\w.]){re.escape(package.name)}\.(?=[\w.]+:)")
+            (package / FILE).write_text("".join(sorted(own.sub(".", f"{name} {types}\n") for name, types in kept)))
 
 
 def policy_of(item: pytest.Item) -> Missing:

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from espalier.bundle import Bundle
 from espalier.checks.golden_answers import GoldenAnswers, check_same, check_shards
-from espalier.engines.stages import StagedEngine
+from espalier.engines.reorder import STRETCH, Stacker
+from espalier.engines.stages import GivenQueries, StagedEngine
 from espalier.errors import BundleCorrupt
 from espalier.items import Items
 from espalier.manifest import GraphScorer
@@ -99,8 +100,7 @@ def golden_queries(bundle: Bundle, table: pa.Table) -> QueryBatch:
     """
     if bundle.manifest.shard is None or not isinstance(bundle.manifest.scorer, GraphScorer):
         return encode_table(bundle, table)
-    from espalier.engines.encode import states_shape  # numba takes a while to import
-    from espalier.engines.stages import GivenQueries
+    from espalier.engines.encode import states_shape  # it imports ONNX Runtime, which is an extra
 
     file, shape = bundle.path / "golden.parquet", states_shape(bundle, len(table))
     flat = [np.asarray(row or (), np.float32) for row in table.column(STATES).to_pylist()]
@@ -155,8 +155,6 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
     if result.coverage is None or len(result.coverage.items_S) == 1:
         return check_same(bundle, engine.name, expected, result, margin_B, rounding)
     if bundle.stacking is not None and isinstance(engine, StagedEngine):
-        from espalier.engines.reorder import STRETCH, Stacker  # numba takes a while to import
-
         candidates = golden_candidates(bundle, table)
         stored_result = candidates.as_result(bundle.manifest.result_ranking, int(params.m_B.max(initial=0)))
         stacker = Stacker(bundle, bundle.stacking)

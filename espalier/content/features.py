@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,7 @@ from espalier.content_info import ContentColumn, ContentInfo
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.stored_arrays import check_arrays, check_length
 from espalier.text.sparse_rows import SparseRows
-
-if TYPE_CHECKING:  # numba takes a while to import, and only content with strings needs it
-    from espalier.text.vectoriser import Vectoriser
+from espalier.text.vectoriser import Vectoriser
 
 Array = NDArray[Any]
 FAR = 3.0
@@ -155,6 +153,4 @@ def _vectoriser(info: ContentInfo, arrays: Mapping[str, Array]) -> Vectoriser | 
         if texts:
             raise BundleCorrupt(f"content: arrays {sorted(texts)} of a vectoriser, and no blocks in the manifest")
         return None
-    from espalier.text.vectoriser import Vectoriser
-
     return Vectoriser.from_arrays(info.blocks, texts)

@@ -26,7 +26,7 @@ from espalier.manifest import FileInfo
 from espalier.serving import REMOVED, SERVING, Serving
 from espalier.store.backups import LOCK, BackupManifest, backup_key, find_backups, read_backup, time_of
 from espalier.store.fetching import check_room, fetch, fetch_file
-from espalier.store.models import find_models
+from espalier.store.models import StoredModel, find_models
 from espalier.store.objects import Objects
 
 WORK = ".restore"
@@ -113,10 +113,7 @@ def _check_free(folder: Path, manifest: BackupManifest) -> None:
 def _bring_versions(store: Objects | None, models: Path, name: str) -> tuple[list[int], list[int]]:
     """Fetch the versions that serving.json names, or else the highest stored one. Returns the fetched and the missing versions."""
     present, file = versions_in(models / name), models / name / SERVING
-    try:
-        stored = find_models(store, name)[name].versions if store is not None else ()
-    except KeyError:
-        stored = ()
+    stored = () if store is None else find_models(store, name).get(name, StoredModel((), None)).versions
     serving = None
     if file.exists():
         with suppress(ValidationError):  # the service will report the error

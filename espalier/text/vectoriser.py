@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from espalier.entry_lists import with_room
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
 from espalier.read_only import read_only
 from espalier.stored_arrays import Dtypes, check_arrays
@@ -221,11 +222,11 @@ class _Counts:
     def add(self, codes: Array, text_from: Array) -> None:
         """Count each document's n-grams once. Raises InvalidData where two n-grams have the same hash."""
         most = self._size + len(codes) * sum(_ngrams_per_code(block) for block in self._blocks)
-        self._hash, self._block = _grown(self._hash, most), _grown(self._block, most)
-        self.count, self._last, self._text_from = _grown(self.count, most), _grown(self._last, most), _grown(self._text_from, most + 1)
+        self._hash, self._block, self._last = (with_room(array, most) for array in (self._hash, self._block, self._last))
+        self.count, self._text_from = with_room(self.count, most), with_room(self._text_from, most + 1)
         # n words and the blanks between them, up to 4 bytes per code point.
         bytes_per_code = sum(5 * block.n * _ngrams_per_code(block) for block in self._blocks)
-        self._text = _grown(self._text, int(self._text_from[self._size]) + len(codes) * bytes_per_code)
+        self._text = with_room(self._text, int(self._text_from[self._size]) + len(codes) * bytes_per_code)
         if len(self._slots) < 2 * most:
             self._slots = np.full(_power_of_two(3 * most), -1, np.int32)
             fill_slots(self._hash, self._size, self._slots)
@@ -321,12 +322,3 @@ def _affix(gram: str) -> str:
 
 def _power_of_two(least: int) -> int:
     return 1 << max(0, least - 1).bit_length()
-
-
-def _grown(array: Array, least: int) -> Array:
-    """The array with room for at least `least` entries, at least doubled if it must grow."""
-    if len(array) >= least:
-        return array
-    grown = np.empty(max(least, 2 * len(array)), array.dtype)
-    grown[: len(array)] = array
-    return grown

@@ -324,7 +324,7 @@ def test_where_the_first_folder_takes_nothing_the_next_one_does(tmp_path: Path, 
             raise OSError(errno.ENOSPC, "No space left on device")
         before(descriptor)
 
-    monkeypatch.setattr("espalier.code_files.folders", lambda _: iter((first, second)))
+    monkeypatch.setattr("espalier.compile.folders", lambda _: iter((first, second)))
     monkeypatch.setattr("espalier.compile._compile", lambda _: {"a": b"code"})
     monkeypatch.setattr("espalier.compile.PATIENCE_S", 0.0)
     first.mkdir()

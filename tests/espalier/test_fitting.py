@@ -58,7 +58,7 @@ def test_a_model_without_a_folder_goes_with_its_files(temporary: Path) -> None:
     q = pl.DataFrame({"q": ["red shoe", "blue shoe", "red hat", "green hat"] * 10, "i": ["a", "b", "c", "d"] * 10})
     model = espalier.fit(q, query="q", item="i")
     assert model.search(["blue shoe"], m=1)["item"].to_list() == ["b"]
-    with pytest.raises(InvalidQuery, match="exclude_seen: got True, expected a model of histories"):
+    with pytest.raises(InvalidQuery, match="exclude_seen: got true, expected a model of histories"):
         model.search(["blue shoe"], m=1, exclude_seen=True)
     with pytest.raises(InvalidQuery, match="queries: got 'blue shoe', expected a list of queries"):
         model.search("blue shoe", m=1)

@@ -19,6 +19,7 @@ from espalier.model import Model
 from espalier.queries import HistoryKind, QueryBatch, encode_histories
 from espalier.search import SearchParams, SearchResult
 from tests import ROOT
+from tests.espalier.second_stages import with_stacking
 
 SAMPLE = ROOT / "models/debian-depends"
 HISTORIES = [["nginx", "postgresql"], ["libsdl2-2.0-0", "libgl1"], ["no such package", "perl"], []]
@@ -123,9 +124,8 @@ def test_why_an_item_did_not_come(model: Model) -> None:
     first, second, *_, last = found.column("item").to_pylist()
     rows = {row["item"]: row for row in model.explain(HISTORIES[0], [first, second, last, "no such package"], m=1).to_pylist()}
     score = pytest.approx(found["score"][0].as_py())
-    assert rows[first] == {"item": first, "outcome": "found", "rank": 1, "score": score, "level": None, "cut": None}
-    assert rows[second]["outcome"] == "below m"
-    assert rows[second]["level"] == model.bundle.tree.height
+    assert rows[first] == {"item": first, "outcome": "returned", "rank": 1, "score": score, "level": None, "cut": None}
+    assert (rows[second]["outcome"], rows[second]["level"]) == ("pruned", model.bundle.tree.height)
     assert rows["no such package"]["outcome"] == "unknown"
     last_that_came = model.search([HISTORIES[0]], m=1).column("item").to_pylist()
     assert last_that_came == [first]
@@ -134,8 +134,19 @@ def test_why_an_item_did_not_come(model: Model) -> None:
     (below,) = model.explain(HISTORIES[0], [last], m=3, beam_size=1000).to_pylist()
     assert below["cut"] == pytest.approx(float(keys[2]), abs=1e-4)
     narrow = model.explain(HISTORIES[0], [last], m=1, beam_size=1).to_pylist()[0]
-    assert narrow["outcome"] == "outside the beam"
+    assert narrow["outcome"] == "pruned"
     assert 1 <= narrow["level"] < model.bundle.tree.height
+
+
+@pytest.mark.parametrize("trees", [1, 3])
+def test_an_item_that_a_tree_scored_is_below_m_where_trees_are_merged(tmp_path: Path, trees: int) -> None:
+    stacked = Model(with_stacking(tmp_path, 3, trees=trees)[0], "cpu", frame="arrow")
+    query, ids = ([1, 3], [0.5, 2.0]), stacked.bundle.items.column("id").to_pylist()
+    found = {row["outcome"]: row for row in stacked.explain(query, ids, m=2, beam_size=2).to_pylist()}
+    assert found.keys() == {"returned", "below_m", "pruned"}
+    scored = {*stacked.search([query], m=len(ids), beam_size=2).column("item").to_pylist()}
+    assert found["below_m"]["item"] in scored
+    assert found["pruned"]["item"] not in scored
 
 
 def test_figures_are_those_of_training(model: Model) -> None:

@@ -246,7 +246,7 @@ def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["evaluate", "--rerank"], "--rerank: got True, expected a model with a ranker"),
+        (["evaluate", "--rerank"], "--rerank: got true, expected a model with a ranker"),
         (["evaluate", "--depth", 3], "--depth: got 3, expected --rerank with it"),
         (["fit-ranker", "--out", "models/x/0"], "a version number of at least 1"),
         (

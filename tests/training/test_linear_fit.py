@@ -89,7 +89,7 @@ def test_a_model_of_texts_finds_what_was_bought(shop: Path) -> None:
     assert "shop version 1 on reference, 192 queries" in whole.out
     assert re.search(r"query: text, [\d,]+ features: word 1-grams, word 2-grams, char 3-grams", inspect(bundle))
     refused = command("evaluate", *options, "--exclude-seen")
-    assert "--exclude-seen: got True, expected a model of histories, not of text queries" in refused.err
+    assert "--exclude-seen: got true, expected a model of histories, not of text queries" in refused.err
 
 
 def test_a_text_is_answered_and_explained_over_http(shop: Path) -> None:

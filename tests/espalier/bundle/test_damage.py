@@ -25,7 +25,16 @@ from espalier import stored_arrays
 from espalier.bundle import GRAPH_PARTS, Bundle, parse_manifest, parts_of
 from espalier.chunks import ARRAYS, MAX_CHILDREN, Chunks
 from espalier.engines import open_engine
-from espalier.errors import BundleCorrupt, BundleError, BundleNotFound, EspalierError, UnsupportedSchema
+from espalier.errors import (
+    BundleCorrupt,
+    BundleError,
+    BundleNotFound,
+    EspalierError,
+    InvalidConfig,
+    InvalidQuery,
+    UnsupportedSchema,
+    spelled,
+)
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody
 from espalier.live.rows import LiveRow
@@ -367,15 +376,27 @@ def test_a_missing_key_is_named(original: Bundle) -> None:
 
 @pytest.mark.parametrize("schema", [0, 2, "1", None, [1], True, 1.0])
 def test_another_schema_version_is_refused(original: Bundle, schema: object) -> None:
-    found = re.escape(f"format 'espalier-bundle' with schema_version {schema!r}; expected format 'espalier-bundle' with schema_version 1. ")
+    found = re.escape(
+        f"format 'espalier-bundle' with schema_version {spelled(schema)}; expected format 'espalier-bundle' with schema_version 1. "
+    )
     with pytest.raises(UnsupportedSchema, match=found + ".*: train or import the model again"):
         parsed(original, "schema_version", schema)
 
 
 def test_a_manifest_without_the_formats_name_is_refused(original: Bundle) -> None:
     for content in (changed(original, "format", ABSENT), b"[]", b"3", b"null", b"{}"):
-        with pytest.raises(UnsupportedSchema, match=r"format None with schema_version (1|None); expected format 'espalier-bundle'"):
+        with pytest.raises(UnsupportedSchema, match=r"format null with schema_version (1|null); expected format 'espalier-bundle'"):
             parse_manifest(content, "manifest.json")
+
+
+@pytest.mark.parametrize(("value", "spelling"), [(None, "null"), (True, "true"), (False, "false"), ("x", "'x'")])
+def test_a_wrong_value_is_spelled_as_in_json(original: Bundle, value: object, spelling: str) -> None:
+    with pytest.raises(BundleCorrupt, match=f"manifest.json: tree: got {spelling}, expected"):
+        parsed(original, "tree", value)
+    assert (InvalidQuery("rerank", value, "a number").value, InvalidConfig("kind", value, "a kind").value) == (
+        spelling,
+        spelling if value is not None else "None",  # TOML has no null: the key is missing
+    )
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"schema_version": 1', b"\xff\xfe\x00", b"[" * 100_000])

@@ -194,6 +194,23 @@ def test_ids_are_found_whatever_their_hashes(tmp_path: Path, monkeypatch: pytest
     assert len(table) == len(IDS)
 
 
+def test_parts_of_a_table_and_joined_tables_hash_no_id_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = ItemTable.build(pa.table({"id": IDS, "place": range(len(IDS))}))
+    rows = np.random.default_rng(4).permutation(len(IDS))
+    halves = rows[:3], rows[3:]
+    with monkeypatch.context() as patched:
+        patched.delattr(items_module, "_hash")
+        parts = [table.take(half) for half in halves]
+        joined = ItemTable.joined(parts, halves)
+        with pytest.raises(InvalidData, match="each id once"):
+            table.take(np.array([1, 0, 1]))
+    for part, half in zip(parts, halves, strict=True):
+        assert part.rows_of([IDS[row] for row in half]).tolist() == list(range(len(half)))
+        assert part.values("place", np.arange(len(half))) == half.tolist()
+    assert joined.rows_of(IDS).tolist() == list(range(len(IDS)))
+    assert joined.to_table().equals(table.to_table())
+
+
 def test_titles_and_attributes_come_back_by_row(tmp_path: Path) -> None:
     source = pa.table({"title": ["A", None, "C"], "id": ["a", "b", "c"], "tags": [["x"], [], ["y", "z"]], "price": [1.5, 2.0, None]})
     table = reopened(ItemTable.build(source), tmp_path / "items.arrow")

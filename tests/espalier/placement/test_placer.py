@@ -414,13 +414,13 @@ def test_parents_are_ordered_by_what_all_events_say() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (ItemBody(), "events, like: got None, expected at least one of them, to place the item by"),
-        (ItemBody(fields={"title": "x"}), "events, like: got None, expected at least one"),
+        (ItemBody(), "events, like: got null, expected at least one of them, to place the item by"),
+        (ItemBody(fields={"title": "x"}), "events, like: got null, expected at least one"),
         (ItemBody(events=(("nowhere",),)), "events: got .* expected something that the model knows"),
         (ItemBody(like=("nowhere",)), "like: got .* expected something that the model knows"),
         (ItemBody(events=(("item-1",), "item-2")), r"events\[1\]: got 'item-2', expected a list of item ids, oldest first"),
         (ItemBody(events=((1, 2),)), r"events\[0\]: got .* expected a list of item ids"),
-        (ItemBody(text="a lamp"), "events, like: got None, expected at least one .*; this model reads no text"),
+        (ItemBody(text="a lamp"), "events, like: got null, expected at least one .*; this model reads no text"),
     ],
 )
 def test_evidence_that_says_nothing_is_named(tmp_path: Path, body: ItemBody, message: str) -> None:

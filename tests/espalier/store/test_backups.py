@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from espalier.store.objects import Objects
 from espalier.store.publishing import publish
 from espalier.store.restoring import choose, host_lock, restore
 from tests.espalier.live.journals import appended, put
-from tests.object_stores import ENVIRONMENT, s3_server, two_versions
+from tests.object_stores import two_versions
 
 SERVING = '{"generation": 2, "versions": [1], "default": 1}\n'
 REMOVED = '{"generation": 3, "ids": ["item-3"]}\n'
@@ -32,24 +31,6 @@ NOW = datetime.now(UTC)
 
 class Cut(Exception):
     """The process ends there."""
-
-
-@pytest.fixture(params=["file", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
-    """An empty store."""
-    if request.param == "file":
-        yield Objects(f"file://{tmp_path}/store", create=True)
-        return
-    with s3_server() as address:
-        for name, value in (ENVIRONMENT | {"AWS_ENDPOINT_URL": address}).items():
-            monkeypatch.setenv(name, value)
-        yield Objects("s3://models/here")
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Objects:
-    """An empty store in a folder."""
-    return Objects(f"file://{tmp_path}/store", create=True)
 
 
 @pytest.fixture

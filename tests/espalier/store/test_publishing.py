@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,35 +38,7 @@ from espalier.store.objects import Objects
 from espalier.store.publishing import Published, publish
 from espalier.store.urls import check_url
 from espalier.tree import complete_tree
-from tests.object_stores import BUCKET, ENVIRONMENT, CuttingProxy, make_bucket, s3_server, two_versions
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[str]:
-    with s3_server() as address:
-        yield address
-
-
-@pytest.fixture(params=["file", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Objects:
-    """An empty store."""
-    if request.param == "file":
-        return Objects(f"file://{tmp_path}/store", create=True)
-    return s3_store(request.getfixturevalue("s3"), monkeypatch)
-
-
-@pytest.fixture
-def s3_only(s3: str, monkeypatch: pytest.MonkeyPatch) -> Objects:
-    """An empty S3 store."""
-    return s3_store(s3, monkeypatch)
-
-
-def s3_store(address: str, monkeypatch: pytest.MonkeyPatch) -> Objects:
-    parts = urlsplit(address)
-    make_bucket(str(parts.hostname), int(parts.port or 0))
-    for name, value in (ENVIRONMENT | {"AWS_ENDPOINT_URL": address}).items():
-        monkeypatch.setenv(name, value)
-    return Objects(f"s3://{BUCKET}/here")
+from tests.object_stores import CuttingProxy, two_versions
 
 
 @pytest.fixture
@@ -357,11 +329,6 @@ def blob_of(store: Objects, folder: Path, part: str) -> Path:
     return Path(urlsplit(store.url).path) / blob_key(digest)
 
 
-@pytest.fixture
-def folder_store(tmp_path: Path) -> Objects:
-    return Objects(f"file://{tmp_path}/store", create=True)
-
-
 def test_a_fetched_version_is_the_published_one(store: Objects, large: Path, cache: Path) -> None:
     publish(store, [large])
     seen: list[Progress] = []
@@ -391,27 +358,27 @@ def test_a_cut_download_is_not_visible_and_goes_on_where_it_was(store: Objects, 
     Bundle.open(cache / "large" / "1")
 
 
-def test_what_came_before_a_cut_is_hashed_again(folder_store: Objects, large: Path, cache: Path) -> None:
-    publish(folder_store, [large])
+def test_what_came_before_a_cut_is_hashed_again(files: Objects, large: Path, cache: Path) -> None:
+    publish(files, [large])
     with pytest.raises(Cut):
-        fetch(folder_store, "large", 1, cache, cut_after(500_000))
+        fetch(files, "large", 1, cache, cut_after(500_000))
     part = cache / "large" / ".fetch-1" / "nodes.safetensors"
     begun = part.stat().st_size
     assert begun
     content = bytearray(part.read_bytes())
     content[5] ^= 1
     part.write_bytes(content)
-    fetch(folder_store, "large", 1, cache)
+    fetch(files, "large", 1, cache)
     Bundle.open(cache / "large" / "1")
 
 
-def test_a_part_that_is_too_long_begins_anew(folder_store: Objects, books: Path, cache: Path) -> None:
-    publish(folder_store, [books / "1"])
+def test_a_part_that_is_too_long_begins_anew(files: Objects, books: Path, cache: Path) -> None:
+    publish(files, [books / "1"])
     begun = cache / "books" / ".fetch-1"
     begun.mkdir(parents=True)
     (begun / "items.arrow").write_bytes(bytes(1 << 20))
     (begun / "left-over").write_bytes(b"of another manifest")
-    fetch(folder_store, "books", 1, cache)
+    fetch(files, "books", 1, cache)
     Bundle.open(cache / "books" / "1")
     assert not (cache / "books" / "1" / "left-over").exists()
 
@@ -435,33 +402,33 @@ def test_connections_that_end_midway_only_delay(s3_only: Objects, large: Path, c
     Bundle.open(cache / "large" / "1")
 
 
-def test_a_damaged_blob_is_refused_and_removed(folder_store: Objects, large: Path, cache: Path) -> None:
-    publish(folder_store, [large])
-    blob = blob_of(folder_store, large, "nodes.safetensors")
+def test_a_damaged_blob_is_refused_and_removed(files: Objects, large: Path, cache: Path) -> None:
+    publish(files, [large])
+    blob = blob_of(files, large, "nodes.safetensors")
     content = bytearray(blob.read_bytes())
     content[len(content) // 2] ^= 1
     blob.write_bytes(content)
     with pytest.raises(StoreDamaged, match=rf"{blob.name}: damaged: its SHA-256 is not the one"):
-        fetch(folder_store, "large", 1, cache)
+        fetch(files, "large", 1, cache)
     assert not (cache / "large" / ".fetch-1" / "nodes.safetensors").exists()
     assert find_versions(cache) == {}
-    publish(folder_store, [large])
+    publish(files, [large])
     with pytest.raises(StoreDamaged):
-        fetch(folder_store, "large", 1, cache)
-    publish(folder_store, [large], again=True)
-    fetch(folder_store, "large", 1, cache)
+        fetch(files, "large", 1, cache)
+    publish(files, [large], again=True)
+    fetch(files, "large", 1, cache)
     Bundle.open(cache / "large" / "1")
 
 
-def test_a_blob_of_another_size_is_refused_before_it_is_downloaded(folder_store: Objects, large: Path, cache: Path) -> None:
-    publish(folder_store, [large])
-    blob = blob_of(folder_store, large, "nodes.safetensors")
+def test_a_blob_of_another_size_is_refused_before_it_is_downloaded(files: Objects, large: Path, cache: Path) -> None:
+    publish(files, [large])
+    blob = blob_of(files, large, "nodes.safetensors")
     blob.write_bytes(blob.read_bytes()[:-1])
     with pytest.raises(StoreDamaged, match="bytes, the manifest says"):
-        fetch(folder_store, "large", 1, cache)
+        fetch(files, "large", 1, cache)
     blob.unlink()
     with pytest.raises(StoreMissing, match=r"missing, although a manifest lists it"):
-        fetch(folder_store, "large", 1, cache)
+        fetch(files, "large", 1, cache)
 
 
 def test_a_version_that_is_not_there_is_said(store: Objects, books: Path, cache: Path) -> None:
@@ -470,65 +437,65 @@ def test_a_version_that_is_not_there_is_said(store: Objects, books: Path, cache:
         fetch(store, "books", 3, cache)
 
 
-def test_what_is_no_version_is_not_replaced(folder_store: Objects, books: Path, cache: Path) -> None:
-    publish(folder_store, [books / "1"])
+def test_what_is_no_version_is_not_replaced(files: Objects, books: Path, cache: Path) -> None:
+    publish(files, [books / "1"])
     (cache / "books" / "1").mkdir(parents=True)
     with pytest.raises(StoreConflict, match=r"there without a manifest.json; remove it"):
-        fetch(folder_store, "books", 1, cache)
+        fetch(files, "books", 1, cache)
     assert not (cache / "books" / ".fetch-1").exists()
 
 
 @pytest.mark.parametrize("part", ["../escaped", "/tmp/escaped", "a/b", "..", "manifest.json"])
-def test_names_of_files_cannot_leave_the_folder(folder_store: Objects, books: Path, cache: Path, part: str) -> None:
+def test_names_of_files_cannot_leave_the_folder(files: Objects, books: Path, cache: Path, part: str) -> None:
     file = books / "1" / "manifest.json"
     text = file.read_text().replace('"heldout.parquet"', f'"{part}"')
     assert part in text
-    folder_store.write("models/books/1/manifest.json", iter([text.encode()]), len(text))
+    files.write("models/books/1/manifest.json", iter([text.encode()]), len(text))
     with pytest.raises(StoreDamaged):
-        fetch(folder_store, "books", 1, cache)
+        fetch(files, "books", 1, cache)
     assert not (cache / "books").exists()
 
 
-def test_more_than_the_disk_has_is_refused_before_the_download(folder_store: Objects, books: Path, cache: Path) -> None:
+def test_more_than_the_disk_has_is_refused_before_the_download(files: Objects, books: Path, cache: Path) -> None:
     text = (books / "1" / "manifest.json").read_text()
     size = str((books / "1" / "nodes.safetensors").stat().st_size)
     text = text.replace(f'"size": {size}', '"size": 4000000000000000')
-    folder_store.write("models/books/1/manifest.json", iter([text.encode()]), len(text))
+    files.write("models/books/1/manifest.json", iter([text.encode()]), len(text))
     with pytest.raises(CacheFull, match=r"needs 40000000000\d+ more bytes, and 16777216 to spare"):
-        fetch(folder_store, "books", 1, cache)
+        fetch(files, "books", 1, cache)
     assert not (cache / "books" / ".fetch-1").exists()
 
 
-def test_a_disk_that_fills_up_is_a_clean_error(folder_store: Objects, large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(folder_store, [large])
+def test_a_disk_that_fills_up_is_a_clean_error(files: Objects, large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(files, [large])
 
     def full(progress: Progress, _: int) -> None:
         if progress.bytes_on_disk > 300_000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(CacheFull, match=r"no room for version 1 of \d+ bytes \(No space left on device\)"):
-        fetch(folder_store, "large", 1, cache, full)
+        fetch(files, "large", 1, cache, full)
     assert os.listdir(cache / "large") == [".fetch.lock"]
 
 
-def test_two_processes_do_not_download_the_same_version_at_once(folder_store: Objects, large: Path, cache: Path) -> None:
-    publish(folder_store, [large])
+def test_two_processes_do_not_download_the_same_version_at_once(files: Objects, large: Path, cache: Path) -> None:
+    publish(files, [large])
     (cache / "large").mkdir(parents=True)
     with (cache / "large" / ".fetch.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(BeingFetched, match="another process downloads"):
-            fetch(folder_store, "large", 1, cache)
-    assert fetch(folder_store, "large", 1, cache) > 0
+            fetch(files, "large", 1, cache)
+    assert fetch(files, "large", 1, cache) > 0
 
 
-def test_of_many_at_once_one_downloads(folder_store: Objects, large: Path, cache: Path) -> None:
-    publish(folder_store, [large])
+def test_of_many_at_once_one_downloads(files: Objects, large: Path, cache: Path) -> None:
+    publish(files, [large])
     came: list[int] = []
 
     def go() -> None:
         while True:
             try:
-                came.append(fetch(folder_store, "large", 1, cache))
+                came.append(fetch(files, "large", 1, cache))
                 return
             except BeingFetched:
                 continue
@@ -538,9 +505,9 @@ def test_of_many_at_once_one_downloads(folder_store: Objects, large: Path, cache
     Bundle.open(cache / "large" / "1")
 
 
-def test_only_what_came_from_a_store_is_dropped(folder_store: Objects, books: Path, cache: Path) -> None:
-    publish(folder_store, [books / "1", books / "2"])
-    fetch(folder_store, "books", 1, cache)
+def test_only_what_came_from_a_store_is_dropped(files: Objects, books: Path, cache: Path) -> None:
+    publish(files, [books / "1", books / "2"])
+    fetch(files, "books", 1, cache)
     shutil.copytree(books / "2", cache / "books" / "2")  # made here
     assert drop(cache / "books", 1)
     assert not drop(cache / "books", 2)
