@@ -36,6 +36,7 @@ maps these classes to status codes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -174,8 +175,9 @@ class DeviceUnavailable(EspalierError):
 
 
 def spelled(value: object, limit: int = 200) -> str:
-    """A value for a message, shortened, with the `true`, `false` and `null` of JSON and TOML. Other values are as Python writes them."""
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    """A value for a message, shortened: null, true, false, lists and objects as in JSON, others as Python writes them."""
+    is_json = value is None or isinstance(value, bool | list | dict)
+    text = json.dumps(value, ensure_ascii=False, default=str) if is_json else repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 

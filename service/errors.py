@@ -35,23 +35,19 @@
         └── CatalogueFull         507   the live catalogue has no room; deletes are still accepted
 
 After SlowBody, BodyTooLarge and Busy the connection ends, because the rest of the body is not read.
-espalier.errors.InvalidInput is 422 and lists {field, value, expected}; InvalidJson is one, about a value in the JSON of a request.
-Any other exception is 500 without internals; the log has them.
+espalier.errors.InvalidInput is 422 and lists {field, value, expected}. Any other exception is 500 without internals; the log has them.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from espalier.errors import EspalierError, InvalidInput, InvalidQuery
+from espalier.errors import EspalierError, InvalidInput
 
 from .keys_file import Role
 
-MAX_SPELLED = 200
-"""Most characters of a wrong value in a text."""
 DenialReason = Literal["missing", "malformed", "unknown", "expired", "role", "model", "off"]
 
 
@@ -169,17 +165,6 @@ class InvalidRequest(ServiceError):
     def __init__(self, errors: Sequence[InvalidInput]) -> None:
         super().__init__(str(errors[0]))
         self.errors = errors
-
-
-class InvalidJson(InvalidQuery):
-    """A value in the JSON of a request is wrong. The text spells all but strings as JSON: true, null, {"a": [1]}."""
-
-    def __init__(self, field: str, value: object, expected: str) -> None:
-        super().__init__(field, value, expected)
-        if value is None or isinstance(value, bool | list | dict):
-            text = json.dumps(value, ensure_ascii=False, default=str)
-            self.value = text if len(text) <= MAX_SPELLED else f"{text[: MAX_SPELLED - 1]}…"
-            self.args = (f"{field}: got {self.value}, expected {expected}",)
 
 
 class QueueFull(ServiceError):

@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Send
 
-from espalier.errors import DeviceUnavailable, InvalidInput, expectation
+from espalier.errors import DeviceUnavailable, InvalidInput, InvalidQuery, expectation
 
-from .errors import ClientGone, EngineFailed, InvalidJson, InvalidRequest, ServiceError
+from .errors import ClientGone, EngineFailed, InvalidRequest, ServiceError
 
 NO_ROUTE = "No such route; see /docs."
 MAX_LISTED = 20
@@ -72,7 +72,7 @@ async def send_problem(send: Send, document: Mapping[str, Any], headers: Mapping
 def invalid_body(error: ValidationError, kind: type[BaseModel]) -> InvalidRequest:
     """The error for a body that pydantic refused as a `kind`."""
     errors = error.errors(include_url=False)[:MAX_LISTED]
-    return InvalidRequest([_invalid_json(item, item["loc"], kind) for item in errors])
+    return InvalidRequest([_invalid_query(item, item["loc"], kind) for item in errors])
 
 
 def install(app: FastAPI) -> None:
@@ -83,7 +83,7 @@ def install(app: FastAPI) -> None:
 
 async def _validation_error(_: Request, error: Exception) -> Response:
     errors = cast(RequestValidationError, error).errors()[:MAX_LISTED]
-    return _response(_invalid([_invalid_json(item, item["loc"][1:], None) for item in errors]))  # loc begins with body, query or path
+    return _response(_invalid([_invalid_query(item, item["loc"][1:], None) for item in errors]))  # loc begins with body, query or path
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -116,19 +116,19 @@ def _invalid(errors: Sequence[InvalidInput]) -> dict[str, Any]:
     return problem(422, f"{first['field']}: got {first['value']}, expected {first['expected']}", entries)
 
 
-def _invalid_json(error: Mapping[str, Any], path: Sequence[int | str], kind: type[BaseModel] | None) -> InvalidJson:
-    """A pydantic error as InvalidJson, with a field like `queries[0].history[3]`. kind: class of the body, if it is known."""
+def _invalid_query(error: Mapping[str, Any], path: Sequence[int | str], kind: type[BaseModel] | None) -> InvalidQuery:
+    """A pydantic error as InvalidQuery, with a field like `queries[0].history[3]`. kind: class of the body, if it is known."""
     field = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".") or "body"
     match error["type"]:
         case "missing":
-            return InvalidJson(field, None, expectation(error))
+            return InvalidQuery(field, None, expectation(error))
         case "extra_forbidden":
-            return InvalidJson(field, error["input"], f"only the fields {', '.join(_fields(kind, path))}" if kind else "no such field")
+            return InvalidQuery(field, error["input"], f"only the fields {', '.join(_fields(kind, path))}" if kind else "no such field")
         case "json_invalid":
             content = error["input"]
             text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
-            return InvalidJson(field, text, f"a JSON document ({error['ctx']['error']})")
-    return InvalidJson(field, error["input"], "an object" if error["type"].startswith("model_") else expectation(error))
+            return InvalidQuery(field, text, f"a JSON document ({error['ctx']['error']})")
+    return InvalidQuery(field, error["input"], "an object" if error["type"].startswith("model_") else expectation(error))
 
 
 def _fields(kind: type[BaseModel], path: Sequence[int | str]) -> Sequence[str]:

@@ -16,13 +16,12 @@ from fastapi import Path
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import Scope
 
-from espalier.errors import InvalidInput
+from espalier.errors import InvalidInput, InvalidQuery
 from espalier.items import MAX_ID_BYTES
 from espalier.live.operations import ItemBody
 from espalier.manifest import LARGEST
 from espalier.queries import FeaturesKind, HistoryKind, Kind, TextKind, VectorKind
 
-from ..errors import InvalidJson
 from ..http.item_schemas import A_TIME, BulkLine, ItemRequest, Text, Vector
 from ..http.request_bodies import validate
 from ..live.catalogue_types import Delete, Put
@@ -70,7 +69,7 @@ class ItemReader:
         if not line.delete:
             return self._checked_put(line.id, line)
         if needless := line.model_fields_set - {"id", "delete", "source_version"}:
-            raise InvalidJson("delete", True, f"an id and perhaps a source_version beside it, and no {' and no '.join(sorted(needless))}")
+            raise InvalidQuery("delete", True, f"an id and perhaps a source_version beside it, and no {' and no '.join(sorted(needless))}")
         return Delete(line.id, line.source_version)
 
     def _checked_put(self, item_id: str, request: ItemRequest[Any]) -> Put:
@@ -154,7 +153,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
     """Raise InvalidInput for values that no column can have, or too many bytes of them."""
     for name, value in fields.items():
         if not (_is_scalar(value) or (isinstance(value, list) and all(isinstance(element, str) for element in value))):
-            raise InvalidJson(f"fields.{name}", value, VALUES)
+            raise InvalidQuery(f"fields.{name}", value, VALUES)
     size = len(orjson.dumps(fields))
     if size > MAX_FIELDS_BYTES:
         raise InvalidInput("fields", f"{size} bytes", f"at most {MAX_FIELDS_BYTES} bytes of JSON")

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from espalier.errors import BundleNotFound
+from espalier.errors import BundleNotFound, InvalidQuery
 from espalier.serving import Candidate
 from espalier.shards.messages import Pin
 
-from ..errors import InvalidJson, IsShard, ModelNotFound, NotReady, NotServed, QueueFull
+from ..errors import IsShard, ModelNotFound, NotReady, NotServed, QueueFull
 from ..live.catalogues import LiveCatalogues
 from ..models.changes import Changes
 from ..models.follower import STALE_S, Follower
@@ -145,7 +145,7 @@ class Registry:
         entries = self._follower.entries
         if name is None:
             if len(entries) > 1:
-                raise InvalidJson("model", None, f"one of {', '.join(entries)}")
+                raise InvalidQuery("model", None, f"one of {', '.join(entries)}")
             if not entries:
                 raise NotReady("No model has come from the store yet; see /readyz.")
             name = next(iter(entries))

@@ -34,7 +34,6 @@ from espalier.queries import (
 from espalier.rerank.features import CallerFeatures
 from espalier.search import NO_ITEM, NodeMask, SearchParams
 
-from ..errors import InvalidJson
 from ..live.views import View
 from ..models.loading import LoadedModel
 from ..retrieval.schemas import Query, RetrieveRequest
@@ -94,7 +93,7 @@ def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> C
         _check_limit("queries", len(request.queries), settings.max_explained, "queries with explain")
         _check_limit("explain_items", len(request.explain_items), settings.max_explained, "ids")
     if request.explain_nodes and not traced:
-        raise InvalidJson("explain_nodes", True, "false, because neither `explain` nor `explain_items` is given")
+        raise InvalidQuery("explain_nodes", True, "false, because neither `explain` nor `explain_items` is given")
     if request.fields:
         _check_limit("fields", len(request.fields), len(items.fields), "columns")
         for i, field in enumerate(request.fields):
@@ -189,7 +188,7 @@ def _check_query(i: int, query: Query, model: LoadedModel, settings: Settings) -
     if query.features is not None:
         _check_limit(f"queries[{i}].features.indices", len(query.features.indices), settings.max_features, "features")
     if query.exclude_seen and kind != "history":
-        raise InvalidJson(f"queries[{i}].exclude_seen", True, f"false, because a query of kind {kind} has no history")
+        raise InvalidQuery(f"queries[{i}].exclude_seen", True, f"false, because a query of kind {kind} has no history")
     if query.rank_features or query.item_features:
         _check_caller_features(f"queries[{i}]", query, model)
 
@@ -197,7 +196,7 @@ def _check_query(i: int, query: Query, model: LoadedModel, settings: Settings) -
 def _checked_depth(requested: int | None, model: LoadedModel) -> int:
     """Number of candidates to re-rank. Raises InvalidQuery."""
     if model.reranker is None:
-        raise InvalidJson("rerank", True, "false, because this model has no ranker")
+        raise InvalidQuery("rerank", True, "false, because this model has no ranker")
     if (requested or 0) > model.reranker.info.max_depth:
         raise InvalidQuery("rerank.depth", requested, f"at most {model.reranker.info.max_depth}")
     return requested or model.reranker.info.depth
@@ -248,7 +247,7 @@ def _node_values(request: RetrieveRequest, model: LoadedModel, beam_size: int, s
     nodes = sum(min(beam_size * tree.max_children[level - 1], tree.level_size(level)) for tree, level in levels)
     values = 2 * len(request.queries) * nodes
     if values > room:
-        raise InvalidJson(
+        raise InvalidQuery(
             "explain_nodes",
             True,
             f"false, a smaller beam or fewer queries: {len(request.queries)} queries × {nodes} nodes × 2 values are {values}, and the "
