@@ -99,8 +99,12 @@ class RowSource:
     def problem(self, role: str, row: int, value: object, expected: str) -> Problem:
         return Problem(f"{self.file}: {self.position(row)}, column {role}", value, f"{expected} in column {self.columns[role]!r}")
 
-    def without(self, batch: pa.RecordBatch, rows: Int64) -> tuple[RowSource, pa.RecordBatch]:
-        """The source and the block without some rows."""
+    def without(
+        self, batch: pa.RecordBatch, role: str, rows: Int64, bad_rows: BadRows, reason: str, expected: str
+    ) -> tuple[RowSource, pa.RecordBatch]:
+        """The source and the block without the rows whose value in a column is wrong; `bad_rows` refuses or counts these."""
+        values = batch.column(role)
+        bad_rows.add(reason, rows, lambda row: self.problem(role, row, values[row].as_py(), expected))
         if not len(rows):
             return self, batch
         kept_rows = np.delete(np.arange(len(batch)), rows)
