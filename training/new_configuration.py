@@ -403,11 +403,11 @@ def _formats(values: pa.Array) -> dict[str, NDArray[np.int64]]:
         return {}
     for orders in ([day + time for day in days] for days in DATES for time in TIMES):
         fits = np.ones((len(orders), len(values)), np.bool_)
-        for fits_R, form in zip(fits, orders, strict=True):
-            fits_R[Timestamps("datetime", time_format=form).unreadable(values, None)] = False
+        for order, form in enumerate(orders):
+            fits[order, Timestamps("datetime", time_format=form).unreadable(values, None)] = False
         if np.count_nonzero(~fits.any(axis=0)) <= most:
-            shown_by = {form: np.flatnonzero(fits_R & (fits.sum(axis=0) == 1)) for form, fits_R in zip(orders, fits, strict=True)}
-            return {form: rows for form, rows in shown_by.items() if len(rows)} or shown_by
+            only_rows = {form: np.flatnonzero(fits[order] & (fits.sum(axis=0) == 1)) for order, form in enumerate(orders)}
+            return {form: rows for form, rows in only_rows.items() if len(rows)} or only_rows
     return {}
 
 
