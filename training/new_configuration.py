@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
 
@@ -25,7 +26,7 @@ from .data.interactions import read_interactions
 from .data.log_files import without_end
 from .data.log_values import LAST_MICROSECOND, BadRows, Timestamps, is_text_type
 from .data.parquet_logs import files_of, is_parquet, opened
-from .data.text_files import encoding_of, fields_of, open_text, quoted_fields, separator_of
+from .data.text_files import TextTableFile, encoding_of, fields_of, line_of, open_text, quoted_fields, separator_of
 from .specification.linear import LogData
 from .specification.log_format import LOG_FORMAT, BadRowsPolicy, Column, CsvFormat, TextTable, TimestampType
 from .specification.models import LINEAR_KINDS, SPECIFICATION
@@ -51,9 +52,12 @@ EPOCHS: dict[TimestampType, tuple[int, int]] = {
     "nanoseconds": (10**17, 1000 * LAST_MICROSECOND),
 }
 """The accepted range of times since 1970 in each unit: 1973 to 2286, for the last two units to 2255."""
-DATES = ("%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d")
+DATES = (
+    *(("%d.%m.%Y",), ("%d.%m.%y",), ("%d/%m/%Y", "%m/%d/%Y"), ("%d/%m/%y", "%m/%d/%y")),
+    *(("%d-%m-%Y", "%m-%d-%Y"), ("%Y/%m/%d",)),
+)
 TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
-"""Formats of dates and times other than ISO 8601. With dots, the day comes first everywhere."""
+"""Formats of dates, in each order of day and month, and of times, other than ISO 8601. With dots, the day comes first everywhere."""
 MOST_BAD = 0.05
 """Largest share of unreadable rows that count as damaged. With more of them, the log is being read in a wrong way."""
 LEAST_EVENTS = (10, 5, 3, 2)
@@ -117,17 +121,22 @@ class Layout:
                 "with --time, or say --time file if the rows are in order",
             )
         if timestamp_type == "datetime" and (formats := _formats(self.values[column])):
-            if len(formats) > 1:
-                first, expected = self.values[column][0].as_py(), " or ".join(formats)
-                expected = (
-                    f"days and months that can be told apart ({expected}): say --time file if the rows are in order, or write time_format"
-                )
-                raise InvalidData(f"{self.log.name}: column {column!r}", first, expected)
-            self.notes.append(f"times: written {formats[0]}, by the values")
-            return {"timestamp": column, "timestamp_type": timestamp_type, "time_format": formats[0]}
+            time_format = self._one_format(column, formats)
+            self.notes.append(f"times: written {time_format}, by the values")
+            return {"timestamp": column, "timestamp_type": timestamp_type, "time_format": time_format}
         type_names = {"datetime": "ISO 8601", "integer": "whole numbers of no known unit", "float": "numbers of no known unit"}
         self.notes.append(f"times: {type_names.get(timestamp_type, f'{timestamp_type} since 1970')}, by the values")
         return {"timestamp": column, "timestamp_type": timestamp_type}
+
+    def _one_format(self, column: Column, formats: Mapping[str, NDArray[np.int64]]) -> str:
+        """The only one of `_formats`. Raises InvalidData if there are two."""
+        if len(formats) == 1:
+            return next(iter(formats))
+        values, rows = self.values[column], [int(row) for rows in formats.values() for row in rows[:1]]
+        value = [values[row].as_py() for row in rows] if rows else values[0].as_py()
+        told = "in one order" if rows else "that can be told apart"
+        expected = f"days and months {told} ({' or '.join(formats)}): say --time file if the rows are in order, or write time_format"
+        raise InvalidData(f"{self.log.name}: column {column!r}", value, expected)
 
     def say_unused(self, used_columns: Sequence[object]) -> None:
         """Note the columns that have no role."""
@@ -216,14 +225,16 @@ def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None],
     tables = [split for split in tables if len(split.rows) - len(split.full_rows) <= len(split.rows) * MOST_BAD]
     split = max(tables or splits, key=lambda split: len(split.rows[0]), default=None)
     expected = f"as many fields as in every line, at least 2, or ids alone, with one of {', '.join(map(repr, SEPARATORS))} between them"
-    lists = [] if split is None or tables else [without_end(line, split.separator).split(split.separator) for line in lines]
-    if split is None or (not tables and min(map(len, lists)) < 2):
+    if split is None:
         raise InvalidData(f"{log.name}: first line", lines[0] if lines else None, expected)
+    lists = [] if tables else [without_end(line, split.separator).split(split.separator) for line in lines]
+    if not tables and min(map(len, lists)) < 2:
+        raise _other_fields(log, form, split, expected)
     first_row, *later_rows = split.full_rows
     is_header = _is_header(first_row, column_options)
     if not tables:
         if is_header or any(" " in cell or not cell for row in lists for cell in row):
-            raise InvalidData(f"{log.name}: first line", lines[0], expected)
+            raise _other_fields(log, form, split, expected)
         form = {"format": "lists", "separator": split.separator} | form
         return Layout(log, form, {}, column_options, [*notes, f"a user a line, {split.separator!r} between ids"])
     if not is_header and not any(map(str.isdecimal, "".join(first_row))) and column_options["user"] is None:
@@ -249,6 +260,15 @@ def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None],
         expected = '--user 0 --item 1 if a line is an event; if it is a user, write format = { format = "lists", separator = " " } yourself'
         raise InvalidData(f"{log.name}: first line", first_row, expected)
     return layout
+
+
+def _other_fields(log: Path, form: Mapping[str, object], split: _Split, expected: str) -> InvalidData:
+    """The error of the first row with more or fewer fields than the first line, with its line."""
+    fields = len(split.rows[0])
+    record = next(position for position, row in enumerate(split.rows) if len(row) != fields)
+    table = TextTableFile(log, CsvFormat.model_validate(dict(form) | {"quote": split.quote}), split.separator)
+    text = split.separator.join(split.rows[record])
+    return InvalidData(f"{log.name}: line {line_of(table, record)}", text, f"{expected}; the first line has {fields}")
 
 
 @dataclass(frozen=True)
@@ -369,17 +389,26 @@ def _time_type(values: pa.Array, decimal: str) -> TimestampType | None:
     return "datetime" if _formats(values) else None
 
 
-def _formats(values: pa.Array) -> list[str]:
-    """The formats that fit texts of dates and times other than ISO 8601. Several fit if day and month could be swapped."""
+def _formats(values: pa.Array) -> dict[str, NDArray[np.int64]]:
+    """The formats that fit texts of dates and times other than ISO 8601, and the rows that no other format fits.
+
+    Two formats fit if day and month could be swapped: in all rows, or in some rows while others contradict each other.
+    """
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if not is_text_type(values.type):
-        return []
+        return {}
     most = int(MOST_BAD * len(values))
     if len(Timestamps("datetime").unreadable(values, most + 1)) <= most:  # ISO 8601
-        return []
-    formats = [day + time for day in DATES for time in TIMES]
-    return [form for form in formats if len(Timestamps("datetime", time_format=form).unreadable(values, most + 1)) <= most]
+        return {}
+    for orders in ([day + time for day in days] for days in DATES for time in TIMES):
+        fits = np.ones((len(orders), len(values)), np.bool_)
+        for order, form in enumerate(orders):
+            fits[order, Timestamps("datetime", time_format=form).unreadable(values, None)] = False
+        if np.count_nonzero(~fits.any(axis=0)) <= most:
+            only_rows = {form: np.flatnonzero(fits[order] & (fits.sum(axis=0) == 1)) for order, form in enumerate(orders)}
+            return {form: rows for form, rows in only_rows.items() if len(rows)} or only_rows
+    return {}
 
 
 def _looks_dated(column: Column, kind: TimestampType | None) -> bool:

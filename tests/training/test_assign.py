@@ -33,9 +33,8 @@ from tests.training.points import as_xmc, random_points
 from training.assign import best_points, command
 from training.assign.best_points import BestPoints
 from training.assign.command import Assignment, assign
-from training.assign.labelwise import Labelwise, Pairs, ScoredTree, best_of_points, best_positions
+from training.assign.labelwise import Labelwise, Pairs, Retention, ScoredTree, best_of_points, best_positions, by_depth, by_share
 from training.assign.point_files import PointFile
-from training.assign.retention import Retention, by_depth, by_share
 from training.data.csr import as_rows, normalised
 from training.data.xmc import read_xmc
 from training.trees.balanced import balanced_tree

@@ -277,6 +277,13 @@ def test_tiny_blocks_equal_one_block_and_a_plain_reading(
             "'2024-02-01'",
             "a date and time written %d.%m.%Y",
         ),
+        (
+            "user,item,time\nu,a,29.02.2024\nu,b,31.02.2024\n",
+            TIMED | {"timestamp_type": "datetime", "time_format": "%d.%m.%Y"},
+            "log: line 3, column timestamp",
+            "'31.02.2024'",
+            "a date and time written %d.%m.%Y",
+        ),
         ("user,item,time\nu,a,\n", TIMED | {"timestamp_type": "datetime"}, "log: line 2, column timestamp", "''", "ISO 8601"),
         ("user,item\nu,a\n,b\n", {}, "log: line 3, column user", "''", "an id in column 'user'"),
         ("user,item\nu,a\nu,\n", {}, "log: line 3, column item", "''", "an id in column 'item'"),

@@ -113,15 +113,37 @@ def test_a_log_of_users_who_search_needs_a_kind_or_a_column(tmp_path: Path) -> N
     assert written(log, kind="otm-robust")["data"]["format"]["user"] == "user"
 
 
+def dated(date: Callable[[int], str]) -> str:
+    """A log whose row n has a date."""
+    return "user,item,time\n" + "".join(f"{user},{item},{date(row)}\n" for row, (user, item, _) in enumerate(rows()))
+
+
 def test_days_and_months_that_could_be_either_are_asked_for(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
-    log.write_text("user,item,time\n" + "".join(f"{user},{item},{1 + at % 12}/5/2024\n" for user, item, at in rows()))
-    with pytest.raises(InvalidData, match=r"column 'time': got '\d+/5/2024', expected days and months .* \(%d/%m/%Y or %m/%d/%Y\)"):
+    log.write_text(dated(lambda row: f"{1 + row % 12}/5/2024"))
+    with pytest.raises(InvalidData, match=r"column 'time': got '1/5/2024', expected days and months .* \(%d/%m/%Y or %m/%d/%Y\)"):
         written(log)
     assert "timestamp" not in written(log, time="file")["data"]["format"]
-    log.write_text("user,item,time\n" + "".join(f"{user},{item},26-{1 + at % 12:02}-15\n" for user, item, at in rows()))
+    log.write_text(dated(lambda row: f"26-{1 + row % 12:02}-15"))
     with pytest.raises(InvalidData, match=r"column 'time': got '26-\d+-15', expected a number, or a time such as"):
         written(log)  # not the 26th of a month of the year 15
+
+
+@pytest.mark.parametrize(("date", "form"), [("13-05-2024", "%d-%m-%Y"), ("05-13-2024", "%m-%d-%Y")])
+def test_one_row_tells_days_and_months_apart(tmp_path: Path, date: str, form: str) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(dated(lambda row: date if row == 400 else f"{1 + row % 12:02}-05-2024"))
+    assert written(log)["data"]["format"]["time_format"] == form
+
+
+@pytest.mark.parametrize(("first", "every"), [("30/5/2024", 480), ("5/30/2024", 480), ("30/5/2024", 3)])
+def test_rows_that_contradict_each_other_in_the_order_of_day_and_month_are_both_shown(tmp_path: Path, first: str, every: int) -> None:
+    log = tmp_path / "log.csv"
+    dates = {1: first, 2: "5/31/2024" if first == "30/5/2024" else "31/5/2024"}
+    log.write_text(dated(lambda row: dates.get(row % every, "1/5/2024")))
+    shown = r"\['3\d/5/2024', '5/3\d/2024'\], expected days and months in one order \(%d/%m/%Y or %m/%d/%Y\): say --time file"
+    with pytest.raises(InvalidData, match=f"column 'time': got {shown}"):
+        written(log)
 
 
 def test_dates_of_a_data_frame_are_found_out_too(tmp_path: Path) -> None:
@@ -150,8 +172,10 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
     [
         ("", {}, "log.csv: first line: got None, expected as many fields"),
         ("one\ntwo\n", {}, "first line: got 'one', expected as many fields"),
-        ("user,item\na,b\nc\n", {}, "first line: got 'user,item', expected as many fields"),
-        ("user,item\na,b\nc,d,e\n", {}, "first line: got 'user,item', expected as many fields"),
+        ("user,item\na,b\nc\n", {}, "log.csv: line 3: got 'c', expected as many fields as in every line, .*; the first line has 2"),
+        ("user,item\na,b\nc,d,e\n", {}, "log.csv: line 3: got 'c,d,e', expected as many fields"),
+        ("\n'user';'item'\n\n'a\nb';'c'\nc;'d';e\n", {}, "log.csv: line 6: got 'c;d;e', expected as many fields"),
+        ("1::2::3\n4\n", {}, "log.csv: line 2: got '4', expected as many fields"),
         ("user_id,userid,item\n1,2,3\n", {}, r"column user: got \['user_id', 'userid'\], expected one of .*: say which with --user"),
         ("user,item\n1,2\n", {"user": "users"}, r"column user: got 'users', expected one of \['user', 'item'\]: say which with --user"),
         ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a number, or a time such as 2026-03-08 07:24"),

@@ -76,19 +76,34 @@ def test_weights_are_judged_by_what_all_items_scored_would_find() -> None:
         assert_allclose(found_B, gains_BM @ discount / (2 * discount[0] + discount[1]), atol=1e-5)
 
 
-def test_of_many_queries_and_items_some_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    vectoriser, columns, texts = _by_notes(60)
-    seen: list[tuple[int, ...]] = []
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Of each call of `ndcg_by_weights`, which now finds nothing: the trials, the queries and items, and the relevant pairs."""
+    calls: list[tuple[int, ...]] = []
 
     def found(_: object, columns: list[list[str]], asked: LabelledPoints, tried: NDArray[np.float32]) -> NDArray[np.float32]:
-        seen.append((*map(len, columns), *asked.labels.shape, asked.labels.nnz))
+        assert {len(texts) for texts in columns} == {asked.labels.shape[1]}
+        calls.append((len(tried), *asked.labels.shape, asked.labels.nnz))
         return np.zeros((len(tried), len(asked)), np.float32)
 
+    monkeypatch.setattr(own_choices, "ndcg_by_weights", found)
+    return calls
+
+
+def test_of_many_queries_and_items_some_choose(measured: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    vectoriser, columns, texts = _by_notes(60)
     monkeypatch.setattr(own_choices, "MOST_ITEMS", 50)
     monkeypatch.setattr(own_choices, "MOST_QUERIES", 35)
-    monkeypatch.setattr(own_choices, "ndcg_by_weights", found)
     chosen_weights(vectoriser, columns, _asked(vectoriser, texts, _one_each(60)))
-    assert seen == [(50, 50, 35, 50, 35)], "what a query led to is among the items"
+    assert [call[1:] for call in measured] == [(35, 50, 35)], "what a query led to is among the items"
+
+
+def test_of_many_columns_none_is_weighed_alone(measured: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    vectoriser, columns, texts = _by_notes(40)
+    monkeypatch.setattr(own_choices, "MOST_FACTORED", 2)
+    for columns_of in (columns, [*columns, columns[0]]):
+        chosen_weights(vectoriser, columns_of, _asked(vectoriser, texts, _one_each(40)))
+    assert [call[0] for call in measured] == [1 + 5 * (1 + 2 * 2), 1 + 5]
 
 
 def test_queries_count_as_much_as_held_out_queries_say() -> None:
@@ -126,21 +141,6 @@ def test_of_the_items_of_a_query_the_most_wanted_count(monkeypatch: pytest.Monke
     labels = csr_array(np.array([[1, 5, 0, 3]], np.float32))
     items, weights = own_choices._relevant_items(LabelledPoints(points, labels), 0)
     assert (items.tolist(), weights.tolist()) == ([1, 3], [5, 3])
-
-
-def test_of_many_columns_none_is_weighed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    vectoriser, columns, texts = _by_notes(40)
-    trials: list[int] = []
-
-    def found(_: object, __: object, asked: LabelledPoints, tried: NDArray[np.float32]) -> NDArray[np.float32]:
-        trials.append(len(tried))
-        return np.zeros((len(tried), len(asked)), np.float32)
-
-    monkeypatch.setattr(own_choices, "ndcg_by_weights", found)
-    monkeypatch.setattr(own_choices, "MOST_FACTORED", 2)
-    for columns_of in (columns, [*columns, columns[0]]):
-        chosen_weights(vectoriser, columns_of, _asked(vectoriser, texts, _one_each(40)))
-    assert trials == [1 + 5 * (1 + 2 * 2), 1 + 5]
 
 
 def test_a_query_is_not_answered_by_itself() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import calendar
 import codecs
 import gzip
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from espalier.text.sparse_rows import SparseRows
 from tests.training.text_logs import lists, read
 from training.data import log_values, text_files, xmc
 from training.data.csr import as_matrix
+from training.data.log_values import Timestamps
 from training.data.text_files import encoding_of
 from training.data.xmc import LabelledPoints, read_xmc
 
@@ -186,6 +189,23 @@ def test_a_time_of_another_unit_is_refused_with_the_option_that_reads_it(tmp_pat
     (tmp_path / "log.csv").write_text(f"user,item,time\nu,a,{value}\n")
     with pytest.raises(InvalidData, match=f'line 2, column timestamp: got .*, or data.format.timestamp_type = "{option}"'):
         read(tmp_path / "log.csv", timestamp="time", timestamp_type=kind)
+
+
+@pytest.mark.parametrize(
+    ("time_format", "row"),
+    [
+        ("%d.%m.%Y", "{d}.{m:02}.{y}"),
+        ("%F", "{y}-{m:02}-{d:02}"),
+        ("%e %b %Y %H:%M", "{d} {name} {y} 23:59"),
+        ("%m/%d/%Y %H:%M %z", "{m}/{d}/{y} 00:00 +1400"),
+        ("%m/%d/%Y %H:%M %z", "{m}/{d}/{y} 23:59 -1200"),
+    ],
+)
+def test_days_that_a_month_does_not_have_are_unreadable(time_format: str, row: str) -> None:
+    dates = list(itertools.product((1900, 2000, 2023, 2024), range(1, 13), range(1, 32)))
+    texts = pa.array([row.format(y=y, m=m, d=d, name=calendar.month_abbr[m]) for y, m, d in dates])
+    unreadable = [position for position, (y, m, d) in enumerate(dates) if d > calendar.monthrange(y, m)[1]]
+    assert Timestamps("datetime", time_format=time_format).unreadable(texts, None).tolist() == unreadable
 
 
 @pytest.mark.parametrize(("value", "is_read"), [((1 << 53) - 1, True), (1 << 53, False), (-(1 << 53) + 1, True), (-(1 << 53), False)])

@@ -5,13 +5,13 @@ Legend: I eligible items, K points of an item.
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.durable import flush
 from espalier.errors import InvalidConfig
 
 from ..assign.labelwise import Pairs
@@ -77,8 +77,7 @@ class BestPoints:
         try:
             with unfinished.open("wb") as stream:
                 np.savez(stream, done=np.array(self.done), point=self.point_IK, score=self.score_IK)
-                stream.flush()
-                os.fsync(stream.fileno())
+            flush(unfinished)
             unfinished.replace(file)
         finally:
             unfinished.unlink(missing_ok=True)

@@ -29,9 +29,8 @@ from espalier.masks.filters import ItemFilters
 from espalier.tree import Tree
 
 from ..assign.best_points import BestPoints
-from ..assign.labelwise import Labelwise, ScoredTree
+from ..assign.labelwise import Labelwise, Retention, ScoredTree, by_depth, by_share
 from ..assign.point_files import PointFile
-from ..assign.retention import Retention, by_depth, by_share
 from ..versions import only_run
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class Assignment:
     """The options of the command.
 
     per_item, per_point  most points of an item, and most items of a point (None: any number)
-    rule, factor         how many points go down to a node: see `retention.py`. None: the rule's default, 4 (paper) or 10 (released)
+    rule, factor         how many points go down to a node: see `Retention`. None: the rule's default, 4 (paper) or 10 (released)
     block                points predicted together; fewer if the ranks of a node's children would exceed MAX_RANKS
     filter               conditions on items, as in requests
     column               the text column of a table

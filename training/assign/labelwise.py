@@ -4,11 +4,12 @@ All points start at the root. Each node passes a child the points that rank it h
 node every item keeps its best points. In a forest, a pair that some tree keeps gets the mean of all trees' scores. A tree whose last inner
 node above the item did not get the point counts 0.
 
-Legend: R points at a node, C children, F features, N nodes, I items.
+Legend: R points at a node, C children, F features, N nodes, H levels, I items.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +29,10 @@ from espalier.scores import scores_of_ranks
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
-from ..arrays import Array
-from ..assign.retention import Retention
+from ..arrays import Array, Float64
+
+SLOPE = -0.05
+"""Change of the kept share from one level to the next, in the authors' code."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +49,25 @@ class Pairs:
     @staticmethod
     def concatenated(groups: Sequence[Pairs]) -> Pairs:
         return Pairs(*(np.concatenate([getattr(group, name) for group in groups]) for name in ("item", "point", "score")))
+
+
+@dataclass(frozen=True, eq=False)
+class Retention:
+    """A node gets the largest of its share of the block, its level's share of its parent's points, and `least`; at most all of them.
+
+    of_block_N   float64[N]: share of the block
+    of_parent_H  float64[H + 1]: share of the parent's points, of the nodes of each level
+    least        points; the number that an item is to get
+    """
+
+    of_block_N: Float64
+    of_parent_H: Float64
+    least: int
+
+    def most(self, node: int, level: int, block: int, parent: int) -> int:
+        """How many points a node gets from a block of `block` points, of which its parent got `parent`."""
+        count = max(float(self.of_block_N[node]) * block, float(self.of_parent_H[level]) * parent, self.least)
+        return min(parent, math.ceil(count - 1e-9))
 
 
 class ScoredTree(NamedTuple):
@@ -152,11 +174,45 @@ class Labelwise:
         return children, np.where(np.isfinite(ranks_RC), ranks_RC, np.float32(-np.inf))
 
 
+def by_share(tree: Tree, count_I: NDArray[np.int64], points: int, factor: float, least: int) -> Retention:
+    """The rule of the paper: `factor` times the node's share of training points (Algorithm 1, F · frac(n)).
+
+    count_I  int64[I]: training points of each item, of `points` in all. A node's points are the sum over its items. The paper counts a
+             point with two items below the node once, the sum counts it twice
+    """
+    counts_N = np.zeros(tree.node_count)
+    counts_N[tree.leaf_of_item] = count_I
+    for level in range(tree.height, 0, -1):
+        nodes = slice(tree.level(level).start, tree.level(level).stop)
+        np.add.at(counts_N, tree.parent[nodes], counts_N[nodes])
+    share_N = np.minimum(1, counts_N / max(points, 1))
+    return Retention(np.minimum(1, factor * share_N), np.zeros(tree.height + 1), least)
+
+
+def by_depth(tree: Tree, points: int, factor: float, least: int) -> Retention:
+    """The rule of the authors' code: nodes of level h keep intercept + SLOPE · h of their parent's points.
+
+    Bisection finds the intercept with which `factor` points an item of a file of `points` points reach the last inner level.
+    """
+    last = tree.height - 1
+    target = factor * tree.item_count / tree.level_size(last) / max(points, 1)
+
+    def kept_shares(intercept: float) -> Float64:
+        return np.clip(intercept + SLOPE * np.arange(tree.height + 1), 0, 1)
+
+    low, high = 0.0, 1 - SLOPE * (tree.height + 1)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if kept_shares(middle)[1 : last + 1].prod() < target else (low, middle)
+    return Retention(np.zeros(tree.node_count), kept_shares(high), least)
+
+
 def best_of_points(pairs: Pairs, per_point: int) -> Pairs:
     """The pairs with the `per_point` best items of each point. At ties the lower item row wins."""
     order = np.lexsort((pairs.item, -pairs.score, pairs.point))
     is_best = np.zeros(len(order), np.bool_)
-    is_best[order] = _rank_in_group(pairs.point[order]) < per_point
+    point = pairs.point[order]
+    is_best[order] = np.arange(len(order)) - np.searchsorted(point, point) < per_point
     return pairs.take(is_best)
 
 
@@ -183,12 +239,6 @@ def _distinct(pairs: Pairs) -> Pairs:
     order = np.lexsort((pairs.point, pairs.item))
     item, point = pairs.item[order], pairs.point[order]
     return pairs.take(order[(np.diff(item, prepend=-1) != 0) | (np.diff(point, prepend=-1) != 0)])
-
-
-def _rank_in_group(group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, … within each run of equal numbers."""
-    begins = np.flatnonzero(np.diff(group, prepend=-1) != 0)
-    return np.arange(len(group)) - np.repeat(begins, np.diff(begins, append=len(group)))
 
 
 @compiled(fastmath={"reassoc", "contract", "arcp", "nsz"})

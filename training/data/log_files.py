@@ -88,29 +88,19 @@ def _events(source: RowSource, batch: pa.RecordBatch, timestamps: Timestamps, ba
     """The rows of a block with readable ids and times."""
     roles = batch.schema.names
     for role in ("user", "item"):
-        ids = source.strings(role, batch.column(role))
-        wrong_rows = empty_rows(ids)
-        bad_rows.add(f"no {role}", wrong_rows, partial(_no_id, source, role, ids))
-        source, batch = source.without(batch, wrong_rows)
+        wrong_rows = empty_rows(source.strings(role, batch.column(role)))
+        source, batch = source.without(batch, role, wrong_rows, bad_rows, f"no {role}", "an id")
     if "timestamp" in roles:
         values = batch.column("timestamp")
         wrong_rows = timestamps.unreadable(values, bad_rows.most)
-        bad_rows.add("unreadable timestamp", wrong_rows, partial(_no_time, source, timestamps, values))
-        source, batch = source.without(batch, wrong_rows)
+        expected = timestamps.expected(values.take(pa.array(wrong_rows[:1]))) if len(wrong_rows) else ""
+        source, batch = source.without(batch, "timestamp", wrong_rows, bad_rows, "unreadable timestamp", expected)
     return LogBatch(
         source.strings("user", batch.column("user")),
         source.strings("item", batch.column("item")),
         timestamps.read(batch.column("timestamp")) if "timestamp" in roles else None,
         source.categories(batch.column("category")) if "category" in roles else None,
     )
-
-
-def _no_id(source: RowSource, role: str, ids: pa.Array, row: int) -> Problem:
-    return source.problem(role, row, ids[row].as_py(), "an id")
-
-
-def _no_time(source: RowSource, timestamps: Timestamps, values: pa.Array, row: int) -> Problem:
-    return source.problem("timestamp", row, values[row].as_py(), timestamps.expected(values[row : row + 1]))
 
 
 def _lists(path: Path, log: ListsFormat, bad_rows: BadRows, block_bytes: int) -> Iterator[LogBatch]:

@@ -6,6 +6,7 @@ Knows columns of values. Does not know files.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,11 @@ FALLBACK_TYPES: dict[TimestampType, tuple[TimestampType, ...]] = {"integer": ("d
 """Type → types that an error suggests if a value does not fit it; for other types those in DATED."""
 LAST_MICROSECOND = 2**53
 """In the year 2255. Later times would lose digits as floats, and are probably in another unit."""
-FIRST_MICROSECOND = int(np.datetime64("1000-01-01", "us").astype(np.int64))
+FIRST_MOMENT = np.datetime64("1000-01-01", "us")
 """Earlier times come from years written with two digits."""
+WITHOUT_DAY = {"%d": "%M", "%e": "%M", "%D": "%m/%M/%y", "%F": "%Y-%m-%M"}
+"""Directive of `strptime` with a day → one that reads the same text with the day as a minute. The date is then the first of the month."""
+HALF_A_MONTH, HALF_A_DAY = np.timedelta64(14, "D"), np.timedelta64(12, "h")
 ZONE_ROWS = 100
 """First values of a block that are searched for the zone of the log's dates and times."""
 
@@ -95,8 +99,12 @@ class RowSource:
     def problem(self, role: str, row: int, value: object, expected: str) -> Problem:
         return Problem(f"{self.file}: {self.position(row)}, column {role}", value, f"{expected} in column {self.columns[role]!r}")
 
-    def without(self, batch: pa.RecordBatch, rows: Int64) -> tuple[RowSource, pa.RecordBatch]:
-        """The source and the block without some rows."""
+    def without(
+        self, batch: pa.RecordBatch, role: str, rows: Int64, bad_rows: BadRows, reason: str, expected: str
+    ) -> tuple[RowSource, pa.RecordBatch]:
+        """The source and the block without the rows whose value in a column is wrong; `bad_rows` refuses or counts these."""
+        values = batch.column(role)
+        bad_rows.add(reason, rows, lambda row: self.problem(role, row, values[row].as_py(), expected))
         if not len(rows):
             return self, batch
         kept_rows = np.delete(np.arange(len(batch)), rows)
@@ -145,11 +153,14 @@ class Timestamps:
 
     def __init__(self, kind: TimestampType, decimal: str = ".", time_format: str | None = None) -> None:
         self._kind, self._decimal, self._time_format = kind, decimal, time_format
+        self._format_without_day = re.sub("%.", lambda directive: WITHOUT_DAY.get(directive[0], directive[0]), time_format or "")
         self._of_first: tuple[str | None, str] | None = None  # the zone of the log's first text for pyarrow, and in words
 
     def unreadable(self, values: pa.Array, most: int | None) -> Int64:
         """The first `most` unreadable rows; None: all."""
         values = self._prepared(values)
+        if self._time_format is not None and is_text_type(values.type):
+            return np.flatnonzero(np.isnat(self._moments(values)))[:most]
         self._find_zone(values)
         return unreadable_rows(values, lambda part: self._cast(part) is not None, most)
 
@@ -184,9 +195,8 @@ class Timestamps:
     def _cast(self, values: pa.Array) -> Stamps | None:
         """The values as numbers, or None when one of them is missing, unreadable or not finite."""
         if self._time_format is not None and is_text_type(values.type):
-            moments_us = pc.strptime(values.cast(pa.string()), self._time_format, "us", error_is_null=True)
-            stamps = _numbers(moments_us, pa.timestamp("us"))
-            return None if stamps is None or (stamps < FIRST_MICROSECOND).any() else stamps  # %Y reads years of two digits, too
+            moments = self._moments(values)
+            return None if np.isnat(moments).any() else moments.astype(np.int64)
         if self._kind == "datetime":
             zone = getattr(values.type, "tz", None) if self._of_first is None else self._of_first[0]
             return _numbers(values, pa.timestamp("us", zone))
@@ -197,6 +207,15 @@ class Timestamps:
             return numbers
         moments = np.rint(numbers * MICROSECONDS[self._kind])
         return moments.astype(np.int64) if (np.abs(moments) < LAST_MICROSECOND).all() else None
+
+    def _moments(self, values: pa.Array) -> NDArray[np.datetime64]:
+        """datetime64[us] of texts in the time format; NaT for unreadable ones."""
+        texts, formats = values.cast(pa.string()), (self._time_format, self._format_without_day)
+        moments, firsts = (pc.strptime(texts, form, "us", error_is_null=True).to_numpy(zero_copy_only=False) for form in formats)
+        months = (firsts + HALF_A_MONTH).astype("datetime64[M]")  # a first with a zone may be in the month before
+        lengths = (months + 1).astype("datetime64[D]") - months.astype("datetime64[D]")
+        is_in_month = moments - firsts < lengths - HALF_A_DAY  # strptime reads 31 February as 2 or 3 March
+        return np.where(is_in_month & (moments >= FIRST_MOMENT), moments, np.datetime64("NaT"))  # %Y reads years of two digits, too
 
     def _find_zone(self, values: pa.Array) -> None:
         if self._kind != "datetime" or self._time_format is not None or self._of_first is not None or not is_text_type(values.type):

@@ -12,7 +12,7 @@ import csv
 import io
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -104,8 +104,8 @@ def text_batches(
         for role in columns:
             values = batch.column(role)
             wrong_rows = unreadable_rows(values, lambda part: as_text(part) is not None, bad_rows.most)
-            bad_rows.add(f"not {table.form.encoding}", wrong_rows, _problem_of_encoding(table, source, role, values))
-            source, batch = source.without(batch, wrong_rows)
+            expected = encoding_expected(table.form)
+            source, batch = source.without(batch, role, wrong_rows, bad_rows, f"not {table.form.encoding}", expected)
         yield source, pa.RecordBatch.from_arrays([as_text(values) for values in batch], list(columns))
 
 
@@ -264,10 +264,6 @@ def _unquoted(table: TextTableFile) -> str:
 
 def _source(table: TextTableFile, record_R: NDArray[np.int64], columns: Mapping[str, Column]) -> RowSource:
     return RowSource(table.path.name, columns, lambda row: f"line {line_of(table, int(record_R[row]))}")
-
-
-def _problem_of_encoding(table: TextTableFile, source: RowSource, role: str, values: pa.Array) -> Callable[[int], Problem]:
-    return lambda row: source.problem(role, row, values[row].as_py(), encoding_expected(table.form))
 
 
 def _records(

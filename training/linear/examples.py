@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from espalier.tree import Tree
 
+from ..arrays import Int64
 from ..data.xmc import LabelledPoints
 from ..specification.linear import LinearOptions
-
-Int64 = NDArray[np.int64]
 
 
 class BeamNodes(NamedTuple):

@@ -18,12 +18,11 @@ import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
@@ -35,13 +34,14 @@ from espalier.queries import FeaturesKind, encode_features
 from espalier.search import SearchParams
 from espalier.tree import Tree, tree_from_children
 
+from ..arrays import Int64
 from ..golden import golden_answers
+from ..linear.node_scorers import LevelScorers, as_chunks
 from ..linear.pecos_files import Layer, read_model
 from ..publish import GOLDEN_QUERIES, publish, unanswered
 
 log = logging.getLogger(__name__)
 
-Int64 = NDArray[np.int64]
 Features = tuple[list[int], list[float]]
 """Feature numbers and their values."""
 
@@ -88,30 +88,12 @@ def as_tree(layers: Sequence[Layer]) -> tuple[Tree, Chunks]:
         position_L = np.empty(len(layer.parent_L), np.int64)
         position_L[orders[-1]] = np.arange(len(position_L))
     tree = tree_from_children(children, orders[-1])
-    levels = [_chunks_of(layer, order, counts) for layer, order, counts in zip(layers, orders, children, strict=True)]
-    return tree, Chunks(
-        chunk_row=_running([level.rows for level in levels]),
-        row_feature=np.concatenate([level.feature for level in levels]),
-        row_entry=_running([level.entries for level in levels]),
-        entry_child=np.concatenate([level.child for level in levels]),
-        entry_weight=np.concatenate([level.weight for level in levels]),
-        bias=np.concatenate([np.zeros(1, np.float32), *(layer.bias_L[order] for layer, order in zip(layers, orders, strict=True))]),
-        width=layers[0].weights.shape[0],
-    )
+    levels = [_scorers_of(layer, order, counts) for layer, order, counts in zip(layers, orders, children, strict=True)]
+    return tree, as_chunks(levels, tree, layers[0].weights.shape[0])
 
 
-class LevelChunks(NamedTuple):
-    """A level's part of Chunks. rows: of each parent; feature, entries: of each row, its feature and number of entries."""
-
-    rows: Int64
-    feature: NDArray[np.int32]
-    entries: Int64
-    child: NDArray[np.uint16]
-    weight: NDArray[np.float32]
-
-
-def _chunks_of(layer: Layer, order_L: Int64, children_P: Int64) -> LevelChunks:
-    """The chunks of one level.
+def _scorers_of(layer: Layer, order_L: Int64, children_P: Int64) -> LevelScorers:
+    """The scorers of one level.
 
     order_L     the columns in the order of the tree
     children_P  the number of children of each parent
@@ -122,21 +104,15 @@ def _chunks_of(layer: Layer, order_L: Int64, children_P: Int64) -> LevelChunks:
     feature = np.repeat(np.arange(by_row.shape[0], dtype=np.int32), np.diff(by_row.indptr))
     by_parent = np.argsort(parent, kind="stable")
     parent, feature, node = parent[by_parent], feature[by_parent], by_row.indices[by_parent]
-    begins = np.ones(len(parent), np.bool_)
-    begins[1:] = (np.diff(parent) != 0) | (np.diff(feature) != 0)
-    row = np.flatnonzero(begins)
-    return LevelChunks(
-        np.bincount(parent[row], minlength=len(children_P)),
-        feature[row],
-        np.diff(np.append(row, len(parent))),
-        (node - first_P[parent]).astype(np.uint16),
-        by_row.data[by_parent],
+    row = np.flatnonzero((np.diff(parent, prepend=-1) != 0) | (np.diff(feature, prepend=-1) != 0))
+    return LevelScorers(
+        row_feature=feature[row],
+        row_count=np.diff(row, append=len(parent)).astype(np.int32),
+        entry_child=(node - first_P[parent]).astype(np.uint16),
+        entry_weight=by_row.data[by_parent],
+        bias=layer.bias_L[order_L],
+        node_rows=np.bincount(parent[row], minlength=len(children_P)),
     )
-
-
-def _running(counts: Sequence[Int64]) -> Int64:
-    """0 and the cumulative sum of all levels' counts."""
-    return np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
 
 
 def label_table(file: Path | None, labels: int) -> ItemTable:

@@ -5,7 +5,6 @@ Legend: P inner nodes of a level, R rows of them, N nodes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle_files import map_safetensors, write_safetensors
 from espalier.chunks import Chunks
+from espalier.durable import flush
 from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.tree import Tree
 
@@ -101,8 +101,7 @@ def write_level(file: Path, level: LevelScorers) -> None:
     """Write a level's scorers, all or nothing."""
     unfinished = file.with_suffix(".part")
     write_safetensors(unfinished, {field.name: getattr(level, field.name) for field in fields(level)})
-    with unfinished.open("rb") as stream:
-        os.fsync(stream.fileno())
+    flush(unfinished)
     unfinished.replace(file)
 
 

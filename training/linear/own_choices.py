@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from espalier.text.vectoriser import Vectoriser
 
+from ..arrays import Float32, Int64
 from ..data.csr import Csr, as_matrix
 from ..data.xmc import LabelledPoints
 from ..linear.label_features import add_own_texts, sum_points
 from ..linear.own_texts import OwnTexts, column_weights
 from ..specification.linear import LinearOptions
 
-Floats = NDArray[np.float32]
-Int64 = NDArray[np.int64]
 LEAST_QUERIES, MOST_QUERIES, MOST_ITEMS = 30, 500, 100_000
 """Least and most queries to choose by, and most items that they rank."""
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -91,7 +90,7 @@ def _sample(train: LabelledPoints) -> tuple[Int64, Int64]:
     return query_rows, np.sort(np.concatenate([relevant, other_items[: max(0, MOST_ITEMS - len(relevant))]]))
 
 
-def _relevant_items(points: LabelledPoints, row: int) -> tuple[Int64, Floats]:
+def _relevant_items(points: LabelledPoints, row: int) -> tuple[Int64, Float32]:
     """The items of a query with the largest weights, at most MOST_RELEVANT, and these weights."""
     weights = points.weights_of(row)
     best = np.argsort(-weights, kind="stable")[:MOST_RELEVANT]
@@ -103,7 +102,7 @@ def _restricted(train: LabelledPoints, rows: Int64, items: Int64) -> LabelledPoi
     return LabelledPoints(train.points[rows], train.labels[rows][:, items])
 
 
-def ndcg_by_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], queries: LabelledPoints, weight_TC: Floats) -> Floats:
+def ndcg_by_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], queries: LabelledPoints, weight_TC: Float32) -> Float32:
     """nDCG@10 [T, B] of queries against rows of length 1 that add up the columns, for each of the weights.
 
     The score is linear in the weights except for the row's length, whose square is a quadratic form of them.
@@ -117,7 +116,7 @@ def ndcg_by_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], qu
     return _figures(queries, column_rows, lambda score_CI: weight_TC @ score_CI / length_TI)
 
 
-def _ndcg_by_queries(training_points: LabelledPoints, text_rows: Csr, held_out: LabelledPoints, options: LinearOptions) -> Floats:
+def _ndcg_by_queries(training_points: LabelledPoints, text_rows: Csr, held_out: LabelledPoints, options: LinearOptions) -> Float32:
     """nDCG@10 [T, B] of held-out queries against rows made of the training points, for each of QUERIES."""
     sums, counts_I = sum_points(training_points, options), np.bincount(training_points.labels.indices, minlength=text_rows.shape[0])
     return _figures(
@@ -125,7 +124,7 @@ def _ndcg_by_queries(training_points: LabelledPoints, text_rows: Csr, held_out: 
     )
 
 
-def _figures(queries: LabelledPoints, rows: Sequence[Csr], keys: Callable[[Floats], NDArray[Any]]) -> Floats:
+def _figures(queries: LabelledPoints, rows: Sequence[Csr], keys: Callable[[Float32], NDArray[Any]]) -> Float32:
     """nDCG@10 [T, B] of queries. keys: a query's products with each of the `rows` → its keys [T, I]."""
     scores = [(queries.points @ rows_IF.T).tocsr() for rows_IF in rows]
     ndcg_BT = []
@@ -135,7 +134,7 @@ def _figures(queries: LabelledPoints, rows: Sequence[Csr], keys: Callable[[Float
     return np.stack(ndcg_BT, axis=1)
 
 
-def _ndcg(key_TI: Floats, relevant: Int64, gains: Floats) -> Floats:
+def _ndcg(key_TI: Float32, relevant: Int64, gains: Float32) -> Float32:
     """nDCG@10 [T] of one query. Ties (up to rounding) get their mean position. Items without a key above 0 are not found."""
     discount = np.append(1 / np.log2(np.arange(TOP) + 2), 0)
     best = np.sort(gains)[::-1][:TOP]
@@ -145,5 +144,5 @@ def _ndcg(key_TI: Floats, relevant: Int64, gains: Floats) -> Floats:
         above_T, tied_T = ((key_TI > key_T1 * factor).sum(axis=1) for factor in (1 + ROUNDING, 1 - ROUNDING))
         position_T = np.minimum((above_T + tied_T - 1) // 2, TOP)
         position_TR[:, r] = np.where(key_T1[:, 0] > 0, position_T, TOP)
-    ndcg_T: Floats = (discount[position_TR] @ gains / (best @ discount[: len(best)])).astype(np.float32)
+    ndcg_T: Float32 = (discount[position_TR] @ gains / (best @ discount[: len(best)])).astype(np.float32)
     return ndcg_T

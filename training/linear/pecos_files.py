@@ -27,9 +27,8 @@ from espalier.errors import InvalidData
 from espalier.manifest import Activation
 from espalier.text.sparse_rows import MAX_FEATURES
 
+from ..arrays import Int64
 from ..data.csr import read_by_columns
-
-Int64 = NDArray[np.int64]
 
 PROCESSORS = ("noop", *(f"{log_}{name}" for name in get_args(Activation) for log_ in ("", "log-")))
 MAX_LEVELS = 63

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 
+from ..arrays import Array
 from ..data.csr import Csr
 from ..linear.examples import Examples
 from ..linear.node_scorers import NodeScorers
 from ..specification.linear import LinearOptions
 
-Array = NDArray[Any]
 BLOCK = 64
 """Children whose weights lie side by side: more of them leave the cache."""
 LANES = 16
