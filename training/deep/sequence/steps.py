@@ -8,7 +8,7 @@ Legend: B sequences, T positions, N positions that are trained, P targets of a p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ from ...deep.scorers.model import NodeScorer
 from ...deep.scorers.row_table import lookup
 from ...deep.scorers.sequence import SequenceQuery
 from ...deep.sequence.batches import SequenceBatch, SequenceSource, trained_positions
-from ...deep.sequence.columns import ColumnSource
-from ...deep.sequence.level_softmax import level_softmax_loss
+from ...deep.sequence.level_softmax import ColumnSource, level_softmax_loss
 from ...deep.topology import Topology, on_device
 from ...specification.deep import SequenceConfig
 
@@ -63,22 +62,17 @@ class SequenceSteps:
         self.columns = ColumnSource(topology, share_I, config.objective.negatives, config.objective.whole)
         optimiser = config.optimiser
         self.optimiser = Optimiser(model, BETAS, optimiser.average, optimiser.weight_decay, content)
-        self.batches = self._all_batches()
-
-    def _all_batches(self) -> Iterator[SequenceBatch]:
-        for number in count():
-            yield from self.source.epoch(number)
-
-    def start_at(self, step: int) -> None:
-        """Go on with the batch of a step, after the steps before it were made earlier."""
-        self.batches = islice(self._all_batches(), step, None)
+        self.batches: Iterator[SequenceBatch] | None = None
 
     def make(self, step: int) -> Tensor:
-        """The next batch and one update, with the learning rate of `step`; returns this process's loss (a scalar on the device).
+        """One update with the batch of `step`; returns this process's loss (a scalar on the device).
 
+        The first call may be for any step, the others for the steps that follow it.
         The mean of the losses over the processes is the batch's.
         """
         config = self.config
+        if self.batches is None:
+            self.batches = islice(chain.from_iterable(map(self.source.epoch, count())), step, None)
         if self.content is not None:
             self.content.draw(config.seed * 1_000_003 + step)
         self.optimiser.zero_gradients()
