@@ -316,10 +316,8 @@ class DeepConfig(Section):
         """The most items of a history. Raises InvalidConfig if it has not been read from the log yet."""
         if isinstance(self.instances, InstanceConfig):
             return sum(self.instances.windows)
-        length = getattr(self.scorer, "length", None)
-        if not isinstance(length, int):
-            raise InvalidConfig("scorer.length", length, "a number, or a log that it is read from")
-        return length
+        length: Literal["auto"] | int = getattr(self.scorer, "length", "auto")
+        return number_of("scorer.length", length)
 
     @property
     def windowed_instances(self) -> InstanceConfig:
