@@ -428,16 +428,6 @@ class SequenceConfig(DeepConfig):
     """train a second time on the validation events too, if `data.split.kind` is `"last"` or `"date"` and lists grow by 3 %. Once everything
     is chosen: as many steps, in as much time; the model then knows the latest events"""
 
-    @property
-    def places(self) -> int:
-        """Places of an update; see `number_of`."""
-        return number_of("optimiser.places", self.optimiser.places)
-
-    @property
-    def nearness(self) -> float:
-        """Nearness of targets; see `number_of`."""
-        return number_of("instances.nearness", self.instances.nearness)
-
     @model_validator(mode="after")
     def _rows_are_shared_alike(self) -> SequenceConfig:
         shares = len(self.scorer.readers(self.data.format.order != "none")) * self.scorer.heads

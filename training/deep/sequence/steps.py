@@ -28,6 +28,7 @@ from ...deep.sequence.batches import SequenceBatch, SequenceSource, trained_posi
 from ...deep.sequence.level_softmax import ColumnSource, level_softmax_loss
 from ...deep.topology import Topology, on_device
 from ...specification.deep import SequenceConfig
+from ...specification.sections import number_of
 
 BETAS = 0.9, 0.98
 """Of AdamW."""
@@ -56,7 +57,8 @@ class SequenceSteps:
         lists, users = prepared.interactions, prepared.split.train
         self.config, self.model, self.encoder, self.topology = config, model, model.encoder, topology
         self.lists, self.bfloat16, self.content = lists, bfloat16, content
-        self.source = SequenceSource(lists, users, config.history_length, config.places, config.seed)
+        places = number_of("optimiser.places", config.optimiser.places)
+        self.source = SequenceSource(lists, users, config.history_length, places, config.seed)
         events_I = events_of_items(lists, users)
         share_I = events_I / max(1.0, events_I.sum()) + 1 / len(events_I)  # half by popularity, half uniform
         self.columns = ColumnSource(topology, share_I, config.objective.negatives, config.objective.whole)
@@ -85,7 +87,8 @@ class SequenceSteps:
         config, device, objective = self.config, self.topology.device, self.config.objective
         generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
         instances = config.instances
-        positions = trained_positions(self.lists, batch, instances.targets, config.nearness, instances.cold_share, rng)
+        nearness = number_of("instances.nearness", instances.nearness)
+        positions = trained_positions(self.lists, batch, instances.targets, nearness, instances.cold_share, rng)
         count, sequences = len(positions.position_N), len(batch.history_BT)
         inner = np.sort(rng.permutation(count)[: max(1, round(objective.inner_share * count))])
         rows_of_process, inner_count = process_rows(sequences), len(inner)
