@@ -23,7 +23,7 @@ from numpy.testing import assert_array_equal
 from benchmarks.random_bundles import random_tree
 from espalier.bundle import WEIGHTS, Bundle
 from espalier.errors import InvalidConfig
-from tests.training.commands import command, written_toml
+from tests.training.runs import exported
 from training.data.splits import without_seen
 from training.deep.earlier import EarlierModel, as_earlier, grow, likelihood_of, load_scorer
 from training.deep.first_model import build_model
@@ -76,9 +76,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(log: Path, folder: Path, **changed: Any) -> Bundle:
-    config = written_toml(folder / "planted.toml", settings(log, **changed))
-    assert command("fit", "--config", config, "--out", folder / "planted" / "1", "--device", "cpu").status == 0
-    return Bundle.open(folder / "planted" / "1")
+    return exported(settings(log, **changed), folder / "planted" / "1")
 
 
 @pytest.fixture(scope="module")

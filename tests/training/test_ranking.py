@@ -129,7 +129,7 @@ def lists_of(S: np.ndarray) -> NeighbourLists:
 def test_a_memory_holds_the_best_neighbours_by_ascending_item(kept: int, seed: int, recency: float, length: int) -> None:
     rng = np.random.default_rng(seed)
     S = np.where(rng.random((6, 6)) < 0.6, rng.integers(1, 50, (6, 6)), 0).astype(np.float32)
-    memory = with_sorted_rows(MemorySource(lists_of(S), 1.0).memory(kept, recency, length))
+    memory = with_sorted_rows(MemorySource(lists_of(S), 1.0, NARROW).memory(kept, recency, length))
     memory.check(6)
     for a, row in enumerate(S):
         best = best_first(row)[:kept]
@@ -144,13 +144,13 @@ def test_a_memory_holds_the_best_neighbours_by_ascending_item(kept: int, seed: i
 def test_a_memory_counts_so_many_places_as_a_query_may_add_up(monkeypatch: pytest.MonkeyPatch, limit: int, places: int) -> None:
     monkeypatch.setattr("training.deep.memory.MAX_VISITS", limit)
     S = np.triu(np.ones((4, 4), np.float32), 1)  # the longest row has three neighbours
-    assert len(MemorySource(lists_of(S), 1.0).memory(5, 1.0, 6).weight) == places
+    assert len(MemorySource(lists_of(S), 1.0, NARROW).memory(5, 1.0, 6).weight) == places
 
 
 def test_the_unit_is_by_how_much_memory_parts_the_first_of_a_list_from_its_last(run: Run) -> None:
     S = np.zeros((ITEMS, ITEMS), np.float32)
     S[0, 1], S[0, 2], S[3, 2] = 8, 1, 4
-    raw = MemorySource(lists_of(S), 1.0).memory(5, 1.0, 6)
+    raw = MemorySource(lists_of(S), 1.0, NARROW).memory(5, 1.0, 6)
     history_BT = np.array([[-1, -1, -1, -1, -1, 0], [-1, -1, -1, 7, 3, 0], [-1, -1, -1, -1, 3, 7]])
     leaf_offset = run.topology.tree.leaf_offset
 
@@ -170,7 +170,7 @@ def test_the_unit_is_by_how_much_memory_parts_the_first_of_a_list_from_its_last(
 def test_what_a_memory_adds_is_found_for_each_query_alone(run: Run) -> None:
     rng = np.random.default_rng(5)
     S = np.where(rng.random((ITEMS, ITEMS)) < 0.1, rng.random((ITEMS, ITEMS)), 0).astype(np.float32)
-    memory = MemorySource(lists_of(S), 0.8).memory(20, 0.8, 6)
+    memory = MemorySource(lists_of(S), 0.8, NARROW).memory(20, 0.8, 6)
     history_BT = rng.integers(-1, ITEMS, (5, 6))
     history_BT[2] = -1  # nothing to be told of
     nodes, eligible = run.topology.tree.node_count, eligible_nodes(run.topology.tree, SearchParams.uniform(5, 1, 1), None)
@@ -251,11 +251,11 @@ def test_what_a_query_adds_up_is_counted_over_the_places_that_have_a_weight(run:
     searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation)[:3], "logit")
     rows_BT = np.concatenate([block.rows for block in searches.blocks])
     S = np.triu(np.ones((ITEMS, ITEMS), np.float32), 1)
-    source = MemorySource(lists_of(S), 0.05)  # weights 1 and 0.05: the third is below LEAST_WEIGHT
+    source = MemorySource(lists_of(S), 0.05, NARROW)  # weights 1 and 0.05: the third is below LEAST_WEIGHT
     for kept in (2, ITEMS):
         length_I = np.minimum((S > 0).sum(1), kept)
         expected = np.mean([length_I[row_T[row_T >= 0][-2:]].sum() for row_T in rows_BT])
-        assert searches.visits(source, kept, source.recency) == pytest.approx(expected)
+        assert searches.visits(source, kept) == pytest.approx(expected)
 
 
 def test_a_memory_that_takes_long_to_add_up_is_tried_with_fewer_neighbours_only(
@@ -506,7 +506,7 @@ def test_mean_scores_are_the_share_of_hits_whatever_the_size_of_keys(scale: floa
 def test_a_memory_is_counted_anew_in_the_units_that_its_weight_was_chosen_in() -> None:
     split = split_of(log_of([[0, 1, 2, 3], [2, 3, 4, 0]] * 8), 12, 2, 2)
     config = cast(DeepConfig, SimpleNamespace(seed=1, history_length=10))
-    source = MemorySource(fit_neighbours(split.lists, split.train, NARROW, 1).lists, 0.5)
+    source = MemorySource(fit_neighbours(split.lists, split.train, NARROW, 1).lists, 0.5, NARROW)
     chosen = with_sorted_rows(replace(source.memory(3, 0.5, 10), key_weight=2.0, repeat=np.arange(6, dtype=np.float32)))
     options = NARROW | {"kept": 3}
     same, half = (recounted(chosen, unit * source.largest, options, config, split) for unit in (1, 2))

@@ -26,7 +26,7 @@ from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
 from training.deep.scorers.row_table import RowTable
 from training.deep.topology import Topology
 from training.specification.models import deep_config
-from training.specification.networks import SCORER
+from training.specification.networks import AttentionScorer
 
 CPU = torch.device("cpu")
 WINDOWS = (2, 1, 1)
@@ -99,11 +99,8 @@ SMALL_WINDOWS = (3, 2, 1)
 DIM, NODES = 4, 20
 
 
-def small_scorer(kind: str = "attention", windows: tuple[int, ...] = SMALL_WINDOWS, dim: int = DIM, nodes: int = NODES) -> NodeScorer:
-    config = SCORER.checked(
-        {"kind": kind, "node_dim": dim, "hidden": [6, 5], "init_std": 1.0} | ({"attention_hidden": 3} if kind == "attention" else {})
-    )
-    return new_scorer(config, windows, nodes)
+def small_scorer(windows: tuple[int, ...] = SMALL_WINDOWS, dim: int = DIM, nodes: int = NODES) -> NodeScorer:
+    return new_scorer(AttentionScorer(node_dim=dim, hidden=(6, 5), init_std=1.0, attention_hidden=3), windows, nodes)
 
 
 def histories(rng: np.random.Generator, batch: int, levels: int, length: int, nodes: int = NODES) -> Tensor:
@@ -155,7 +152,7 @@ def literal_logit(model: NodeScorer, history_T: np.ndarray, node: int, windows: 
 def test_the_logit_is_that_of_the_paper_s_unit(seed: int, windows: list[int], dim: int, batch: int, candidates: int) -> None:
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    model = small_scorer("attention", tuple(windows), dim).double()
+    model = small_scorer(tuple(windows), dim).double()
     history_BLT = histories(rng, batch, 2, sum(windows))
     nodes_BC = rng.integers(0, NODES, (batch, candidates))
     state_BLS = model.state(history_BLT)
@@ -168,7 +165,7 @@ def test_the_logit_is_that_of_the_paper_s_unit(seed: int, windows: list[int], di
 
 def test_gradients_are_those_of_finite_differences() -> None:
     torch.manual_seed(1)
-    model = small_scorer("attention", (2, 1), 2, 6).double()
+    model = small_scorer((2, 1), 2, 6).double()
     history_BLT, nodes_BC = torch.tensor([[[3, 4, 5]], [[-1, 2, 1]]]), torch.tensor([[1, 2, 3], [4, 5, 0]])
 
     def logits(rows_ND: Tensor, *_: Tensor) -> Tensor:
@@ -201,7 +198,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 def test_memory_for_the_gradient_does_not_grow_with_the_behaviours_of_every_candidate() -> None:
     """What is kept until the backward pass: less than a tenth of the hidden units, and not much more than rows and states."""
     batch, candidates, length = 8, 100, 40
-    model = small_scorer("attention", (20, 20))
+    model = small_scorer((20, 20))
     history_BLT = torch.randint(0, NODES, (batch, 1, length))
     nodes_BC = torch.randint(0, NODES, (batch, candidates))
     state_BLS = model.state(history_BLT)

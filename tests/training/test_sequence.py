@@ -23,8 +23,7 @@ from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer, s
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import windows_of
 from training.deep.sequence.batches import SequenceSource, _skip_counts, trained_positions
-from training.deep.sequence.columns import ColumnSource
-from training.deep.sequence.level_softmax import level_softmax_loss
+from training.deep.sequence.level_softmax import ColumnSource, level_softmax_loss
 from training.deep.sequence.rules import dropout_of, epochs_of, nearness_of, steps_of, width_of
 from training.deep.topology import Topology
 from training.specification.networks import ProductScorer, SequenceScorer

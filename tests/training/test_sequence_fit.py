@@ -340,7 +340,7 @@ def sets(sets_raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 def test_the_history_of_a_set_is_one_window_and_its_targets_are_all_alike(sets_raw: dict[str, Any], tmp_path: Path) -> None:
     run = begun(sets_raw, tmp_path)
     assert isinstance(run.config, SequenceConfig)
-    assert run.config.nearness == 0
+    assert run.config.instances.nearness == 0
     assert isinstance(run.model.encoder, SequenceQuery)
     (part,) = run.model.encoder.typed_parts
     assert isinstance(part.reader, WindowStates)

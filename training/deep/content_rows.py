@@ -154,8 +154,8 @@ def predict_vectors(features: SparseRows, vectors_ID: Float32, known_I: NDArray[
     return np.asarray(as_matrix(features) @ ridge(features, vectors_ID, known_I), np.float32)
 
 
-def ridge(features: SparseRows, targets_ID: Float32, known_I: NDArray[np.bool_], penalty: float = PENALTY) -> Float32:
-    """float32[F, D]: argmin Σ_{i known} ‖c(i) · W − t(i)‖² + penalty · ‖W‖², by conjugate gradients, all columns at once."""
+def ridge(features: SparseRows, targets_ID: Float32, known_I: NDArray[np.bool_]) -> Float32:
+    """float32[F, D]: argmin Σ_{i known} ‖c(i) · W − t(i)‖² + PENALTY · ‖W‖², by conjugate gradients, all columns at once."""
     matrix = as_matrix(features.take(np.flatnonzero(known_I))).astype(np.float64)
     transposed = matrix.T.tocsr()
     solution_FD = np.zeros((features.width, targets_ID.shape[1]))
@@ -165,7 +165,7 @@ def ridge(features: SparseRows, targets_ID: Float32, known_I: NDArray[np.bool_],
     for _ in range(ITERATIONS):
         if (size_D <= tolerance_D).all():
             break
-        image_FD = transposed @ (matrix @ direction_FD) + penalty * direction_FD
+        image_FD = transposed @ (matrix @ direction_FD) + PENALTY * direction_FD
         curvature_D = (direction_FD * image_FD).sum(0)
         step_D = np.divide(size_D, curvature_D, out=np.zeros_like(size_D), where=curvature_D > 0)
         solution_FD += step_D * direction_FD

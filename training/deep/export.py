@@ -13,7 +13,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -201,28 +200,23 @@ def _content_parts(model: NodeScorer, content: ItemContent | None) -> ContentPar
 
 
 def scorer_form(model: NodeScorer, scorer_onnx: bytes) -> ScorerForm | None:
-    """The formula of the exported scorer, for the manifest; None for attention, which only ONNX Runtime runs."""
+    """The formula of the exported scorer, for the manifest; None for attention, which only ONNX Runtime runs.
+
+    An exporter is free to name, transpose and share what it writes, so the weights of a network are found by their values.
+    Raises BundleCorrupt where one is not there.
+    """
     if isinstance(model.head, ProductHead):
         return InnerProductForm()
     if not isinstance(model.head, MlpHead):
         return None
     weights = {name: tensor.numpy() for name, tensor in model.head.state_dict().items()}
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load_from_string(scorer_onnx).graph.initializer}
+    layers = ["node_part", *(f"layers.{i}" for i in range(len(model.head.layers)))]
     try:
-        return mlp_form(onnx.load_from_string(scorer_onnx), weights)
+        hidden = [_dense_layer(arrays, weights, name, f"slopes.{i}.weight") for i, name in enumerate(layers)]
+        return MlpForm(layers=tuple(hidden), out=_dense_layer(arrays, weights, "out", None))
     except KeyError as error:
         raise BundleCorrupt("scorer.onnx does not hold the weights of the network that it was exported from") from error
-
-
-def mlp_form(model: onnx.ModelProto, weights: Mapping[str, Float32]) -> MlpForm:
-    """Which initialisers of scorer.onnx hold the weights of its network, whose arrays are named as `MlpHead` names them.
-
-    An exporter is free to name, transpose and share what it writes, so arrays are found by their values.
-    Raises KeyError where one is not there.
-    """
-    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    layers = ["node_part", *takewhile(lambda name: f"{name}.weight" in weights, (f"layers.{i}" for i in count()))]
-    hidden = [_dense_layer(arrays, weights, name, f"slopes.{i}.weight") for i, name in enumerate(layers)]
-    return MlpForm(layers=tuple(hidden), out=_dense_layer(arrays, weights, "out", None))
 
 
 def _dense_layer(arrays: Mapping[str, Float32], weights: Mapping[str, Float32], name: str, slope: str | None) -> DenseLayer:

@@ -145,7 +145,6 @@ class Run:
         self.state = self.checkpoint.restore() if resume else RunState()
         if resume and self.state.step == 0:
             log.info("no checkpoint to resume from: training starts anew")
-        self.steps.start_at(self.state.step)
         self.pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
         if len(self.pairs) < MIN_VALIDATION_QUERIES:
             if self.pairs:
@@ -211,9 +210,6 @@ class InstanceSteps:
         self.config, self.model, self.topology, self.content = config, model, topology, content
         self.source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
         self.optimiser = Optimiser(model, BETAS, config.optimiser.average, content=content)
-
-    def start_at(self, step: int) -> None:
-        """Nothing to do: a batch depends only on its step."""
 
     def make(self, step: int) -> Tensor:
         """One update with this process's rows of a batch; returns their loss (a scalar on the device)."""

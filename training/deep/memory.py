@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,12 +38,14 @@ from ..specification.deep import DeepConfig, InstanceConfig
 log = logging.getLogger(__name__)
 
 NEIGHBOUR_COUNTS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Numbers of neighbours an item to try; the last is the most that a bundle may hold."""
+"""Numbers of neighbours an item to try in a tree's search; the last is the most that a bundle may hold. They start below NEIGHBOUR_LIMITS
+of `neighbours/fit.py`: there neighbours answer alone, and here beside a tree, which finds much without them. Both grids decide what bundles
+and comparisons publish, so neither can stand in for the other."""
 LEAST_SCORE = 1e-30
 LEAST_WEIGHT = 0.01
 """Positions of a history with less weight, relative to the last item's, are left out: each costs a row of S in every search."""
 FORMULA = ("row", "column", "power", "shrink", "user", "back", "decay", "window")
-"""Options that a bundle stores, so that live items get entries as trained items did."""
+"""Options that a bundle stores, so that live items get entries as trained items did, but for the scores of near items."""
 FIT_S = 300.0
 """Most seconds for choosing the neighbours' options. Most logs need less than a fifth; on larger logs fewer options are tried."""
 
@@ -54,13 +56,13 @@ class MemorySource:
 
     lists    S, best first
     recency  the best one for the neighbours without a tree; 1 for lists without an order
-    options  of S; other values of those in WEIGHED need no new counts. Empty: unknown
+    options  of S; other values of those in WEIGHED need no new counts
     weigh    options → S, best first; None: S cannot change
     """
 
     lists: NeighbourLists
     recency: float
-    options: Options = field(default_factory=dict)
+    options: Options
     weigh: Callable[[Options], NeighbourLists] | None = None
 
     def with_options(self, options: Options) -> MemorySource:
@@ -72,8 +74,7 @@ class MemorySource:
 
     def weighed_options(self, options: Options) -> Options:
         """The values of WEIGHED in these options; missing ones are the source's."""
-        names = [option.name for option in WEIGHED if option.name in self.options]
-        return {name: options.get(name, self.options[name]) for name in names}
+        return {option.name: options.get(option.name, self.options[option.name]) for option in WEIGHED}
 
     @property
     def largest(self) -> float:
@@ -93,14 +94,8 @@ class MemorySource:
         lists = self.lists.limited(per_item)
         value_N = (lists.score_N / self.largest).astype(np.float16)
         weight_T = self.weights(per_item, recency, length)
-        return Memory(lists.offset_I1, lists.item_N, value_N, weight_T, key_weight=1.0, formula=self.formula)
-
-    @property
-    def formula(self) -> MemoryFormula | None:
-        """How S is made of lists, without the scores of near items; None if unknown."""
-        if not self.options:
-            return None
-        return MemoryFormula(**{name: self.options[name] for name in FORMULA}, unit=self.largest)
+        formula = MemoryFormula(**{name: self.options[name] for name in FORMULA}, unit=self.largest)
+        return Memory(lists.offset_I1, lists.item_N, value_N, weight_T, key_weight=1.0, formula=formula)
 
     def weights(self, per_item: int, recency: float, length: int) -> NDArray[np.float32]:
         """w_d of `memory` with the same arguments, times the unit."""

@@ -1,13 +1,17 @@
-"""Chooses how a trained tree ranks (γ, the memory and its weight, the calibration), by searches of validation queries.
+"""Chooses how a trained tree ranks (γ, the memory and its weight, the repeat term, the calibration), by searches of validation queries.
 
 First γ is chosen without a memory. Then coordinate passes choose γ, λ, the recency of the history's weights and the damping of the
 neighbours; a trial reorders leaves that searches have found (`reweighing.py`). A search with the best options adds leaves, and the passes
 are repeated. Then the memory gets the fewest neighbours an item that lose at most half a percent. It is used only if it finds more than the
-tree alone by over a standard error. Differences are paired by query. The repeat term is chosen last (`repeats.py`).
+tree alone by over a standard error. Differences are paired by query.
+
+The repeat term is chosen last: the bonus of items in the history, or whether they are left out. There is a value for each bucket of
+positions, in multiples of D, the mean over queries of the largest key less the 200th. A trial reorders the best leaves of one search and
+the leaves of the history. With seen items excluded the term has no effect, so it is chosen without that exclusion.
 
 Knows searches and their figures. Does not know how neighbours are counted or a bundle is written.
 
-Legend: B queries, C candidate leaves.
+Legend: B queries, C candidate leaves, T history, D its distinct items, M results.
 """
 
 from __future__ import annotations
@@ -23,18 +27,21 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from espalier.manifest import Calibration, Ranking
-from espalier.memory import Memory
+from espalier.memory import BUCKETS, Memory, bucket_of
+from espalier.memory_sums import newest
+from espalier.read_only import read_only
 
 from ..deep.calibration import calibrate
 from ..deep.memory import FIT_S, NEIGHBOUR_COUNTS, memory_source, with_sorted_rows
 from ..deep.prepare import Prepared
-from ..deep.repeats import with_repeat
 from ..deep.reweighing import CandidateLeaves, most_remembered
 from ..deep.scorers.model import NodeScorer
 from ..deep.searches import Searches
 from ..deep.topology import Topology
 from ..deep.validation import trained_ranking, validation_pairs
+from ..evaluate import padded
 from ..neighbours.fit import GRID, WEIGHED
+from ..retrieval.repeats import chosen_by_bucket
 from ..retrieval.task import Deadline
 from ..retrieval.tuning import Figures, Option, Options, search
 from ..specification.deep import DeepConfig, NeighboursConfig
@@ -54,6 +61,10 @@ TRIAL_VISITS = 1 << 17
 """Most entries that a query adds up on average, some milliseconds; larger numbers of neighbours are not tried."""
 MOST_LOST = 0.005
 """Fewer neighbours are used if the figure falls by no more than this share, and by no more than its standard error."""
+LEFT_OUT = -np.inf
+SHARES = (0.0, LEFT_OUT, 0.2, 0.4, 0.6, 0.8, 1.0, 1.4, 2.0)
+"""Bonuses of the repeat term, in multiples of D. Among equally good ones the first is chosen."""
+NO_REPEAT = (SHARES[0],) * BUCKETS
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,8 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
     memory = _with_repeat(config, prepared, searches, best["gamma"], searches.memory(best))
     if memory is not None:
         size = sum(array.nbytes for array in memory.arrays().values()) / 1e6
-        log.info("memory: %s, %d positions, %s entries, %.1f MB", _options_text(best), len(memory.weight), f"{len(memory.item):,}", size)
+        chosen = ", ".join(f"{name} {value:g}" for name, value in best.items())
+        log.info("memory: %s, %d positions, %s entries, %.1f MB", chosen, len(memory.weight), f"{len(memory.item):,}", size)
     rows_BM, keys_BM = searches.ranked(best["gamma"], memory, config.search.m)
     # A softmax's logits are the log of a probability only up to a constant. A key with a memory is no log-probability.
     probability = memory is None and (own_score != "logit" or (best["gamma"] == 0 and not config.is_softmax))
@@ -155,7 +167,7 @@ def _with_memory(
     source = searches.source = memory_source(config, prepared, memory_s)
     deadline = Deadline(time.monotonic() + memory_s)
     sizes = [count for count in NEIGHBOUR_COUNTS if count < source.longest] + [source.longest]
-    sizes = [count for count in sizes if searches.visits(source, count, source.recency) <= TRIAL_VISITS] or sizes[:1]
+    sizes = [count for count in sizes if searches.visits(source, count) <= TRIAL_VISITS] or sizes[:1]
     if config.memory.neighbours != "auto":
         sizes = [source.longest]
     first = FIRST_WEIGHT if weight == "auto" else weight
@@ -189,7 +201,7 @@ def _with_memory(
 
 
 def _with_repeat(config: DeepConfig, prepared: Prepared, searches: Searches, gamma: float, memory: Memory | None) -> Memory | None:
-    """The memory with a repeat term, if one is configured and finds more."""
+    """The memory with the best repeat term, if one is configured and pays. Without a memory, the term gets one without entries."""
     if config.memory.repeat == "none" or prepared.interactions.vectors_UF is not None:
         return memory
     with_seen = config.model_copy(update={"search": config.search.model_copy(update={"exclude_seen": False})})
@@ -197,8 +209,52 @@ def _with_repeat(config: DeepConfig, prepared: Prepared, searches: Searches, gam
     if len(pairs) < MIN_QUERIES:
         log.info("no repeat term: %d validation users are too few to choose one by", len(pairs))
         return memory
-    unrestricted = replace(searches, config=with_seen, pairs=pairs)
-    return with_repeat(unrestricted, gamma, memory, has_order=prepared.interactions.order != "none")
+    leaves = _RepeatedLeaves(replace(searches, config=with_seen, pairs=pairs), gamma, memory)
+    best = chosen_by_bucket(SHARES, leaves.measured, has_order=prepared.interactions.order != "none")
+    if best == NO_REPEAT:
+        log.info("no repeat term")
+        return memory
+    gain, error = leaves.measured(best).gain_over(leaves.measured(NO_REPEAT))
+    shares = ", ".join("left out" if share == LEFT_OUT else f"{share:g} D" for share in best)
+    log.info("repeat term: %+.1f ± %.1f %% with seen items, at 0, 1, 2, 4, 8 and 16 positions: %s", 100 * gain, 100 * error, shares)
+    left_out = np.array(best) == LEFT_OUT
+    bonus = np.where(left_out, 0, np.maximum(best, 0) * leaves.spread).astype(np.float32)
+    if memory is None:
+        offset = np.zeros(searches.topology.tree.item_count + 1, np.int64)
+        memory = Memory(offset, np.empty(0, np.int32), np.empty(0, np.float16), np.ones(1, np.float32), key_weight=1.0)  # without entries
+    return replace(memory, repeat=(bonus / np.float32(memory.key_weight)).astype(np.float32), left_out=left_out)
+
+
+class _RepeatedLeaves:
+    """The best leaves of a search without the term, and the leaves of the history, with their keys.
+
+    spread  D
+    """
+
+    def __init__(self, searches: Searches, gamma: float, memory: Memory | None) -> None:
+        self._searches, self._m = searches, searches.ms[-1]
+        tree = searches.topology.tree
+        self._candidates = CandidateLeaves(searches)
+        longest = max(block.rows.shape[1] for block in searches.blocks)
+        rows_BM, _ = searches.ranked(gamma, memory, min(self._m + longest, tree.item_count))
+        self._candidates.add(rows_BM)
+        histories = [newest(*read_only(np.ascontiguousarray(row_T))) for block in searches.blocks for row_T in block.rows]
+        self._candidates.add(padded([rows_D for rows_D, _ in histories]))
+        memory_BC = np.zeros(self._candidates.leaf_BC.shape, np.float32)
+        if memory is not None:
+            memory_BC = np.float32(memory.key_weight) * self._candidates.memory(searches.lists(memory))
+        self._key_BC = self._candidates.keys(gamma, memory_BC)
+        self._bucket_BC = np.full(self._key_BC.shape, BUCKETS)  # BUCKETS: not in the history
+        for bucket_C, leaf_C, (rows_D, age_D) in zip(self._bucket_BC, self._candidates.leaf_BC, histories, strict=True):
+            for leaf, age in zip(tree.leaf_of_item[rows_D].tolist(), age_D.tolist(), strict=True):
+                bucket_C[leaf_C == leaf] = bucket_of(age)
+        best_BM = -np.sort(-self._key_BC, axis=1)[:, : self._m]
+        self.spread = float(np.mean([best_M[0] - best_M[np.isfinite(best_M)][-1] for best_M in best_BM]))
+
+    def measured(self, shares: tuple[float, ...]) -> Figures:
+        """The figures with one value for each bucket, in multiples of D."""
+        bonus = np.array([*(share if share == LEFT_OUT else share * self.spread for share in shares), 0.0], np.float32)
+        return self._searches.figures_of(self._candidates.best(self._key_BC + bonus[self._bucket_BC], self._m))
 
 
 def _with_fewest_neighbours(reweighed: ReweighedSearches, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:
@@ -212,7 +268,3 @@ def _with_fewest_neighbours(reweighed: ReweighedSearches, best: Options, sizes: 
         if gain >= -min(error, MOST_LOST):
             return fewer
     return best
-
-
-def _options_text(options: Options) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in options.items())

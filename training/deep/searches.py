@@ -75,9 +75,9 @@ class Searches:
         memory_tree = MemoryTree(memory, self.topology.tree)
         return (memory_tree.lists(block.rows, block.eligible) for block in self.blocks)
 
-    def visits(self, source: MemorySource, per_item: int, recency: float) -> float:
+    def visits(self, source: MemorySource, per_item: int) -> float:
         """The mean number of a memory's entries that a query adds up."""
-        length_I, positions = source.lengths(per_item), len(source.weights(per_item, recency, self.length))
+        length_I, positions = source.lengths(per_item), len(source.weights(per_item, source.recency, self.length))
         rows = np.concatenate([block.rows for block in self.blocks])
         position_BT = np.cumsum((rows >= 0)[:, ::-1], 1)[:, ::-1]  # 1 for the newest item
         is_counted_BT = (rows >= 0) & (position_BT <= positions)

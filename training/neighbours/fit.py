@@ -65,7 +65,8 @@ COUNTED = ("window", "decay", "user")
 WEIGHED = tuple(option for option in DAMPING if option.name in ("near", "column", "row", "power"))
 """Options of S that need no new counts or cosines and matter most."""
 NEIGHBOUR_LIMITS = (100, 200, 500, 1000, 2000, 5000)
-"""Limits of neighbours an item to try in the end, besides no limit."""
+"""Limits of neighbours an item to try in the end, besides no limit, where neighbours answer alone. A tree's memory then tries
+NEIGHBOUR_COUNTS (`deep/memory.py`) of them, which says why there are two grids."""
 _DAMPING_START: Options = {"near": 0.0, "column": 0.2, "row": 0.5, "power": 0.8, "user": 0.0, "shrink": 0.0}
 WIDE: Options = {"recency": 0.93, "back": 0.5, "decay": 0.95, **_DAMPING_START, "window": 50, "longest": 100}
 NARROW: Options = {"recency": 0.7, "back": 0.125, "decay": 0.85, **_DAMPING_START, "window": 20, "longest": 100}

@@ -1,6 +1,6 @@
 """Moves seen items in any method's answers to places that validation queries choose, by how long ago they came last, or leaves them out.
 
-The tree's memory has a repeat term (`training/deep/repeats.py`). So that this alone does not make the tree win, every compared method has
+The tree's memory has a repeat term (`training/deep/ranking.py`). So that this alone does not make the tree win, every compared method has
 one. Methods return no scores, so this one moves items within their answers.
 
 Knows ranks, histories and figures. Does not know methods.

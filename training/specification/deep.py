@@ -316,10 +316,8 @@ class DeepConfig(Section):
         """The most items of a history. Raises InvalidConfig if it has not been read from the log yet."""
         if isinstance(self.instances, InstanceConfig):
             return sum(self.instances.windows)
-        length = getattr(self.scorer, "length", None)
-        if not isinstance(length, int):
-            raise InvalidConfig("scorer.length", length, "a number, or a log that it is read from")
-        return length
+        length: Literal["auto"] | int = getattr(self.scorer, "length", "auto")
+        return number_of("scorer.length", length)
 
     @property
     def windowed_instances(self) -> InstanceConfig:
@@ -429,16 +427,6 @@ class SequenceConfig(DeepConfig):
     refit: bool = True
     """train a second time on the validation events too, if `data.split.kind` is `"last"` or `"date"` and lists grow by 3 %. Once everything
     is chosen: as many steps, in as much time; the model then knows the latest events"""
-
-    @property
-    def places(self) -> int:
-        """Places of an update; see `number_of`."""
-        return number_of("optimiser.places", self.optimiser.places)
-
-    @property
-    def nearness(self) -> float:
-        """Nearness of targets; see `number_of`."""
-        return number_of("instances.nearness", self.instances.nearness)
 
     @model_validator(mode="after")
     def _rows_are_shared_alike(self) -> SequenceConfig:

@@ -118,8 +118,8 @@ class Form(Generic[T]):
             return InvalidConfig(_joined(key, context["discriminator"].strip("'")), context["tag"], _with_or(context["expected_tags"]))
         if kind == "union_tag_not_found" and isinstance(value, dict):
             name = context["discriminator"].strip("'").split("(")[0]
-            kinds = _with_or(", ".join(map(repr, self.kinds_at(key))))
-            return InvalidConfig(_joined(key, name), None, f"this key, which is required: {kinds}")
+            kinds = dict.fromkeys(kind for section in self._sections_at(key) for kind in kinds_of(section))
+            return InvalidConfig(_joined(key, name), None, f"this key, which is required: {_with_or(', '.join(map(repr, kinds)))}")
         if kind in ("union_tag_not_found", "model_type", "model_attributes_type", "dict_type"):
             return InvalidConfig(key or "configuration", value, "a table of keys")
         if kind == "extra_forbidden":
@@ -128,15 +128,8 @@ class Form(Generic[T]):
             return InvalidConfig(key, None, "this key, which is required")
         return InvalidConfig(key or "configuration", value, expectation(error))
 
-    def kinds_at(self, key: str) -> list[str]:
-        """The kinds of the sections at a dotted key; of the configuration itself for ""."""
-        return list(dict.fromkeys(kind for section in self._sections_at(key) for kind in kinds_of(section)))
-
-    def keys_at(self, key: str) -> list[str]:
-        """The keys of the sections at a dotted key; of the configuration itself for ""."""
-        return list(dict.fromkeys(name for section in self._sections_at(key) for name in section.model_fields))
-
     def _sections_at(self, key: str) -> tuple[type[BaseModel], ...]:
+        """The sections at a dotted key; those of the configuration itself for ""."""
         sections = self.sections
         for name in filter(None, key.split(".")):
             fields = [section.model_fields[name] for section in sections if name in section.model_fields]
@@ -154,7 +147,8 @@ class Form(Generic[T]):
         owners = self.owners(key)
         if not owners:
             section, _, name = key.rpartition(".")
-            nearest = get_close_matches(name, self.keys_at(section), 1)
+            keys = list(dict.fromkeys(field for one in self._sections_at(section) for field in one.model_fields))
+            nearest = get_close_matches(name, keys, 1)
             hint = f"did you mean {_joined(section, nearest[0])}?" if nearest else "`espalier options` lists all"
             return f"no such key; {hint}"
         return "no such key here: it is one of " + ", ".join(

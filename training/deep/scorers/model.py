@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.errors import InvalidConfig
 from espalier.queries import Kind, VectorKind
 from espalier.tree import Tree
 
@@ -24,6 +23,7 @@ from ...deep.scorers.window_states import WindowStates, windows_of
 from ...onnx_graphs import onnx_bytes
 from ...specification.deep import DeepConfig
 from ...specification.networks import AttentionScorer, MlpScorer, Scorer, SequenceScorer
+from ...specification.sections import number_of
 
 Encoder = WindowEncoder | BehaviourEncoder | VectorEncoder | SequenceQuery
 Head = ProductHead | MlpHead | AttentionHead
@@ -94,11 +94,10 @@ def sequence_parts(config: SequenceScorer, length: int, levels: int, ordered: bo
     for number, name in enumerate(encoders):
         reader: Reader
         if name == "transformer":
-            reader, dropout = TransformerStates(width, config.layers, config.heads, length), config.dropout
+            reader = TransformerStates(width, config.layers, config.heads, length)
+            dropout = number_of("scorer.dropout", config.dropout)
         else:
             reader, dropout = WindowStates(width, config.window_hidden, windows), config.window_dropout
-        if dropout == "auto":
-            raise InvalidConfig("scorer.dropout", dropout, "a number; with_rules puts one there")
         parts.append(SequencePart(reader, slice(number * width, (number + 1) * width), levels, dropout))
     return parts
 

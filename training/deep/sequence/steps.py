@@ -8,7 +8,7 @@ Legend: B sequences, T positions, N positions that are trained, P targets of a p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 
 import numpy as np
 import torch
@@ -25,10 +25,10 @@ from ...deep.scorers.model import NodeScorer
 from ...deep.scorers.row_table import lookup
 from ...deep.scorers.sequence import SequenceQuery
 from ...deep.sequence.batches import SequenceBatch, SequenceSource, trained_positions
-from ...deep.sequence.columns import ColumnSource
-from ...deep.sequence.level_softmax import level_softmax_loss
+from ...deep.sequence.level_softmax import ColumnSource, level_softmax_loss
 from ...deep.topology import Topology, on_device
 from ...specification.deep import SequenceConfig
+from ...specification.sections import number_of
 
 BETAS = 0.9, 0.98
 """Of AdamW."""
@@ -57,28 +57,24 @@ class SequenceSteps:
         lists, users = prepared.interactions, prepared.split.train
         self.config, self.model, self.encoder, self.topology = config, model, model.encoder, topology
         self.lists, self.bfloat16, self.content = lists, bfloat16, content
-        self.source = SequenceSource(lists, users, config.history_length, config.places, config.seed)
+        places = number_of("optimiser.places", config.optimiser.places)
+        self.source = SequenceSource(lists, users, config.history_length, places, config.seed)
         events_I = events_of_items(lists, users)
         share_I = events_I / max(1.0, events_I.sum()) + 1 / len(events_I)  # half by popularity, half uniform
         self.columns = ColumnSource(topology, share_I, config.objective.negatives, config.objective.whole)
         optimiser = config.optimiser
         self.optimiser = Optimiser(model, BETAS, optimiser.average, optimiser.weight_decay, content)
-        self.batches = self._all_batches()
-
-    def _all_batches(self) -> Iterator[SequenceBatch]:
-        for number in count():
-            yield from self.source.epoch(number)
-
-    def start_at(self, step: int) -> None:
-        """Go on with the batch of a step, after the steps before it were made earlier."""
-        self.batches = islice(self._all_batches(), step, None)
+        self.batches: Iterator[SequenceBatch] | None = None
 
     def make(self, step: int) -> Tensor:
-        """The next batch and one update, with the learning rate of `step`; returns this process's loss (a scalar on the device).
+        """One update with the batch of `step`; returns this process's loss (a scalar on the device).
 
+        The first call may be for any step, the others for the steps that follow it.
         The mean of the losses over the processes is the batch's.
         """
         config = self.config
+        if self.batches is None:
+            self.batches = islice(chain.from_iterable(map(self.source.epoch, count())), step, None)
         if self.content is not None:
             self.content.draw(config.seed * 1_000_003 + step)
         self.optimiser.zero_gradients()
@@ -91,7 +87,8 @@ class SequenceSteps:
         config, device, objective = self.config, self.topology.device, self.config.objective
         generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
         instances = config.instances
-        positions = trained_positions(self.lists, batch, instances.targets, config.nearness, instances.cold_share, rng)
+        nearness = number_of("instances.nearness", instances.nearness)
+        positions = trained_positions(self.lists, batch, instances.targets, nearness, instances.cold_share, rng)
         count, sequences = len(positions.position_N), len(batch.history_BT)
         inner = np.sort(rng.permutation(count)[: max(1, round(objective.inner_share * count))])
         rows_of_process, inner_count = process_rows(sequences), len(inner)
