@@ -155,7 +155,7 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
     if result.coverage is None or len(result.coverage.items_S) == 1:
         return check_same(bundle, engine.name, expected, result, margin_B, rounding)
     if bundle.stacking is not None and isinstance(engine, StagedEngine):
-        from espalier.engines.reorder import STRETCH, Stacker  # numba takes a while to import
+        from espalier.engines.stacker import STRETCH, Stacker  # numba takes a while to import
 
         candidates = golden_candidates(bundle, table)
         stored_result = candidates.as_result(bundle.manifest.result_ranking, int(params.m_B.max(initial=0)))

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines.encode import Encoder, check_queries
 from espalier.engines.forest_mean import BLOCK, ForestMean, LiveLists, LiveRows, most_leaves
-from espalier.engines.overflow_lists import BestLeaves, OverflowLists
-from espalier.engines.reorder import STRETCH, Stacker
+from espalier.engines.overflow import BestLeaves, OverflowLists
 from espalier.engines.results import joined_parents
+from espalier.engines.stacker import STRETCH, Stacker
 from espalier.engines.stages import GivenQueries, Leaves, ParentsFound, ShardResult, TreeQuery, TreeSearch
 from espalier.live.masks import eligible_with_live_items
 from espalier.live.overlay import Overlay
@@ -218,7 +218,7 @@ class Pipeline:
             memory = None if self._memory is None or live.memory is None else (self._memory, live.memory)
             best_leaves, keys_C = self._overflow.join(live.overlay, query, best_leaves, scored_T[0], memory)
             traces = self._overflow.with_traces(live.overlay, traces, scored_T, query.m_B, keys_C)
-            if finite_B is not None and scored_T[0].finite_B is not None:
+            if finite_B is not None:
                 finite_B = finite_B & scored_T[0].finite_B
         result = finish(
             self._ranking,

@@ -41,7 +41,7 @@ from espalier.engines import open_engine
 from espalier.engines.compiled.engine import DenseSearch
 from espalier.engines.compiled.mlp import packed
 from espalier.engines.encoder import read_length, takes_any_length
-from espalier.engines.overflow_graph import leaf_logits
+from espalier.engines.overflow_scores import dense_logits
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import Layer, ScorerWeights, verified_weights
 from espalier.errors import BundleCorrupt, DeviceUnavailable, UnsupportedGraph
@@ -234,7 +234,7 @@ def random_scorer(rng: np.random.Generator, widths: list[int], integer: bool) ->
 def logits_of(scorer: ScorerWeights, counts: list[int], rows_PD: Floats, place_X: NDArray[np.int64], states_BS: Floats) -> Floats:
     """Those of all rows for queries of so many of them each."""
     begin_B = np.append(0, np.cumsum(counts))
-    logits_C: Floats = leaf_logits(*read_only(begin_B, place_X, rows_PD, states_BS), packed(scorer))
+    logits_C: Floats = dense_logits(*read_only(begin_B, place_X, rows_PD, states_BS), packed(scorer))
     return logits_C
 
 

@@ -22,7 +22,7 @@ from benchmarks.engine_comparison import differences
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, product_graphs, random_memory, random_queries, random_tree, tree_over
 from benchmarks.random_live import random_row, random_state
 from espalier.bundle import Bundle
-from espalier.engines import forest_mean, open_engine, overflow_graph, pipeline
+from espalier.engines import forest_mean, open_engine, overflow_scores, pipeline
 from espalier.engines.encoder import QueryEncoder
 from espalier.engines.live_encoder import LiveEncoder, histories_of
 from espalier.engines.onnx.engine import OnnxSearch
@@ -126,7 +126,7 @@ class Oracle:
             engines = [open_engine(self.bundle, engine=name) for name in ("reference", "sparse-cpu")]
         else:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(overflow_graph, "scorer_weights", unknown_form)
+                patch.setattr(overflow_scores, "scorer_weights", unknown_form)
                 engines = [open_engine(self.bundle, engine="onnx-cpu")]
                 engines[0].set_overlay(self.overlay)
             engines += [open_engine(self.bundle, engine=name) for name in ("reference", "onnx-cpu", "compiled-cpu")]
