@@ -20,8 +20,7 @@ from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first
 from espalier.engines.overflow_scores import LARGEST, GraphLeaves, LinearLeaves, ScoredLive
-from espalier.engines.results import stacked_levels
-from espalier.engines.stages import Leaves, TreeQuery
+from espalier.engines.stages import Leaves, TreeQuery, stacked_levels
 from espalier.entry_lists import KEY, OTHER_KEY
 from espalier.live.overlay import HANDLE, SLOT, LiveLeaves, Overlay
 from espalier.manifest import LinearScorer

@@ -23,13 +23,13 @@ from espalier.engines.graphs import load_graph
 from espalier.engines.linear.chunk_search import power_of
 from espalier.engines.runtime import opened_session, ort
 from espalier.engines.scorer_weights import scorer_weights
-from espalier.engines.stages import Frontier
 from espalier.entry_lists import BORN, DIED, NEXT, OTHER_KEY
 from espalier.errors import UnsupportedGraph
 from espalier.live.overlay import LiveLeaves
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 from espalier.read_only import read_only
+from espalier.search import Frontier
 from espalier.thread_scratch import ThreadScratch
 
 Array = NDArray[Any]

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.stages import ParentsFound, StagedEngine
+from espalier.engines.stages import StagedEngine
 from espalier.errors import EspalierError, InvalidData
 from espalier.items import Items
 from espalier.label_counts import LabelCounts
@@ -36,7 +36,7 @@ from espalier.placement.evidence import finds_by_words
 from espalier.placement.parents import Search
 from espalier.placement.placer import Candidates, Placer
 from espalier.queries import QueryBatch
-from espalier.search import Engine, SearchParams
+from espalier.search import Engine, SearchParams, SearchResult
 
 from ..errors import NotReady
 from ..live.catalogue_types import Placed
@@ -305,7 +305,7 @@ class LiveVersion:
         return self.bundle.items.row_of(item_id) >= 0
 
 
-def _no_parents(queries: QueryBatch, params: SearchParams) -> ParentsFound:
+def _no_parents(queries: QueryBatch, params: SearchParams) -> SearchResult:
     raise NotReady("This version takes no live items.")
 
 

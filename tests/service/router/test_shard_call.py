@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
-from espalier.engines.stages import ShardResult
+from espalier.search import SearchResult
 from espalier.shards.messages import Pin, ShardAnswer, encode_answer
 from service.router.hedging import MAX_BURST, MIN_ANSWERS, Budget, Latencies
 from service.router.replicas import LONGEST_REST_S, REST_S, Replica
@@ -22,7 +22,7 @@ from service.watch.metrics import Metrics
 
 PIN = Pin("books", 1, "d" * 64, 0, 2)
 ONE = np.zeros((1, 1), np.float32)
-FOUND = ShardResult(np.zeros((1, 1), np.int64), ONE, ONE, ONE, np.ones(1, np.int64), np.ones(1, np.bool_))
+FOUND = SearchResult(np.zeros((1, 1), np.int64), ONE, ONE, ONE, np.ones(1, np.int64), np.ones(1, np.bool_))
 HEDGE_S = 0.05
 NEVER, OK = 1e3, "ok"
 
