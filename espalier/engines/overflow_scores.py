@@ -111,12 +111,9 @@ class LinearLeaves:
         pool = leaves.sparse
         if pool is None:
             raise ValueError("live leaves without weights")
-        beams, weights = (
-            read_only(frontier.nodes_BK, frontier.ranks_BK),
-            read_only(pool.begin_P, pool.end_P, pool.bias_P, pool.feature, pool.weight),
-        )
+        weights = read_only(pool.begin_P, pool.end_P, pool.bias_P, pool.feature, pool.weight)
+        under = read_only(frontier.nodes_BK, frontier.ranks_BK), leaves.entries, masks_of(live_BR)
         with self._scratch.of() as query_F:
-            under = beams, leaves.entries, masks_of(live_BR)
             return ScoredLive(*sparse_leaves(*under, queries.features.arrays, weights, query_F, self._gamma, self._power))
 
 
