@@ -98,7 +98,7 @@ def wrong_alone(engine: Engine, queries: QueryBatch, params: SearchParams, count
 def wrong_parents(engine: Pipeline, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:
     """Where results, and the beams above the leaves, differ from the reference's. Weights must be integers."""
     got, expected = engine.parents(queries, params), Pipeline(bundle, ReferenceSearch(bundle)).parents(queries, params)
-    wrong = differences(got.result, expected.result)
+    wrong = differences(got, expected)
     mine_BS, right_BS = got.leaf_states_BS, expected.leaf_states_BS
     if right_BS is not None and (mine_BS is None or not np.array_equal(mine_BS, right_BS)):
         wrong.append("other states on the leaf level")

@@ -10,7 +10,7 @@
 
 `espalier.engines` opens an engine.
 
-Legend: B queries, E excluded items, M results, K beam, C candidates, N nodes, L levels.
+Legend: B queries, E excluded items, M results, K beam, C candidates, N nodes, L levels, S state.
 """
 
 from __future__ import annotations
@@ -171,6 +171,21 @@ class LevelTrace:
     candidate_keys_BC: NDArray[np.float32]
 
 
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """The beam of a tree on the level above the leaves: the nodes whose children were scored. In a tree of height 1, the root.
+
+    If no level above the leaves needs pruning, the beam may hold all nodes of that level, eligible or not. With γ = 0 leaves do not depend
+    on these ranks; ranks of a level that was not scored are 0.
+
+    nodes_BK  int64[B, K]     ascending, then −1 as padding
+    ranks_BK  float32[B, K]   −inf for padding
+    """
+
+    nodes_BK: NDArray[np.int64]
+    ranks_BK: NDArray[np.float32]
+
+
 @dataclass(frozen=True)
 class Coverage:
     """Which shards of a catalogue answered the queries of a call.
@@ -208,6 +223,8 @@ class SearchResult:
                   forest's tree, the beam has every scored leaf
     finite_B      bool[B]         for vectors: False iff some scored node has a logit that is not finite; None for other kinds
     coverage      which shards answered; None if the engine holds the whole catalogue
+    frontiers     of each tree, on request of a router or for the placement of new items
+    leaf_states_BS  float32[B, S], for that placement: the queries' states on the leaf level; None for linear scorers
     """
 
     item_rows_BM: NDArray[np.int64]
@@ -219,6 +236,8 @@ class SearchResult:
     traces: tuple[tuple[LevelTrace, ...], ...] = ()
     finite_B: NDArray[np.bool_] | None = None
     coverage: Coverage | None = None
+    frontiers: tuple[Frontier, ...] = ()
+    leaf_states_BS: NDArray[np.float32] | None = None
 
 
 class Engine(Protocol):

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 
 
@@ -28,5 +29,6 @@ def onnx_bytes(module: nn.Module, args: tuple[Tensor, ...], inputs: list[str], o
         )
     if program is None:
         raise RuntimeError("torch.onnx.export gave no program")
+    ClearMetadataAndDocStringPass()(program.model)  # stack traces, with the paths of this machine
     serialised: bytes = program.model_proto.SerializeToString()
     return serialised

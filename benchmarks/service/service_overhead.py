@@ -23,7 +23,6 @@ from starlette.responses import Response
 from benchmarks.random_bundles import make_bundle
 from benchmarks.report_file import command_line, print_row, write_report
 from benchmarks.service.serving import serving
-from espalier.engines.stages import ParentsFound
 from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.tree import complete_tree
@@ -59,7 +58,7 @@ class TrivialEngine:
 
     candidates = search
 
-    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+    def parents(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Not needed: this benchmark places no items."""
         raise NotImplementedError
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from espalier.bundle import Bundle
 from espalier.checks.golden_answers import GoldenAnswers, check_same, check_shards
-from espalier.engines.reorder import STRETCH, Stacker
+from espalier.engines.stacker import STRETCH, Stacker
 from espalier.engines.stages import GivenQueries, StagedEngine
 from espalier.errors import BundleCorrupt
 from espalier.items import Items

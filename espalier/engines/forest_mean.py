@@ -14,7 +14,6 @@ P entries of live leaves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,16 +22,15 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_positions
-from espalier.engines.overflow import ScoredLive
+from espalier.engines.overflow_scores import ScoredLive
 from espalier.engines.stages import Leaves
-from espalier.engines.tail_ranks import TailArrays, add_tail
-from espalier.entry_lists import NO_ENTRIES, EntryArrays
+from espalier.entry_lists import NO_ENTRIES, EntryArrays, entry_of
 from espalier.live.overlay import HANDLE, Overlay
 from espalier.queries import QueryBatch
 from espalier.read_only import read_only
 from espalier.scores import log_scores
 from espalier.search import NO_ITEM
-from espalier.tail import Tail
+from espalier.tail import FARTHEST, FLOOR, Tail
 from espalier.thread_scratch import ThreadScratch
 from espalier.tree import Tree
 
@@ -86,12 +84,6 @@ class LiveLists(NamedTuple):
     ranks_X: Array
 
     @staticmethod
-    def none(batch: int) -> LiveLists:
-        """Empty lists for a batch."""
-        (begin_B,) = read_only(np.zeros(batch + 1, np.int64))
-        return LiveLists(begin_B, NO_ROWS, NO_VALUES)
-
-    @staticmethod
     def of(overlay: Overlay, scored_T: Sequence[ScoredLive]) -> LiveLists:
         """The scored live leaves of all trees."""
         query = np.concatenate([np.repeat(np.arange(len(scored.begin_B) - 1), np.diff(scored.begin_B)) for scored in scored_T])
@@ -102,9 +94,6 @@ class LiveLists(NamedTuple):
         return LiveLists(*read_only(begin_B, overlay.items + handle[order], ranks[order]))
 
 
-NO_LISTS = LiveLists.none(1)
-
-
 class ForestMean:
     """Averages the scores of a forest's trees. Any number of threads may call it."""
 
@@ -112,8 +101,9 @@ class ForestMean:
         ranking = self._ranking = bundle.manifest.ranking
         self._by_rank = ranking.own == "log_activation" and ranking.calibration is None
         self._trees = len(bundle.alone)
-        scratch = partial(_scratch, bundle.tail, tuple(TailArrays.of(bundle.tail)), bundle.manifest.tree.items)
-        self._scratch = ThreadScratch(scratch)
+        self._tail = tail_arrays(bundle.tail)
+        items, width = bundle.manifest.tree.items, 0 if bundle.tail is None else bundle.tail.width
+        self._scratch = ThreadScratch(lambda handles: (np.zeros(width), np.full(items + handles, -1, np.int32)))
 
     def best(self, queries: QueryBatch, leaves: Leaves, m_B: Int64, live: tuple[LiveRows, LiveLists] | None) -> tuple[Int64, Floats]:
         """int64[B, M] and float32[B, M]: the best m items of each query, best first, and the logs of their mean scores.
@@ -122,7 +112,8 @@ class ForestMean:
         """
         shape = len(m_B), int(m_B[0]) if len(m_B) == 1 else int(m_B.max(initial=0))
         rows_BM, ranks_BM = np.empty(shape, np.int64), np.empty(shape, np.float32)
-        live_rows, lists = live or (NO_LIVE_ROWS, NO_LISTS if len(m_B) == 1 else LiveLists.none(len(m_B)))
+        (no_leaves_B,) = read_only(np.zeros(len(m_B) + 1, np.int64))
+        live_rows, lists = live or (NO_LIVE_ROWS, LiveLists(no_leaves_B, NO_ROWS, NO_VALUES))
         logs_BTM: Array = leaves.ranks_BTM  # if scores are exponentials of ranks
         live_logs_X: Array = lists.ranks_X
         if not self._by_rank:
@@ -131,9 +122,9 @@ class ForestMean:
             (live_logs_X,) = read_only(log_scores(self._ranking, live_logs_X))
         scored = read_only(leaves.rows_BTM, logs_BTM, leaves.count_BT)
         live_leaves = lists.begin_B, lists.number_X, live_logs_X
-        with self._scratch.of(len(live_rows.item_R)) as (tail, position_I):
-            features = queries.features.arrays
-            best_means(scored, live_leaves, self._trees, *read_only(m_B), features, tail, position_I, (rows_BM, ranks_BM), tuple(live_rows))
+        with self._scratch.of(len(live_rows.item_R)) as (query_F, position_I):
+            features, tail, out = queries.features.arrays, (self._tail, query_F), (rows_BM, ranks_BM)
+            best_means(scored, live_leaves, self._trees, *read_only(m_B), features, tail, position_I, out, tuple(live_rows))
         return rows_BM, ranks_BM
 
     def best_with(self, queries: QueryBatch, leaves: Leaves, m_B: Int64, live: tuple[LiveRows, LiveLists] | None) -> tuple[Int64, Floats]:
@@ -157,9 +148,12 @@ def most_leaves(trees: Sequence[Tree], beam_size: int) -> int:
     return sum(min(2 * beam_size * tree.max_children[-1], tree.leaf_count) for tree in trees)
 
 
-def _scratch(tail: Tail | None, arrays: tuple[Any, ...], items: int, handles: int) -> tuple[tuple[Any, Array], Array]:
-    """`tail` and `position_I` of `best_means`, for `items` trained items and `handles` of live items. arrays: the fields of TailArrays."""
-    return (arrays, np.zeros(0 if tail is None else tail.width)), np.full(items + handles, -1, np.int32)
+def tail_arrays(tail: Tail | None) -> tuple[Any, ...]:
+    """A tail as compiled code reads it: alpha, 1 if there is no tail; gamma, −1 for the product; row_begin, feature, value, square_I."""
+    if tail is None:
+        return 1.0, -1.0, NO_ROWS, NO_FEATURES, NO_VALUES, *read_only(np.empty(0))
+    gamma = tail.info.gamma if tail.info.form == "gaussian" else -1.0
+    return tail.info.alpha, gamma, *read_only(tail.row_begin, tail.feature, tail.value, tail.square_I)
 
 
 @compiled()
@@ -173,7 +167,7 @@ def best_means(
                  have an item below 0
     live_leaves  the fields of LiveLists, with logs of scores as ranks
     features     of the queries: indptr, indices, values
-    tail         the fields of TailArrays, and scratch for `add_tail`
+    tail         of `tail_arrays`, and scratch for `add_tail`
     position_I   int32[I + R]: an item's position among those of the current query; −1 before and after the call
     out          rows_BM, ranks_BM; every entry is written
     live         the fields of LiveRows
@@ -259,6 +253,43 @@ def best_means(
             ordered = np.int32(key >> 32)
             rows_BM[b, last] = np.int64(0xFFFFFFFF) - (key & np.int64(0xFFFFFFFF))
             ranks_BM[b, last] = np.int32(ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(np.float32)
+
+
+@compiled()
+def add_tail(
+    ranks: Array, items: Array, count: int, features: Array, values: Array, tail: Any, query_F: Array, live: tuple[Any, ...]
+) -> None:
+    """Replace the first `count` ranks of some items by alpha · rank + (1 − alpha) · the tail's part.
+
+    features, values  the query's
+    tail, query_F     of `tail_arrays`; float64[F], zeros before and after the call
+    live              the fields of LiveRows: items from I on are live
+    """
+    alpha, gamma, row_begin, feature, value, square_I = tail
+    square = 0.0
+    for j in range(len(features)):
+        query_F[features[j]] = values[j]
+        square += np.float64(values[j]) * np.float64(values[j])
+    for x in range(count):
+        item, product, own_square = items[x], 0.0, 0.0
+        if item >= live[0]:
+            _, _, leaves, begin_P, end_P, live_feature, live_value = live
+            entry = entry_of(item - live[0], leaves)
+            for e in range(begin_P[entry], end_P[entry]):
+                product += query_F[live_feature[e]] * live_value[e]
+                own_square += np.float64(live_value[e]) * np.float64(live_value[e])
+        else:
+            for e in range(row_begin[item], row_begin[item + 1]):
+                product += query_F[feature[e]] * value[e]
+            own_square = square_I[item]
+        if gamma < 0:
+            near = np.log(max(product, FLOOR))
+        else:
+            far = min(gamma / 2 * max(square + own_square - 2 * product, 0.0), FARTHEST)
+            near = -far - np.log1p(np.exp(-far))
+        ranks[x] = alpha * ranks[x] + (1 - alpha) * near
+    for j in range(len(features)):
+        query_F[features[j]] = 0
 
 
 @compiled()

@@ -1,9 +1,10 @@
-"""Compiled: the live leaves under the beams of a call, and their merge with the leaves of the trained tree.
+"""The overflow lists of a bundle's trees: live leaves, listed under their parents on the level above the leaves.
 
-The live leaves of a parent are its overflow list: a fold would make them its children. The merge orders live and trained leaves by key,
-then by (parent, slot), which is the order of leaves after a fold. So the answer is that of the folded bundle.
+After a search, the live leaves under the nodes of its beam are scored (`overflow_scores.py`) and merged with the trained leaves. Every
+engine uses this code, and so does a router: its shards return the nodes of their beams. The merge orders leaves by key, then by (parent,
+slot), which is the order of leaves after a fold. So the answer is that of the folded bundle.
 
-Legend: B queries, K beam, M results, C live leaves under a query's beam, G distinct masks, R handles.
+Legend: B queries, T trees, M results, C live leaves that a query scored, R handles.
 """
 
 from __future__ import annotations
@@ -15,96 +16,118 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first
-from espalier.entry_lists import BORN, DIED, KEY, NEXT, OTHER_KEY
-from espalier.live.overlay import SLOT
+from espalier.engines.overflow_scores import LARGEST, GraphLeaves, LinearLeaves, ScoredLive
+from espalier.engines.stages import Leaves, TreeQuery, stacked_levels
+from espalier.entry_lists import KEY, OTHER_KEY
+from espalier.live.overlay import HANDLE, SLOT, LiveLeaves, Overlay
+from espalier.manifest import LinearScorer
 from espalier.memory import NO_REPEAT
-from espalier.memory_lists import NO_LIVE_ITEMS
+from espalier.memory_lists import NO_LIVE_ITEMS, LiveEntries, MemoryTree
 from espalier.memory_sums import of_leaves
 from espalier.read_only import read_only
+from espalier.search import LevelTrace
 
 Array = NDArray[Any]
-LARGEST = np.finfo(np.float32).max
-
-
-class ScoredLive(NamedTuple):
-    """Live leaves that were scored: those of query b are begin_B[b] … begin_B[b + 1] − 1.
-
-    begin_B     int64[B + 1]
-    entry_C     int64: their entries
-    ranks_C     float32, finite: leaves without a finite rank are left out
-    finite_B    bool[B]: False where some leaf has a logit that is not finite; None: not checked
-    """
-
-    begin_B: NDArray[np.int64]
-    entry_C: NDArray[np.int64]
-    ranks_C: NDArray[np.float32]
-    finite_B: NDArray[np.bool_] | None = None
-
-    @property
-    def spans(self) -> list[slice]:
-        """The span of each query's leaves."""
-        return [slice(begin, end) for begin, end in pairwise(self.begin_B.tolist())]
-
-
-def masks_of(live_BR: Sequence[NDArray[np.bool_] | None]) -> tuple[Array, ...]:
-    """int64[B]: the mask of each query, −1 for none; bool[G, R]: the masks."""
-    if len(live_BR) == 1 and live_BR[0] is not None:
-        return read_only(FIRST, live_BR[0][None])
-    distinct = list({id(live_R): live_R for live_R in live_BR if live_R is not None}.values())
-    mask_number = {id(live_R): g for g, live_R in enumerate(distinct)}
-    mask_B = np.array([-1 if live_R is None else mask_number[id(live_R)] for live_R in live_BR], np.int64)
-    if len(distinct) == 1:
-        return read_only(mask_B, distinct[0][None])
-    eligible_GR = np.zeros((len(distinct), max(map(len, distinct), default=0)), np.bool_)
-    for eligible_R, live_R in zip(eligible_GR, distinct, strict=True):
-        eligible_R[: len(live_R)] = live_R
-    return read_only(mask_B, eligible_GR)
-
-
-(FIRST,) = read_only(np.zeros(1, np.int64))
+Int64 = NDArray[np.int64]
+Floats = NDArray[np.float32]
 _NO_ROWS = np.empty(0, np.int64)
 _NO_TRAINED = read_only(_NO_ROWS, np.empty(0, np.int32), np.empty(0, np.int16), np.empty(0, np.float32), NO_REPEAT, _NO_ROWS)
 NO_MEMORY = np.float32(0), *read_only(np.empty((0, 0), np.int64)), _NO_TRAINED, NO_LIVE_ITEMS.memory, np.empty(0), np.empty(0)
 """The argument `memory` of `joined` for a bundle without a memory."""
 
 
-@compiled()
-def under_beams(beams: Any, entries: Any, masks: Any, gamma: Any) -> tuple[Array, Array, Array]:
-    """The eligible live leaves under each query's beam: begin_B and entry_C of ScoredLive, and float32[C]: γ · their parents' ranks.
+class BestLeaves(NamedTuple):
+    """The best leaves of one tree, best first: item rows, ranks and keys [B, M], and how many leaves each query has."""
 
-    beams    nodes_BK, ranks_BK of a frontier; −1 after a query's nodes
-    entries  `EntryArrays` of live leaves
-    masks    of `masks_of`
-    """
-    nodes_BK, ranks_BK = beams
-    rows, first, length, _, moment = entries
-    mask_B, eligible_GR = masks
-    batch, beam = nodes_BK.shape
-    max_leaves = 0
-    for b in range(batch):
-        for k in range(beam if mask_B[b] >= 0 else 0):
-            if nodes_BK[b, k] < 0:
-                break
-            max_leaves += length[nodes_BK[b, k]]
-    begin_B, count = np.zeros(batch + 1, np.int64), 0
-    entry_C, inherited_C = np.empty(max_leaves, np.int64), np.empty(max_leaves, np.float32)
-    for b in range(batch):
-        for k in range(beam if mask_B[b] >= 0 else 0):
-            if nodes_BK[b, k] < 0:
-                break
-            inherited = gamma * ranks_BK[b, k] if gamma > 0 else np.float32(0)
-            entry = first[nodes_BK[b, k]]
-            while entry > 0:
-                if rows[entry, BORN] <= moment < rows[entry, DIED]:
-                    handle = rows[entry, OTHER_KEY]
-                    if handle < eligible_GR.shape[1] and eligible_GR[mask_B[b], handle]:
-                        entry_C[count], inherited_C[count] = entry, inherited
-                        count += 1
-                entry = rows[entry, NEXT]
-        begin_B[b + 1] = count
-    return begin_B, entry_C[:count], inherited_C[:count]
+    rows_BM: Int64
+    ranks_BM: Floats
+    keys_BM: Floats
+    count_B: Int64
+
+
+class OverflowLists:
+    """The overflow lists of one bundle; each call brings its snapshot. Any number of threads may call it."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        tree, info = bundle.tree, bundle.manifest.memory
+        self._nodes_T = [alone.tree.node_count for alone in bundle.alone]
+        self._tree = read_only(tree.leaf_of_item, tree.parent, tree.first_child)
+        self._key_weight = np.float32(0 if info is None else info.weight)
+        self._scorer: GraphLeaves | LinearLeaves | None = None
+
+    def open(self) -> None:
+        """Load the scorer of live leaves, before the first search with live items."""
+        if self._scorer is None:
+            scorer, ranking = self._bundle.manifest.scorer, self._bundle.manifest.ranking
+            self._scorer = LinearLeaves(ranking, scorer.features) if isinstance(scorer, LinearScorer) else GraphLeaves(self._bundle)
+
+    def scored(self, overlay: Overlay, query: TreeQuery, leaves: Leaves) -> list[ScoredLive]:
+        """The scored live leaves under the beams of a search, in each tree; an empty list if there are no live leaves."""
+        if self._scorer is None or not len(overlay.trees[0]):
+            return []
+        states_BS = query.leaf_states(leaves)
+        return [
+            self._scorer.scored(live_leaves, query.queries, frontier, states_BS, eligible.live_BR)
+            for live_leaves, frontier, eligible in zip(overlay.trees, leaves.frontiers, query.eligible_T, strict=True)
+        ]
+
+    def join(
+        self, overlay: Overlay, query: TreeQuery, best_leaves: BestLeaves, scored: ScoredLive, memory: tuple[MemoryTree, LiveEntries] | None
+    ) -> tuple[BestLeaves, Floats]:
+        """The best m of a tree's leaves and the live leaves of its overflow lists; and the keys of all live leaves, float32[C]."""
+        if not len(scored.entry_C):
+            return best_leaves, scored.ranks_C
+        of_leaves = overlay.trees[0].entries.rows, *read_only(overlay.item_R)
+        of_scored = read_only(scored.begin_B, scored.entry_C, scored.ranks_C)
+        arguments = read_only(*best_leaves), of_scored, of_leaves, self._tree, *read_only(query.m_B)
+        if memory is None:
+            *merged, keys_C = joined(*arguments, NO_MEMORY)
+        else:
+            (tree, live), (history_BT,) = memory, read_only(np.asarray(query.queries.array, np.int64))
+            with tree.sums.of(overlay.handles) as sums:
+                *merged, keys_C = joined(*arguments, (self._key_weight, history_BT, tree.trained, live.memory, *sums))
+        return BestLeaves(*merged), keys_C
+
+    def with_traces(
+        self,
+        overlay: Overlay,
+        traces: tuple[tuple[LevelTrace, ...], ...],
+        scored_T: Sequence[ScoredLive],
+        m_B: Int64 | None,
+        keys_C: Floats | None,
+    ) -> tuple[tuple[LevelTrace, ...], ...]:
+        """Traces with the scored live leaves on their last levels.
+
+        m_B     how many leaves are kept; None: all
+        keys_C  the keys of the live leaves of a single tree; None: their ranks are their keys
+        """
+        return tuple(
+            (*trace[:-1], _with_live(nodes, trace[-1], overlay.trees[t], scored_T[t], m_B, keys_C))
+            for t, (trace, nodes) in enumerate(zip(traces, self._nodes_T, strict=False))
+        )
+
+
+def _with_live(
+    nodes: int, last: LevelTrace, leaves: LiveLeaves, scored: ScoredLive, m_B: Int64 | None, keys_C: Floats | None
+) -> LevelTrace:
+    """The last level with its live leaves, numbered N + handle, after the trained leaves; the best m of all are kept."""
+    live_keys_C = scored.ranks_C if keys_C is None else keys_C
+    levels = []
+    for b, (begin, end) in enumerate(pairwise(scored.begin_B.tolist())):
+        live = begin + np.flatnonzero(np.isfinite(live_keys_C[begin:end]))
+        live = live[np.argsort(leaves.column(HANDLE, scored.entry_C[live]))]
+        nodes_C = np.append(last.candidates_BC[b], nodes + leaves.column(HANDLE, scored.entry_C[live]))
+        ranks_C = np.append(last.candidate_ranks_BC[b], scored.ranks_C[live])
+        keys_C = np.append(last.candidate_keys_BC[b], live_keys_C[live])
+        best = np.argsort(-keys_C, kind="stable")[: None if m_B is None else m_B[b]]
+        best = np.sort(best[keys_C[best] > -np.inf])
+        kept, candidates = (nodes_C[None, best], ranks_C[None, best]), (nodes_C[None], ranks_C[None])
+        levels.append(LevelTrace(last.level, *kept, *candidates, keys_C[None, best], keys_C[None]))
+    return stacked_levels(last.level, levels)
 
 
 @compiled()

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines.encode import Encoder, check_queries
 from espalier.engines.forest_mean import BLOCK, ForestMean, LiveLists, LiveRows, most_leaves
-from espalier.engines.overflow_lists import BestLeaves, OverflowLists
-from espalier.engines.reorder import STRETCH, Stacker
-from espalier.engines.results import joined_parents
-from espalier.engines.stages import GivenQueries, Leaves, ParentsFound, ShardResult, TreeQuery, TreeSearch
+from espalier.engines.overflow import BestLeaves, OverflowLists
+from espalier.engines.stacker import STRETCH, Stacker
+from espalier.engines.stages import GivenQueries, Leaves, TreeQuery, TreeSearch, joined
 from espalier.live.masks import eligible_with_live_items
 from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
@@ -106,12 +105,10 @@ class Pipeline:
 
     def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
         """The best m items before the reorder stage; `GivenQueries` may ask for the beams above the leaves too."""
-        wants_frontier = isinstance(queries, GivenQueries) and queries.frontier
-        parents = self._run(queries, params, context, wants_frontier)
-        return ShardResult.of(parents.result, parents.frontiers) if wants_frontier else parents.result
+        return self._run(queries, params, context, isinstance(queries, GivenQueries) and queries.frontier)
 
-    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
-        """The beams above the leaves, and the best trained items under them: new items that match the queries belong there."""
+    def parents(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        """The best trained items, with the beams above the leaves: new items that match the queries belong there."""
         return self._run(queries, params, NO_CONTEXT, True, merges=False)
 
     def warm_up(self) -> None:
@@ -124,7 +121,7 @@ class Pipeline:
 
     # -- the stages -----------------------------------------------------------------------------------------------------
 
-    def _run(self, queries: QueryBatch, params: SearchParams, context: SearchContext, frontier: bool, merges: bool = True) -> ParentsFound:
+    def _run(self, queries: QueryBatch, params: SearchParams, context: SearchContext, frontier: bool, merges: bool = True) -> SearchResult:
         """encode, search, merge: the best m items, and with `frontier` the beams above the leaves. merges: include live items."""
         live = self._live
         if live is not None and self._is_as_trained(live.overlay, queries, params):
@@ -135,12 +132,13 @@ class Pipeline:
         blocks = [query]
         if size < len(queries):
             blocks = [query.take(np.arange(begin, min(begin + size, len(queries)))) for begin in range(0, len(queries), size)]
-        return joined_parents([self._block(block, live) for block in blocks])
+        return joined([self._block(block, live, frontier) for block in blocks])
 
-    def _block(self, query: TreeQuery, live: _Live | None) -> ParentsFound:
+    def _block(self, query: TreeQuery, live: _Live | None, frontier: bool) -> SearchResult:
         """Search and merge one block of queries."""
         leaves = self.tree_search.search(query)
-        return ParentsFound(self._merged(query, leaves, live), leaves.frontiers, query.leaf_states(leaves))
+        result = self._merged(query, leaves, live)
+        return replace(result, frontiers=leaves.frontiers, leaf_states_BS=query.leaf_states(leaves)) if frontier else result
 
     def _is_as_trained(self, overlay: Overlay, queries: QueryBatch, params: SearchParams) -> bool:
         """Whether an overlay cannot change a search: no live item is left, or masks limit every query to trained items; and the request
@@ -218,7 +216,7 @@ class Pipeline:
             memory = None if self._memory is None or live.memory is None else (self._memory, live.memory)
             best_leaves, keys_C = self._overflow.join(live.overlay, query, best_leaves, scored_T[0], memory)
             traces = self._overflow.with_traces(live.overlay, traces, scored_T, query.m_B, keys_C)
-            if finite_B is not None and scored_T[0].finite_B is not None:
+            if finite_B is not None:
                 finite_B = finite_B & scored_T[0].finite_B
         result = finish(
             self._ranking,

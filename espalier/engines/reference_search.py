@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.reference import RankedLeaves, ReferenceEngine, Step, best_leaves, traced
-from espalier.engines.results import NO_RANK, NO_ROW, stacked
-from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
+from espalier.engines.stages import NO_RANK, NO_ROW, Leaves, TreeQuery, TreeSearch, stacked
 from espalier.manifest import GraphScorer
 from espalier.masks.eligibility import EligibleNodes
+from espalier.search import Frontier
 from espalier.tree import Tree
 
 

@@ -1,17 +1,17 @@
-"""The types that the stages of a search pass on: encoded queries, scored leaves, beams.
+"""The types that the stages of a search pass on: encoded queries, scored leaves, beams; and how those of several calls are joined.
 
     ids → encode → search → merge → reorder → fields
 
 `pipeline.py` shows the stages in a row.
 
-Legend: B queries, T trees (of a forest; else 1), M results, K beam, L levels, S state, H levels below the root.
+Legend: B queries, T trees (of a forest; else 1), M results, K beam, C candidates, L levels, S state, H levels below the root.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,27 @@ from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory_lists import MemoryLists
 from espalier.queries import QueryBatch
-from espalier.search import NO_CONTEXT, Coverage, Engine, LevelTrace, SearchContext, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, Coverage, Engine, Frontier, LevelTrace, SearchContext, SearchParams, SearchResult
 
+Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float32]
+NO_ROW, NO_RANK = np.int64(-1), np.float32(-np.inf)
+"""Padding of item rows and nodes, of ranks and keys."""
+OF_ITEMS: dict[str, np.generic] = {"item_rows_BM": NO_ROW, "scores_BM": np.float32(0), "ranks_BM": NO_RANK, "keys_BM": NO_RANK}
+"""The arrays [B, M] of a result, and their padding."""
+OF_LEVELS: dict[str, np.generic] = {
+    "nodes_BK": NO_ROW,
+    "ranks_BK": NO_RANK,
+    "keys_BK": NO_RANK,
+    "candidates_BC": NO_ROW,
+    "candidate_ranks_BC": NO_RANK,
+    "candidate_keys_BC": NO_RANK,
+}
+"""The arrays of a trace's level, and their padding."""
+_NODES, _NUMBERS = np.empty((1, 0), np.int64), np.empty((1, 0), np.float32)
+NO_LEVEL = LevelTrace(0, _NODES, _NUMBERS, _NODES, _NUMBERS, _NUMBERS, _NUMBERS)
+"""The trace of a level that a query's search skipped, above its start level."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +49,7 @@ class GivenQueries(QueryBatch):
 
     states_BLS  float32[B, H + 1 or 1, S], None for linear scorers
     memory      the nodes with memory; the histories are then not read. None: compute them from the histories
-    frontier    whether the answer shall have the beams above the leaves (`ShardResult`)
+    frontier    whether the result has the beams above the leaves
     """
 
     states_BLS: Floats | None = None
@@ -107,21 +124,6 @@ class TreeQuery:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Frontier:
-    """The beam of a tree on the level above the leaves: the nodes whose children were scored. In a tree of height 1, the root.
-
-    If no level above the leaves needs pruning, the beam may hold all nodes of that level, eligible or not. With γ = 0 leaves do not depend
-    on these ranks; ranks of a level that was not scored are 0.
-
-    nodes_BK  int64[B, K]     ascending, then −1 as padding
-    ranks_BK  float32[B, K]   −inf for padding
-    """
-
-    nodes_BK: Int64
-    ranks_BK: Floats
-
-
 class Leaves(NamedTuple):
     """The leaves that trees scored, by item row (NO_ITEM as padding).
 
@@ -145,30 +147,6 @@ class Leaves(NamedTuple):
     frontiers: tuple[Frontier, ...] = ()
     leaf_states_BS: Floats | None = None
     coverage: Coverage | None = None
-
-
-@dataclass(frozen=True)
-class ShardResult(SearchResult):
-    """A result with the beams above the leaves of each tree."""
-
-    frontiers: tuple[Frontier, ...] = ()
-
-    @staticmethod
-    def of(result: SearchResult, frontiers: tuple[Frontier, ...]) -> ShardResult:
-        """A result with these frontiers."""
-        return ShardResult(**{field.name: getattr(result, field.name) for field in fields(SearchResult)}, frontiers=frontiers)
-
-
-@dataclass(frozen=True, eq=False)
-class ParentsFound:
-    """Where new items belong that match some queries: the beams above the leaves of each tree, and the best trained items under them.
-
-    leaf_states_BS  float32[B, S]: the queries' states on the leaf level; None for linear scorers
-    """
-
-    result: SearchResult
-    frontiers: tuple[Frontier, ...]
-    leaf_states_BS: Floats | None
 
 
 class TreeSearch(Protocol):
@@ -216,6 +194,80 @@ class StagedEngine(Engine, Protocol):
         """The best m items before the reorder stage, if the bundle has one."""
         ...
 
-    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
-        """The beams above the leaves: new items that match the queries belong there."""
+    def parents(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        """The best trained items, with the beams above the leaves: new items that match the queries belong there."""
         ...
+
+
+# -- several calls as one, and one cut into parts ----------------------------------------------------------------------------
+
+
+def joined(results: Sequence[SearchResult]) -> SearchResult:
+    """Several results of one search as one, padded to the widest; each trace is of a single query."""
+    if len(results) == 1:
+        return results[0]
+    finite = [result.finite_B for result in results if result.finite_B is not None]
+    beams = [result.frontiers for result in results]
+    states = [result.leaf_states_BS for result in results if result.leaf_states_BS is not None]
+    arrays: dict[str, Any] = {name: stacked([getattr(result, name) for result in results], padding) for name, padding in OF_ITEMS.items()}
+    return SearchResult(
+        **arrays,
+        count_B=np.concatenate([result.count_B for result in results]),
+        complete_B=np.concatenate([result.complete_B for result in results]),
+        traces=tuple(_joined_levels(of_tree) for of_tree in zip(*(result.traces for result in results), strict=True)),
+        finite_B=np.concatenate(finite) if finite else None,
+        coverage=Coverage.joined([result.coverage for result in results]),
+        frontiers=_joined_frontiers(beams) if all(beams) else (),
+        leaf_states_BS=np.concatenate(states) if states else None,
+    )
+
+
+def between(result: SearchResult, begin: int, end: int, m: int) -> SearchResult:
+    """The best m results of the queries begin … end − 1, without traces."""
+    arrays: dict[str, Any] = {name: getattr(result, name)[begin:end, :m] for name in OF_ITEMS}
+    beams = (Frontier(frontier.nodes_BK[begin:end], frontier.ranks_BK[begin:end]) for frontier in result.frontiers)
+    return SearchResult(
+        **arrays,
+        count_B=result.count_B[begin:end],
+        complete_B=result.complete_B[begin:end],
+        finite_B=None if result.finite_B is None else result.finite_B[begin:end],
+        coverage=result.coverage and replace(result.coverage, answered_BS=result.coverage.answered_BS[begin:end]),
+        frontiers=tuple(map(_narrowed, beams)),
+    )
+
+
+def _joined_frontiers(beams: Sequence[tuple[Frontier, ...]]) -> tuple[Frontier, ...]:
+    """Several batches' beams in each tree as one batch's."""
+    return tuple(
+        Frontier(stacked([beam.nodes_BK for beam in of_tree], NO_ROW), stacked([beam.ranks_BK for beam in of_tree], NO_RANK))
+        for of_tree in zip(*beams, strict=True)
+    )
+
+
+def _joined_levels(traces: Sequence[tuple[LevelTrace, ...]]) -> tuple[LevelTrace, ...]:
+    """The traces of single queries in one tree as one; each may start on another level."""
+    numbers = sorted({level.level for trace in traces for level in trace})
+    by_number = [{level.level: level for level in trace} for trace in traces]
+    return tuple(stacked_levels(number, [levels.get(number, NO_LEVEL) for levels in by_number]) for number in numbers)
+
+
+def stacked_levels(number: int, levels: Sequence[LevelTrace]) -> LevelTrace:
+    """Several queries' traces of a level as one."""
+    arrays = {name: stacked([getattr(level, name) for level in levels], padding) for name, padding in OF_LEVELS.items()}
+    return LevelTrace(number, **arrays)
+
+
+def _narrowed(frontier: Frontier) -> Frontier:
+    """A frontier without columns that are padding for every query."""
+    width = max(1, int(np.count_nonzero(frontier.nodes_BK >= 0, axis=1).max(initial=0)))
+    return Frontier(frontier.nodes_BK[:, :width], frontier.ranks_BK[:, :width])
+
+
+def stacked(arrays: Sequence[Array], padding: np.generic) -> Array:
+    """Rows of some arrays, one below the other, padded to the widest."""
+    rows = np.full((sum(map(len, arrays)), max((array.shape[1] for array in arrays), default=0)), padding)
+    begin = 0
+    for array in arrays:
+        rows[begin : begin + len(array), : array.shape[1]] = array
+        begin += len(array)
+    return rows

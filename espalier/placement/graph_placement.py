@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.content.rows import ContentRows
-from espalier.engines.stages import ParentsFound
 from espalier.errors import InvalidData
 from espalier.items import Items
 from espalier.live.overlay import PARENT, Overlay
@@ -51,7 +50,7 @@ from espalier.placement.memory_rows import NONE, MemoryRows, merged
 from espalier.placement.parents import Parents, Search, Votes, best_first, summed, votes_of_search
 from espalier.placement.popularity import Popularity
 from espalier.queries import HistoryKind, QueryBatch
-from espalier.search import NodeMask, SearchParams
+from espalier.search import NodeMask, SearchParams, SearchResult
 from espalier.tree import EMPTY_LEAF
 
 Float32 = NDArray[np.float32]
@@ -77,12 +76,12 @@ KEPT_SHIFTS = 1024
 class EventSearch(NamedTuple):
     """The result of a search, and which of its queries are the events of one item, at least one."""
 
-    beams: ParentsFound
+    beams: SearchResult
     queries: range
 
     def items_M(self, b: int, trained: int) -> Int64:
         """Rows of the trained items that an event found, best first."""
-        rows: Int64 = self.beams.result.item_rows_BM[b][: self.beams.result.count_B[b]]
+        rows: Int64 = self.beams.item_rows_BM[b][: self.beams.count_B[b]]
         return rows[rows < trained]
 
 
@@ -275,8 +274,8 @@ class GraphPlacement:
             histories,
             beams.frontiers[0],
             states_BS,
-            beams.result.item_rows_BM,
-            np.where(beams.result.count_B == defaults.m, beams.result.keys_BM[:, -1], -np.inf),
+            beams.item_rows_BM,
+            np.where(beams.count_B == defaults.m, beams.keys_BM[:, -1], -np.inf),
             heldout.relevant,
             self.bundle.memory,
         )
@@ -336,7 +335,7 @@ class GraphPlacement:
         """The mask of queries that see only trained items, so that placements do not depend on other live items."""
         return bundle_alone([self._tree])
 
-    def _searched(self, queries: QueryBatch, search: Search, beam_size: int, m: int) -> ParentsFound:
+    def _searched(self, queries: QueryBatch, search: Search, beam_size: int, m: int) -> SearchResult:
         """Only queries whose histories name live items see live items."""
         params = SearchParams.uniform(len(queries), beam_size, m, mask=self._trained)
         if isinstance(queries.kind, HistoryKind) and queries.array.max(initial=-1) >= self._tree.item_count:
@@ -360,7 +359,7 @@ def _same_for_any_count(memory: tuple[Int64, Floats], _: float) -> tuple[Int64, 
     return memory
 
 
-def _states(beams: ParentsFound) -> NDArray[np.float32]:
+def _states(beams: SearchResult) -> NDArray[np.float32]:
     if beams.leaf_states_BS is None:
         raise ValueError("a search of graphs gives the states of the leaf level")
     return beams.leaf_states_BS

@@ -26,11 +26,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.engines.stages import Frontier
 from espalier.manifest import Ranking
 from espalier.memory import Memory
 from espalier.node_rows import NodeRows
 from espalier.placement.parents import best_first, votes_of_search
+from espalier.search import Frontier
 from espalier.tree import EMPTY_LEAF, Tree
 
 Floats = NDArray[np.float64]

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.engines.stages import Frontier, ParentsFound
 from espalier.live.rows import LiveRow
 from espalier.queries import QueryBatch
-from espalier.search import SearchParams
+from espalier.search import Frontier, SearchParams, SearchResult
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
-Search = Callable[[QueryBatch, SearchParams], ParentsFound]
+Search = Callable[[QueryBatch, SearchParams], SearchResult]
 """Searches a version with queries, and returns their beams of parents."""
 Votes = tuple[Int64, Float64]
 """Distinct nodes, ascending, and the votes for each."""

@@ -4,27 +4,40 @@ A shard holds all ancestors of its items, so items have the same ranks as in the
 since histories may hold any item. The parts that need all items stay with the whole bundle: the query encoder, the re-ranker, the stacker,
 the content graph, held-out queries and the network's weights. Golden queries are not answered here: see training/shard.
 
-Legend: N nodes of the bundle that is cut; n nodes and D numbers of a row of a shard.
+Legend: N nodes and I items of the bundle that is cut; n nodes, i items and p inner nodes of a shard; r rows and e entries of a block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from espalier.bundle import Bundle
 from espalier.bundle_files import Gathered, sha256_of
 from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
-from espalier.chunks import TreeChunks
+from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import BundleCorrupt
 from espalier.live.fold import content_of
+from espalier.live.folded_chunks import spans
 from espalier.manifest import ManifestDraft, ShardInfo
+from espalier.memory import Memory
+from espalier.packed_chunks import narrowed
 from espalier.shard_parts import ShardParts
-from espalier.shards.cut_tables import cut_chunks, cut_memory, cut_tail, cut_tree
-from espalier.shards.layout import kept_nodes, node_shards, nodes_above_items, shard_items
+from espalier.shards.layout import node_shards, nodes_above_items, shard_items, with_ancestors
+from espalier.tail import Tail
+from espalier.tree import EMPTY_LEAF, Tree
+
+Array = NDArray[Any]
+Int64 = NDArray[np.int64]
+BLOCK = 1 << 20
+"""Entries that are processed at a time."""
 
 
 class Cut:
@@ -59,9 +72,8 @@ class Cut:
         """The items and nodes of a shard, by their rows and numbers in the bundle that is cut, which may be a shard itself."""
         items = self._items[index]
         first, *others = (alone.tree for alone in self.bundle.alone)
-        return ShardParts(
-            items, (kept_nodes(first, self._shard_N, index), *(nodes_above_items(tree, items, vacant=index == 0) for tree in others))
-        )
+        nodes = (nodes_above_items(tree, items, vacant=index == 0) for tree in others)
+        return ShardParts(items, (with_ancestors(first, self._shard_N == index), *nodes))
 
     def parts(self, index: int) -> ShardParts:
         """The items and nodes of a shard, by their rows and numbers in the whole bundle."""
@@ -100,3 +112,92 @@ class Cut:
         tree, chunks = self.bundle.trees[tree_index]
         nodes = shard_rows.nodes[tree_index]
         return TreeChunks(cut_tree(tree, nodes, shard_rows.items), cut_chunks(tree, chunks, nodes))
+
+
+# -- the tables of a bundle: tree, memory, weights of linear scorers, tail ----------------------------------------------------
+
+
+def new_numbers(kept_numbers: Int64, count: int) -> Int64:
+    """int64[count]: the shard's number of each of the whole bundle's `count` numbers; −1 for those not in `kept_numbers` (ascending)."""
+    numbers = np.full(count, -1, np.int64)
+    numbers[kept_numbers] = np.arange(len(kept_numbers))
+    return numbers
+
+
+def cut_tree(tree: Tree, node_n: Int64, item_i: Int64) -> Tree:
+    """The tree of some leaves and all their ancestors (`node_n`), over the items of these leaves (`item_i`)."""
+    level_offset = np.searchsorted(node_n, tree.level_offset)
+    leaf = node_n[level_offset[-2] :] - tree.leaf_offset
+    row_I = np.append(new_numbers(item_i, tree.item_count), EMPTY_LEAF)  # EMPTY_LEAF, −1, indexes the last entry
+    first_child = np.append(np.searchsorted(node_n, tree.first_child[node_n]), len(node_n))
+    return Tree(level_offset, first_child, row_I[tree.leaf_item[leaf]])
+
+
+def cut_memory(memory: Memory, item_i: Int64) -> Memory:
+    """The memory of every item of the whole bundle, with only those entries that lead to some items."""
+    row_I = new_numbers(item_i, len(memory.offset) - 1).astype(np.int32)
+    offset, total = np.zeros(len(memory.offset), np.int64), 0
+    items, values = [np.empty(0, np.int32)], [np.empty(0, np.float16)]
+    for begin in range(0, len(memory.item), BLOCK):
+        rows = row_I[memory.item[begin : begin + BLOCK]]
+        in_shard = rows >= 0
+        before = np.append(0, np.cumsum(in_shard))
+        first, last = np.searchsorted(memory.offset, (begin, begin + len(rows)))
+        offset[first:last] = total + before[memory.offset[first:last] - begin]
+        total += int(before[-1])
+        items.append(rows[in_shard])
+        values.append(memory.value[begin : begin + BLOCK][in_shard])
+    offset[np.searchsorted(memory.offset, len(memory.item)) :] = total
+    return replace(memory, offset=offset, item=np.concatenate(items), value=np.concatenate(values))
+
+
+def cut_tail(tail: Tail, item_i: Int64) -> Tail:
+    """The rows of some items."""
+    begin, end = tail.row_begin[item_i], tail.row_begin[item_i + 1]
+    entries = spans(begin, end)
+    info = tail.info.model_copy(update={"entries": len(entries)})
+    return Tail(info, np.append(0, np.cumsum(end - begin)), tail.feature[entries], tail.value[entries], tail.width)
+
+
+def cut_chunks(tree: Tree, chunks: Chunks, node_n: Int64) -> Chunks:
+    """The weights of some nodes (ascending, all their ancestors among them). Rows without a weight are dropped."""
+    number_N = new_numbers(node_n, tree.node_count)
+    parent_p = node_n[: np.searchsorted(node_n, tree.leaf_offset)]
+    first_p = np.searchsorted(node_n, tree.first_child[parent_p])
+    row_begin, row_end = chunks.chunk_row[parent_p], chunks.chunk_row[parent_p + 1]
+    size_p = chunks.row_entry[row_end] - chunks.row_entry[row_begin]
+    rows_p = np.zeros(len(parent_p), np.int64)
+    tables: list[tuple[Array, ...]] = [(np.empty(0, np.int32), np.empty(0, np.int64), chunks.entry_child[:0], chunks.entry_weight[:0])]
+    for block in blocks(size_p + row_end - row_begin):
+        rows = spans(row_begin[block], row_end[block])
+        entries_r = chunks.row_entry[rows + 1] - chunks.row_entry[rows]
+        entries = spans(chunks.row_entry[rows], chunks.row_entry[rows + 1])
+        parent_r = np.repeat(np.arange(block.start, block.stop), row_end[block] - row_begin[block])
+        parent_e, row_e = np.repeat(parent_r, entries_r), np.repeat(np.arange(len(rows)), entries_r)
+        node_e = number_N[tree.first_child[parent_p[parent_e]] + chunks.entry_child[entries]]
+        kept_e = node_e >= 0
+        count_r = np.bincount(row_e[kept_e], minlength=len(rows))
+        kept_r = count_r > 0
+        rows_p[block] = np.bincount(parent_r[kept_r] - block.start, minlength=block.stop - block.start)
+        child = (node_e - first_p[parent_e])[kept_e].astype(chunks.entry_child.dtype)
+        tables.append((chunks.row_feature[rows[kept_r]], count_r[kept_r], child, chunks.entry_weight[entries[kept_e]]))
+    row_feature, count, child, weight = (np.concatenate(arrays) for arrays in zip(*tables, strict=True))
+    return Chunks(
+        chunk_row=np.append(0, np.cumsum(rows_p)),
+        row_feature=row_feature,
+        row_entry=np.append(0, np.cumsum(count)),
+        entry_child=narrowed(child) if weight.dtype == np.float16 else child,
+        entry_weight=weight,
+        bias=chunks.bias[node_n],
+        width=chunks.width,
+    )
+
+
+def blocks(sizes: Int64) -> Iterator[slice]:
+    """Consecutive positions that are processed together: at most BLOCK entries (`sizes`), or one position with more."""
+    ends = np.cumsum(sizes)
+    begin, done = 0, 0
+    while begin < len(sizes):
+        end = max(begin + 1, int(np.searchsorted(ends, done + BLOCK, side="right")))
+        yield slice(begin, end)
+        begin, done = end, int(ends[end - 1])

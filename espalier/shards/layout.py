@@ -70,11 +70,6 @@ def cut_level(tree: Tree, count: int) -> int:
     return next((level for level in levels if _with_items(tree, level) >= SUBTREES * count), tree.height - 1)
 
 
-def kept_nodes(tree: Tree, shard_N: NDArray[np.int32], shard: int) -> NDArray[np.int64]:
-    """int64: the nodes of one shard's tree, ascending: its subtrees and their ancestors. shard_N: `node_shards` of the tree."""
-    return with_ancestors(tree, shard_N == shard)
-
-
 def nodes_above_items(tree: Tree, items: NDArray[np.int64], vacant: bool = False) -> NDArray[np.int64]:
     """int64: the leaves of some items (int64 rows) and their ancestors, ascending: a shard's nodes in a forest's later trees.
 

@@ -13,11 +13,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.engines.stages import Frontier, ShardResult
 from espalier.errors import InvalidMessage
 from espalier.masks.eligibility import NO_NODE, forest_mask
 from espalier.memory_lists import MemoryLists
-from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchResult
+from espalier.search import NO_ITEM, Frontier, LevelTrace, NodeMask, SearchResult
 from espalier.shard_parts import ShardParts
 from espalier.shards.messages import MaskBits
 from espalier.tree import Tree
@@ -77,15 +76,14 @@ class LocalShard:
         local = self.nodes(0, lists.nodes)
         return MemoryLists(lists.offset_B, local, lists.values).select(local != NO_NODE)
 
-    def whole(self, result: SearchResult) -> ShardResult:
+    def whole(self, result: SearchResult) -> SearchResult:
         """A result with global item rows and node numbers."""
-        global_result = replace(
+        return replace(
             result,
             item_rows_BM=_numbers(self.parts.items, result.item_rows_BM, NO_ITEM),
             traces=tuple(self._trace(tree_index, trace) for tree_index, trace in enumerate(result.traces)),
+            frontiers=tuple(self._frontier(tree_index, frontier) for tree_index, frontier in enumerate(result.frontiers)),
         )
-        frontiers = result.frontiers if isinstance(result, ShardResult) else ()
-        return ShardResult.of(global_result, tuple(self._frontier(tree_index, frontier) for tree_index, frontier in enumerate(frontiers)))
 
     def _trace(self, tree_index: int, trace: Sequence[LevelTrace]) -> tuple[LevelTrace, ...]:
         global_nodes = self.parts.nodes[tree_index]

@@ -12,18 +12,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.engines.stages import ShardResult
 from espalier.errors import InvalidInput, InvalidMessage
 from espalier.manifest import MAX_TREES
 from espalier.memory_lists import MemoryLists
 from espalier.queries import FeaturesKind, HistoryKind, Kind, QueryBatch, VectorKind
+from espalier.search import SearchResult
 from espalier.shards.framing import Array, Arrays, Fields, framed, unframed
 from espalier.shards.results import result_arrays, result_of
 from espalier.text.sparse_rows import SparseRows
@@ -114,7 +114,7 @@ class ShardAnswer:
     """
 
     pin: Pin
-    result: ShardResult
+    result: SearchResult
     engine: str
     engine_ms: float
     batch: int
@@ -124,7 +124,7 @@ class ShardAnswer:
 def encode_query(query: ShardQuery) -> bytes:
     """The body of a query."""
     arrays: dict[str, Array] = {"beam_size": query.beam_size_B, "m": query.m_B}
-    message: dict[str, Any] = {"format": FORMAT, "pin": _values(query.pin), "frontier": query.frontier, "trace": query.trace}
+    message: dict[str, Any] = {"format": FORMAT, "pin": astuple(query.pin), "frontier": query.frontier, "trace": query.trace}
     message |= {"timeout_ms": query.timeout_ms, "number": query.number}
     kind = query.queries.kind
     if isinstance(kind, HistoryKind):
@@ -190,7 +190,7 @@ def encode_answer(answer: ShardAnswer) -> bytes:
     described, arrays = result_arrays(answer.result)
     message = {
         "format": FORMAT,
-        "pin": _values(answer.pin),
+        "pin": astuple(answer.pin),
         "engine": answer.engine,
         "engine_ms": answer.engine_ms,
         "batch": answer.batch,
@@ -227,10 +227,6 @@ def _opened(body: bytes) -> tuple[Fields, Arrays]:
     if (format_number := message.take("format", int)) != FORMAT:
         raise InvalidMessage("format", format_number, f"{FORMAT}: the router and the shard must be of releases that understand each other")
     return message, Arrays(arrays)
-
-
-def _values(pin: Pin) -> tuple[str, int, str, int, int]:
-    return pin.of, pin.version, pin.digest, pin.index, pin.count
 
 
 def _pin(message: Fields) -> Pin:

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.engines.results import OF_LEVELS
-from espalier.engines.stages import Frontier, ShardResult, TreeQuery
+from espalier.engines.stages import OF_LEVELS, TreeQuery
 from espalier.errors import InvalidMessage
 from espalier.manifest import MAX_TREES
 from espalier.masks.eligibility import NO_NODE
 from espalier.queries import Kind, VectorKind
-from espalier.search import NO_ITEM, LevelTrace, SearchResult
+from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchResult
 from espalier.shards.framing import Array, Arrays, Fields
 
 MAX_LEVELS = 64
@@ -41,20 +40,19 @@ def result_arrays(result: SearchResult) -> tuple[dict[str, Any], dict[str, Array
     for tree, trace in enumerate(result.traces):
         for level in trace:
             arrays |= {f"trace.{tree}.{level.level}.{name}": getattr(level, name) for name in OF_LEVELS}
-    frontiers = result.frontiers if isinstance(result, ShardResult) else ()
-    for tree, frontier in enumerate(frontiers):
+    for tree, frontier in enumerate(result.frontiers):
         arrays |= {f"frontier.{tree}.nodes": frontier.nodes_BK, f"frontier.{tree}.ranks": frontier.ranks_BK}
-    return {"traces": levels, "frontiers": len(frontiers)}, arrays
+    return {"traces": levels, "frontiers": len(result.frontiers)}, arrays
 
 
-def result_of(message: Fields, arrays: Arrays) -> ShardResult:
+def result_of(message: Fields, arrays: Arrays) -> SearchResult:
     """The result of a decoded message. Raises InvalidMessage."""
     item_rows_BM = arrays.take("item_rows", np.int64, (None, None))
     batch, m = item_rows_BM.shape
     scores_BM, ranks_BM, keys_BM = (arrays.take(name, np.float32, (batch, m)) for name in ("scores", "ranks", "keys"))
     count_B = arrays.take("count", np.int64, (batch,))
     frontiers = tuple(_frontier(arrays, tree, batch) for tree in range(message.integer("frontiers", 0, MAX_TREES)))
-    return ShardResult(
+    return SearchResult(
         item_rows_BM,
         scores_BM,
         ranks_BM,
@@ -78,7 +76,7 @@ def answer_bytes(query: TreeQuery) -> int:
     return size
 
 
-def check_result(result: ShardResult, batch: int, m: int, items: int, levels: Sequence[NDArray[np.int64]], kind: Kind) -> None:
+def check_result(result: SearchResult, batch: int, m: int, items: int, levels: Sequence[NDArray[np.int64]], kind: Kind) -> None:
     """Raise InvalidMessage unless a decoded result may be the answer to `batch` queries of a kind for at most `m` items.
 
     items   of the whole catalogue

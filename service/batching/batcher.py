@@ -20,11 +20,10 @@ from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
-from espalier.engines.results import joined_parents
-from espalier.engines.stages import ParentsFound
+from espalier.engines.stages import joined
 from espalier.placement.parents import Search
 from espalier.queries import QueryBatch
-from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams
+from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 
 from ..batching.admission import Admission, Cost, Limits
@@ -164,7 +163,7 @@ class Batcher:
             self._wake(1)
         return done
 
-    def parents_now(self, search: Search, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+    def parents_now(self, search: Search, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """The parents that queries lead to, a few queries at a time: on this thread if the engine is idle, else as jobs.
 
         search  `Pipeline.parents` of the engine
@@ -173,9 +172,9 @@ class Batcher:
         job_queries = QUIET_JOB_QUERIES if self._clock() - self._last_call_at > QUIET_S else JOB_QUERIES
         job_queries = min(job_queries, self.limits.max_batch) if self.limits.serial else self.limits.max_batch
         results = [self._parents_of(search, *group) for group in split_request(queries, params, job_queries)]
-        return joined_parents([result.result() if isinstance(result, Future) else result for result in results])
+        return joined([result.result() if isinstance(result, Future) else result for result in results])
 
-    def _parents_of(self, search: Search, queries: QueryBatch, params: SearchParams) -> ParentsFound | Future[ParentsFound]:
+    def _parents_of(self, search: Search, queries: QueryBatch, params: SearchParams) -> SearchResult | Future[SearchResult]:
         with self._lock:
             self._check_open()
             is_idle = self.limits.serial and bool(self._wake_locks)  # a serial engine has one thread; while it sleeps, no job waits

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.engines.results import between, joined
+from espalier.engines.stages import between, joined
 from espalier.queries import QueryBatch
 from espalier.search import NO_ITEM, SearchContext, SearchParams, SearchResult
 

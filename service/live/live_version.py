@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.stages import ParentsFound, StagedEngine
+from espalier.engines.stages import StagedEngine
 from espalier.errors import EspalierError, InvalidData
 from espalier.items import Items
 from espalier.live.fields import Columns
@@ -35,7 +35,7 @@ from espalier.placement.parents import Search
 from espalier.placement.placer import Candidates, Placer, needs_placement
 from espalier.placement.slots import Slots
 from espalier.queries import QueryBatch
-from espalier.search import Engine, SearchParams
+from espalier.search import Engine, SearchParams, SearchResult
 
 from ..errors import NotReady
 from ..live.catalogue_types import Placed
@@ -277,7 +277,7 @@ class LiveVersion:
         return self.bundle.items.row_of(item_id) >= 0
 
 
-def _no_parents(queries: QueryBatch, params: SearchParams) -> ParentsFound:
+def _no_parents(queries: QueryBatch, params: SearchParams) -> SearchResult:
     raise NotReady("This version takes no live items.")
 
 

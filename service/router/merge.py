@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.engines.stages import Frontier, Leaves, ShardResult, TreeQuery
+from espalier.engines.stages import Leaves, TreeQuery
 from espalier.masks.eligibility import NO_NODE
-from espalier.search import NO_ITEM, LevelTrace
+from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchResult
 from espalier.tree import Tree
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 
 
-def merge_results(results: Sequence[ShardResult], query: TreeQuery, trees: Sequence[Tree]) -> Leaves:
+def merge_results(results: Sequence[SearchResult], query: TreeQuery, trees: Sequence[Tree]) -> Leaves:
     """The best items of all results, which may be empty. trees: those of the whole bundle; several are a forest."""
     batch, width = len(query), int(query.m_B.max(initial=0))
     padding = np.full((batch, width), NO_ITEM, np.int64), *np.full((2, batch, width), -np.inf, np.float32)

@@ -41,7 +41,7 @@ from espalier.engines import open_engine
 from espalier.engines.compiled.engine import DenseSearch
 from espalier.engines.compiled.mlp import packed
 from espalier.engines.encoder import read_length, takes_any_length
-from espalier.engines.overflow_graph import leaf_logits
+from espalier.engines.overflow_scores import dense_logits
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import Layer, ScorerWeights, verified_weights
 from espalier.errors import BundleCorrupt, DeviceUnavailable, UnsupportedGraph
@@ -59,10 +59,6 @@ def small(folder: Path, kind: Literal["history", "product", "vector"] = "product
     return make_bundle(folder, rng, random_tree(rng, 5, 3, empty_share=0.1), kind, name=f"{kind}-{seed}", **options)
 
 
-def left_to_onnx(bundle: Bundle) -> bool:
-    return open_engine(bundle, "cpu").name == "onnx-cpu"
-
-
 @pytest.mark.parametrize("kind", ["product", "vector", "history"])
 def test_products_and_mlps_are_compiled_and_undeclared_scorers_left_to_onnx_runtime(
     tmp_path: Path, kind: Literal["history", "product", "vector"], caplog: pytest.LogCaptureFixture
@@ -73,7 +69,7 @@ def test_products_and_mlps_are_compiled_and_undeclared_scorers_left_to_onnx_runt
     assert open_engine(bundle, "cpu", "onnx-cpu").name == "onnx-cpu"
     assert "there is a GPU" not in caplog.text
     undeclared = declaring(bundle, form=None)
-    assert left_to_onnx(undeclared)
+    assert open_engine(undeclared, "cpu").name == "onnx-cpu"
     with pytest.raises(DeviceUnavailable, match=f"compiled-cpu cannot run {kind}-1 version 1: the manifest declares no form"):
         open_engine(undeclared, engine="compiled-cpu")
 
@@ -81,41 +77,6 @@ def test_products_and_mlps_are_compiled_and_undeclared_scorers_left_to_onnx_runt
 def declaring(bundle: Bundle, **changed: Any) -> Bundle:
     """A bundle whose manifest says something else of its scorer."""
     return replace(bundle, manifest=bundle.manifest.model_copy(update={"scorer": bundle.graph_scorer.model_copy(update=changed)}))
-
-
-def test_a_scorer_that_is_not_the_declared_inner_product_is_left_to_onnx_runtime(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Unsqueeze", ["query_state", "two"], ["column"]),
-        helper.make_node("MatMul", ["node_rows", "column"], ["product"]),
-        helper.make_node("Squeeze", ["product", "two"], ["once"]),
-        helper.make_node("Add", ["once", "once"], ["logits"]),
-    ]
-    twice = graph_model(nodes, ["query_state", "node_rows"], "logits", {"two": np.array([2])}, 4)
-    bundle = small(tmp_path, "vector", graphs=(linear_graphs(4)[0], twice), form=InnerProductForm())
-    assert left_to_onnx(bundle)
-
-
-def test_a_state_narrower_than_a_node_row_is_refused(tmp_path: Path) -> None:
-    """A state of one number times the sum of a row: in NumPy, which repeats it, that is an inner product."""
-    one, two = np.array([1]), np.array([2])
-    first = [
-        helper.make_node("Slice", ["vector", "zero", "one"], ["number"]),
-        helper.make_node("Unsqueeze", ["number", "one"], ["query_state"]),
-    ]
-    sums = [
-        helper.make_node("Unsqueeze", ["query_state", "one"], ["column"]),
-        helper.make_node("Mul", ["node_rows", "column"], ["products"]),
-        helper.make_node("ReduceSum", ["products", "two"], ["logits"], keepdims=0),
-    ]
-    graphs = (
-        graph_model(first, ["vector"], "query_state", {"zero": np.array([0]), "one": one}, 64),
-        graph_model(sums, ["query_state", "node_rows"], "logits", {"one": one, "two": two}, 64),
-    )
-    bundle = small(tmp_path, "vector", width=64, graphs=graphs, state_dim=1, form=InnerProductForm())
-    with pytest.raises(DeviceUnavailable, match="takes states of 64 numbers, not of 1"):
-        open_engine(bundle, "cpu", "compiled-cpu")
-    with pytest.raises(BundleCorrupt, match=r"a query's states are \[1, 64\], the manifest says \[1, 1\]"):
-        open_engine(bundle, "cpu", "onnx-cpu")
 
 
 def test_float16_is_widened_exactly() -> None:
@@ -234,7 +195,7 @@ def random_scorer(rng: np.random.Generator, widths: list[int], integer: bool) ->
 def logits_of(scorer: ScorerWeights, counts: list[int], rows_PD: Floats, place_X: NDArray[np.int64], states_BS: Floats) -> Floats:
     """Those of all rows for queries of so many of them each."""
     begin_B = np.append(0, np.cumsum(counts))
-    logits_C: Floats = leaf_logits(*read_only(begin_B, place_X, rows_PD, states_BS), packed(scorer))
+    logits_C: Floats = dense_logits(*read_only(begin_B, place_X, rows_PD, states_BS), packed(scorer))
     return logits_C
 
 
@@ -351,6 +312,17 @@ def test_a_wrong_declaration_of_a_scorer_is_refused(nodes: list[onnx.NodeProto],
     constants: dict[str, Any] = {name: array.astype(np.float32) for name, array in floats.items()}
     with pytest.raises(UnsupportedGraph, match=reason):
         verified_weights(scorer_graph(*nodes, one=np.array([1]), two=np.array([2]), **constants), form, 4, 4)
+
+
+def test_a_state_narrower_than_a_node_row_is_refused() -> None:
+    """A state of one number times the sum of a row: in NumPy, which repeats it, that is an inner product."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["query_state", "one"], ["column"]),
+        helper.make_node("Mul", ["node_rows", "column"], ["products"]),
+        helper.make_node("ReduceSum", ["products", "two"], ["logits"], keepdims=0),
+    ]
+    with pytest.raises(UnsupportedGraph, match="takes states of 4 numbers, not of 1"):
+        verified_weights(scorer_graph(*nodes, width=1, one=np.array([1]), two=np.array([2])), InnerProductForm(), 1, 4)
 
 
 # -- at how many places histories are read ------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 import triton
 import triton.language as tl
 
-from espalier.engines.triton import cells, chunk_tiles, device_lists, gpu_engine, graph_engine, linear_engine
+from espalier.engines.triton import cells, chunk_tiles, gpu_engine, graph_engine, linear_engine
 from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.chunk_tiles import TileSizes
 from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
@@ -174,7 +174,7 @@ def test_memory_lists_of_any_length_go_to_the_device_and_rows_past_a_call_have_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first call needs more room than there is; a later one leaves a row of its cell empty, whose old addresses are gone."""
-    monkeypatch.setattr(device_lists, "ROOM", 2)
+    monkeypatch.setattr(gpu_engine, "LIST_ROOM", 2)
     rng = np.random.default_rng(7)
     tree = complete_tree(rng.permutation(64), 2)
     memory = random_memory(rng, tree.item_count, 5)
@@ -191,7 +191,7 @@ def test_memory_lists_of_any_length_go_to_the_device_and_rows_past_a_call_have_n
 
 def test_queries_may_have_any_number_of_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None, one, some blocks and more than the buffer has room for, in any order of calls, each as if alone."""
-    monkeypatch.setattr(device_lists, "ROOM", 64)
+    monkeypatch.setattr(gpu_engine, "LIST_ROOM", 64)
     rng = np.random.default_rng(5)
     bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 5), L3_HINGE, False, width=400)
     engine, params = LINEAR.opened(bundle), SearchParams.uniform(4, 2, 5)

@@ -28,7 +28,7 @@ from espalier.engines import open_engine, pipeline
 from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine, Step
-from espalier.engines.stages import GivenQueries, ShardResult
+from espalier.engines.stages import GivenQueries
 from espalier.errors import DeviceUnavailable, InvalidQuery
 from espalier.manifest import GraphScorer, Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries
@@ -321,7 +321,7 @@ def test_the_eligible_children_of_a_frontier_are_the_leaves_that_were_scored(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline, "BLOCK", block)
             found = engine.parents(queries, replace(params, trace=trace))
-        assert_same(found.result, engine.search(queries, params))
+        assert_same(found, engine.search(queries, params))
         for place, (alone, frontier) in enumerate(zip(bundle.alone, found.frontiers, strict=True)):
             for b in range(len(queries)):
                 *above, last = reference.steps(queries, params, b, t=place)
@@ -349,10 +349,9 @@ def test_queries_that_are_encoded_already_find_the_same(tmp_path_factory: pytest
     given = GivenQueries(queries.kind, queries.rows, ReferenceEngine(bundle).states(queries), frontier=True)
     for engine in GRAPHS.engines(bundle):
         found, parents = engine.search(given, params), engine.parents(queries, params)
-        assert isinstance(found, ShardResult)
-        assert_same(found, parents.result)
+        assert_same(found, parents)
         assert_array_equal(found.frontiers[0].nodes_BK, parents.frontiers[0].nodes_BK)
-        assert not isinstance(engine.search(replace(given, frontier=False), params), ShardResult)
+        assert engine.search(replace(given, frontier=False), params).frontiers == ()
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from espalier.engines.stages import Frontier, ParentsFound
 from espalier.live.overlay import Overlay
 from espalier.queries import QueryBatch
-from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, Engine, Frontier, SearchContext, SearchParams, SearchResult
 from service.batching.admission import OVERLOAD_S, Limits
 from service.batching.batcher import INLINE_VALUES, JOB_QUERIES, QUIET_JOB_QUERIES, QUIET_S, Batcher
 from service.batching.priority import Priority
@@ -82,11 +82,12 @@ class Leading(FakeEngine):
     def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
         return self.search(queries, params, context)
 
-    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+    def parents(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         nodes_BK = np.full((len(queries), len(queries)), -1, np.int64)
         nodes_BK[:, 0] = queries.array[:, -1]
         ranks_BK = np.where(nodes_BK >= 0, np.float32(0), np.float32(-np.inf))
-        return ParentsFound(self.search(queries, params), (Frontier(nodes_BK, ranks_BK),), queries.array[:, -1:].astype(np.float32))
+        states_BS = queries.array[:, -1:].astype(np.float32)
+        return replace(self.search(queries, params), frontiers=(Frontier(nodes_BK, ranks_BK),), leaf_states_BS=states_BS)
 
 
 async def test_where_queries_lead_is_found_in_short_jobs_and_is_one_result(new_batcher: NewBatcher) -> None:
@@ -96,7 +97,7 @@ async def test_where_queries_lead_is_found_in_short_jobs_and_is_one_result(new_b
     asked = queries(*range(JOB_QUERIES + 2))
     found = await asyncio.to_thread(batcher.parents_now, engine.parents, asked, SearchParams.uniform(len(asked), 5, 5))
     assert [len(call) for call in calls(engine)] == [1, JOB_QUERIES, 2]
-    assert found.result.item_rows_BM.shape == (JOB_QUERIES + 2, 5)
+    assert found.item_rows_BM.shape == (JOB_QUERIES + 2, 5)
     (frontier,) = found.frontiers
     assert frontier.nodes_BK[:, 0].tolist() == [*range(JOB_QUERIES + 2)]
     assert frontier.nodes_BK.shape == (JOB_QUERIES + 2, JOB_QUERIES)
@@ -108,7 +109,7 @@ async def test_where_queries_lead_is_found_by_who_asks_while_the_engine_is_idle_
     asking = list[str]()
 
     class Noted(Leading):
-        def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+        def parents(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
             asking.append(threading.current_thread().name)
             return super().parents(queries, params)
 

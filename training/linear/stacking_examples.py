@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 
 from espalier.chunks import TreeChunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
-from espalier.engines.stacked_keys import KNOWN, Scratch, candidate_features, table_arrays
+from espalier.engines.stacker import KNOWN, Scratch, candidate_features, table_arrays
 from espalier.manifest import Ranking
 from espalier.search import NO_ITEM
 from espalier.stacking import StackingTables

@@ -30,7 +30,7 @@ from espalier.live.folded_chunks import spans
 from espalier.manifest import ManifestDraft, ShardInfo
 from espalier.memory import Memory
 from espalier.shard_parts import ShardParts
-from espalier.shards.cut_tables import blocks
+from espalier.shards.cut import blocks
 from espalier.tail import Tail
 from espalier.tree import EMPTY_LEAF, Tree
 

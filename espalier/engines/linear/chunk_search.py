@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from espalier.chunks import Chunks, TreeChunks
 from espalier.engines.linear.beam import search_queries
 from espalier.engines.linear.feature_tables import FeatureTables
-from espalier.engines.stages import Frontier
 from espalier.errors import InvalidQuery
 from espalier.manifest import Ranking
 from espalier.read_only import read_only
+from espalier.search import Frontier
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 

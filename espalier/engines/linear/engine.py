@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.linear.chunk_search import BeamParams, ChunkResults, ChunkSearch
-from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
+from espalier.engines.stages import Leaves, TreeQuery, TreeSearch
 from espalier.masks.eligibility import EligibleNodes
-from espalier.search import LevelTrace, NodeMask
+from espalier.search import Frontier, LevelTrace, NodeMask
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines.encoder import free_inputs
 from espalier.engines.graphs import load_graph
-from espalier.engines.results import NO_RANK, NO_ROW, stacked
 from espalier.engines.runtime import opened_session, ort
-from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
+from espalier.engines.stages import NO_RANK, NO_ROW, Leaves, TreeQuery, TreeSearch, stacked
 from espalier.errors import DeviceUnavailable
-from espalier.search import LevelTrace
+from espalier.search import Frontier, LevelTrace
 
 log = logging.getLogger(__name__)
 Array = NDArray[Any]

@@ -21,10 +21,10 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier.engines.stages import Frontier, TreeQuery
+from espalier.engines.stages import TreeQuery
 from espalier.engines.triton.kernels.select import count_kernel, select_kernel
 from espalier.masks.eligibility import NO_NODE, ExcludedNodes
-from espalier.search import NO_ITEM, LevelTrace
+from espalier.search import NO_ITEM, Frontier, LevelTrace
 from espalier.tree import Tree
 
 MOST_CHOSEN = 128

@@ -24,15 +24,13 @@ from torch import Tensor
 
 from espalier.bundle import Bundle
 from espalier.engines.forest_mean import BLOCK, most_leaves
-from espalier.engines.results import NO_RANK, NO_ROW
-from espalier.engines.stages import Frontier, Leaves, TreeQuery
+from espalier.engines.stages import NO_RANK, NO_ROW, Leaves, TreeQuery
 from espalier.engines.triton.cells import PLAIN, Cell, CellContext, CellResults, CellVariant, ExcludedLists, FixedShapes, Tables, Tuning
-from espalier.engines.triton.device_lists import DeviceLists
 from espalier.errors import DeviceUnavailable, UnsupportedGraph
 from espalier.manifest import GraphScorer
 from espalier.masks.eligibility import EligibleNodes, every_item
 from espalier.queries import HistoryKind
-from espalier.search import NodeMask, Precision
+from espalier.search import Frontier, NodeMask, Precision
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
@@ -40,6 +38,8 @@ DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": tor
 MAX_NODES = 2**31 - 1
 FREEING_PAUSE_S = 1e-3
 """Pause between freeing one cell and the next."""
+LIST_ROOM = 1 << 16
+"""Initial size of the buffer of `DeviceLists`, in numbers and values."""
 AnyCell = TypeVar("AnyCell", bound=Cell[Any])
 
 
@@ -53,6 +53,39 @@ class GroupResults(NamedTuple):
 def gpu_available() -> bool:
     """Whether torch here can reach an NVIDIA GPU."""
     return bool(torch.cuda.is_available())
+
+
+class DeviceLists:
+    """A buffer for the lists of a call's queries: all numbers (int32), followed by a float32 value for each.
+
+    The lists are the features of queries, or the nodes with memory of their histories. Kernels read the addresses of lists, so lists may
+    have any length and the CUDA graph stays the same.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._room = device, 0
+        self._make_room(LIST_ROOM)
+
+    def _make_room(self, numbers: int) -> None:
+        self._host_numbers = torch.empty(numbers, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        self._device_numbers, self._room = torch.empty(numbers, dtype=torch.int32, device=self._device), numbers
+
+    def put(
+        self, offset_B: NDArray[np.int64], numbers: NDArray[np.int32] | NDArray[np.int64], values: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Int64[B] and int64[B]: the addresses of each query's numbers and of their values, in the current stream.
+
+        offset_B  int64[B + 1]: query b's are offset_B[b] … offset_B[b + 1] − 1
+        """
+        total = len(numbers)
+        if 2 * total > self._room:
+            self._make_room(1 << (2 * total - 1).bit_length())
+        host = self._host_numbers.numpy()
+        host[:total], host[total : 2 * total] = numbers, values.view(np.int32)
+        if total:
+            self._device_numbers[: 2 * total].copy_(self._host_numbers[: 2 * total], non_blocking=True)
+        numbers_B = self._device_numbers.data_ptr() + 4 * offset_B[:-1]
+        return numbers_B, numbers_B + 4 * total
 
 
 class GpuSearch(ABC, Generic[AnyCell]):

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import onnx
 import torch
 import triton
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from espalier.engines.triton.gpu_engine import DTYPES, GpuSearch
 from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
 from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
 from espalier.engines.triton.kernels.search import search_kernel
-from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
+from espalier.engines.triton.torch_graph import encoder_of
 from espalier.queries import HistoryKind
 from espalier.search import Precision
 from espalier.tree import Tree
@@ -59,13 +58,15 @@ class TritonSearch(GpuSearch["GraphCell"]):
     encodes = True
 
     def load(self, dtype: torch.dtype) -> None:
-        bundle = self.bundle
+        bundle, kind, scorer = self.bundle, self.bundle.graph_kind, self.bundle.graph_scorer
         weights = scorer_weights(bundle)
         query = read_graph("query.onnx", bundle.graph("query.onnx"))
-        rows = f"{bundle.tree.node_count:,} node rows of {bundle.graph_scorer.node_dim} {self.precision} numbers"
+        rows = f"{bundle.tree.node_count:,} node rows of {scorer.node_dim} {self.precision} numbers"
         self.refuse_without_memory(device_bytes(bundle, self.precision), rows)
-        self.encoder = _encoder(query, bundle, self.device)
-        self.scorer = _Scorer(weights, bundle.graph_scorer.node_dim, dtype, self.device)
+        levels, width = bundle.tree.height + 1, kind.length if isinstance(kind, HistoryKind) else kind.width
+        states = levels if scorer.state_levels > 1 else 1, scorer.state_dim
+        self.encoder = encoder_of(query, self.device, scorer.node_dim, levels, width, states)
+        self.scorer = _Scorer(weights, scorer.node_dim, dtype, self.device)
         self.node_rows_ND = self._node_rows(dtype)
 
     def tile(self, batch: int, candidates: int) -> Tile:
@@ -130,13 +131,6 @@ class _Scorer:
         flat = np.concatenate(matrices) if matrices else np.zeros(1, np.float32)
         self.weights = torch.from_numpy(flat).to(device).to(dtype)
         self.vectors = torch.from_numpy(np.concatenate(vectors) if vectors else np.zeros(1, np.float32)).to(device)
-
-
-def _encoder(query: onnx.ModelProto, bundle: Bundle, device: torch.device) -> TorchGraph:
-    kind, scorer, levels = bundle.graph_kind, bundle.graph_scorer, bundle.tree.height + 1
-    width = kind.length if isinstance(kind, HistoryKind) else kind.width
-    states = levels if scorer.state_levels > 1 else 1, scorer.state_dim
-    return encoder_of(query, device, scorer.node_dim, levels, width, states)
 
 
 class GraphCell(Cell[Tensor]):

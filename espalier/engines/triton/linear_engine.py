@@ -25,8 +25,7 @@ from espalier.engines.linear.chunk_search import power_of
 from espalier.engines.stages import Leaves, TreeQuery
 from espalier.engines.triton.cells import Beam, Cell, CellVariant, Entries, is_ragged
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, laid_out
-from espalier.engines.triton.device_lists import DeviceLists
-from espalier.engines.triton.gpu_engine import DTYPES, GpuSearch
+from espalier.engines.triton.gpu_engine import DTYPES, DeviceLists, GpuSearch
 from espalier.engines.triton.kernels.score_chunks import score_chunks_kernel, score_level_kernel
 from espalier.errors import InvalidQuery
 from espalier.search import Precision

@@ -20,7 +20,6 @@ from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_me
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch
-from espalier.engines.stages import Frontier
 from espalier.errors import EspalierError, InvalidQuery
 from espalier.label_counts import LabelCounts
 from espalier.live.operations import ItemBody
@@ -39,7 +38,7 @@ from espalier.placement.parents import MOST, best_first, votes_of_search
 from espalier.placement.placer import Candidates, Placer
 from espalier.placement.popularity import MOST_EVENTS, Popularity
 from espalier.queries import HistoryKind, VectorKind, encode_histories, pad_histories
-from espalier.search import SearchParams
+from espalier.search import Frontier, SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree
 from tests.training.logs import log_of

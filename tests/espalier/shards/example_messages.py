@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.engines.stages import Frontier, ShardResult
 from espalier.queries import HistoryKind, QueryBatch
-from espalier.search import LevelTrace
+from espalier.search import Frontier, LevelTrace, SearchResult
 from espalier.shards.messages import MaskBits, Pin, ShardAnswer, ShardQuery
 
 PIN = Pin("sample", 3, "a" * 64, 1, 4)
@@ -33,7 +32,7 @@ def an_answer(**changed: Any) -> ShardAnswer:
     ranks = np.array([[-1, -2, -3], [-1, -np.inf, -np.inf]], np.float32)
     rows = np.array([[4, 9, 2], [7, -1, -1]])
     frontier = Frontier(np.array([[3, 5], [4, -1]]), np.array([[0, -1], [-2, -np.inf]], np.float32))
-    result = ShardResult(rows, np.exp(ranks), ranks, ranks, np.array([3, 1]), np.array([True, False]), frontiers=(frontier,))
+    result = SearchResult(rows, np.exp(ranks), ranks, ranks, np.array([3, 1]), np.array([True, False]), frontiers=(frontier,))
     return ShardAnswer(PIN, replace(result, **changed), "compiled-cpu", 1.5, 2)
 
 

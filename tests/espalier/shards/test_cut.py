@@ -28,7 +28,7 @@ from espalier.memory_lists import MemoryLists, MemoryTree
 from espalier.queries import blank_queries
 from espalier.search import NodeMask, SearchParams
 from espalier.shards.cut import Cut
-from espalier.shards.layout import NO_SHARD, SUBTREES, cut_level, kept_nodes, node_shards, nodes_above_items, shard_items
+from espalier.shards.layout import NO_SHARD, SUBTREES, cut_level, node_shards, nodes_above_items, shard_items, with_ancestors
 from espalier.shards.local import LocalShard
 from espalier.shards.messages import MaskBits
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
@@ -54,7 +54,7 @@ def test_subtrees_are_whole_and_a_shards_nodes_are_they_and_their_ancestors(seed
     below = np.arange(tree.level_offset[level + 1], tree.node_count)
     assert np.array_equal(shard_N[below], shard_N[tree.parent[below]])
     for shard in range(count):
-        kept = set(kept_nodes(tree, shard_N, shard).tolist())
+        kept = set(with_ancestors(tree, shard_N == shard).tolist())
         paths = {int(node) for leaf in np.flatnonzero(shard_N == shard) for node in path_up(tree, int(leaf))}
         assert kept == paths
 
@@ -123,22 +123,13 @@ def local_of(shard: Bundle) -> LocalShard:
     return LocalShard(shard.shard, [alone.tree for alone in shard.alone])
 
 
-def above_of(shard: Bundle, node: int) -> set[int]:
-    """A node and all above it."""
-    found = {node}
-    while node:
-        node = int(shard.tree.parent[node])
-        found.add(node)
-    return found
-
-
 def test_a_mask_opens_what_lies_above_eligible_items_and_above_open_nodes(shard: Bundle) -> None:
     local, tree = local_of(shard), shard.tree
     eligible_I = np.arange(tree.item_count) == 3
     above = tree.level(tree.height - 1)
     opened = [above.start, above.stop - 1]
     mask = local.mask(MaskBits(np.packbits(eligible_I), (local.parts.nodes[0][opened],)))
-    right = above_of(shard, int(tree.leaf_of_item[3])).union(*(above_of(shard, node) for node in opened))
+    right = {above for node in (int(tree.leaf_of_item[3]), *opened) for above in path_up(tree, node)}
     assert set(np.flatnonzero(mask.eligible_N).tolist()) == right
     assert mask.items == 1
 

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from espalier.engines.stages import Frontier, ShardResult, TreeQuery
+from espalier.engines.stages import TreeQuery
 from espalier.errors import InvalidMessage
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory_lists import MemoryLists
 from espalier.queries import FeaturesKind, HistoryKind, Kind, QueryBatch, VectorKind
-from espalier.search import LevelTrace
+from espalier.search import Frontier, LevelTrace, SearchResult
 from espalier.shards.framing import MAX_HEADER_BYTES, framed, unframed
 from espalier.shards.messages import (
     FORMAT,
@@ -119,7 +119,7 @@ def shard_answers(draw: st.DrawFn) -> ShardAnswer:
 
     traces = [tuple(level(number) for number in range(2, 4)) for _ in range(draw(st.integers(0, 2)))]
     frontiers = [Frontier(rng.integers(-1, 90, (batch, 3)), floats(rng, batch, 3)) for _ in range(draw(st.integers(0, 2)))]
-    result = ShardResult(
+    result = SearchResult(
         rng.integers(-1, 90, (batch, m)),
         floats(rng, batch, m),
         np.where(rng.random((batch, m)) < 0.2, np.float32(-np.inf), floats(rng, batch, m)),
@@ -345,7 +345,7 @@ def test_the_largest_answer_to_a_search_is_as_long_as_it_may_be() -> None:
     rows, numbers = np.zeros((batch, m), np.int64), np.zeros((batch, m), np.float32)
     frontier = Frontier(np.zeros((batch, beam), np.int64), np.zeros((batch, beam), np.float32))
     every = np.ones(batch, np.bool_)
-    result = ShardResult(rows, numbers, numbers, numbers, rows[:, 0], every, finite_B=every, frontiers=(frontier,) * trees)
+    result = SearchResult(rows, numbers, numbers, numbers, rows[:, 0], every, finite_B=every, frontiers=(frontier,) * trees)
     eligible = EligibleNodes(rows[:, 0], (None,) * batch, None)
     query = TreeQuery(a_query().queries, None, np.full(batch, beam), np.full(batch, m), (eligible,) * trees, frontier=True)
     for answered, asked in ((result, query), (replace(result, frontiers=()), replace(query, frontier=False))):

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from espalier.engines.stages import Frontier
 from espalier.queries import blank_queries
-from espalier.search import NO_ITEM, SearchContext, SearchParams
+from espalier.search import NO_ITEM, Frontier, SearchContext, SearchParams
 from espalier.shards.layout import shard_items
 from espalier.shards.messages import ShardAnswer, decode_answer, decode_query, encode_answer
 from service.models.loading import LoadedModel

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
-from espalier.engines.stages import ShardResult
+from espalier.search import SearchResult
 from espalier.shards.messages import Pin, ShardAnswer, encode_answer
 from service.router.hedging import MAX_BURST, MIN_ANSWERS, UNKNOWN_S, Budget, Latencies
 from service.router.replicas import LONGEST_REST_S, REST_S, Replica
@@ -23,7 +23,7 @@ from tests.service.running import total
 
 PIN = Pin("books", 1, "d" * 64, 0, 2)
 ONE = np.zeros((1, 1), np.float32)
-FOUND = ShardResult(np.zeros((1, 1), np.int64), ONE, ONE, ONE, np.ones(1, np.int64), np.ones(1, np.bool_))
+FOUND = SearchResult(np.zeros((1, 1), np.int64), ONE, ONE, ONE, np.ones(1, np.int64), np.ones(1, np.bool_))
 NEVER, OK = 1e3, "ok"
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.testing import assert_array_equal
 
-from espalier.engines.stages import Frontier, GivenQueries, ShardResult
+from espalier.engines.stages import GivenQueries
 from espalier.memory_lists import MemoryLists
 from espalier.queries import QueryBatch
-from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, Frontier, SearchContext, SearchParams, SearchResult
 from service.batching.admission import Limits
 from service.batching.batcher import Batcher
 from tests.service.fake_engine import FakeEngine
@@ -29,7 +30,7 @@ class Beams(FakeEngine):
         for b, size in enumerate(params.beam_size_B.tolist()):
             nodes_BK[b, :size] = int(queries.array[b, -1]) + np.arange(size)
         ranks_BK = np.where(nodes_BK < 0, -np.inf, nodes_BK).astype(np.float32)
-        return ShardResult.of(result, (Frontier(nodes_BK, ranks_BK),))
+        return replace(result, frontiers=(Frontier(nodes_BK, ranks_BK),))
 
 
 def asked(engine: FakeEngine, *searches: tuple[QueryBatch, SearchParams]) -> list[SearchResult]:
@@ -83,14 +84,12 @@ def test_a_frontier_goes_to_those_who_asked_for_one_and_is_as_wide_as_they_need(
         engine, (given(7, frontier=True), params(1, 6)), (given(3), params(1, 6)), (given(20, 9, frontier=True), params(2, 2))
     )
     assert len(engine.calls) == 2
-    assert isinstance(wide, ShardResult)
-    assert isinstance(narrow, ShardResult)
     assert wide.frontiers[0].nodes_BK.tolist() == [[7, 8, 9, 10, 11, 12]]
     assert narrow.frontiers[0].nodes_BK.tolist() == [[20, 21], [9, 10]]
     assert narrow.frontiers[0].ranks_BK.tolist() == [[20, 21], [9, 10]]
     assert without.item_rows_BM.shape == (1, 5)
     (alone,) = asked(engine, (given(3), params(1)))
-    assert not isinstance(alone, ShardResult)
+    assert alone.frontiers == ()
 
 
 def test_queries_with_a_memory_and_without_one_are_in_calls_of_their_own_and_so_are_those_that_nobody_encoded() -> None:

@@ -25,7 +25,7 @@ from espalier.engines.stages import GivenQueries
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, InvalidConfig
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
-from espalier.shards import cut_tables
+from espalier.shards import cut
 from espalier.shards.cut import Cut
 from espalier.text.sparse_rows import SparseRows
 from tests.espalier.drawn_bundles import drawn_bundle
@@ -108,7 +108,7 @@ def test_shards_cut_into_another_number_are_those_that_the_bundle_is_cut_into(
     """However few entries are looked at together."""
     bundle = made(tmp_path, kind, seed=10 * before + after)
     expected = [files_of(found) for found in shard(bundle.path, after, tmp_path / "expected")]
-    monkeypatch.setattr(cut_tables, "BLOCK", 5)
+    monkeypatch.setattr(cut, "BLOCK", 5)
     shard(bundle.path, before, tmp_path / "before")
     assert [files_of(found) for found in shard(tmp_path / "before", after, tmp_path / "after")] == expected
 
