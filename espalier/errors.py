@@ -58,20 +58,20 @@ class InvalidInput(EspalierError):
     Attributes: `field` (the path of the value), `value` (shortened), `expected` (a right value, in words).
     """
 
-    nothing: ClassVar[str] = "None"
-    """How a message spells None. In most errors it means that there is no value."""
+    is_json: ClassVar[bool] = False
+    """Whether values come from JSON, and messages spell them so."""
 
     def __init__(self, field: str, value: object, expected: str) -> None:
         self.field = field
-        self.value = self.nothing if value is None else spelled(value)
+        self.value = spelled(value, self.is_json)
         self.expected = expected
         super().__init__(f"{field}: got {self.value}, expected {expected}")
 
 
 class InvalidQuery(InvalidInput):
-    """A query or a search parameter. Most are JSON, where None is null."""
+    """A query or a search parameter."""
 
-    nothing = "null"
+    is_json = True
 
 
 class InvalidMessage(InvalidInput):
@@ -174,10 +174,10 @@ class DeviceUnavailable(EspalierError):
     """The requested device or engine is not available."""
 
 
-def spelled(value: object, limit: int = 200) -> str:
-    """A value for a message, shortened: null, true, false, lists and objects as in JSON, others as Python writes them."""
-    is_json = value is None or isinstance(value, bool | list | dict)
-    text = json.dumps(value, ensure_ascii=False, default=str) if is_json else repr(value)
+def spelled(value: object, is_json: bool = True, limit: int = 200) -> str:
+    """A value for a message, shortened. is_json: None, lists and objects as in JSON; True and False are `true` and `false` in any case."""
+    as_json = isinstance(value, bool) or (is_json and (value is None or isinstance(value, list | dict)))
+    text = json.dumps(value, ensure_ascii=False, default=str) if as_json else repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 

@@ -377,11 +377,11 @@ def items_of(mask: NodeMask | None) -> list[str]:
         ({"added": ["2026-01-01"]}, "filter.added", "'added'", "a column that can be filtered: id, section, year, price, free, tags"),
         ({"section": []}, "filter.section", "[]", "a list of at least one string"),
         ({"section": "games"}, "filter.section", "'games'", "a list of at least one string"),
-        ({"section": {"min": 1}}, "filter.section", "{'min': 1}", "a list of at least one string"),
+        ({"section": {"min": 1}}, "filter.section", '{"min": 1}', "a list of at least one string"),
         ({"section": ["games", 3]}, "filter.section[1]", "3", "a string"),
         ({"tags": ["x", None]}, "filter.tags[1]", "null", "a string"),
         ({"free": [1]}, "filter.free[0]", "1", "a boolean"),
-        ({"free": {"max": 1}}, "filter.free", "{'max': 1}", "a list of at least one boolean"),
+        ({"free": {"max": 1}}, "filter.free", '{"max": 1}', "a list of at least one boolean"),
         ({"year": 2000}, "filter.year", "2000", 'a list of at least one number, or a range {"min": …, "max": …}'),
         ({"year": ["2000"]}, "filter.year[0]", "'2000'", "a finite number"),
         ({"year": [2000, True]}, "filter.year[1]", "true", "a finite number"),
@@ -390,7 +390,7 @@ def items_of(mask: NodeMask | None) -> list[str]:
         ({"price": {"min": None, "max": 3}}, "filter.price.min", "null", "a finite number"),
         ({"year": {}}, "filter.year", "{}", "a range with min, max or both"),
         ({"year": {"min": 1, "most": 2}}, "filter.year.most", "2", "no more than min and max in a range"),
-        ({"year": {"min": 2, "max": 1}}, "filter.year", "{'min': 2, 'max': 1}", "min to be at most max"),
+        ({"year": {"min": 2, "max": 1}}, "filter.year", '{"min": 2, "max": 1}', "min to be at most max"),
     ],
 )
 def test_a_wrong_filter_is_refused_with_where_and_why(given: dict[str, object], field: str, value: str, expected: str) -> None:

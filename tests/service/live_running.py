@@ -14,12 +14,11 @@ from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError, InvalidInput
 from espalier.items import Items
-from espalier.live.items import LiveItems
 from espalier.live.operations import ItemBody
 from espalier.live.overlay import Overlay
 from espalier.live.rows import LiveRow
 from espalier.placement.parents import Parents, Search
-from espalier.placement.placer import Candidates
+from espalier.placement.placer import Candidates, Placer
 from espalier.search import Engine
 from service.entity_tags import Condition
 from service.live import live_version
@@ -34,7 +33,7 @@ ALL: dict[str, Any] = {"m": 40, "beam_size": 64}
 ADMIN = "an-admin-key-of-a-test"
 
 
-class Nearest:
+class Nearest(Placer):
     """Places an item under the parents of the items that its evidence names, with the row of the first of them."""
 
     def __init__(self, bundle: Bundle) -> None:
@@ -43,14 +42,11 @@ class Nearest:
     def place(
         self,
         items: Sequence[ItemBody],
-        known: Items,
+        catalogue: Items,
         overlay: Overlay,
         search: Search,
-    ) -> Sequence[Candidates | EspalierError]:
-        return [self._place(body, known) for body in items]
-
-    def completed(self, item_id: str, body: ItemBody, table: LiveItems) -> ItemBody:
-        return body
+    ) -> list[Candidates | EspalierError]:
+        return [self._place(body, catalogue) for body in items]
 
     def _place(self, body: ItemBody, known: Items) -> Candidates | EspalierError:
         named = [*body.like, *(str(item) for event in body.events if isinstance(event, list | tuple) for item in event)]
