@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidInput, MissingExtra
-from espalier.frames import as_table, column_of, frame_like
+from espalier.frames import as_table, column_of, frame_like, ids_of
 from espalier.model import Model
 from espalier.siblings import sibling
 
@@ -89,10 +89,10 @@ def scratch() -> Iterator[Path]:
 
 def _written(folder: Path, data: Any, columns: Mapping[str, str | None]) -> Path:
     """Write a data frame to a file for the trainer. Raises InvalidInput if it lacks one of the columns."""
-    table = as_table("data", data)
+    table = as_table("data", data, (columns["user"], columns["item"]))
     for field, name in columns.items():
         if name is not None and (field, name) != ("time", "none"):
-            column_of(table, field, name)
+            (ids_of if field in ("user", "item") else column_of)(table, field, name)
     pq.write_table(table, folder / "log.parquet")
     return folder / "log.parquet"
 

@@ -82,6 +82,17 @@ def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path: Path, temporary: Pa
     assert not [*temporary.iterdir()]
 
 
+def test_users_that_are_whole_floats_are_integers() -> None:
+    data = log().with_columns(
+        user=pl.col("user").str.slice(1).cast(pl.Float64), item=pl.col("item").str.replace("i(.)-", "${1}0").cast(pl.Float64)
+    )
+    items = data.select(id="item").unique().with_columns(group=pl.col("id") // 100)
+    model = espalier.fit(data, item="item", user="user", kind="neighbours", items=items)
+    found = model.search([["501", "502"]], m=5, fields=["group"])
+    assert set(found["item"]) <= {f"{item:.0f}" for item in data["item"]}
+    assert found["group"].null_count() == 0
+
+
 def test_a_folder_of_another_model_is_no_obstacle_and_time_ends_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
