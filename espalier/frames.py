@@ -63,7 +63,8 @@ def as_table(field: str, data: Any, id_columns: Sequence[str | None] = ()) -> pa
 
     id_columns  read as text from a text file, so that leading zeros stay. The delimiter of a .csv is a comma, or the first of `;`, tab and
                 `|` that gives its first line all these columns. In other data, floats that are all whole numbers or missing become
-                integers, as which pandas holds no missing values; None: in every column.
+                integers, as which pandas holds no missing values; None: in every column. If all are numbers, a text file has no header,
+                and they are positions from 0, which are then the names of the columns
     """
     table = _read(field, data, id_columns)
     for position, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
@@ -81,11 +82,15 @@ def _read(field: str, data: Any, id_columns: Sequence[str | None]) -> pa.Table:
             raise InvalidInput(field, str(file), "a file that exists")
         name = file.name.removesuffix(".gz")
         if name.endswith((".csv", ".tsv")):
-            kinds = {text: pa.string() for text in id_columns if text is not None}
+            columns = [name for name in id_columns if name is not None]
+            has_header = not columns or not all(map(str.isdecimal, columns))
+            kinds = {name if has_header else f"f{name}": pa.string() for name in columns}
             convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, null_values=[""])  # "NA" may be an id
             try:
-                parse = csv.ParseOptions(delimiter="\t" if name.endswith(".tsv") else _delimiter(file, list(kinds)))
-                return csv.read_csv(file, parse_options=parse, convert_options=convert)
+                parse = csv.ParseOptions(delimiter="\t" if name.endswith(".tsv") else _delimiter(file, columns, has_header))
+                read = csv.ReadOptions(autogenerate_column_names=not has_header)
+                table = csv.read_csv(file, read, parse, convert)
+                return table if has_header else table.rename_columns([*map(str, range(table.num_columns))])
             except (OSError, EOFError, pa.ArrowInvalid) as error:  # not gzip, truncated, or without columns
                 raise InvalidInput(field, str(file), f"a text file with a line of columns first ({error})") from error
         try:
@@ -138,18 +143,23 @@ def _fractions(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
     return known.filter(pc.invert(pc.and_(pc.equal(pc.floor(known), known), pc.less(pc.abs(known), WHOLE))))
 
 
-def _delimiter(file: Path, columns: Sequence[str]) -> str:
+def _delimiter(file: Path, columns: Sequence[str], has_header: bool) -> str:
     """The first of DELIMITERS that gives the first line of a file all these columns; a comma if there is none."""
+
+    def names(cells: list[str]) -> set[str]:
+        return {cell.strip().strip('"') for cell in cells} if has_header else {*map(str, range(len(cells)))}
+
     with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as opened:
         line = opened.readline(HEADER_BYTES).decode("utf-8", "replace").removeprefix("\ufeff").strip()
-    signs = (sign for sign in DELIMITERS if {*columns} <= {name.strip().strip('"') for name in line.split(sign)})
+    signs = (sign for sign in DELIMITERS if {*columns} <= names(line.split(sign)))
     return next(signs, ",")
 
 
 def column_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
     """A column by its name. Raises InvalidInput, which names the argument (`field`)."""
     if name not in table.column_names:
-        raise InvalidInput(field, name, f"one of the columns {', '.join(table.column_names)}")
+        is_position = "; positions are for text without a header, and for all columns" * name.isdecimal()
+        raise InvalidInput(field, name, f"one of the columns {', '.join(table.column_names)}{is_position}")
     return table.column(name)
 
 

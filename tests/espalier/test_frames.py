@@ -85,3 +85,17 @@ def test_other_floats_are_no_ids(value: float) -> None:
         InvalidInput, match=rf"user: got 'user: {re.escape(str(pa.scalar(value)))}', expected strings or whole numbers below 2\^53"
     ):
         lists_of(table, "user", "item", None)
+
+
+@pytest.mark.parametrize(("name", "sign"), [("log.tsv", "\t"), ("log.tsv.gz", "\t"), ("log.csv", ","), ("log.csv", ";")])
+def test_columns_that_are_numbers_are_positions_in_text_without_a_header(tmp_path: Path, name: str, sign: str) -> None:
+    text = "\n".join(sign.join(row) for row in [("0", "007", "1", "30"), ("0", "8", "3", "20"), ("1", "NA", "5", "10")]).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    table = as_table("--queries", tmp_path / name, ("0", "1"))
+    assert lists_of(table, "0", "1", "3") == {"1": ["NA"], "0": ["8", "007"]}
+    with pytest.raises(InvalidInput, match="time: got '4', expected one of the columns 0, 1, 2, 3"):
+        lists_of(table, "0", "1", "4")
+    with pytest.raises(
+        InvalidInput, match=r"user: got '2', expected one of .*; positions are for text without a header, and for all columns"
+    ):
+        lists_of(as_table("--queries", tmp_path / name, ("2", "item")), "2", "item", None)
