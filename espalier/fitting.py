@@ -7,7 +7,9 @@ Does not know how models are trained.
 from __future__ import annotations
 
 import importlib
+import logging
 import math
+import re
 import shutil
 import tempfile
 import time as clock
@@ -21,9 +23,22 @@ import pyarrow.parquet as pq
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidInput, MissingExtra
-from espalier.frames import as_table, column_of, frame_like
+from espalier.frames import IDS, as_table, column_of, frame_like, ids_of
 from espalier.model import Model
 from espalier.siblings import sibling
+
+FRAME, GROUP = "data frame", 1 << 20
+"""The file of a data frame, named as messages about it name it, and its rows in a row group."""
+IN_PYTHON = {
+    r'; data(\.format)?\.bad_rows = "skip" leaves such rows out': "; or leave such rows out (pandas: dropna, polars: drop_nulls)",
+    "; the other keys do not fit the file": ": name other columns, or leave such rows out",
+    r', or data\.format\.timestamp_type = "\w+"( for dates and times as ISO 8601)?,': " as in the first rows",
+    ", or write time_format": ", or make them dates, as `pandas.to_datetime` does",
+    "^strings or integers (in column .*)": rf"\1 {IDS}",
+    r"--(\w+) (file|none|\d+)\b": r'\1="\2"',
+    r"--(\w+)": r"\1=",
+}
+"""Words of the trainer about options and keys of a configuration, as patterns → what a caller of `fit` writes instead."""
 
 
 def fit(
@@ -56,9 +71,9 @@ def fit(
     """
     if minutes is not None and not 0 < minutes < math.inf:
         raise InvalidInput("minutes", minutes, "a finite number above 0")
-    if out is not None:
-        trainer("versions").new_version(Path(out))
-    with scratch() as folder:
+    with scratch() as folder, _words_of_python():
+        if out is not None:
+            trainer("versions").new_version(Path(out))
         version_folder = folder / "model" / "1" if out is None else Path(out)
         columns = {"user": user, "item": item, "time": time, "query": query}
         log = Path(data) if isinstance(data, str | Path) else _written(folder, data, columns)
@@ -89,12 +104,46 @@ def scratch() -> Iterator[Path]:
 
 def _written(folder: Path, data: Any, columns: Mapping[str, str | None]) -> Path:
     """Write a data frame to a file for the trainer. Raises InvalidInput if it lacks one of the columns."""
-    table = as_table("data", data)
+    table = as_table("data", data, (columns["user"], columns["item"]))
     for field, name in columns.items():
         if name is not None and (field, name) != ("time", "none"):
-            column_of(table, field, name)
-    pq.write_table(table, folder / "log.parquet")
-    return folder / "log.parquet"
+            (ids_of if field in ("user", "item") else column_of)(table, field, name)
+    if not len(table):
+        raise InvalidInput("data", "0 rows", "a row at least")
+    pq.write_table(table, folder / FRAME, row_group_size=GROUP)
+    return folder / FRAME
+
+
+@contextmanager
+def _words_of_python() -> Iterator[None]:
+    """Raise and log what the trainer says of a log in the words of `fit`: rows of the frame, and arguments instead of options and keys."""
+
+    def reworded(record: logging.LogRecord) -> bool:
+        for value in record.args or ():
+            if isinstance(value, InvalidInput):
+                _reword(value)
+        return True
+
+    log: logging.Logger = trainer("data.log_values").log
+    log.addFilter(reworded)
+    try:
+        yield
+    except InvalidInput as error:
+        _reword(error)
+        raise
+    finally:
+        log.removeFilter(reworded)
+
+
+def _reword(error: InvalidInput) -> None:
+    def row(match: re.Match[str]) -> str:
+        return f"{FRAME}: row {GROUP * (int(match[1] or 1) - 1) + int(match[2]) - 1} (from 0)"
+
+    field = re.sub(rf"^{FRAME}: (?:row group (\d+), )?row (\d+)\b(?! \(from)", row, error.field)
+    error.field = re.sub(r"^--|^data\.(?=items$)|(?<=^data)(\.format)?\.bad_rows$", "", field)
+    for words, in_python in IN_PYTHON.items():
+        error.expected = re.sub(words, in_python, error.expected)
+    error.args = (f"{error.field}: got {error.value}, expected {error.expected}",)
 
 
 def trainer(module: str) -> Any:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import gzip
 import importlib
 import importlib.util
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from espalier.errors import InvalidInput
 
@@ -24,6 +27,10 @@ Frame = Literal["pandas", "polars", "arrow"]
 """The library of the data frames that answers are returned as."""
 DELIMITERS, HEADER_BYTES = (",", ";", "\t", "|"), 1 << 20
 LIBRARIES: tuple[Literal["pandas", "polars"], ...] = ("pandas", "polars")
+WHOLE = 2**53
+"""Floats hold every whole number below this one."""
+IDS = 'strings or whole numbers below 2^53: make all ids strings, in pandas with .astype("string"), in polars with .cast(pl.String)'
+"""The expected values of a column of ids."""
 
 
 def installed_frame() -> Frame:
@@ -55,8 +62,18 @@ def as_table(field: str, data: Any, id_columns: Sequence[str | None] = ()) -> pa
     """A data frame, or a CSV, TSV or Parquet file, as a table of Arrow. Raises InvalidInput, naming the argument, for anything else.
 
     id_columns  read as text from a text file, so that leading zeros stay. The delimiter of a .csv is a comma, or the first of `;`, tab and
-                `|` that gives its first line all these columns
+                `|` that gives its first line all these columns. In other data, floats that are all whole numbers or missing become
+                integers, as which pandas holds no missing values; None: in every column. If all are numbers, a text file has no header,
+                and they are positions from 0, which are then the names of the columns
     """
+    table = _read(field, data, id_columns)
+    for position, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if (None in id_columns or name in id_columns) and pa.types.is_floating(column.type) and not len(_fractions(column)):
+            table = table.set_column(position, name, _without_nan(column).cast(pa.int64()))
+    return table
+
+
+def _read(field: str, data: Any, id_columns: Sequence[str | None]) -> pa.Table:
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, str | Path):
@@ -65,11 +82,15 @@ def as_table(field: str, data: Any, id_columns: Sequence[str | None] = ()) -> pa
             raise InvalidInput(field, str(file), "a file that exists")
         name = file.name.removesuffix(".gz")
         if name.endswith((".csv", ".tsv")):
-            kinds = {text: pa.string() for text in id_columns if text is not None}
+            columns = [name for name in id_columns if name is not None]
+            has_header = not columns or not all(map(str.isdecimal, columns))
+            kinds = {name if has_header else f"f{name}": pa.string() for name in columns}
             convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, null_values=[""])  # "NA" may be an id
             try:
-                parse = csv.ParseOptions(delimiter="\t" if name.endswith(".tsv") else _delimiter(file, list(kinds)))
-                return csv.read_csv(file, parse_options=parse, convert_options=convert)
+                parse = csv.ParseOptions(delimiter="\t" if name.endswith(".tsv") else _delimiter(file, columns, has_header))
+                read = csv.ReadOptions(autogenerate_column_names=not has_header)
+                table = csv.read_csv(file, read, parse, convert)
+                return table if has_header else table.rename_columns([*map(str, range(table.num_columns))])
             except (OSError, EOFError, pa.ArrowInvalid) as error:  # not gzip, truncated, or without columns
                 raise InvalidInput(field, str(file), f"a text file with a line of columns first ({error})") from error
         try:
@@ -80,32 +101,79 @@ def as_table(field: str, data: Any, id_columns: Sequence[str | None] = ()) -> pa
     if module == "polars" and hasattr(data, "to_arrow"):
         return data.to_arrow()
     if module == "pandas" and hasattr(data, "columns"):
-        return pa.Table.from_pandas(data, preserve_index=False)
+        return _from_pandas(field, data)
     expected = "a data frame of pandas or polars, a table of Arrow, or the path of a CSV, TSV or Parquet file"
     raise InvalidInput(field, type(data).__name__, expected)
 
 
-def _delimiter(file: Path, columns: Sequence[str]) -> str:
+def _from_pandas(field: str, data: Any) -> pa.Table:
+    """Raises InvalidInput, which names the column and the first value that does not fit those before it."""
+    names = [str(name) for name in data.columns]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidInput(field, repeated, "each column once")
+    columns = {}
+    for name in data.columns:
+        try:
+            columns[str(name)] = pa.Array.from_pandas(data[name])
+        except (pa.ArrowException, OverflowError) as error:
+            values = np.asarray(data[name], object)
+            row = bisect_left(range(len(values) - 1), True, key=partial(_is_mixed, values))
+            expected = f'a value of one type with those above it; {field}[{name!r}].astype("string") makes all of them strings'
+            raise InvalidInput(f"{field}[{name!r}], row {row} (from 0)", values[row], expected) from error
+    return pa.table(columns)
+
+
+def _is_mixed(values: NDArray[np.object_], last: int) -> bool:
+    """Whether Arrow cannot hold the values up to the last one in one column."""
+    try:
+        pa.Array.from_pandas(values[: last + 1])
+    except (pa.ArrowException, OverflowError):
+        return True
+    return False
+
+
+def _without_nan(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
+    known = numbers.cast(pa.float64())
+    return pc.if_else(pc.is_nan(known), None, known)
+
+
+def _fractions(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The floats that stand for no whole number."""
+    known = _without_nan(numbers)
+    return known.filter(pc.invert(pc.and_(pc.equal(pc.floor(known), known), pc.less(pc.abs(known), WHOLE))))
+
+
+def _delimiter(file: Path, columns: Sequence[str], has_header: bool) -> str:
     """The first of DELIMITERS that gives the first line of a file all these columns; a comma if there is none."""
+
+    def names(cells: list[str]) -> set[str]:
+        return {cell.strip().strip('"') for cell in cells} if has_header else {*map(str, range(len(cells)))}
+
     with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as opened:
         line = opened.readline(HEADER_BYTES).decode("utf-8", "replace").removeprefix("\ufeff").strip()
-    signs = (sign for sign in DELIMITERS if {*columns} <= {name.strip().strip('"') for name in line.split(sign)})
+    signs = (sign for sign in DELIMITERS if {*columns} <= names(line.split(sign)))
     return next(signs, ",")
 
 
 def column_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
     """A column by its name. Raises InvalidInput, which names the argument (`field`)."""
     if name not in table.column_names:
-        raise InvalidInput(field, name, f"one of the columns {', '.join(table.column_names)}")
+        is_position = "; positions are for text without a header, and for all columns" * name.isdecimal()
+        raise InvalidInput(field, name, f"one of the columns {', '.join(table.column_names)}{is_position}")
     return table.column(name)
+
+
+def ids_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
+    """A column of ids by its name. Raises InvalidInput, which names the argument (`field`), also for floats: 1.5 is no id."""
+    column = column_of(table, field, name)
+    if pa.types.is_floating(column.type):
+        raise InvalidInput(field, f"{name}: {next(iter(_fractions(column)), column.type)}", IDS)
+    return column
 
 
 def lists_of(table: pa.Table, user: str, item: str, time: str | None) -> dict[Any, list[str]]:
     """User → items, oldest first by the column of times, or in the order of the rows without one. Raises InvalidInput."""
-    users, items = column_of(table, "user", user), column_of(table, "item", item)
-    for field, column in (("user", users), ("item", items)):
-        if pa.types.is_floating(column.type):
-            raise InvalidInput(field, str(column.type), "a column of texts or whole numbers: 1.0 is no id")
+    users, items = ids_of(table, "user", user), ids_of(table, "item", item)
     order = pa.array(np.arange(len(table)))
     if time is not None:
         times = column_of(table, "time", time)

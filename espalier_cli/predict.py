@@ -278,7 +278,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--queries", required=True, help="Parquet: a row a query; or with --user a log, an interaction a row (CSV, too)")
     parser.add_argument("--out", required=True, help="Parquet file to write: the other columns of the queries, then items and scores")
     parser.add_argument("--column", help="column of the queries (default: history, text, vector or features, as the model has them)")
-    parser.add_argument("--user", help="column of the users, where the file is a log: the history of each is made of it")
+    user = "column of the users of a log, whose histories are made of it: a name, or in text without a header a position from 0"
+    parser.add_argument("--user", help=user)
     parser.add_argument("--item", default="item", help="column of the items of a log (default %(default)s)")
     parser.add_argument("--time", help="column of the times of a log (default: the rows are in order)")
     parser.add_argument("--m", type=int, help="items a query (default: the model's)")

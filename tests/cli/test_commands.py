@@ -229,6 +229,12 @@ def test_ids_of_a_text_file_are_those_that_stand_there(tmp_path: Path, capsys: p
     rows = pq.read_table(tmp_path / "top.parquet").to_pylist()
     assert [row["who"] for row in rows] == ["007", "7", "NA"]
     assert rows[0]["items"] == model.search([["perl", "libc6"]], m=3).column("item").to_pylist()
+    (tmp_path / "log.tsv").write_text("007\tperl\t20\n7\tnginx\t1\n007\tlibc6\t10\nNA\tperl\t5\n")
+    positions = ["--user", 0, "--item", 1, "--time", 2]
+    assert run(*asked, "--queries", tmp_path / "log.tsv", *positions) == 0
+    by_user = {row["0"]: row["items"] for row in pq.read_table(tmp_path / "top.parquet").to_pylist()}
+    assert by_user["007"] == model.search([["libc6", "perl"]], m=3).column("item").to_pylist()
+    assert by_user.keys() == {"007", "7", "NA"}
     (tmp_path / "unknown.csv").write_text("who,what\na,1\nb,2\n")
     assert run(*asked, "--queries", tmp_path / "unknown.csv") == 1
     assert "--item: got 'what', expected ids that the model knows" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import logging
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -72,14 +73,85 @@ def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path: Path, temporary: Pa
         espalier.fit(log(), user="who", item="item")
     with pytest.raises(InvalidConfig, match=r"optimiser\.step"):
         espalier.fit(log(), user="user", item="item", optimiser={"step": 3})
-    with pytest.raises(InvalidConfig, match="--out"):
+    with pytest.raises(InvalidConfig, match=r"^out: got"):
         espalier.fit(log(), user="user", item="item", out=tmp_path / "model")
     for minutes in (-1, float("nan")):
         with pytest.raises(InvalidInput, match="minutes: got"):
             espalier.fit(log(), user="user", item="item", minutes=minutes)
     with pytest.raises(InvalidInput, match="data"):
         espalier.fit([["a", "b"]], user="user", item="item")
+    with pytest.raises(InvalidInput, match="data: got '0 rows', expected a row at least"):
+        espalier.fit(log().head(0), user="user", item="item")
     assert not [*temporary.iterdir()]
+
+
+ROW = pl.int_range(pl.len())
+
+
+def nulls(column: str, is_null: pl.Expr) -> pl.DataFrame:
+    """The log, with dates, without some values of a column."""
+    return log().with_columns(at=pl.from_epoch("at")).with_columns(pl.when(~is_null).then(column))
+
+
+NO_USER = r"row 3 \(from 0\), column user: got None, expected an id in column 'user'"
+NO_TIME = r"row 3 \(from 0\), column timestamp: got None, expected an ISO 8601 date and time in column 'at'"
+
+
+@pytest.mark.parametrize(
+    ("data", "columns", "message"),
+    [
+        (nulls("user", ROW % 10 == 3), {}, rf"^data frame: {NO_USER}; or leave such rows out \(pandas: dropna, polars: drop_nulls\)$"),
+        (nulls("at", ROW % 10 == 3), {"time": "at"}, rf"^data frame: {NO_TIME}; or leave such rows out \(pandas: dropna"),
+        (
+            nulls("user", ROW % 10 >= 3),
+            {},
+            r"^data: got '1,120 of 1,600 rows left out .*', expected at most half: name other columns, or leave such",
+        ),
+        (log(), {"time": "user"}, r'^data frame: column .user.: got .u0., .*: name another column with time=, or say time="file" if'),
+        (log().rename({"user": "who"}), {"user": None}, r"^data frame: column user: got None, .*: say which with user=$"),
+        (
+            log().with_columns(user=0.5),
+            {"user": None},
+            r"^data frame: column user: got 'double', expected in column 'user' strings or whole",
+        ),
+        (
+            log().with_columns(user=0.5),
+            {},
+            r'^user: got .user: 0\.5., .* whole numbers below 2\^53: .*, in pandas with \.astype\("string"\)',
+        ),
+        (log(), {"items": pl.DataFrame({"no": ["i0-1"]})}, r"^items: got \['no'\], expected a column named 'id'"),
+    ],
+)
+def test_errors_of_a_frame_name_its_rows_and_what_python_says(data: pl.DataFrame, columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        espalier.fit(data, **{"user": "user", "item": "item", "kind": "neighbours"} | columns)
+
+
+def test_rows_of_later_row_groups_count_from_the_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("espalier.fitting.GROUP", 1000)
+    late = log().with_columns(user=pl.when(ROW < 1234).then("user"))
+    with pytest.raises(InvalidInput, match=r"^data frame: row 1234 \(from 0\), column user"):
+        espalier.fit(late, user="user", item="item")
+
+
+@pytest.mark.parametrize(("column", "message"), [("user", NO_USER), ("at", NO_TIME)])
+def test_few_rows_that_cannot_be_read_are_left_out_with_a_warning(column: str, message: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = espalier.fit(nulls(column, ROW % 25 == 3), user="user", item="item", time="at", kind="neighbours")
+    assert model.bundle.manifest.data["events"] == 960  # of the users who keep 10, which is the chosen `min_user_events`
+    warnings = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert re.match(f"left out: data frame: {message}$", warnings[0])
+    assert re.match(r"rows left out: 64 \(.*: 64\); rows read: 1536$", warnings[1])
+
+
+def test_users_that_are_whole_floats_are_integers() -> None:
+    data = log().with_columns(
+        user=pl.col("user").str.slice(1).cast(pl.Float64), item=pl.col("item").str.replace("i(.)-", "${1}0").cast(pl.Float64)
+    )
+    items = data.select(id="item").unique().with_columns(group=pl.col("id") // 100)
+    model = espalier.fit(data, item="item", user="user", kind="neighbours", items=items)
+    found = model.search([["501", "502"]], m=5, fields=["group"])
+    assert set(found["item"]) <= {f"{item:.0f}" for item in data["item"]}
+    assert found["group"].null_count() == 0
 
 
 def test_a_folder_of_another_model_is_no_obstacle_and_time_ends_training(

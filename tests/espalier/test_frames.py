@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -38,3 +41,61 @@ def test_times_that_are_texts_are_shown_with_what_was_expected() -> None:
     table = pa.table({"user": ["1"], "item": ["2"], "at": ["08.03.2026 07:24"]})
     with pytest.raises(InvalidInput, match=r"time: got 'at: 08\.03\.2026 07:24', expected a column of numbers, or of times as ISO 8601"):
         lists_of(table, "user", "item", "at")
+
+
+class Pandas(dict[str, "np.ndarray[Any, Any]"]):
+    """What is read of a data frame of pandas, which is not installed."""
+
+    __module__ = "pandas"
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self]
+
+
+def objects(*values: object) -> np.ndarray[Any, Any]:
+    return np.array(values, object)
+
+
+@pytest.mark.parametrize(
+    ("values", "row"), [(objects(7, None, "7", 8), 2), (objects("7", "8", 9), 2), (objects(1, 2, 2**70), 2), (objects(2**70, 1), 0)]
+)
+def test_ids_of_several_types_are_shown_with_what_makes_them_one(values: np.ndarray[Any, Any], row: int) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        as_table("data", Pandas(user=objects("a", "b"), item=values))
+    assert (raised.value.field, raised.value.value) == (f"data['item'], row {row} (from 0)", repr(values[row]))
+    assert raised.value.expected.endswith("""; data['item'].astype("string") makes all of them strings""")
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.float16()])
+def test_ids_that_are_whole_floats_are_integers(kind: pa.DataType) -> None:
+    table = pa.table({"user": pa.array([7.0, None, -1.0, np.nan], kind), "price": [1.0, 2.0, 3.0, 4.0]})
+    users = as_table("data", table, ("user", "item")).column("user")
+    assert (users.type, users.to_pylist()) == (pa.int64(), [7, None, -1, None])
+    assert as_table("data", table, ("user", "item")).schema.field("price").type == pa.float64()
+    assert as_table("data", table, ("item", None)).column("user").equals(users)
+    frame = Pandas(user=np.array([7.0, np.nan]), item=objects("a", "b"))
+    assert lists_of(as_table("data", frame, ("user", "item")), "user", "item", None) == {7: ["a"]}
+
+
+@pytest.mark.parametrize("value", [1.5, 2.0**53, -(2.0**60), np.inf])
+def test_other_floats_are_no_ids(value: float) -> None:
+    table = as_table("data", pa.table({"user": [1.0, value], "item": ["a", "b"]}), ("user", "item"))
+    with pytest.raises(
+        InvalidInput, match=rf"user: got 'user: {re.escape(str(pa.scalar(value)))}', expected strings or whole numbers below 2\^53"
+    ):
+        lists_of(table, "user", "item", None)
+
+
+@pytest.mark.parametrize(("name", "sign"), [("log.tsv", "\t"), ("log.tsv.gz", "\t"), ("log.csv", ","), ("log.csv", ";")])
+def test_columns_that_are_numbers_are_positions_in_text_without_a_header(tmp_path: Path, name: str, sign: str) -> None:
+    text = "\n".join(sign.join(row) for row in [("0", "007", "1", "30"), ("0", "8", "3", "20"), ("1", "NA", "5", "10")]).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    table = as_table("--queries", tmp_path / name, ("0", "1"))
+    assert lists_of(table, "0", "1", "3") == {"1": ["NA"], "0": ["8", "007"]}
+    with pytest.raises(InvalidInput, match="time: got '4', expected one of the columns 0, 1, 2, 3"):
+        lists_of(table, "0", "1", "4")
+    with pytest.raises(
+        InvalidInput, match=r"user: got '2', expected one of .*; positions are for text without a header, and for all columns"
+    ):
+        lists_of(as_table("--queries", tmp_path / name, ("2", "item")), "2", "item", None)

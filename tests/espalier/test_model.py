@@ -215,7 +215,7 @@ def test_frames_come_from_what_people_have(tmp_path: Path) -> None:
         assert lists_of(as_table("data", data), "u", "i", None) == {"a": ["x", "z"], "b": ["y"]}
         assert lists_of(as_table("data", data), "u", "i", "t") == {"a": ["z", "x"], "b": ["y"]}
     doubles = pa.table({"u": ["a"], "i": [1.0], "t": ["9"]})
-    with pytest.raises(InvalidInput, match="item: got 'double', expected a column of texts or whole numbers"):
+    with pytest.raises(InvalidInput, match="item: got 'i: double', expected strings or whole numbers below"):
         lists_of(doubles, "u", "i", None)
     with pytest.raises(InvalidInput, match="time: got 't: 9', expected a column of numbers, or of times"):
         lists_of(doubles, "u", "t", "t")
