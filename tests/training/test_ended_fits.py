@@ -1,0 +1,65 @@
+"""`fit` ends early: a refusal, a folder that cannot be written to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.commands import Outcome, command, written_toml
+from tests.training.shop import IDS, item_frame, write_shop
+from training.versions import work_folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A training of 3 steps, with a checkpoint after each."""
+    rows = [f"u{user},i{(user * 7 + n * n) % 12}" for user in range(24) for n in range(6)]
+    (tmp_path / "log.csv").write_text("user,item\n" + "\n".join(rows) + "\n")
+    (tmp_path / "items.csv").write_text("id\n" + "".join(f"i{item}\n" for item in range(12)))
+    monkeypatch.setattr("training.deep.fit.CHECKPOINT_EVERY", 1)
+    raw: dict[str, Any] = {
+        "kind": "otm-robust",
+        "name": "small",
+        "data": {"log": str(tmp_path / "log.csv"), "format": {"min_user_events": 1}, "items": str(tmp_path / "items.csv")},
+        "instances": {"windows": [4, 2]},
+        "scorer": {"node_dim": 4, "hidden": []},
+        "optimiser": {"steps": 3, "batch": 8},
+        "search": {"beam_size": 8, "m": 5, "max_m": 12, "max_beam_size": 64},
+    }
+    return written_toml(tmp_path / "small.toml", raw)
+
+
+def ended(config: Path, *options: str) -> Outcome:
+    return command("fit", "--config", config, "--out", config.parent / "small" / "1", *options)
+
+
+def test_a_refused_fit_leaves_no_work_folder_but_that_of_an_earlier_run(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, items = work_folder(config.parent / "small" / "1"), config.parent / "items.csv"
+    content = items.read_text()
+    items.write_text(content + "i3\n")
+    assert "expected each id once" in ended(config).err
+    assert not work.exists()
+    items.write_text(content)
+    with monkeypatch.context() as patch:
+        patch.setattr("training.deep.run.export", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        ended(config)
+    items.write_text(content + "i3\n")
+    assert "expected each id once" in ended(config, "--resume").err
+    assert (work / "checkpoint.pt").exists()
+
+
+def test_a_refused_fit_of_a_linear_model_leaves_no_work_folder(tmp_path: Path) -> None:
+    config = write_shop(tmp_path)
+    item_frame([*IDS, IDS[0]]).write_parquet(tmp_path / "items.parquet")
+    assert "expected each id once" in ended(config).err
+    assert not work_folder(tmp_path / "small" / "1").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_with_its_option(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.versions.os.access", lambda _, mode: not mode & os.W_OK)
+    outcome = ended(config)
+    expected = f"a folder that can be written to, which {config.parent} is not"
+    assert (outcome.status, outcome.err) == (1, f"error: --out: got '{config.parent / 'small/1'}', expected {expected}\n")
