@@ -1,16 +1,22 @@
-"""`fit` ends early: a refusal, a folder that cannot be written to."""
+"""`fit` ends early: Ctrl-C, a full disk, a refusal, a folder that cannot be written to."""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from espalier.bundle import Bundle
 from tests.training.commands import Outcome, command, written_toml
 from tests.training.shop import IDS, item_frame, write_shop
 from training.versions import work_folder
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture
@@ -34,6 +40,59 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ended(config: Path, *options: str) -> Outcome:
     return command("fit", "--config", config, "--out", config.parent / "small" / "1", *options)
+
+
+@pytest.mark.parametrize(("saved", "resumes"), [(0, "--resume starts anew, since there is no"), (2, "--resume goes on from step 2")])
+def test_ctrl_c_says_what_resume_goes_on_from(config: Path, monkeypatch: pytest.MonkeyPatch, saved: int, resumes: str) -> None:
+    save = torch.save
+
+    def interrupted(content: dict[str, Any], stream: Any) -> None:
+        if content["progress"]["step"] > saved:
+            raise KeyboardInterrupt
+        save(content, stream)
+
+    monkeypatch.setattr(torch, "save", interrupted)
+    outcome = ended(config)
+    assert outcome.status == 130
+    assert f"Interrupted. {resumes}" in outcome.err
+
+
+def test_ctrl_c_leaves_the_trained_levels_of_a_linear_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.linear.run.export", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    outcome = ended(write_shop(tmp_path))
+    assert outcome.status == 130
+    assert "Interrupted. --resume goes on after the last trained level." in outcome.err
+
+
+@pytest.mark.parametrize("name", ["evaluate", "fold"])
+def test_ctrl_c_ends_other_commands_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(Bundle, "open", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    outcome = command(name, "--model", tmp_path / "small/1", *(["--out", tmp_path / "small/2"] if name == "fold" else []))
+    assert (outcome.status, outcome.err) == (130, "Interrupted.\n")
+
+
+def test_a_checkpoint_on_a_full_disk_is_deleted_and_the_one_before_it_resumes(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, _: Any) -> int:
+            raise FULL
+
+    open_file, work = Path.open, work_folder(config.parent / "small" / "1")
+
+    def opened(path: Path, *arguments: Any, **options: Any) -> Any:
+        stream = open_file(path, *arguments, **options)
+        if path.name == "checkpoint.part" and (work / "checkpoint.pt").exists():
+            stream.close()
+            return Full()
+        return stream
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", opened)
+        outcome = ended(config)
+    assert outcome.status == 1
+    assert f"error: {work}: no space is left ([Errno 28] No space left on device)" in outcome.err
+    assert "When there is more, --resume goes on from step 1" in outcome.err
+    assert not (work / "checkpoint.part").exists()
+    assert ended(config, "--resume").status == 0
 
 
 def test_a_refused_fit_leaves_no_work_folder_but_that_of_an_earlier_run(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
