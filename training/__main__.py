@@ -7,9 +7,12 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -549,13 +552,37 @@ def _free(folder: Path | None = None) -> str:
     return f"; {free:,} MiB are free {here}, {temporary:,} MiB in {tempfile.gettempdir()} (another folder: TMPDIR), where logs are read"
 
 
+@contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """Inside, Ctrl-C has an effect even if it comes in a callback from C, out of which Python cannot raise it: it is sent again.
+
+    LLVM calls back at the end of a compilation, of seconds, so most of those that come during one end there.
+    """
+    former = sys.unraisablehook
+
+    def send_again(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            former(unraisable)
+            return
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = former
+
+
 def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Run a command. Returns the exit code."""
     logging.basicConfig(format="%(message)s")
     for name in (str(__package__), "espalier"):  # torch.onnx and onnxscript log every step of an export at INFO
         logging.getLogger(name).setLevel(logging.INFO)
     try:
-        app(arguments, prog_name=prog)
+        with _no_interrupt_lost():
+            app(arguments, prog_name=prog)
     except (EspalierError, FloatingPointError, OSError) as error:
         print(f"error: {error}{_free() if _is_full(error) else ''}", file=sys.stderr)
         return 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,23 @@ def test_ctrl_c_leaves_the_trained_levels_of_a_linear_model(tmp_path: Path, monk
 def test_ctrl_c_ends_other_commands_with_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(Bundle, "open", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     outcome = command(name, "--model", tmp_path / "small/1", *(["--out", tmp_path / "small/2"] if name == "fold" else []))
+    assert (outcome.status, outcome.err) == (130, "Interrupted.\n")
+
+
+def test_ctrl_c_in_a_callback_from_c_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def compiled(*_: object) -> None:
+        ctypes.CFUNCTYPE(None)(interrupted)()
+        threading.Event().wait(30)
+
+    monkeypatch.setattr(Bundle, "open", compiled)
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        outcome = command("evaluate", "--model", tmp_path / "small/1")
+    finally:
+        signal.signal(signal.SIGINT, former)
     assert (outcome.status, outcome.err) == (130, "Interrupted.\n")
 
 
