@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = cast(Main, import_module(command.module).main)
     except KeyboardInterrupt:  # while libraries load; later the command handles it
+        print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
     except ModuleNotFoundError as missing:
         print(f"error: espalier {name} needs {missing.name}: pip install 'espalier[{command.extra}]'", file=sys.stderr)

@@ -7,9 +7,12 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +29,7 @@ from espalier.errors import EspalierError, InvalidConfig
 from espalier.serving import Candidate
 
 from .run_log import RunLog
-from .versions import new_version
+from .versions import new_version, work_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
     from .evaluate import LabelledQueries
@@ -39,7 +42,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train, measu
 log = logging.getLogger(str(__package__))
 
 INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended after it wrote its results so far."""
+"""Exit code of a command that Ctrl-C ended. Typer has it, too."""
 
 
 @app.command()
@@ -86,10 +89,10 @@ def fit(
     if isinstance(settings, LinearConfig):
         if device == "cuda":
             raise InvalidConfig("--device", device, "auto or cpu: linear scorers are trained on a CPU")
-        from .linear.run import fit_version
-
         settings = settings.model_copy(update={"name": new_version(out)})
-        with RunLog.opened("--log-to", log_to, settings.name) as run_log:
+        with _resumable(out), RunLog.opened("--log-to", log_to, settings.name) as run_log:
+            from .linear.run import fit_version
+
             _report(fit_version(settings, out, resume, earlier), begin, run_log)
         return
     if test is not None:
@@ -98,13 +101,42 @@ def fit(
         )
         raise InvalidConfig("--test", str(test), expected)
     settings = settings.model_copy(update={"name": new_version(out)})
-    from .deep.fit import pick_device
-    from .deep.run import fit_and_export
+    with _resumable(out), RunLog.opened("--log-to", log_to, settings.name) as run_log:
+        from .deep.fit import pick_device
+        from .deep.run import fit_and_export
 
-    with RunLog.opened("--log-to", log_to, settings.name) as run_log:
         bundle = fit_and_export(settings, data, out, pick_device(device), resume, earlier)
         if bundle is not None:
             _report(bundle, begin, run_log)
+
+
+class _Interrupted(Exception):
+    """Ctrl-C. The message says what `--resume` would go on from."""
+
+
+@contextmanager
+def _resumable(out: Path) -> Iterator[None]:
+    """Says after Ctrl-C and on a full disk what `--resume` would go on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise _Interrupted(_resume_point(work_folder(out))) from None
+    except OSError as error:
+        if not _is_full(error):
+            raise
+        work = work_folder(out)
+        raise EspalierError(f"{work}: no space is left ({error}){_free(work.parent)}. When there is more, {_resume_point(work)}") from error
+
+
+def _resume_point(work: Path) -> str:
+    """In words, what `--resume` would go on from."""
+    if checkpoints := sorted(work.glob("**/checkpoint.pt"), key=lambda file: file.stat().st_mtime_ns):
+        from .deep.checkpoint import step_of
+
+        return f"--resume goes on from step {step_of(checkpoints[-1])}"
+    if next(work.glob("**/level-*.safetensors"), None) is not None:
+        return "--resume goes on after the last trained level"
+    return "--resume starts anew, since there is no checkpoint yet"
 
 
 @app.command()
@@ -513,10 +545,34 @@ def _is_full(error: Exception) -> bool:
     return isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or "requested and" in str(error))
 
 
-def _free() -> str:
-    """The free space of the current folder and of the folder for temporary files, which get most of the data."""
-    temporary, current = (shutil.disk_usage(folder).free >> 20 for folder in (tempfile.gettempdir(), "."))
-    return f"; {current:,} MiB are free here, {temporary:,} MiB in {tempfile.gettempdir()} (another folder: TMPDIR), where logs are read"
+def _free(folder: Path | None = None) -> str:
+    """The free space of a folder (None: the current one) and of the folder for temporary files, which get most of the data."""
+    temporary, free = (shutil.disk_usage(path).free >> 20 for path in (tempfile.gettempdir(), folder or "."))
+    here = "here" if folder is None else f"in {folder}"
+    return f"; {free:,} MiB are free {here}, {temporary:,} MiB in {tempfile.gettempdir()} (another folder: TMPDIR), where logs are read"
+
+
+@contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """Inside, Ctrl-C has an effect even if it comes in a callback from C, out of which Python cannot raise it: it is sent again.
+
+    LLVM calls back at the end of a compilation, of seconds, so most of those that come during one end there.
+    """
+    former = sys.unraisablehook
+
+    def send_again(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            former(unraisable)
+            return
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = former
 
 
 def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
@@ -525,7 +581,8 @@ def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int
     for name in (str(__package__), "espalier"):  # torch.onnx and onnxscript log every step of an export at INFO
         logging.getLogger(name).setLevel(logging.INFO)
     try:
-        app(arguments, prog_name=prog)
+        with _no_interrupt_lost():
+            app(arguments, prog_name=prog)
     except (EspalierError, FloatingPointError, OSError) as error:
         print(f"error: {error}{_free() if _is_full(error) else ''}", file=sys.stderr)
         return 1
@@ -535,7 +592,12 @@ def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int
     except MemoryError as error:
         print(f"error: out of memory {error}".rstrip(), file=sys.stderr)
         return 1
+    except _Interrupted as interrupted:
+        print(f"Interrupted. {interrupted}.", file=sys.stderr)
+        return INTERRUPTED
     except SystemExit as ended:  # typer ends every command so
+        if ended.code == INTERRUPTED:
+            print("Interrupted.", file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0
 

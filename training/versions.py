@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from espalier.errors import BundleExists, InvalidConfig
 
 
 def new_version(out: Path) -> str:
-    """The model's name in `--out`. Raises InvalidConfig unless it is NAME/VERSION, BundleExists if the version exists."""
+    """The model's name in `--out`. Raises InvalidConfig unless it is NAME/VERSION in a writable folder, BundleExists if it exists."""
     name, version = out.absolute().parent.name, out.name
     if not (version.isdecimal() and int(version) >= 1 and str(int(version)) == version):
         raise InvalidConfig("--out", str(out), "models/NAME/VERSION with a version number of at least 1")
@@ -22,6 +23,9 @@ def new_version(out: Path) -> str:
         raise InvalidConfig("--out", name, "a model name of lower-case letters, digits, '.', '_' and '-', at most 64")
     if out.exists():
         raise BundleExists(f"{out}: a bundle is never overwritten; choose another version")
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InvalidConfig("--out", str(out), f"a folder that can be written to, which {folder} is not")
     return name
 
 
@@ -45,6 +49,19 @@ def clear(work: Path, resume: bool) -> None:
             shutil.rmtree(unfinished)
         else:
             unfinished.unlink(missing_ok=True)  # already deleted with its folder
+
+
+@contextmanager
+def first_files(work: Path) -> Iterator[None]:
+    """Make a work folder for the files that a run begins with. If it is new and an error comes, it is deleted: it holds no progress."""
+    is_new = not work.exists()
+    work.mkdir(exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            shutil.rmtree(work, ignore_errors=True)
+        raise
 
 
 @contextmanager

@@ -141,7 +141,8 @@ def _load(
     bundle = Bundle.open(path, verify=settings.verify)
     manifest = bundle.manifest
     if (manifest.name, manifest.version) != (name, version):
-        raise BundleCorrupt(f"{path}: its manifest says {manifest.name} version {manifest.version}")
+        correct = f"{manifest.name}/{manifest.version}"
+        raise BundleCorrupt(f"{path}: its manifest says {manifest.name} version {manifest.version}; rename the folder to {correct}")
     steps.append("opening its engine")
     engine = engines.open(bundle, settings.device, settings.engine, settings.threads, settings.precision)
     if runs_on_gpu(engine.name):

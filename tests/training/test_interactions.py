@@ -304,6 +304,14 @@ def test_bad_text_is_refused_with_file_line_column_and_value(
     assert (error.value.field, error.value.value) == (field, value)
 
 
+def test_users_with_few_events_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = write(tmp_path, "log", "user,item\nu,a\nu,b\nv,a\nw,a\nw,c\n")
+    with caplog.at_level("INFO"):
+        read(log, min_user_events=2)
+        read(log, min_user_events=1)
+    assert caplog.messages == ["1 of 3 users have fewer than 2 events and are left out"]
+
+
 def test_files_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match="a file that exists"):
         read(tmp_path / "missing")

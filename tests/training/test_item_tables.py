@@ -94,6 +94,38 @@ def test_columns_of_codes_and_of_numbers_that_are_too_large_stay_text(tmp_path: 
     }
 
 
+@pytest.mark.parametrize("name", ["items.csv", "items.parquet"])
+def test_rows_that_match_are_counted_and_few_are_warned_of(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    file, ids = tmp_path / name, ["a1", "a2", "b3"]
+    if name.endswith(".csv"):
+        file.write_text("id\n" + "\n".join(ids) + "\n")
+    else:
+        pq.write_table(pa.table({"id": ids}), file)
+    with caplog.at_level("INFO"):
+        item_table(file, pa.array(["a1", "a2"]), TextTable())
+        item_table(file, pa.array(["1", "2", "b3"]), TextTable())
+    matched, few = caplog.records
+    assert (matched.levelname, matched.message) == ("INFO", f"{name}: rows for 2 of 2 items; 1 unused rows")
+    assert few.levelname == "WARNING"
+    assert (
+        few.message
+        == f"WARNING: {name}: rows for 1 of 3 items; 2 unused rows. Item '1' has none, for example; ids of the file are such as 'a1'"
+    )
+
+
+@pytest.mark.parametrize("name", ["items.csv", "items.parquet"])
+def test_rows_without_an_id_are_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    if name.endswith(".csv"):
+        file.write_text("id,title\na,A\n,B\nb,B\n")
+    else:
+        pq.write_table(pa.table({"id": ["a", None, "b"]}), file)
+    with pytest.raises(
+        InvalidData, match=rf"{name}: row 2, column id: got (''|None), expected an id in column 'id'; 1 of 3 rows have none"
+    ):
+        item_table(file, pa.array(["a"]), TextTable())
+
+
 # -- content ------------------------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ from tests.file_modes import assert_every_user_can_read, umask
 from tests.service.running import Json, Running, problem, run
 from tests.training.commands import answer_rows, command, trained
 from tests.training.points import as_xmc, npz_files, points_of_degrees, random_points
+from tests.training.shared_runs import Killed
 from tests.training.shop import THINGS, write_shop
 from training.__main__ import fit
 from training.data.csr import as_rows
@@ -184,8 +185,8 @@ def test_features_are_answered_and_explained_over_http(tmp_path: Path) -> None:
 def test_what_was_chosen_before_a_run_was_killed_is_not_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = {"data": npz_files(tmp_path, train=points_of(300)), "tree": TREE}
     with monkeypatch.context() as patch:
-        patch.setattr("training.linear.run.export", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr("training.linear.run.export", lambda *arguments: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
             trained(tmp_path, raw)
     kept = tmp_path / "models" / "any" / ".1.work"
     assert sorted(file.name for file in kept.iterdir()) == ["chosen.json", "identity", "level-1.safetensors", "level-2.safetensors"]

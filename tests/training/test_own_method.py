@@ -131,6 +131,7 @@ def test_an_interrupt_leaves_what_was_done_and_says_so_in_the_exit_code(module: 
     own = ["--own", f"{module}:Popular", "--own", f"{module}:Endless"]
     outcome = command("compare", "log.csv", "--methods", "popularity", *own, "--json", "report.json")
     assert (outcome.status, "interrupted: methods that are missing were not run" in outcome.out) == (130, True)
+    assert outcome.err.endswith("Interrupted.\n")
     assert "Popular" in {row["method"] for row in json.loads(Path("report.json").read_text())["rows"]}
 
 

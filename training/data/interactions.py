@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Mapping
@@ -36,6 +37,8 @@ from ..data.parquet_logs import files_of
 from ..data.vector_files import read_vectors, vectors_in_order
 from ..data.vocabulary import Vocabulary
 from ..specification.log_format import LogFormat, Order, TableFormat, VectorsFormat
+
+logger = logging.getLogger(__name__)
 
 EVENTS_FILE = "item_of_event.int32"
 """Name, inside the work folder, of the file behind `Interactions.item_of_event_E`."""
@@ -116,6 +119,9 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
         item_order, item_row = _kept_items(codes, scratch, log.min_item_events)
         stays_U, offset_U1 = _write_kept(grouped_U1, item_row, log.min_user_events, scratch, stamp_type)
         user_order = users[stays_U]
+        if left_out := np.count_nonzero(~stays_U):
+            user, event = ("queries", "items") if isinstance(log, VectorsFormat) else ("users", "events")
+            logger.info("%d of %d %s have fewer than %d %s and are left out", left_out, len(users), user, log.min_user_events, event)
         # Replacing, not overwriting: an earlier result that still maps the old file stays intact.
         os.replace(scratch / EVENTS_FILE, work_dir / EVENTS_FILE)
         if log.timestamp is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,10 +12,12 @@ import pyarrow.parquet as pq
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 
-from ..data.log_values import BadRows, position_of
+from ..data.log_values import BadRows, empty_rows, position_of
 from ..data.parquet_logs import is_parquet
 from ..data.text_files import TextTableFile, other_separator, whole_table
 from ..specification.log_format import TextTable
+
+log = logging.getLogger(__name__)
 
 WHOLE = "0|[1-9][0-9]*"
 """A number without leading zeros: 007 is a code."""
@@ -53,6 +56,10 @@ def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
         raise InvalidConfig("data.items", f"ids of type {table.column('id').type}", "strings or numbers") from error
     if not len(file_ids):
         raise InvalidData(str(file), "no rows", "at least one item")
+    if len(empty := empty_rows(file_ids)):
+        row = int(empty[0])
+        without = f"{len(empty):,} of {len(file_ids):,} rows have none"
+        raise InvalidData(f"{file.name}: row {row + 1}, column id", file_ids[row].as_py(), f"an id in column 'id'; {without}")
     counts = pc.value_counts(file_ids)
     if len(counts) != len(file_ids):
         repeated = counts.filter(pc.greater(counts.field("counts"), 1))[0].as_py()["values"]
@@ -60,7 +67,20 @@ def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
     rows = pc.index_in(ids.cast(pa.large_string()), file_ids)
     if rows.null_count == len(rows):
         raise InvalidConfig("data.items", file_ids.slice(0, 3).to_pylist(), f"ids of the log's items, such as {ids[0].as_py()!r}")
+    _log_matches(file.name, ids, file_ids, rows)
     return ItemTable.build(table.take(rows).set_column(table.column_names.index("id"), "id", ids))
+
+
+def _log_matches(name: str, ids: pa.Array, file_ids: pa.ChunkedArray, rows: pa.Array) -> None:
+    """Log how many items have a row: ids of another form match none, or a few by accident."""
+    matches = len(rows) - rows.null_count
+    counts = f"{name}: rows for {matches:,} of {len(rows):,} items; {len(file_ids) - matches:,} unused rows"
+    if 2 * matches >= len(rows):
+        log.info(counts)
+        return
+    unused = file_ids.filter(pc.invert(pc.is_in(file_ids, ids.cast(file_ids.type))))
+    item, example = ids.filter(pc.is_null(rows))[0].as_py(), (unused if len(unused) else file_ids)[0].as_py()
+    log.warning("WARNING: %s. Item %r has none, for example; ids of the file are such as %r", counts, item, example)
 
 
 def _read_text(file: Path, form: TextTable) -> pa.Table:

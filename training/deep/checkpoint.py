@@ -96,7 +96,12 @@ class Checkpoint:
 
     def _write(self, content: dict[str, Any]) -> None:
         with _atomic_write(self.file) as stream:
-            torch.save(content | {"identity": self.identity}, stream)
+            try:
+                torch.save(content | {"identity": self.identity}, stream)
+            except RuntimeError as error:  # torch raises this one after the stream's own, of a full disk for example
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
     def restore(self) -> RunState:
         """Load the file (tensors and plain values only), if there is one. Raises InvalidConfig if it is damaged or another run's."""
@@ -117,6 +122,12 @@ class Checkpoint:
         state = RunState(**content["progress"])
         log.info("resumed at step %d", state.step)
         return state
+
+
+def step_of(file: Path) -> int:
+    """The step of a checkpoint."""
+    progress: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)["progress"]
+    return int(progress["step"])
 
 
 def identity_of(config: DeepConfig, prepared: Prepared, tree: Tree) -> dict[str, str]:
@@ -162,9 +173,12 @@ def stored_tree(file: Path, config: DeepConfig, prepared: Prepared, build: Calla
 
 @contextmanager
 def _atomic_write(file: Path) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `file` in one step at the end, once it is on the disk."""
+    """Open a file that replaces `file` in one step at the end, once it is on the disk. After an error it is deleted."""
     part_file = file.with_suffix(".part")
-    with part_file.open("wb") as stream:
-        yield stream
-    flush(part_file)
-    part_file.replace(file)
+    try:
+        with part_file.open("wb") as stream:
+            yield stream
+        flush(part_file)
+        part_file.replace(file)
+    finally:
+        part_file.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from ..deep.sequence.rules import with_rules
 from ..retrieval.needs import silence
 from ..retrieval.task import NO_DEADLINE, Deadline
 from ..specification.deep import DeepConfig, NeighboursConfig, SequenceConfig
-from ..versions import clear, only_run, work_folder
+from ..versions import clear, first_files, only_run, work_folder
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,9 @@ def fit_and_export(
         if process() == 0:
             clear(work, resume)
         wait_for_all()
-        prepared = prepare(config, data, work / f"process-{process()}" if process() else work, work, journal)  # for its own files
+        folder = work / f"process-{process()}" if process() else work  # for its own files
+        with first_files(work) if process() == 0 else nullcontext():
+            prepared = prepare(config, data, folder, work, journal)
         lists = prepared.interactions
         log.info("%d users, %d items, %d events", lists.user_count, lists.item_count, lists.event_count)
         bundle = train_and_export(config, prepared, out, device, work, resume, FIT_S, deadline, refit=deadline.at_s is None)

@@ -100,9 +100,12 @@ def as_chunks(levels: Sequence[LevelScorers], tree: Tree, width: int) -> Chunks:
 def write_level(file: Path, level: LevelScorers) -> None:
     """Write a level's scorers, all or nothing."""
     unfinished = file.with_suffix(".part")
-    write_safetensors(unfinished, {field.name: getattr(level, field.name) for field in fields(level)})
-    flush(unfinished)
-    unfinished.replace(file)
+    try:
+        write_safetensors(unfinished, {field.name: getattr(level, field.name) for field in fields(level)})
+        flush(unfinished)
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)  # the disk may be full
 
 
 def read_level(file: Path) -> LevelScorers:

@@ -34,7 +34,7 @@ from ..linear.stacking_tables import Weighing
 from ..live.run_journal import read_run_journal
 from ..specification.linear import LinearConfig
 from ..trees.hierarchical_kmeans import hierarchical_kmeans
-from ..versions import clear, only_run, work_folder
+from ..versions import clear, first_files, only_run, work_folder
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,6 @@ def fit_version(config: LinearConfig, out: Path, resume: bool = False, journal: 
     work = work_folder(out)
     with only_run(work):
         clear(work, resume)
-        work.mkdir(exist_ok=True)
         bundle = fit_and_export(config, out, work, journal=journal)
         shutil.rmtree(work)
     return bundle
@@ -57,13 +56,14 @@ def fit_version(config: LinearConfig, out: Path, resume: bool = False, journal: 
 def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | None = None, journal: Path | None = None) -> Bundle:
     """Train by a configuration and write models/NAME/VERSION.
 
-    work     an existing folder, empty or of a run of the same configuration and data that was killed; it goes on from there
+    work     a folder: new, empty, or of a run of the same configuration and data that was killed, from which it goes on
     threads  None: one for each core that this process may use; a container may have fewer than the machine
     journal  the model whose live items are added
     Raises InvalidConfig if the folder is another run's, and the errors of `prepare`.
     """
     begin = time.perf_counter()
-    prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
+    with first_files(work):
+        prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
     _check_identity(work / "identity", config, prepared.fingerprint)
     threads = threads or len(os.sched_getaffinity(0))
     branching, max_leaf = config.tree.branching, config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])

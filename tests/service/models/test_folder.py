@@ -214,6 +214,13 @@ def test_a_bundle_that_is_deleted_renamed_or_replaced_serves_on(models: Path, ho
         assert caplog.text.count("deleted or replaced") == 1
 
 
+def test_a_folder_that_was_renamed_by_hand_is_refused_with_the_name_that_it_should_have(models: Path) -> None:
+    shutil.copytree(models / "books", models / "novels")
+    with run(models) as running:
+        reason = running.registry.entry("novels").reasons[1]
+    assert "novels/1: its manifest says books version 1; rename the folder to books/1" in reason
+
+
 def test_reasons_name_paths_below_the_models_folder(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     assert relative_paths(f"{folder}/books/1/items.arrow: missing", folder) == "books/1/items.arrow: missing"
