@@ -305,7 +305,10 @@ def _rows(lines: list[str], separator: str, quote: str) -> list[list[str]]:
 
 
 def _is_header(first_row: list[str], column_options: Mapping[str, str | None]) -> bool:
-    return any(cell in column_options.values() or _word(cell) in words for cell in first_row for words in NAMES.values())
+    """Whether a cell is a usual name, or the name in an option. Whole numbers are positions."""
+    orders = ("time", "file"), ("time", "none")
+    names = {option for role, option in column_options.items() if option and not option.isdecimal() and (role, option) not in orders}
+    return any(cell in names or _word(cell) in words for cell in first_row for words in NAMES.values())
 
 
 def _has_decimal_commas(values: pa.Array) -> bool:

@@ -141,7 +141,7 @@ def test_rows_that_contradict_each_other_in_the_order_of_day_and_month_are_both_
     log = tmp_path / "log.csv"
     dates = {1: first, 2: "5/31/2024" if first == "30/5/2024" else "31/5/2024"}
     log.write_text(dated(lambda row: dates.get(row % every, "1/5/2024")))
-    shown = r"\['3\d/5/2024', '5/3\d/2024'\], expected days and months in one order \(%d/%m/%Y or %m/%d/%Y\): say --time file"
+    shown = r'\["3\d/5/2024", "5/3\d/2024"\], expected days and months in one order \(%d/%m/%Y or %m/%d/%Y\): say --time file'
     with pytest.raises(InvalidData, match=f"column 'time': got {shown}"):
         written(log)
 
@@ -157,7 +157,7 @@ def test_dates_of_a_data_frame_are_found_out_too(tmp_path: Path) -> None:
 def test_options_say_what_names_do_not(tmp_path: Path) -> None:
     log = tmp_path / "odd.csv"
     log.write_text("who,what,n\n" + "".join(f"{user},{item},{at}\n" for user, item, at in rows()))
-    with pytest.raises(InvalidData, match=r"odd\.csv: first line: got \['who', 'what', 'n'\], expected names .* --user and --item"):
+    with pytest.raises(InvalidData, match=r'odd\.csv: first line: got \["who", "what", "n"\], expected names .* --user and --item'):
         written(log)
     with pytest.raises(InvalidData, match=r"column item: got None, expected one of \['who', 'what', 'n'\]: say which with --item"):
         written(log, user="who")
@@ -165,6 +165,35 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
     assert raw["kind"] == "otm"
     named = {"user": "who", "item": "what", "timestamp": "n", "timestamp_type": "seconds"}
     assert named.items() <= raw["data"]["format"].items()
+
+
+def numbered(header: str, columns: tuple[int, ...] = (0, 1, 2, 3)) -> str:
+    """Events of users and items that are numbers, the first of them 1,0,4,TIME, with their columns in some order."""
+    events = [(str(row % 5 + 1), str(row * 7 % 30), "4", str(1_500_000_000 + row)) for row in range(200)]
+    return header + "".join(",".join(event[column] for column in columns) + "\n" for event in events)
+
+
+@pytest.mark.parametrize("given", [{"user": "0", "item": "1"}, {"user": "0", "item": "1", "time": "3"}, {"item": "1", "time": "none"}])
+def test_a_number_in_an_option_is_a_position_whatever_the_first_event_contains(tmp_path: Path, given: dict[str, str]) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(numbered("").replace("1,0,4", "1,0,none"))
+    form = written(log, **given)["data"]["format"]
+    assert {"header": False, "user": 0, "item": 1}.items() <= form.items()
+    assert form.get("timestamp") == (None if given.get("time") == "none" else 3)
+    events = read(log, **form)
+    assert (events.user_count, events.item_count, events.event_count) == (5, 30, 200)
+
+
+def test_columns_whose_names_are_numbers_need_another_name_in_the_header(tmp_path: Path) -> None:
+    log, given = tmp_path / "log.csv", {"user": "0", "item": "1"}
+    log.write_text(numbered("1,0,2,timestamp\n", (1, 0, 2, 3)))
+    form = written(log, **given)["data"]["format"]
+    assert {"header": True, "user": "0", "item": "1", "timestamp": "timestamp"}.items() <= form.items()
+    assert read(log, **form).user_count == 5
+    log.write_text(numbered("0,1,2,3\n"))
+    form = written(log, **given)["data"]["format"]
+    assert {"header": False, "user": 0, "item": 1}.items() <= form.items(), "a header of numbers alone is an event"
+    assert read(log, **form | {"min_user_events": 1}).event_count == 201
 
 
 @pytest.mark.parametrize(
@@ -176,7 +205,7 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
         ("user,item\na,b\nc,d,e\n", {}, "log.csv: line 3: got 'c,d,e', expected as many fields"),
         ("\n'user';'item'\n\n'a\nb';'c'\nc;'d';e\n", {}, "log.csv: line 6: got 'c;d;e', expected as many fields"),
         ("1::2::3\n4\n", {}, "log.csv: line 2: got '4', expected as many fields"),
-        ("user_id,userid,item\n1,2,3\n", {}, r"column user: got \['user_id', 'userid'\], expected one of .*: say which with --user"),
+        ("user_id,userid,item\n1,2,3\n", {}, r'column user: got \["user_id", "userid"\], expected one of .*: say which with --user'),
         ("user,item\n1,2\n", {"user": "users"}, r"column user: got 'users', expected one of \['user', 'item'\]: say which with --user"),
         ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a number, or a time such as 2026-03-08 07:24"),
         ("user,item,time\n1,2,170\n1,3,\n", {}, "column 'time': got '', expected a number, or a time"),
