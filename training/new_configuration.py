@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
 
-from .data.interactions import read_interactions
+from .data.interactions import Interactions, read_interactions
 from .data.log_files import without_end
-from .data.log_values import LAST_MICROSECOND, BadRows, Timestamps, is_text_type
+from .data.log_values import LAST_MICROSECOND, MICROSECONDS, BadRows, Stamps, Timestamps, is_text_type
 from .data.parquet_logs import files_of, is_parquet, opened
 from .data.text_files import TextTableFile, encoding_of, fields_of, line_of, open_text, quoted_fields, separator_of
 from .specification.linear import LogData
@@ -346,10 +346,7 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
         form |= {role: layout.column(role) for role in POSITIONS}
         form |= layout.time([form[role] for role in POSITIONS])
         layout.say_unused([form[role] for role in (*POSITIONS, "timestamp") if role in form])
-    checked = form | {"min_user_events": 1}
-    interactions = read_interactions(layout.log, LOG_FORMAT.checked(checked | {"bad_rows": "skip"}), scratch)
-    if _are_many(interactions.bad_rows, interactions.event_count):
-        interactions = read_interactions(layout.log, LOG_FORMAT.checked(checked), scratch)
+    interactions = _checked_events(layout, form | {"min_user_events": 1}, scratch)
     form |= layout.bad_rows(interactions.bad_rows, "data.format")
     length_U = np.diff(interactions.offset_U1)
     half_thresholds = (least for least in LEAST_EVENTS if 2 * length_U[length_U >= least].sum() >= length_U.sum())
@@ -366,6 +363,37 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
     window = int(np.clip(np.quantile(length_U, 0.95), 1, MOST_IN_WINDOW))
     more = [f"windows = [{window}] # lists have no order: one window, as long as 95 of 100 lists", "targets = 20"]
     return kind, [*lines, "", "[instances]", *more]
+
+
+def _checked_events(layout: Layout, form: dict[str, object], scratch: Path) -> Interactions:
+    """The log's events. Raises InvalidData for times in several units, and the first error if many rows cannot be read."""
+
+    def read(**changes: object) -> Interactions:
+        return read_interactions(layout.log, LOG_FORMAT.checked(form | changes), scratch)
+
+    unit = next((unit for unit in EPOCHS if unit == form.get("timestamp_type")), None)
+    log = read(bad_rows="skip") if unit is None else read(bad_rows="skip", timestamp_type="float")  # all numbers: also of another unit
+    if log.time_of_event_E is not None and form["timestamp_type"] != "datetime":
+        _check_unit(layout.log, form["timestamp"], log.time_of_event_E)
+    if unit is not None and log.time_of_event_E is not None:
+        last = LAST_MICROSECOND / MICROSECONDS[unit]
+        if max(-log.time_of_event_E.min(), log.time_of_event_E.max()) >= last:
+            log = read(bad_rows="skip")
+    return read() if _are_many(log.bad_rows, log.event_count) else log
+
+
+def _check_unit(log: Path, column: object, stamps_E: Stamps) -> None:
+    """Raises InvalidData if nearly all numbers, zeros aside, are times of the EPOCHS, but of several units."""
+    first_of_unit, known = {}, 0
+    for unit, (least, last) in EPOCHS.items():
+        is_inside_E = (least <= stamps_E) & (stamps_E < last)
+        if is_inside_E.any():
+            first_of_unit[unit] = stamps_E[is_inside_E.argmax()]
+            known += int(np.count_nonzero(is_inside_E))
+    if len(first_of_unit) > 1 and known >= (1 - MOST_BAD) * np.count_nonzero(stamps_E):
+        examples = ", ".join(f"{stamp:.0f} ({unit})" for unit, stamp in first_of_unit.items())
+        expected = "times in one unit: convert the others, or say --time file if the rows are in order"
+        raise InvalidData(f"{log.name}: column {column!r}", examples, expected)
 
 
 def _are_many(bad_rows: Mapping[str, int], read_rows: int) -> bool:

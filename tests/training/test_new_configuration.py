@@ -167,6 +167,53 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
     assert named.items() <= raw["data"]["format"].items()
 
 
+@pytest.mark.parametrize(
+    ("factor", "examples"),
+    [
+        (lambda row: 1000 ** (row % 3), r"1500000000 \(seconds\), 1500000\d{6} \(milliseconds\), 1500000\d{9} \(microseconds\)"),
+        (lambda row: 1000 if row >= 2940 else 1, r"1500000000 \(seconds\), 1500002940000 \(milliseconds\)"),
+        (lambda row: 1000 if row >= 1000 else 1, r"1500000000 \(seconds\), 1500001000000 \(milliseconds\)"),
+        (lambda row: 1 if row >= 1000 else 1000, r"1500001000 \(seconds\), 1500000000000 \(milliseconds\)"),
+        (lambda row: 10**9 if row >= 2940 else 10**6, r"1500000000000000 \(microseconds\), 15000029400\d{8} \(nanoseconds\)"),
+    ],
+)
+@pytest.mark.parametrize("parquet", [False, True])
+def test_times_in_several_units_are_refused_with_one_of_each(
+    tmp_path: Path, factor: Callable[[int], int], examples: str, parquet: bool
+) -> None:
+    rows = [(f"u{row % 100}", f"i{row * 7 % 30}", (1_500_000_000 + row) * factor(row)) for row in range(3000)]
+    log = tmp_path / "log"
+    if parquet:
+        pq.write_table(pa.table(dict(zip(("user", "item", "time"), map(list, zip(*rows, strict=True)), strict=True))), log)
+    else:
+        log.write_text("user,item,time\n" + "".join(f"{user},{item},{at}\n" for user, item, at in rows))
+    with pytest.raises(InvalidData, match=f"^log: column 'time': got '{examples}', expected times in one unit: .* --time file"):
+        written(log)
+    assert "timestamp" not in written(log, time="file")["data"]["format"]
+
+
+def test_counters_and_a_damaged_time_are_no_other_unit(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("user,item,time\n" + "".join(f"u{row % 9},i{row % 7},{row * 1_000_003}\n" for row in range(2000)))
+    raw, comments = new(log)
+    assert raw["data"]["format"]["timestamp_type"] == "integer"
+    assert "# - times: whole numbers of no known unit, by the values\n" in comments
+    log.write_text("user,item,time\n" + "".join(f"u{row % 9},i{row % 7},{MOMENT * (1 if row < 1500 else 37)}\n" for row in range(1510)))
+    raw, comments = new(log)
+    assert {"timestamp_type": "seconds", "bad_rows": "skip"}.items() <= raw["data"]["format"].items()
+    assert "left out, unreadable timestamp: 10;" in comments
+
+
+def test_nanoseconds_are_read_from_parquet_integers(tmp_path: Path) -> None:
+    user, item, at = zip(*rows(), strict=True)
+    pq.write_table(pa.table({"user": user, "item": item, "time": [moment * 10**9 + 1 for moment in at]}), tmp_path / "log.parquet")
+    form = written(tmp_path / "log.parquet")["data"]["format"]
+    assert form["timestamp_type"] == "nanoseconds"
+    log = read(tmp_path / "log.parquet", **form)
+    assert log.time_of_event_E is not None
+    assert log.time_of_event_E[0] == min(at) * 10**6
+
+
 def numbered(header: str, columns: tuple[int, ...] = (0, 1, 2, 3)) -> str:
     """Events of users and items that are numbers, the first of them 1,0,4,TIME, with their columns in some order."""
     events = [(str(row % 5 + 1), str(row * 7 % 30), "4", str(1_500_000_000 + row)) for row in range(200)]

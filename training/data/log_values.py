@@ -233,8 +233,9 @@ def is_text_type(values: pa.DataType) -> bool:
 
 def _numbers(values: pa.Array, to: pa.DataType) -> Stamps | None:
     """The values as numbers, or None when one of them is missing, unreadable or not finite."""
+    rounds = pa.types.is_integer(values.type) and pa.types.is_floating(to)  # as texts do: nanoseconds have more digits than floats
     try:
-        cast = values.cast(to)
+        cast = values.cast(to, safe=not rounds)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     if pa.types.is_timestamp(to):
