@@ -547,6 +547,18 @@ def test_times_with_a_zone_are_read_from_texts_of_every_type(tmp_path: Path, kin
     assert lists(read(tmp_path / "log.parquet", **TIMED, timestamp_type="datetime")) == {"u": ["early", "late"]}
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+@pytest.mark.parametrize("zone", ["Z", " Z", "UTC", " UTC", " GMT", " +00:00", " +0000", " +02:00", "+02:00"])
+def test_a_zone_may_follow_a_blank_and_have_a_name(tmp_path: Path, kind: pa.DataType, zone: str) -> None:
+    times = pa.array([f"2024-01-02 01:00:00{zone}", "2024-01-01 23:30:00Z", f"2024-01-01 00:00:00.25{zone}"]).cast(kind)
+    write_parquet(tmp_path / "log.parquet", user=["u"] * 3, item=["c", "b", "a"], time=times)
+    log = read(tmp_path / "log.parquet", **TIMED, timestamp_type="datetime")
+    hours = 2 if "2" in zone else 0
+    assert lists(log) == {"u": ["a", "c", "b"] if hours else ["a", "b", "c"]}
+    assert log.time_of_event_E is not None
+    assert log.time_of_event_E[0] == 1_704_067_200_250_000 - hours * 3_600_000_000
+
+
 def test_text_that_begins_as_parquet_does_is_text(tmp_path: Path) -> None:
     file = tmp_path / "log.csv"
     for content, expected in ((b"PAR1,i1\nu2,i2\n", False), (b"PAR1,i1\nu2,PAR1", True), (b"PAR", False), (b"", False)):

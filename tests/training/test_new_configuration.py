@@ -370,6 +370,11 @@ AWKWARD: dict[str, tuple[bytes, dict[str, Any], str]] = {
         {"timestamp": "begin", "timestamp_type": "datetime"},
         "# - times: ISO 8601, by the values",
     ),
+    "times with a blank before UTC": (
+        shown("event_time,event_type,product_id,user_id", "{t:%Y-%m-%d %H:%M:%S} UTC,view,{i},{u}").encode(),
+        {"user": "user_id", "item": "product_id", "timestamp": "event_time", "timestamp_type": "datetime"},
+        "# - times: ISO 8601, by the values",
+    ),
     "days before months between dots": (
         shown("user;item;Datum", "{u};{i};{t:%d.%m.%Y %H:%M:%S}").encode(),
         {"separator": ";", "timestamp": "Datum", "timestamp_type": "datetime", "time_format": "%d.%m.%Y %H:%M:%S"},

@@ -37,6 +37,8 @@ FIRST_MOMENT = np.datetime64("1000-01-01", "us")
 WITHOUT_DAY = {"%d": "%M", "%e": "%M", "%D": "%m/%M/%y", "%F": "%Y-%m-%M"}
 """Directive of `strptime` with a day → one that reads the same text with the day as a minute. The date is then the first of the month."""
 HALF_A_MONTH, HALF_A_DAY = np.timedelta64(14, "D"), np.timedelta64(12, "h")
+ZONES = ((" ?(?:UTC|GMT|Z)$", "Z"), (" ([+-][0-9:]+)$", r"\1"))
+"""Pattern of a zone that a blank or a name sets apart → the zone of ISO 8601."""
 ZONE_ROWS = 100
 """First values of a block that are searched for the zone of the log's dates and times."""
 
@@ -199,7 +201,7 @@ class Timestamps:
             return None if np.isnat(moments).any() else moments.astype(np.int64)
         if self._kind == "datetime":
             zone = getattr(values.type, "tz", None) if self._of_first is None else self._of_first[0]
-            return _numbers(values, pa.timestamp("us", zone))
+            return _iso(values, zone)
         if self._kind == "integer":
             return _numbers(values, pa.int64())
         numbers = _numbers(values, pa.float64())
@@ -222,13 +224,24 @@ class Timestamps:
             return
         for row in range(min(len(values), ZONE_ROWS)):
             for zone in ((None, "without a zone"), ("UTC", "with a zone")):
-                if _numbers(values[row : row + 1], pa.timestamp("us", zone[0])) is not None:
+                if _iso(values[row : row + 1], zone[0]) is not None:
                     self._of_first = zone
                     return
 
 
 def is_text_type(values: pa.DataType) -> bool:
     return any(fits(values) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
+def _iso(values: pa.Array, zone: str | None) -> Stamps | None:
+    """As `_numbers`, microseconds of dates and times as ISO 8601, or with one of ZONES."""
+    moments = _numbers(values, pa.timestamp("us", zone))
+    if moments is None and zone is not None and is_text_type(values.type):
+        texts = values.cast(pa.string())
+        for pattern, iso in ZONES:
+            texts = pc.replace_substring_regex(texts, pattern, iso)
+        moments = _numbers(texts, pa.timestamp("us", zone))
+    return moments
 
 
 def _numbers(values: pa.Array, to: pa.DataType) -> Stamps | None:
