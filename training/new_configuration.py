@@ -114,12 +114,13 @@ class Layout:
             return {}
         timestamp_type = types[column]
         if timestamp_type is None:
-            raise InvalidData(
-                f"{self.log.name}: column {column!r}",
-                _first_without_time(self.values[column], decimal),
-                "a number, or a time such as 2026-03-08 07:24, 08.03.2026 or 03/28/2026, without blanks around it: name another column "
-                "with --time, or say --time file if the rows are in order",
-            )
+            value: object = _number_and_date(self.values[column], decimal)
+            expected = "times all as numbers or all as dates: convert the others"
+            if value is None:
+                value = _first_without_time(self.values[column], decimal)
+                form = "a number, or a time such as 2026-03-08 07:24, 08.03.2026 or 03/28/2026, without blanks around it"
+                expected = f"{form}: name another column with --time"
+            raise InvalidData(f"{self.log.name}: column {column!r}", value, f"{expected}, or say --time file if the rows are in order")
         if timestamp_type == "datetime" and (formats := _formats(self.values[column])):
             time_format = self._one_format(column, formats)
             self.notes.append(f"times: written {time_format}, by the values")
@@ -445,6 +446,15 @@ def _formats(values: pa.Array) -> dict[str, NDArray[np.int64]]:
 def _looks_dated(column: Column, kind: TimestampType | None) -> bool:
     """Whether a column's values alone show that it has times. Numbers count only if no line names the columns."""
     return kind == "datetime" or (isinstance(column, int) and kind in EPOCHS)
+
+
+def _number_and_date(values: pa.Array, decimal: str) -> list[object] | None:
+    """The first number and the first other value, if the other values are dates and times; else None."""
+    others = Timestamps("float", decimal).unreadable(values, None)
+    if not 0 < len(others) < len(values) or _time_type(values.take(pa.array(others)), decimal) != "datetime":
+        return None
+    first_number = next(row for row in range(len(values)) if row not in others)
+    return [values[first_number].as_py(), values[int(others[0])].as_py()]
 
 
 def _first_without_time(values: pa.Array, decimal: str) -> object:

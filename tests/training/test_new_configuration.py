@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -190,6 +191,16 @@ def test_times_in_several_units_are_refused_with_one_of_each(
     with pytest.raises(InvalidData, match=f"^log: column 'time': got '{examples}', expected times in one unit: .* --time file"):
         written(log)
     assert "timestamp" not in written(log, time="file")["data"]["format"]
+
+
+@pytest.mark.parametrize("date", ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S UTC", "%d.%m.%Y"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_numbers_among_dates_are_named_as_two_forms_of_times(tmp_path: Path, date: str, first: int) -> None:
+    log, shown_times = tmp_path / "log.csv", [str(MOMENT), f"{datetime.fromtimestamp(MOMENT, UTC):{date}}"]
+    log.write_text("user,item,time\n" + "".join(f"u{row % 9},i{row % 7},{shown_times[(row + first) % 2]}\n" for row in range(200)))
+    expected = f'column \'time\': got ["{shown_times[0]}", "{shown_times[1]}"], expected times all as numbers or all as dates: '
+    with pytest.raises(InvalidData, match=re.escape(expected)):
+        written(log)
 
 
 def test_counters_and_a_damaged_time_are_no_other_unit(tmp_path: Path) -> None:
