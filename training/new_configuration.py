@@ -353,8 +353,9 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
     half_thresholds = (least for least in LEAST_EVENTS if 2 * length_U[length_U >= least].sum() >= length_U.sum())
     form["min_user_events"] = next(half_thresholds, None)
     if form["min_user_events"] is None:
-        expected = "at least half of them of users with 2 or more; is the column of users another one? Say so with --user"
-        raise InvalidData(f"{layout.log.name}: events", f"{interactions.event_count:,} of {interactions.user_count:,} users", expected)
+        lone_users = f"{np.count_nonzero(length_U == 1):,} of {interactions.user_count:,} with one event only"
+        expected = "users with 2 events or more, who have half of all events: a model learns what follows in a user's list"
+        raise InvalidData(f"{layout.log.name}: users", lone_users, f"{expected}; if another column names the users, say so with --user")
     layout.notes.append(f"{interactions.user_count:,} users, {interactions.item_count:,} items, {interactions.event_count:,} events")
     layout.notes.append(f"min_user_events: of {LEAST_EVENTS} the first with which half of the events stay")
     format_text = ", ".join(f"{key} = {_toml(value)}" for key, value in form.items())
