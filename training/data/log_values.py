@@ -113,9 +113,17 @@ class RowSource:
         return RowSource(self.file, self.columns, lambda row: self.position(int(kept_rows[row]))), batch.take(pa.array(kept_rows))
 
     def strings(self, role: str, values: pa.Array) -> pa.Array:
-        """A column of ids or names as strings; integers (Parquet) are written out."""
+        """A column of ids or names as strings; whole numbers (Parquet) are written as integers, and NaN is null."""
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
+        if pa.types.is_floating(values.type):  # pandas turns integers into floats if some are missing
+            numbers = values.to_numpy(zero_copy_only=False)  # NaN for null
+            bits = np.finfo(numbers.dtype).nmant + 1
+            wrong_numbers = numbers[(np.abs(numbers) >= 2.0**bits) | ((numbers != np.rint(numbers)) & ~np.isnan(numbers))]
+            if len(wrong_numbers):
+                expected = f"strings, or whole numbers below 2^{bits}, in column {self.columns[role]!r}: convert the column"
+                raise InvalidData(f"{self.file}: column {role}", f"{values.type} {wrong_numbers[0]}", expected)
+            values = pa.array(numbers, from_pandas=True).cast(pa.int64())
         if not (is_text_type(values.type) or pa.types.is_integer(values.type)):
             raise InvalidData(f"{self.file}: column {role}", str(values.type), f"strings or integers in column {self.columns[role]!r}")
         return values.cast(pa.string())

@@ -160,8 +160,7 @@ def _kind(values: pa.DataType) -> str:
         return "times without a zone" if values.tz is None else "times with a zone"
     kinds = {
         "strings": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
-        "integers": (pa.types.is_integer,),
-        "fractions": (pa.types.is_floating,),
+        "numbers": (pa.types.is_integer, pa.types.is_floating),
     }
     return next((kind for kind, tests in kinds.items() if any(test(values) for test in tests)), str(values))
 
