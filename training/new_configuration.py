@@ -25,7 +25,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from .data.interactions import Interactions, read_interactions
 from .data.log_files import without_end
 from .data.log_values import LAST_MICROSECOND, MICROSECONDS, BadRows, Stamps, Timestamps, is_text_type
-from .data.parquet_logs import files_of, is_parquet, opened
+from .data.parquet_logs import files_of, is_parquet, name_of, opened
 from .data.text_files import TextTableFile, encoding_of, fields_of, line_of, open_text, quoted_fields, separator_of
 from .specification.linear import LogData
 from .specification.log_format import LOG_FORMAT, BadRowsPolicy, Column, CsvFormat, TextTable, TimestampType
@@ -201,7 +201,7 @@ def _look(log: Path, column_options: Mapping[str, str | None], scratch: Path) ->
         raise InvalidData("log", str(log), "a file that exists, or a folder of Parquet files")
     if is_parquet(log):
         file = files_of(log)[0]
-        with opened(file, file.name, scratch) as parquet:
+        with opened(file, name_of(file, log), scratch) as parquet:
             batch = next(parquet.iter_batches(ROWS), pa.record_batch([]))
         return Layout(log, {"format": "parquet"}, dict(zip(batch.schema.names, batch.columns, strict=True)), column_options, ["Parquet"])
     encoding = encoding_of(log)

@@ -441,9 +441,10 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path, content: bytes) -> N
     write_parquet(tmp_path / "log" / "a", user=["u"], item=["a"])
     (tmp_path / "log" / "readme.txt").write_bytes(content)
     error = refused(tmp_path / "log")
-    assert (error.field, "expected a Parquet file" in str(error)) == ("log/readme.txt", True)
+    assert error.field == "log/readme.txt"
+    assert error.expected == "a Parquet file; only folders of Parquet files are logs: write parts of text into one file, with one header"
     (tmp_path / "log.parquet.gz").write_bytes(gzip.compress(content)[:-9])
-    assert "a Parquet file" in str(refused(tmp_path / "log.parquet.gz"))
+    assert refused(tmp_path / "log.parquet.gz").expected == "a Parquet file"
 
 
 def test_a_damaged_page_is_named_with_its_row_group(tmp_path: Path) -> None:

@@ -83,6 +83,15 @@ def test_parquet_has_names_and_types(tmp_path: Path, folder: bool) -> None:
     assert "timestamp" not in written(log, time="file")["data"]["format"]
 
 
+def test_a_folder_of_text_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "p0.csv").write_text(text(",", rows(), "user,item,rating,time"))
+    with pytest.raises(
+        InvalidData, match=r"^log/p0\.csv: got .*, expected a Parquet file; .* write parts of text into one file, with one header"
+    ):
+        written(tmp_path / "log")
+
+
 @pytest.mark.parametrize("name", ["searches.csv", "searches.txt", "searches", "searches.log.gz"])
 def test_texts_that_lead_to_items_are_learned_by_xr_linear_whatever_the_name_of_their_log(tmp_path: Path, name: str) -> None:
     log, content = tmp_path / name, ("query,product\n" + "".join(f'"find {item}, please",{item}\n' for _, item, _ in rows())).encode()
