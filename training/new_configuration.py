@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
 
-from .data.interactions import read_interactions
+from .data.interactions import Interactions, read_interactions
 from .data.log_files import without_end
-from .data.log_values import LAST_MICROSECOND, BadRows, Timestamps, is_text_type
-from .data.parquet_logs import files_of, is_parquet, opened
+from .data.log_values import LAST_MICROSECOND, MICROSECONDS, BadRows, Stamps, Timestamps, is_text_type
+from .data.parquet_logs import files_of, is_parquet, name_of, opened
 from .data.text_files import TextTableFile, encoding_of, fields_of, line_of, open_text, quoted_fields, separator_of
 from .specification.linear import LogData
 from .specification.log_format import LOG_FORMAT, BadRowsPolicy, Column, CsvFormat, TextTable, TimestampType
@@ -114,12 +114,13 @@ class Layout:
             return {}
         timestamp_type = types[column]
         if timestamp_type is None:
-            raise InvalidData(
-                f"{self.log.name}: column {column!r}",
-                _first_without_time(self.values[column], decimal),
-                "a number, or a time such as 2026-03-08 07:24, 08.03.2026 or 03/28/2026, without blanks around it: name another column "
-                "with --time, or say --time file if the rows are in order",
-            )
+            value: object = _number_and_date(self.values[column], decimal)
+            expected = "times all as numbers or all as dates: convert the others"
+            if value is None:
+                value = _first_without_time(self.values[column], decimal)
+                form = "a number, or a time such as 2026-03-08 07:24, 08.03.2026 or 03/28/2026, without blanks around it"
+                expected = f"{form}: name another column with --time"
+            raise InvalidData(f"{self.log.name}: column {column!r}", value, f"{expected}, or say --time file if the rows are in order")
         if timestamp_type == "datetime" and (formats := _formats(self.values[column])):
             time_format = self._one_format(column, formats)
             self.notes.append(f"times: written {time_format}, by the values")
@@ -200,7 +201,7 @@ def _look(log: Path, column_options: Mapping[str, str | None], scratch: Path) ->
         raise InvalidData("log", str(log), "a file that exists, or a folder of Parquet files")
     if is_parquet(log):
         file = files_of(log)[0]
-        with opened(file, file.name, scratch) as parquet:
+        with opened(file, name_of(file, log), scratch) as parquet:
             batch = next(parquet.iter_batches(ROWS), pa.record_batch([]))
         return Layout(log, {"format": "parquet"}, dict(zip(batch.schema.names, batch.columns, strict=True)), column_options, ["Parquet"])
     encoding = encoding_of(log)
@@ -305,7 +306,10 @@ def _rows(lines: list[str], separator: str, quote: str) -> list[list[str]]:
 
 
 def _is_header(first_row: list[str], column_options: Mapping[str, str | None]) -> bool:
-    return any(cell in column_options.values() or _word(cell) in words for cell in first_row for words in NAMES.values())
+    """Whether a cell is a usual name, or the name in an option. Whole numbers are positions."""
+    orders = ("time", "file"), ("time", "none")
+    names = {option for role, option in column_options.items() if option and not option.isdecimal() and (role, option) not in orders}
+    return any(cell in names or _word(cell) in words for cell in first_row for words in NAMES.values())
 
 
 def _has_decimal_commas(values: pa.Array) -> bool:
@@ -343,17 +347,15 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
         form |= {role: layout.column(role) for role in POSITIONS}
         form |= layout.time([form[role] for role in POSITIONS])
         layout.say_unused([form[role] for role in (*POSITIONS, "timestamp") if role in form])
-    checked = form | {"min_user_events": 1}
-    interactions = read_interactions(layout.log, LOG_FORMAT.checked(checked | {"bad_rows": "skip"}), scratch)
-    if _are_many(interactions.bad_rows, interactions.event_count):
-        interactions = read_interactions(layout.log, LOG_FORMAT.checked(checked), scratch)
+    interactions = _checked_events(layout, form | {"min_user_events": 1}, scratch)
     form |= layout.bad_rows(interactions.bad_rows, "data.format")
     length_U = np.diff(interactions.offset_U1)
     half_thresholds = (least for least in LEAST_EVENTS if 2 * length_U[length_U >= least].sum() >= length_U.sum())
     form["min_user_events"] = next(half_thresholds, None)
     if form["min_user_events"] is None:
-        expected = "at least half of them of users with 2 or more; is the column of users another one? Say so with --user"
-        raise InvalidData(f"{layout.log.name}: events", f"{interactions.event_count:,} of {interactions.user_count:,} users", expected)
+        lone_users = f"{np.count_nonzero(length_U == 1):,} of {interactions.user_count:,} with one event only"
+        expected = "users with 2 events or more, who have half of all events: a model learns what follows in a user's list"
+        raise InvalidData(f"{layout.log.name}: users", lone_users, f"{expected}; if another column names the users, say so with --user")
     layout.notes.append(f"{interactions.user_count:,} users, {interactions.item_count:,} items, {interactions.event_count:,} events")
     layout.notes.append(f"min_user_events: of {LEAST_EVENTS} the first with which half of the events stay")
     format_text = ", ".join(f"{key} = {_toml(value)}" for key, value in form.items())
@@ -363,6 +365,37 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
     window = int(np.clip(np.quantile(length_U, 0.95), 1, MOST_IN_WINDOW))
     more = [f"windows = [{window}] # lists have no order: one window, as long as 95 of 100 lists", "targets = 20"]
     return kind, [*lines, "", "[instances]", *more]
+
+
+def _checked_events(layout: Layout, form: dict[str, object], scratch: Path) -> Interactions:
+    """The log's events. Raises InvalidData for times in several units, and the first error if many rows cannot be read."""
+
+    def read(**changes: object) -> Interactions:
+        return read_interactions(layout.log, LOG_FORMAT.checked(form | changes), scratch)
+
+    unit = next((unit for unit in EPOCHS if unit == form.get("timestamp_type")), None)
+    log = read(bad_rows="skip") if unit is None else read(bad_rows="skip", timestamp_type="float")  # all numbers: also of another unit
+    if log.time_of_event_E is not None and form["timestamp_type"] != "datetime":
+        _check_unit(layout.log, form["timestamp"], log.time_of_event_E)
+    if unit is not None and log.time_of_event_E is not None:
+        last = LAST_MICROSECOND / MICROSECONDS[unit]
+        if max(-log.time_of_event_E.min(), log.time_of_event_E.max()) >= last:
+            log = read(bad_rows="skip")
+    return read() if _are_many(log.bad_rows, log.event_count) else log
+
+
+def _check_unit(log: Path, column: object, stamps_E: Stamps) -> None:
+    """Raises InvalidData if nearly all numbers, zeros aside, are times of the EPOCHS, but of several units."""
+    first_of_unit, known = {}, 0
+    for unit, (least, last) in EPOCHS.items():
+        is_inside_E = (least <= stamps_E) & (stamps_E < last)
+        if is_inside_E.any():
+            first_of_unit[unit] = stamps_E[is_inside_E.argmax()]
+            known += int(np.count_nonzero(is_inside_E))
+    if len(first_of_unit) > 1 and known >= (1 - MOST_BAD) * np.count_nonzero(stamps_E):
+        examples = ", ".join(f"{stamp:.0f} ({unit})" for unit, stamp in first_of_unit.items())
+        expected = "times in one unit: convert the others, or say --time file if the rows are in order"
+        raise InvalidData(f"{log.name}: column {column!r}", examples, expected)
 
 
 def _are_many(bad_rows: Mapping[str, int], read_rows: int) -> bool:
@@ -414,6 +447,15 @@ def _formats(values: pa.Array) -> dict[str, NDArray[np.int64]]:
 def _looks_dated(column: Column, kind: TimestampType | None) -> bool:
     """Whether a column's values alone show that it has times. Numbers count only if no line names the columns."""
     return kind == "datetime" or (isinstance(column, int) and kind in EPOCHS)
+
+
+def _number_and_date(values: pa.Array, decimal: str) -> list[object] | None:
+    """The first number and the first other value, if the other values are dates and times; else None."""
+    others = Timestamps("float", decimal).unreadable(values, None)
+    if not 0 < len(others) < len(values) or _time_type(values.take(pa.array(others)), decimal) != "datetime":
+        return None
+    first_number = next(row for row in range(len(values)) if row not in others)
+    return [values[first_number].as_py(), values[int(others[0])].as_py()]
 
 
 def _first_without_time(values: pa.Array, decimal: str) -> object:

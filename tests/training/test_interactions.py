@@ -418,10 +418,10 @@ def test_ids_may_have_another_width_or_encoding_in_each_file(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("columns", "field", "value", "expected"),
     [
-        ({"user": ["v"], "item": [5]}, "column item", "column 'item' of integers", "column 'item' of strings, as in log/a"),
+        ({"user": ["v"], "item": [5]}, "column item", "column 'item' of numbers", "column 'item' of strings, as in log/a"),
         ({"user": ["v"], "item": [None]}, "column item", "column 'item' of null", "column 'item' of strings, as in log/a"),
         ({"user": ["v"], "thing": ["a"]}, "column item", "item", "one of ['user', 'thing'], once"),
-        ({"user": ["v"], "item": ["a"], "time": [1.5]}, "column timestamp", "column 'time' of fractions", "column 'time' of integers"),
+        ({"user": ["v"], "item": ["a"], "time": ["1"]}, "column timestamp", "column 'time' of strings", "column 'time' of numbers"),
     ],
 )
 def test_a_file_with_other_columns_than_the_first_is_named_before_anything_is_read(
@@ -449,9 +449,10 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path, content: bytes) -> N
     write_parquet(tmp_path / "log" / "a", user=["u"], item=["a"])
     (tmp_path / "log" / "readme.txt").write_bytes(content)
     error = refused(tmp_path / "log")
-    assert (error.field, "expected a Parquet file" in str(error)) == ("log/readme.txt", True)
+    assert error.field == "log/readme.txt"
+    assert error.expected == "a Parquet file; only folders of Parquet files are logs: write parts of text into one file, with one header"
     (tmp_path / "log.parquet.gz").write_bytes(gzip.compress(content)[:-9])
-    assert "a Parquet file" in str(refused(tmp_path / "log.parquet.gz"))
+    assert refused(tmp_path / "log.parquet.gz").expected == "a Parquet file"
 
 
 def test_a_damaged_page_is_named_with_its_row_group(tmp_path: Path) -> None:
@@ -553,6 +554,39 @@ def test_times_with_a_zone_are_read_from_texts_of_every_type(tmp_path: Path, kin
     times = pa.array(["2024-01-02T00:00:00Z", "2024-01-01T00:00:00Z"]).cast(kind)
     write_parquet(tmp_path / "log.parquet", user=["u", "u"], item=["late", "early"], time=times)
     assert lists(read(tmp_path / "log.parquet", **TIMED, timestamp_type="datetime")) == {"u": ["early", "late"]}
+
+
+@pytest.mark.parametrize(("kind", "last"), [(pa.float64(), 2**53), (pa.float32(), 2**24), (pa.float16(), 2**11)])
+def test_floats_that_are_whole_numbers_are_ids_as_integers_are(tmp_path: Path, kind: pa.DataType, last: int) -> None:
+    integers = write_parquet(tmp_path / "log" / "0.parquet", user=[1, 1], item=[last - 1, 3])
+    users, items = np.array([1, 1, np.nan, 2]), np.array([last - 1, 3, 3, -3])
+    floats = write_parquet(
+        tmp_path / "log" / "1.parquet", user=pa.array(users, kind, from_pandas=True), item=pa.array(items, pa.float64()).cast(kind)
+    )
+    expected = {"1": [str(last - 1), "3"]}
+    assert lists(read(tmp_path / "log", bad_rows="skip")) == {"1": expected["1"] * 2, "2": ["-3"]}
+    assert lists(read(integers)) == expected
+    assert lists(read(floats, bad_rows="skip")) == expected | {"2": ["-3"]}
+    assert refused(floats).field == "1.parquet: row group 1, row 3, column user"
+    write_parquet(floats, user=pa.array(users, kind), item=["a"] * 4)  # NaN instead of null
+    assert lists(read(floats, bad_rows="skip")) == {"1": ["a", "a"], "2": ["a"]}
+    for wrong, name in ((0.5, "0.5"), (float(last), str(float(last))), (float("inf"), "inf")):
+        write_parquet(floats, user=pa.array([wrong], pa.float64()).cast(kind), item=["a"])
+        error = refused(floats)
+        assert (error.field, error.value) == ("1.parquet: column user", f"'{kind} {name}'")
+        assert error.expected.endswith("in column 'user': convert the column")
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+@pytest.mark.parametrize("zone", ["Z", " Z", "UTC", " UTC", " GMT", " +00:00", " +0000", " +02:00", "+02:00"])
+def test_a_zone_may_follow_a_blank_and_have_a_name(tmp_path: Path, kind: pa.DataType, zone: str) -> None:
+    times = pa.array([f"2024-01-02 01:00:00{zone}", "2024-01-01 23:30:00Z", f"2024-01-01 00:00:00.25{zone}"]).cast(kind)
+    write_parquet(tmp_path / "log.parquet", user=["u"] * 3, item=["c", "b", "a"], time=times)
+    log = read(tmp_path / "log.parquet", **TIMED, timestamp_type="datetime")
+    hours = 2 if "2" in zone else 0
+    assert lists(log) == {"u": ["a", "c", "b"] if hours else ["a", "b", "c"]}
+    assert log.time_of_event_E is not None
+    assert log.time_of_event_E[0] == 1_704_067_200_250_000 - hours * 3_600_000_000
 
 
 def test_text_that_begins_as_parquet_does_is_text(tmp_path: Path) -> None:

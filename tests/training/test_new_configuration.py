@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -82,6 +83,15 @@ def test_parquet_has_names_and_types(tmp_path: Path, folder: bool) -> None:
     assert "timestamp" not in written(log, time="file")["data"]["format"]
 
 
+def test_a_folder_of_text_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "p0.csv").write_text(text(",", rows(), "user,item,rating,time"))
+    with pytest.raises(
+        InvalidData, match=r"^log/p0\.csv: got .*, expected a Parquet file; .* write parts of text into one file, with one header"
+    ):
+        written(tmp_path / "log")
+
+
 @pytest.mark.parametrize("name", ["searches.csv", "searches.txt", "searches", "searches.log.gz"])
 def test_texts_that_lead_to_items_are_learned_by_xr_linear_whatever_the_name_of_their_log(tmp_path: Path, name: str) -> None:
     log, content = tmp_path / name, ("query,product\n" + "".join(f'"find {item}, please",{item}\n' for _, item, _ in rows())).encode()
@@ -141,7 +151,7 @@ def test_rows_that_contradict_each_other_in_the_order_of_day_and_month_are_both_
     log = tmp_path / "log.csv"
     dates = {1: first, 2: "5/31/2024" if first == "30/5/2024" else "31/5/2024"}
     log.write_text(dated(lambda row: dates.get(row % every, "1/5/2024")))
-    shown = r"\['3\d/5/2024', '5/3\d/2024'\], expected days and months in one order \(%d/%m/%Y or %m/%d/%Y\): say --time file"
+    shown = r'\["3\d/5/2024", "5/3\d/2024"\], expected days and months in one order \(%d/%m/%Y or %m/%d/%Y\): say --time file'
     with pytest.raises(InvalidData, match=f"column 'time': got {shown}"):
         written(log)
 
@@ -157,7 +167,7 @@ def test_dates_of_a_data_frame_are_found_out_too(tmp_path: Path) -> None:
 def test_options_say_what_names_do_not(tmp_path: Path) -> None:
     log = tmp_path / "odd.csv"
     log.write_text("who,what,n\n" + "".join(f"{user},{item},{at}\n" for user, item, at in rows()))
-    with pytest.raises(InvalidData, match=r"odd\.csv: first line: got \['who', 'what', 'n'\], expected names .* --user and --item"):
+    with pytest.raises(InvalidData, match=r'odd\.csv: first line: got \["who", "what", "n"\], expected names .* --user and --item'):
         written(log)
     with pytest.raises(InvalidData, match=r"column item: got None, expected one of \['who', 'what', 'n'\]: say which with --item"):
         written(log, user="who")
@@ -165,6 +175,92 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
     assert raw["kind"] == "otm"
     named = {"user": "who", "item": "what", "timestamp": "n", "timestamp_type": "seconds"}
     assert named.items() <= raw["data"]["format"].items()
+
+
+@pytest.mark.parametrize(
+    ("factor", "examples"),
+    [
+        (lambda row: 1000 ** (row % 3), r"1500000000 \(seconds\), 1500000\d{6} \(milliseconds\), 1500000\d{9} \(microseconds\)"),
+        (lambda row: 1000 if row >= 2940 else 1, r"1500000000 \(seconds\), 1500002940000 \(milliseconds\)"),
+        (lambda row: 1000 if row >= 1000 else 1, r"1500000000 \(seconds\), 1500001000000 \(milliseconds\)"),
+        (lambda row: 1 if row >= 1000 else 1000, r"1500001000 \(seconds\), 1500000000000 \(milliseconds\)"),
+        (lambda row: 10**9 if row >= 2940 else 10**6, r"1500000000000000 \(microseconds\), 15000029400\d{8} \(nanoseconds\)"),
+    ],
+)
+@pytest.mark.parametrize("parquet", [False, True])
+def test_times_in_several_units_are_refused_with_one_of_each(
+    tmp_path: Path, factor: Callable[[int], int], examples: str, parquet: bool
+) -> None:
+    rows = [(f"u{row % 100}", f"i{row * 7 % 30}", (1_500_000_000 + row) * factor(row)) for row in range(3000)]
+    log = tmp_path / "log"
+    if parquet:
+        pq.write_table(pa.table(dict(zip(("user", "item", "time"), map(list, zip(*rows, strict=True)), strict=True))), log)
+    else:
+        log.write_text("user,item,time\n" + "".join(f"{user},{item},{at}\n" for user, item, at in rows))
+    with pytest.raises(InvalidData, match=f"^log: column 'time': got '{examples}', expected times in one unit: .* --time file"):
+        written(log)
+    assert "timestamp" not in written(log, time="file")["data"]["format"]
+
+
+@pytest.mark.parametrize("date", ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S UTC", "%d.%m.%Y"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_numbers_among_dates_are_named_as_two_forms_of_times(tmp_path: Path, date: str, first: int) -> None:
+    log, shown_times = tmp_path / "log.csv", [str(MOMENT), f"{datetime.fromtimestamp(MOMENT, UTC):{date}}"]
+    log.write_text("user,item,time\n" + "".join(f"u{row % 9},i{row % 7},{shown_times[(row + first) % 2]}\n" for row in range(200)))
+    expected = f'column \'time\': got ["{shown_times[0]}", "{shown_times[1]}"], expected times all as numbers or all as dates: '
+    with pytest.raises(InvalidData, match=re.escape(expected)):
+        written(log)
+
+
+def test_counters_and_a_damaged_time_are_no_other_unit(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("user,item,time\n" + "".join(f"u{row % 9},i{row % 7},{row * 1_000_003}\n" for row in range(2000)))
+    raw, comments = new(log)
+    assert raw["data"]["format"]["timestamp_type"] == "integer"
+    assert "# - times: whole numbers of no known unit, by the values\n" in comments
+    log.write_text("user,item,time\n" + "".join(f"u{row % 9},i{row % 7},{MOMENT * (1 if row < 1500 else 37)}\n" for row in range(1510)))
+    raw, comments = new(log)
+    assert {"timestamp_type": "seconds", "bad_rows": "skip"}.items() <= raw["data"]["format"].items()
+    assert "left out, unreadable timestamp: 10;" in comments
+
+
+def test_nanoseconds_are_read_from_parquet_integers(tmp_path: Path) -> None:
+    user, item, at = zip(*rows(), strict=True)
+    pq.write_table(pa.table({"user": user, "item": item, "time": [moment * 10**9 + 1 for moment in at]}), tmp_path / "log.parquet")
+    form = written(tmp_path / "log.parquet")["data"]["format"]
+    assert form["timestamp_type"] == "nanoseconds"
+    log = read(tmp_path / "log.parquet", **form)
+    assert log.time_of_event_E is not None
+    assert log.time_of_event_E[0] == min(at) * 10**6
+
+
+def numbered(header: str, columns: tuple[int, ...] = (0, 1, 2, 3)) -> str:
+    """Events of users and items that are numbers, the first of them 1,0,4,TIME, with their columns in some order."""
+    events = [(str(row % 5 + 1), str(row * 7 % 30), "4", str(1_500_000_000 + row)) for row in range(200)]
+    return header + "".join(",".join(event[column] for column in columns) + "\n" for event in events)
+
+
+@pytest.mark.parametrize("given", [{"user": "0", "item": "1"}, {"user": "0", "item": "1", "time": "3"}, {"item": "1", "time": "none"}])
+def test_a_number_in_an_option_is_a_position_whatever_the_first_event_contains(tmp_path: Path, given: dict[str, str]) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(numbered("").replace("1,0,4", "1,0,none"))
+    form = written(log, **given)["data"]["format"]
+    assert {"header": False, "user": 0, "item": 1}.items() <= form.items()
+    assert form.get("timestamp") == (None if given.get("time") == "none" else 3)
+    events = read(log, **form)
+    assert (events.user_count, events.item_count, events.event_count) == (5, 30, 200)
+
+
+def test_columns_whose_names_are_numbers_need_another_name_in_the_header(tmp_path: Path) -> None:
+    log, given = tmp_path / "log.csv", {"user": "0", "item": "1"}
+    log.write_text(numbered("1,0,2,timestamp\n", (1, 0, 2, 3)))
+    form = written(log, **given)["data"]["format"]
+    assert {"header": True, "user": "0", "item": "1", "timestamp": "timestamp"}.items() <= form.items()
+    assert read(log, **form).user_count == 5
+    log.write_text(numbered("0,1,2,3\n"))
+    form = written(log, **given)["data"]["format"]
+    assert {"header": False, "user": 0, "item": 1}.items() <= form.items(), "a header of numbers alone is an event"
+    assert read(log, **form | {"min_user_events": 1}).event_count == 201
 
 
 @pytest.mark.parametrize(
@@ -176,12 +272,16 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
         ("user,item\na,b\nc,d,e\n", {}, "log.csv: line 3: got 'c,d,e', expected as many fields"),
         ("\n'user';'item'\n\n'a\nb';'c'\nc;'d';e\n", {}, "log.csv: line 6: got 'c;d;e', expected as many fields"),
         ("1::2::3\n4\n", {}, "log.csv: line 2: got '4', expected as many fields"),
-        ("user_id,userid,item\n1,2,3\n", {}, r"column user: got \['user_id', 'userid'\], expected one of .*: say which with --user"),
+        ("user_id,userid,item\n1,2,3\n", {}, r'column user: got \["user_id", "userid"\], expected one of .*: say which with --user'),
         ("user,item\n1,2\n", {"user": "users"}, r"column user: got 'users', expected one of \['user', 'item'\]: say which with --user"),
         ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a number, or a time such as 2026-03-08 07:24"),
         ("user,item,time\n1,2,170\n1,3,\n", {}, "column 'time': got '', expected a number, or a time"),
         ("user,item\n", {}, "log.csv: got 'names of columns alone', expected events"),
-        ("user,item\n1,2\n3,4\n", {}, "events: got '2 of 2 users', expected at least half of them of users with 2 or more"),
+        (
+            "user,item\n1,2\n3,4\n",
+            {},
+            "log.csv: users: got '2 of 2 with one event only', expected users with 2 events or more, who .* --user",
+        ),
         ("u1 i1 i2\nu2 i3 i4\n", {}, "first line: .* --user 0 --item 1 if a line is an event; if it is a user, write format"),
         (f"user,item\n1,{'x' * 200_000}\n", {}, "first line: got"),
         ("user,item\n1,2\n,3\n", {}, "line 3, column user: got '', expected an id"),
@@ -292,6 +392,11 @@ AWKWARD: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "ISO times with a zone": (
         shown("user,item,begin", "{u},{i},{t:%Y-%m-%dT%H:%M:%S}+02:00").encode(),
         {"timestamp": "begin", "timestamp_type": "datetime"},
+        "# - times: ISO 8601, by the values",
+    ),
+    "times with a blank before UTC": (
+        shown("event_time,event_type,product_id,user_id", "{t:%Y-%m-%d %H:%M:%S} UTC,view,{i},{u}").encode(),
+        {"user": "user_id", "item": "product_id", "timestamp": "event_time", "timestamp_type": "datetime"},
         "# - times: ISO 8601, by the values",
     ),
     "days before months between dots": (

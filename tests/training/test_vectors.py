@@ -133,7 +133,7 @@ def test_rare_items_and_short_lists_are_dropped(tmp_path: Path) -> None:
         ([["x"]], [["a"]], "column vector: got 'string', expected numbers"),
         ([[1.0], [2.0]], [["a"], [""]], "row 2, column items: got '', expected ids"),
         ([[1.0], [2.0]], [["a"], ["b", None]], "row 2, column items: got None, expected ids"),
-        ([[1.0]], [[0.5]], "column items: got 'double', expected strings or integers"),
+        ([[1.0]], [[0.5]], "column items: got 'double 0.5', expected strings, or whole numbers below 2.53, in"),
         ([[1.0]], [[]], "no events"),
     ],
 )

@@ -37,6 +37,8 @@ FIRST_MOMENT = np.datetime64("1000-01-01", "us")
 WITHOUT_DAY = {"%d": "%M", "%e": "%M", "%D": "%m/%M/%y", "%F": "%Y-%m-%M"}
 """Directive of `strptime` with a day → one that reads the same text with the day as a minute. The date is then the first of the month."""
 HALF_A_MONTH, HALF_A_DAY = np.timedelta64(14, "D"), np.timedelta64(12, "h")
+ZONES = ((" ?(?:UTC|GMT|Z)$", "Z"), (" ([+-][0-9:]+)$", r"\1"))
+"""Pattern of a zone that a blank or a name sets apart → the zone of ISO 8601."""
 ZONE_ROWS = 100
 """First values of a block that are searched for the zone of the log's dates and times."""
 
@@ -111,9 +113,17 @@ class RowSource:
         return RowSource(self.file, self.columns, lambda row: self.position(int(kept_rows[row]))), batch.take(pa.array(kept_rows))
 
     def strings(self, role: str, values: pa.Array) -> pa.Array:
-        """A column of ids or names as strings; integers (Parquet) are written out."""
+        """A column of ids or names as strings; whole numbers (Parquet) are written as integers, and NaN is null."""
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
+        if pa.types.is_floating(values.type):  # pandas turns integers into floats if some are missing
+            numbers = values.to_numpy(zero_copy_only=False)  # NaN for null
+            bits = np.finfo(numbers.dtype).nmant + 1
+            wrong_numbers = numbers[(np.abs(numbers) >= 2.0**bits) | ((numbers != np.rint(numbers)) & ~np.isnan(numbers))]
+            if len(wrong_numbers):
+                expected = f"strings, or whole numbers below 2^{bits}, in column {self.columns[role]!r}: convert the column"
+                raise InvalidData(f"{self.file}: column {role}", f"{values.type} {wrong_numbers[0]}", expected)
+            values = pa.array(numbers, from_pandas=True).cast(pa.int64())
         if not (is_text_type(values.type) or pa.types.is_integer(values.type)):
             raise InvalidData(f"{self.file}: column {role}", str(values.type), f"strings or integers in column {self.columns[role]!r}")
         return values.cast(pa.string())
@@ -199,7 +209,7 @@ class Timestamps:
             return None if np.isnat(moments).any() else moments.astype(np.int64)
         if self._kind == "datetime":
             zone = getattr(values.type, "tz", None) if self._of_first is None else self._of_first[0]
-            return _numbers(values, pa.timestamp("us", zone))
+            return _iso(values, zone)
         if self._kind == "integer":
             return _numbers(values, pa.int64())
         numbers = _numbers(values, pa.float64())
@@ -222,7 +232,7 @@ class Timestamps:
             return
         for row in range(min(len(values), ZONE_ROWS)):
             for zone in ((None, "without a zone"), ("UTC", "with a zone")):
-                if _numbers(values[row : row + 1], pa.timestamp("us", zone[0])) is not None:
+                if _iso(values[row : row + 1], zone[0]) is not None:
                     self._of_first = zone
                     return
 
@@ -231,10 +241,22 @@ def is_text_type(values: pa.DataType) -> bool:
     return any(fits(values) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
 
 
+def _iso(values: pa.Array, zone: str | None) -> Stamps | None:
+    """As `_numbers`, microseconds of dates and times as ISO 8601, or with one of ZONES."""
+    moments = _numbers(values, pa.timestamp("us", zone))
+    if moments is None and zone is not None and is_text_type(values.type):
+        texts = values.cast(pa.string())
+        for pattern, iso in ZONES:
+            texts = pc.replace_substring_regex(texts, pattern, iso)
+        moments = _numbers(texts, pa.timestamp("us", zone))
+    return moments
+
+
 def _numbers(values: pa.Array, to: pa.DataType) -> Stamps | None:
     """The values as numbers, or None when one of them is missing, unreadable or not finite."""
+    rounds = pa.types.is_integer(values.type) and pa.types.is_floating(to)  # as texts do: nanoseconds have more digits than floats
     try:
-        cast = values.cast(to)
+        cast = values.cast(to, safe=not rounds)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     if pa.types.is_timestamp(to):

@@ -81,7 +81,7 @@ def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, ro
     first: tuple[str, dict[str, tuple[Column, str]]] | None = None
     if len(files) > 1:
         for file in files:
-            name = _name(file, path)
+            name = name_of(file, path)
             with opened(file, name, scratch) as parquet:
                 stored = _stored_columns(parquet.schema_arrow, file, path, columns)
             if first is None:
@@ -95,7 +95,7 @@ def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, ro
 
 
 def _batches(file: Path, log: Path, columns: Mapping[str, Column], scratch: Path, rows: int) -> Generator[tuple[RowSource, pa.RecordBatch]]:
-    name = _name(file, log)
+    name = name_of(file, log)
     with opened(file, name, scratch) as parquet:
         stored = _stored_columns(parquet.schema_arrow, file, log, columns)
         partitions = _partitions(file, log)
@@ -130,7 +130,8 @@ def opened(file: Path, name: str, scratch: Path) -> Iterator[pa_parquet.ParquetF
                 shutil.copyfileobj(packed, plain)
         opened = pa_parquet.ParquetFile(source, buffer_size=READ_BYTES)
     except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
-        raise InvalidData(name, str(error), "a Parquet file") from error
+        whole = "" if name == file.name else "; only folders of Parquet files are logs: write parts of text into one file, with one header"
+        raise InvalidData(name, str(error), f"a Parquet file{whole}") from error
     with opened:
         yield opened
 
@@ -144,7 +145,7 @@ def _stored_columns(schema: pa.Schema, file: Path, log: Path, columns: Mapping[s
             column = schema.names[column]
         position = position_of(names, str(column))
         if position is None:
-            raise InvalidData(f"{_name(file, log)}: column {role}", column, f"one of {names}, once")
+            raise InvalidData(f"{name_of(file, log)}: column {role}", column, f"one of {names}, once")
         column = names[position]
         stored[role] = column, _kind(schema.field(column).type) if column in schema.names else "strings"
     return stored
@@ -160,8 +161,7 @@ def _kind(values: pa.DataType) -> str:
         return "times without a zone" if values.tz is None else "times with a zone"
     kinds = {
         "strings": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
-        "integers": (pa.types.is_integer,),
-        "fractions": (pa.types.is_floating,),
+        "numbers": (pa.types.is_integer, pa.types.is_floating),
     }
     return next((kind for kind, tests in kinds.items() if any(test(values) for test in tests)), str(values))
 
@@ -173,7 +173,7 @@ def _partitions(file: Path, log: Path) -> dict[str, str | None]:
     return {unquote(key): None if value == NULL_PARTITION else unquote(value) for key, _, value in pairs}
 
 
-def _name(file: Path, log: Path) -> str:
+def name_of(file: Path, log: Path) -> str:
     """A file's name in messages: its path below the log's folder, with that folder's name."""
     return file.name if file == log else f"{log.absolute().name}/{file.relative_to(log).as_posix()}"
 

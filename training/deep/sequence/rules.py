@@ -5,6 +5,7 @@ Knows lengths of lists, and the shape of an earlier model. Does not know models.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,8 @@ from ...data.interactions import Interactions
 from ...data.splits import EvaluationPair
 from ...deep.prepare import Prepared
 from ...specification.deep import DeepConfig, SequenceConfig
+
+log = logging.getLogger(__name__)
 
 
 def history_length(lists: Interactions, users: Int64, most: int = 200) -> int:
@@ -97,7 +100,14 @@ def with_rules(config: DeepConfig, prepared: Prepared) -> DeepConfig:
         scorer = scorer.model_copy(update={"dropout": dropout_of(lists, users)})
     epochs = epochs_of(lists, users, encoders) if optimiser.epochs == "auto" else optimiser.epochs
     places = places_of_a_batch(lists, users) if optimiser.places == "auto" else optimiser.places
-    optimiser = optimiser.model_copy(
-        update={"epochs": epochs, "places": places, "steps": steps_of(lists, users, epochs, places, optimiser.steps)}
-    )
+    steps = steps_of(lists, users, epochs, places, optimiser.steps)
+    if steps < optimiser.steps and "steps" in optimiser.model_fields_set:
+        passes = steps * places / np.diff(lists.offset_U1)[users].sum()
+        log.info(
+            "%s steps: %.1f passes over the lists (optimiser.epochs); optimiser.steps allows %s",
+            f"{steps:,}",
+            passes,
+            f"{optimiser.steps:,}",
+        )
+    optimiser = optimiser.model_copy(update={"epochs": epochs, "places": places, "steps": steps})
     return config.model_copy(update={"instances": instances, "scorer": scorer, "optimiser": optimiser})
