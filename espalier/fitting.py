@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidInput, MissingExtra
-from espalier.frames import IDS, as_table, column_of, frame_like, ids_of
+from espalier.frames import as_table, column_of, frame_like, ids_of
 from espalier.model import Model
 from espalier.siblings import sibling
 
@@ -34,7 +34,6 @@ IN_PYTHON = {
     "; the other keys do not fit the file": ": name other columns, or leave such rows out",
     r', or data\.format\.timestamp_type = "\w+"( for dates and times as ISO 8601)?,': " as in the first rows",
     ", or write time_format": ", or make them dates, as `pandas.to_datetime` does",
-    "^strings or integers (in column .*)": rf"\1 {IDS}",
     r"--(\w+) (file|none|\d+)\b": r'\1="\2"',
     r"--(\w+)": r"\1=",
 }

@@ -112,7 +112,7 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got None, expected an ISO 8601 d
         (
             log().with_columns(user=0.5),
             {"user": None},
-            r"^data frame: column user: got 'double', expected in column 'user' strings or whole",
+            r"^data frame: column user: got 'double 0\.5', expected strings, or whole numbers below 2\^53, in column 'user': convert",
         ),
         (
             log().with_columns(user=0.5),
