@@ -68,13 +68,16 @@ def fit(
     options  keys of the configuration, as `espalier options KIND` lists them: refit=False, optimiser={"steps": 500}
     Raises InvalidInput, InvalidData or InvalidConfig, which name the wrong value, and MissingExtra if the trainer is not installed.
     """
-    if minutes is not None and not 0 < minutes < math.inf:
+    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
         raise InvalidInput("minutes", minutes, "a finite number above 0")
+    columns = {"user": user, "item": item, "time": time, "query": query}
+    for field, name in columns.items():
+        if not isinstance(name, str | None):
+            raise InvalidInput(field, name, "the name of a column, a string")
     with scratch() as folder, _words_of_python():
         if out is not None:
             trainer("versions").new_version(Path(out))
         version_folder = folder / "model" / "1" if out is None else Path(out)
-        columns = {"user": user, "item": item, "time": time, "query": query}
         log = Path(data) if isinstance(data, str | Path) else _written(folder, data, columns)
         log_columns = columns | {"time": time or ("file" if user is not None else None)}
         file = trainer("new_configuration").write_configuration(log, folder / "model.toml", True, kind, log_columns)

@@ -405,6 +405,8 @@ def _are_many(bad_rows: Mapping[str, int], read_rows: int) -> bool:
 
 def _time_type(values: pa.Array, decimal: str) -> TimestampType | None:
     """The data.format.timestamp_type of values; None if too many of them are not times."""
+    if any(is_other(values.type) for is_other in (pa.types.is_boolean, pa.types.is_duration, pa.types.is_time)):
+        return None
     if pa.types.is_temporal(values.type):
         return "datetime"
     most_unreadable = int(MOST_BAD * len(values))

@@ -75,9 +75,11 @@ def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path: Path, temporary: Pa
         espalier.fit(log(), user="user", item="item", optimiser={"step": 3})
     with pytest.raises(InvalidConfig, match=r"^out: got"):
         espalier.fit(log(), user="user", item="item", out=tmp_path / "model")
-    for minutes in (-1, float("nan")):
+    for minutes in (-1, float("nan"), "5"):
         with pytest.raises(InvalidInput, match="minutes: got"):
-            espalier.fit(log(), user="user", item="item", minutes=minutes)
+            espalier.fit(log(), user="user", item="item", minutes=minutes)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="item: got 1, expected the name of a column"):
+        espalier.fit(log(), user="user", item=1)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="data"):
         espalier.fit([["a", "b"]], user="user", item="item")
     with pytest.raises(InvalidInput, match="data: got '0 rows', expected a row at least"):

@@ -234,6 +234,15 @@ def test_nanoseconds_are_read_from_parquet_integers(tmp_path: Path) -> None:
     assert log.time_of_event_E[0] == min(at) * 10**6
 
 
+@pytest.mark.parametrize("kind", [pa.duration("s"), pa.time32("s"), pa.bool_()])
+def test_durations_times_of_day_and_booleans_are_no_times(tmp_path: Path, kind: pa.DataType) -> None:
+    user, item, at = zip(*rows(), strict=True)
+    odd = pa.array([moment % 2 for moment in at], pa.int32()).cast(pa.int64() if kind == pa.duration("s") else pa.int32()).cast(kind)
+    pq.write_table(pa.table({"user": user, "item": item, "time": odd}), tmp_path / "log.parquet")
+    with pytest.raises(InvalidData, match=r"column 'time': got .*, expected a number, or a time such as"):
+        written(tmp_path / "log.parquet")
+
+
 def numbered(header: str, columns: tuple[int, ...] = (0, 1, 2, 3)) -> str:
     """Events of users and items that are numbers, the first of them 1,0,4,TIME, with their columns in some order."""
     events = [(str(row % 5 + 1), str(row * 7 % 30), "4", str(1_500_000_000 + row)) for row in range(200)]

@@ -54,8 +54,8 @@ export default function View({ params, model }) {
           <span class="hint">The queries see the trained version alone, and wait until nobody else wants the engine.</span></div>
       </section>`}
     ${!busy && rows.length > 0 && html`<section class="panel"><h2>What a deadline costs</h2>
-      <p class="hint">A search that would end after its deadline gets a smaller beam, of those that fit into the time that the queue has left, down to
-        ${count(smallestBeam(model))}. Whoever sends <code>"partial": "refuse"</code> gets 504 instead.</p>
+      <p class="hint">A search that would end after its deadline gets a smaller beam, of those that fit into the time that the queue has left,
+        down to ${count(smallestBeam(model))}. Whoever sends <code>"partial": "refuse"</code> gets 504 instead.</p>
       <${Table} caption="Recall by the time that is left" rows=${byTime(rows, model)} rowKey=${(row) => row.left_ms} columns=${[
         { label: "Left for a query", numeric: true, cell: (row) => ms(row.left_ms) },
         { label: "Beam", numeric: true, cell: (row) => (row.found ? count(row.found.beam_size) : "504") },

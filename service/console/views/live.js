@@ -115,5 +115,5 @@ async function last(model, signal) {
 }
 
 function evidence(row) {
-  return [row.events?.length && `${row.events.length} events`, row.like?.length && `like ${row.like.length}`, row.text && "text"].filter(Boolean).join(", ") || "–";
+  return [row.events?.length && plural(row.events.length, "event"), row.like?.length && `like ${row.like.length}`, row.text && "text"].filter(Boolean).join(", ") || "–";
 }
