@@ -4,15 +4,10 @@ for models on object storage publish, versions, set-default.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import os
-import shutil
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +24,8 @@ from espalier.errors import EspalierError, InvalidConfig
 from espalier.serving import Candidate
 
 from .run_log import RunLog
-from .versions import new_version, work_folder
+from .stopped import INTERRUPTED, Interrupted, free_space, is_full, no_interrupt_lost, resumable
+from .versions import new_version
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
     from .evaluate import LabelledQueries
@@ -40,9 +36,6 @@ NewVersion = Annotated[Path, typer.Option(help="models/NAME/VERSION, which must 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train, measure and inspect models.", pretty_exceptions_enable=False)
 log = logging.getLogger(str(__package__))
-
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended. Typer has it, too."""
 
 
 @app.command()
@@ -90,7 +83,7 @@ def fit(
         if device == "cuda":
             raise InvalidConfig("--device", device, "auto or cpu: linear scorers are trained on a CPU")
         settings = settings.model_copy(update={"name": new_version(out)})
-        with _resumable(out), RunLog.opened("--log-to", log_to, settings.name) as run_log:
+        with resumable(out), RunLog.opened("--log-to", log_to, settings.name) as run_log:
             from .linear.run import fit_version
 
             _report(fit_version(settings, out, resume, earlier), begin, run_log)
@@ -101,42 +94,13 @@ def fit(
         )
         raise InvalidConfig("--test", str(test), expected)
     settings = settings.model_copy(update={"name": new_version(out)})
-    with _resumable(out), RunLog.opened("--log-to", log_to, settings.name) as run_log:
+    with resumable(out), RunLog.opened("--log-to", log_to, settings.name) as run_log:
         from .deep.fit import pick_device
         from .deep.run import fit_and_export
 
         bundle = fit_and_export(settings, data, out, pick_device(device), resume, earlier)
         if bundle is not None:
             _report(bundle, begin, run_log)
-
-
-class _Interrupted(Exception):
-    """Ctrl-C. The message says what `--resume` would go on from."""
-
-
-@contextmanager
-def _resumable(out: Path) -> Iterator[None]:
-    """Says after Ctrl-C and on a full disk what `--resume` would go on from."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise _Interrupted(_resume_point(work_folder(out))) from None
-    except OSError as error:
-        if not _is_full(error):
-            raise
-        work = work_folder(out)
-        raise EspalierError(f"{work}: no space is left ({error}){_free(work.parent)}. When there is more, {_resume_point(work)}") from error
-
-
-def _resume_point(work: Path) -> str:
-    """In words, what `--resume` would go on from."""
-    if checkpoints := sorted(work.glob("**/checkpoint.pt"), key=lambda file: file.stat().st_mtime_ns):
-        from .deep.checkpoint import step_of
-
-        return f"--resume goes on from step {step_of(checkpoints[-1])}"
-    if next(work.glob("**/level-*.safetensors"), None) is not None:
-        return "--resume goes on after the last trained level"
-    return "--resume starts anew, since there is no checkpoint yet"
 
 
 @app.command()
@@ -540,51 +504,16 @@ def _numbers(option: str, text: str) -> list[int]:
         raise InvalidConfig(option, text, "whole numbers, comma-separated, for example 50,100") from error
 
 
-def _is_full(error: Exception) -> bool:
-    """Whether an error may mean a full disk. NumPy's errors have no errno, and mostly no file name."""
-    return isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or "requested and" in str(error))
-
-
-def _free(folder: Path | None = None) -> str:
-    """The free space of a folder (None: the current one) and of the folder for temporary files, which get most of the data."""
-    temporary, free = (shutil.disk_usage(path).free >> 20 for path in (tempfile.gettempdir(), folder or "."))
-    here = "here" if folder is None else f"in {folder}"
-    return f"; {free:,} MiB are free {here}, {temporary:,} MiB in {tempfile.gettempdir()} (another folder: TMPDIR), where logs are read"
-
-
-@contextmanager
-def _no_interrupt_lost() -> Iterator[None]:
-    """Inside, Ctrl-C has an effect even if it comes in a callback from C, out of which Python cannot raise it: it is sent again.
-
-    LLVM calls back at the end of a compilation, of seconds, so most of those that come during one end there.
-    """
-    former = sys.unraisablehook
-
-    def send_again(unraisable: sys.UnraisableHookArgs) -> None:
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            former(unraisable)
-            return
-        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        timer.daemon = True
-        timer.start()
-
-    sys.unraisablehook = send_again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = former
-
-
 def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Run a command. Returns the exit code."""
     logging.basicConfig(format="%(message)s")
     for name in (str(__package__), "espalier"):  # torch.onnx and onnxscript log every step of an export at INFO
         logging.getLogger(name).setLevel(logging.INFO)
     try:
-        with _no_interrupt_lost():
+        with no_interrupt_lost():
             app(arguments, prog_name=prog)
     except (EspalierError, FloatingPointError, OSError) as error:
-        print(f"error: {error}{_free() if _is_full(error) else ''}", file=sys.stderr)
+        print(f"error: {error}{free_space() if is_full(error) else ''}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as missing:  # typer is installed, the other dependencies of training are not
         print(f"error: {missing.name} is not installed, which this command needs: pip install 'espalier[train]'", file=sys.stderr)
@@ -592,7 +521,7 @@ def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int
     except MemoryError as error:
         print(f"error: out of memory {error}".rstrip(), file=sys.stderr)
         return 1
-    except _Interrupted as interrupted:
+    except Interrupted as interrupted:
         print(f"Interrupted. {interrupted}.", file=sys.stderr)
         return INTERRUPTED
     except SystemExit as ended:  # typer ends every command so

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from espalier.file_lock import try_lock
@@ -21,8 +22,8 @@ class Stopped(Exception):
     """The service ends while a version is being downloaded, or a backup sent."""
 
 
-class HostThread:
-    """The thread. Subclasses define `_work`, which returns, or raises Stopped, soon after `_stopped` is set."""
+class HostThread(ABC):
+    """The thread."""
 
     def __init__(self, name: str, lock_file: Path, task: str) -> None:
         """task: a line of the log, written when this process gets the lock."""
@@ -48,8 +49,9 @@ class HostThread:
             if self._lock is not None:
                 os.close(self._lock)
 
+    @abstractmethod
     def _work(self) -> None:
-        raise NotImplementedError
+        """The work of the thread. Returns, or raises Stopped, soon after `_stopped` is set."""
 
     def _check_stopped(self) -> None:
         if self._stopped.is_set():

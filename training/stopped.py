@@ -1,0 +1,87 @@
+"""How commands end that Ctrl-C or a full disk stops: with one line, which for a fit says what `--resume` would go on from."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from espalier.errors import EspalierError
+
+from .versions import work_folder
+
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended. Typer has it, too."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C. The message says what `--resume` would go on from."""
+
+
+@contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """Says after Ctrl-C and on a full disk what `--resume` would go on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(_resume_point(work_folder(out))) from None
+    except OSError as error:
+        if not is_full(error):
+            raise
+        work = work_folder(out)
+        raise EspalierError(
+            f"{work}: no space is left ({error}){free_space(work.parent)}. When there is more, {_resume_point(work)}"
+        ) from error
+
+
+def _resume_point(work: Path) -> str:
+    """In words, what `--resume` would go on from."""
+    if checkpoints := sorted(work.glob("**/checkpoint.pt"), key=lambda file: file.stat().st_mtime_ns):
+        from .deep.checkpoint import step_of
+
+        return f"--resume goes on from step {step_of(checkpoints[-1])}"
+    if next(work.glob("**/level-*.safetensors"), None) is not None:
+        return "--resume goes on after the last trained level"
+    return "--resume starts anew, since there is no checkpoint yet"
+
+
+def is_full(error: Exception) -> bool:
+    """Whether an error may mean a full disk. NumPy's errors have no errno, and mostly no file name."""
+    return isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or "requested and" in str(error))
+
+
+def free_space(folder: Path | None = None) -> str:
+    """The free space of a folder (None: the current one) and of the folder for temporary files, which get most of the data."""
+    temporary, free = (shutil.disk_usage(path).free >> 20 for path in (tempfile.gettempdir(), folder or "."))
+    here = "here" if folder is None else f"in {folder}"
+    return f"; {free:,} MiB are free {here}, {temporary:,} MiB in {tempfile.gettempdir()} (another folder: TMPDIR), where logs are read"
+
+
+@contextmanager
+def no_interrupt_lost() -> Iterator[None]:
+    """Inside, Ctrl-C has an effect even if it comes in a callback from C, out of which Python cannot raise it: it is sent again.
+
+    LLVM calls back at the end of a compilation, of seconds, so most of those that come during one end there.
+    """
+    former = sys.unraisablehook
+
+    def send_again(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            former(unraisable)
+            return
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = former
