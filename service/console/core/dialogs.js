@@ -1,10 +1,19 @@
-// Questions to the user: for an API key, and before something that is felt by others. The keyboard can leave them.
+// Questions to the user: for an API key, and before something that is felt by others. The keyboard and the browser's Back can leave them.
 
 import { html, useId, useLayoutEffect, useRef, useState } from "./preact.js";
 import { setAsker, setKey } from "./api.js";
 import { Button } from "./ui.js";
 
 const KINDS = { retrieve: "a retrieval key", write: "a write key", admin: "an admin key" };
+
+// While a question is asked, Back leaves it.
+function useBack(question, leave) {
+  useLayoutEffect(() => {
+    if (!question) return;
+    addEventListener("popstate", leave);
+    return () => removeEventListener("popstate", leave);
+  }, [question]);
+}
 
 // Asked when the service refuses a request. A key stays in this page's memory and is gone with it.
 export function KeyDialog() {
@@ -35,6 +44,7 @@ export function KeyDialog() {
     question?.resolve(given);
     setQuestion(null);
   };
+  useBack(question, () => end(false));
 
   return html`<dialog ref=${dialog} aria-labelledby=${`${id}-title`} onCancel=${(event) => (event.preventDefault(), end(false))}>
     ${question && html`<form onSubmit=${answer}>
@@ -56,6 +66,7 @@ export function Confirm({ question, onAnswer }) {
     if (question) dialog.current.showModal();
     else dialog.current.close();
   }, [question]);
+  useBack(question, () => onAnswer(false));
   return html`<dialog ref=${dialog} aria-labelledby=${`${id}-title`} onCancel=${(event) => (event.preventDefault(), onAnswer(false))}>
     ${question && html`<form onSubmit=${(event) => (event.preventDefault(), onAnswer(true))}>
       <h2 id=${`${id}-title`}>${question.title}</h2>

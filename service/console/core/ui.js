@@ -13,7 +13,7 @@ export function ProblemView({ problem, again }) {
     <strong>${problem.title ?? "Something in this page failed"}${problem.status ? ` (${problem.status})` : ""}</strong>
     <p>${problem.detail ?? problem.message}</p>
     ${problem.errors?.length > 0 && html`<ul>
-      ${problem.errors.map((wrong) => html`<li><code><bdi>${wrong.field}</bdi></code>${wrong.value !== undefined && html` is <code><bdi>${wrong.value}</bdi></code>`};
+      ${problem.errors.map((wrong) => html`<li><code><bdi>${wrong.field}</bdi></code>${wrong.value === undefined ? " is missing" : html` is <code><bdi>${wrong.value}</bdi></code>`};
         expected ${wrong.expected}</li>`)}
     </ul>`}
     ${(again || byKey) && html`<div class="toolbar">
