@@ -20,7 +20,7 @@ from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from espalier.checks.heldout import HeldOut, read_heldout
-from espalier.errors import InvalidQuery
+from espalier.errors import InvalidQuery, spelled
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 
@@ -68,6 +68,7 @@ class FrontierRoute:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key, info.model = self.keys.check("private", info.authorization), scope["path_params"]["name"]
         self.keys.admit(info.key, info.model, "admin")
+        self.registry.check_whole(info.model)
         check_type(info.content_type, JSON_TYPES)
         with Reservation(self.bodies) as memory:
             request = await parse_body(await read_body(receive, self.settings.body_timeout_s, memory), partial(validate, FrontierRequest))
@@ -79,7 +80,7 @@ class FrontierRoute:
                 raise QueueFull("A frontier is being measured already.", 1)
             held_out = await asyncio.to_thread(read_heldout, model.bundle, request.queries)
             if not len(held_out.queries):
-                raise Conflict(f"Version {model.version} of {model.name!r} has no held-out queries.")
+                raise Conflict(f"Version {model.version} of {spelled(model.name)} has no held-out queries.")
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
             writing = self._write(scope, send, request, m, model, held_out, slot)
             del model, held_out  # an exception holds this frame, which would hold the version
@@ -126,17 +127,21 @@ def _checked_m(request: FrontierRequest, model: LoadedModel) -> int:
 async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int, is_serving: Callable[[], bool]) -> dict[str, Any]:
     """The recall and time of one beam on `held_out`, as routes.py describes it. Each query waits until the engine has no other work.
 
+    The first queries are searched twice: the first call with a beam is slower than later ones, so its time does not count.
+
     is_serving  whether the version still serves
     Raises NotReady, EngineFailed.
     """
     batcher, batch = model.batcher, model.batcher.limits.background_batch
     recalls, engine_s = list[NDArray[np.float64]](), 0.0
-    for begin in range(0, len(held_out.queries), batch):
+    for call, begin in enumerate([0, *range(0, len(held_out.queries), batch)]):
         if not is_serving():
-            raise NotReady(f"Version {model.version} of {model.name!r} serves no longer.")
+            raise NotReady(f"Version {model.version} of {spelled(model.name)} serves no longer.")
         rows = np.arange(begin, min(begin + batch, len(held_out.queries)))
         params = SearchParams.uniform(len(rows), beam_size, m, mask=model.filters.every_item)
         answer = await batcher.search(held_out.queries.take(rows), params, priority=Priority.BACKGROUND)
+        if call == 0:
+            continue
         relevant = held_out.relevant[begin : begin + len(rows)]
         recalls.append(precision_recall_f(answer.result.item_rows_BM, relevant, m)[1])
         engine_s += answer.engine_s * len(rows) / answer.batch

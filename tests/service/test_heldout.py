@@ -24,8 +24,10 @@ from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
 from espalier.manifest import Ranking
 from espalier.metrics import precision_recall_f
+from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from espalier.tree import complete_tree
+from service.batching.request_parts import Answer
 from service.http import console_routes
 from service.http.console_routes import heldout_queries
 from service.http.frontier_route import MAX_BEAMS, MAX_QUERIES, interval
@@ -203,11 +205,26 @@ def test_each_beam_has_a_line_with_its_recall_interval_and_time(tmp_path: Path) 
     assert found[0]["recall"] > found[1]["recall"]
 
 
+def test_the_first_call_with_a_beam_is_not_timed(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher, searched = running.app.state.service.registry.entries["books"].loaded.batcher, set[int]()
+    search = batcher.search
+
+    async def slow_at_first(queries: QueryBatch, params: SearchParams, **rest: Any) -> Answer:
+        beam = int(params.beam_size_B[0])
+        answer: Answer = await search(queries, params, **rest)
+        answer = replace(answer, engine_s=1e-3 if beam in searched else 5.0)
+        searched.add(beam)
+        return answer
+
+    monkeypatch.setattr(batcher, "search", slow_at_first)
+    assert [line["ms_per_query"] for line in lines(ask(running, beam_size=[4, 8]))] == [1.0, 1.0]
+
+
 def test_the_number_of_queries_is_a_choice_and_they_see_the_trained_version_alone(running: Running) -> None:
     few, default = (lines(ask(running, beam_size=[4], **more))[0] for more in ({"queries": 7}, {}))
     assert (few["queries"], default["queries"], default["m"]) == (7, HELD_OUT, 5)
     masks = [mask for _, params in running.engines["books"].calls for mask in params.mask_B or (None,)]
-    assert [mask is not None and mask.live_R is None and bool(mask.eligible_N.all()) for mask in masks] == [True] * (7 + HELD_OUT)
+    assert [mask is not None and mask.live_R is None and bool(mask.eligible_N.all()) for mask in masks] == [True] * (1 + 7 + 1 + HELD_OUT)
 
 
 def test_an_interval_holds_the_mean_and_stays_a_share() -> None:
@@ -262,7 +279,7 @@ async def test_one_is_measured_at_a_time_and_ends_when_its_client_goes(running: 
     assert talk.silent
     engine.go.set()
     assert len(lines(await http.post(PATH, json={"beam_size": [4], "queries": 3}))) == 1
-    assert sum(len(batch) for batch, _ in engine.calls) == 1 + 3  # the rest of the first is not searched
+    assert sum(len(batch) for batch, _ in engine.calls) == 1 + 1 + 3  # the rest of the first is not searched
 
 
 async def test_the_next_one_may_come_with_the_last_line(running: Running) -> None:
@@ -303,7 +320,7 @@ async def test_customers_overtake_it_and_are_not_counted_with_it(running: Runnin
     engine.go.set()
     assert [(await answer).status_code for answer in (first, second)] == [200, 200]
     await talk.task
-    assert [params.beam_size_B.tolist() for _, params in engine.calls] == [[7], [9]] + [[4]] * HELD_OUT
+    assert [params.beam_size_B.tolist() for _, params in engine.calls] == [[7], [9]] + [[4]] * (1 + HELD_OUT)
     text = (await http.get("/metrics")).text
     assert 'espalier_queries_total{model="books"} 2.0' in text
     assert 'espalier_requests_total{model="books",status="200"} 2.0' in text
