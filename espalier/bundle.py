@@ -359,7 +359,7 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
     if written != FORMAT or type(schema) is not int or schema != SCHEMA_VERSION:
         raise UnsupportedSchema(
             f"{file}: format {spelled(written)} with schema_version {spelled(schema)}; "
-            f"expected format {FORMAT!r} with schema_version {SCHEMA_VERSION}. "
+            f"expected format {spelled(FORMAT)} with schema_version {SCHEMA_VERSION}. "
             "Another generation of this software wrote it: train or import the model again with this one"
         )
     try:

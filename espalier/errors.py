@@ -38,10 +38,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+MISSING: Final = object()
+"""Stands for the value of a field that is not there."""
 
 
 class EspalierError(Exception):
@@ -55,23 +58,25 @@ class MissingExtra(EspalierError):
 class InvalidInput(EspalierError):
     """A value from outside is wrong.
 
-    Attributes: `field` (the path of the value), `value` (shortened), `expected` (a right value, in words).
+    Attributes: `field` (the path of the value), `value` (MISSING if there is none), `expected` (a right value, in words).
     """
 
-    is_json: ClassVar[bool] = False
-    """Whether values come from JSON, and messages spell them so."""
-
     def __init__(self, field: str, value: object, expected: str) -> None:
-        self.field = field
-        self.value = spelled(value, self.is_json)
-        self.expected = expected
-        super().__init__(f"{field}: got {self.value}, expected {expected}")
+        super().__init__(field, value, expected)
+        self.field, self.value, self.expected = field, value, expected
+
+    def __str__(self) -> str:
+        return self.sentence(is_json=False)
+
+    def sentence(self, is_json: bool) -> str:
+        """The message. is_json: values are spelled as in JSON, else as in Python."""
+        if self.value is MISSING:
+            return f"{self.field} is missing; expected {self.expected}"
+        return f"{self.field}: got {spelled(self.value, is_json)}, expected {self.expected}"
 
 
 class InvalidQuery(InvalidInput):
     """A query or a search parameter."""
-
-    is_json = True
 
 
 class InvalidMessage(InvalidInput):
@@ -174,10 +179,21 @@ class DeviceUnavailable(EspalierError):
     """The requested device or engine is not available."""
 
 
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str)
+
+
 def spelled(value: object, is_json: bool = True, limit: int = 200) -> str:
-    """A value for a message, shortened. is_json: None, lists and objects as in JSON; True and False are `true` and `false` in any case."""
-    as_json = isinstance(value, bool) or (is_json and (value is None or isinstance(value, list | dict)))
-    text = json.dumps(value, ensure_ascii=False, default=str) if as_json else repr(value)
+    """A value for a message, shortened. is_json: as in JSON; else as in Python, but True and False are `true` and `false` in any case."""
+    if isinstance(value, str):
+        value = value[: limit + 1]
+    if not is_json and not isinstance(value, bool):
+        text = repr(value)
+    else:  # no more of a large value than is shown
+        text = ""
+        for piece in _JSON.iterencode(value):
+            text += piece
+            if len(text) > limit:
+                break
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
@@ -213,9 +229,11 @@ def expectation(error: Mapping[str, Any]) -> str:
 
 
 def first_of(error: ValidationError) -> str:
-    """The first error of pydantic: path, value, and the expected value in words."""
+    """The first error of pydantic in a file of JSON: path, value, and the expected value in words."""
     first = error.errors(include_url=False)[0]
     location = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"{location} is missing"
     return f"{location + ': ' if location else ''}got {spelled(first['input'])}, expected {expectation(first)}"
 
 

@@ -145,7 +145,6 @@ def _reword(error: InvalidInput) -> None:
     error.field = re.sub(r"^--|^data\.(?=items$)|(?<=^data)(\.format)?\.bad_rows$", "", field)
     for words, in_python in IN_PYTHON.items():
         error.expected = re.sub(words, in_python, error.expected)
-    error.args = (f"{error.field}: got {error.value}, expected {error.expected}",)
 
 
 def trainer(module: str) -> Any:

@@ -56,10 +56,10 @@ class InvalidAnswer(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class WrongValue:
-    """One wrong value of a request: its path (`queries[0].history[3]`), the value, and the expected value."""
+    """One wrong value of a request: its path (`queries[0].history[3]`), the value as JSON (None: it is missing), and the expected value."""
 
     field: str
-    value: str
+    value: str | None
     expected: str
 
 
@@ -144,7 +144,7 @@ def from_problem(status: int, document: object, request_id: str | None, retry_af
 
 
 def _wrong_value(entry: Mapping[str, Any]) -> WrongValue:
-    return WrongValue(_text(entry, "field"), _text(entry, "value"), _text(entry, "expected"))
+    return WrongValue(_text(entry, "field"), _text(entry, "value") if "value" in entry else None, _text(entry, "expected"))
 
 
 def _text(document: Mapping[str, Any], name: str) -> str:

@@ -17,7 +17,7 @@ from .http.frontier_route import FrontierRoute
 from .http.live_routes import ItemRoute
 from .http.middleware import Edge, write_left_out
 from .http.retrieve_route import RetrieveRoute
-from .http.routes import add_routes, answer_classes, for_customers, match_whole_paths
+from .http.routes import add_routes, documented_classes, for_customers, match_whole_paths
 from .http.shard_routes import SearchRoute
 from .http.stream_route import StreamRoute
 from .lifecycle import lifespan
@@ -55,7 +55,7 @@ def create_app(settings: Settings, engines: EngineSource | None = None, metrics:
     single, stream, item, bulk = RetrieveRoute(service), StreamRoute(service), ItemRoute(service), BulkRoute(service)
     frontier, search = FrontierRoute(service), SearchRoute(service)
     app.state.bodies = {"item": item.bodies, "bulk": bulk.bodies}
-    body_budgets = [route.bodies for route in (single, stream, item, bulk, frontier, search)]
+    body_budgets = [holder.bodies for holder in (service, single, stream, item, bulk, frontier, search)]
     app.state.budgets = (*body_budgets, single.answers, single.background_answers, stream.answers, search.answers)
     direct = {("POST", RETRIEVE): Direct(single, RETRIEVE), ("POST", STREAM): Direct(stream, STREAM, streams=True)}
     direct |= {(method, ITEM): Direct(item, ITEM) for method in ("DELETE", "GET", "PUT")}
@@ -63,7 +63,7 @@ def create_app(settings: Settings, engines: EngineSource | None = None, metrics:
     direct[("POST", FRONTIER)] = Direct(frontier, FRONTIER)
     direct[("POST", SEARCH)] = Direct(search, SEARCH, max_body_bytes=settings.max_search_bytes)
     app.state.error_lines = Ration(write_left_out)
-    edge_arguments = service.keys, service.audit, service.metrics, settings, app.state.error_lines, for_customers(), service.tracer
+    edge_arguments = service.audit, service.metrics, settings, app.state.error_lines, for_customers(), service.tracer
     app.add_middleware(Edge, direct, *edge_arguments)
     if settings.cors_origins:
         app.add_middleware(
@@ -79,6 +79,6 @@ def create_app(settings: Settings, engines: EngineSource | None = None, metrics:
     if settings.console:
         add_console(app)
     # FastAPI documents this way of changing the document.
-    app.openapi = lambda: documentation.with_answers(describe(), answer_classes(), service.keys)  # type: ignore[method-assign]
+    app.openapi = lambda: documentation.completed(describe(), documented_classes(), service.keys)  # type: ignore[method-assign]
     match_whole_paths(app)
     return app

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Send
 
-from espalier.errors import DeviceUnavailable, InvalidInput, InvalidQuery, expectation
+from espalier.errors import MISSING, DeviceUnavailable, InvalidInput, InvalidQuery, expectation, spelled
 
 from .errors import ClientGone, EngineFailed, InvalidRequest, ServiceError
 
@@ -83,13 +83,11 @@ def install(app: FastAPI) -> None:
 
 async def _validation_error(_: Request, error: Exception) -> Response:
     errors = cast(RequestValidationError, error).errors()[:MAX_LISTED]
-    return _response(_invalid([_invalid_query(item, item["loc"][1:], None) for item in errors]))  # loc begins with body, query or path
+    return _response(_invalid([_invalid_query(item, item["loc"][1:], None) for item in errors]))  # loc begins with query or path
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     http_error = cast(HTTPException, error)
-    if http_error.status_code == 400:  # the framework could not decode a body
-        return _response(_invalid([InvalidInput("body", "other bytes", "a JSON document in UTF-8")]))
     detail = {404: NO_ROUTE, 405: "This route does not take this method."}.get(http_error.status_code, str(http_error.detail))
     headers = {**(http_error.headers or {})}
     if http_error.status_code == 405 and (methods := _allowed_methods(request)):
@@ -111,37 +109,52 @@ def _allowed_methods(request: Request) -> list[str]:
 
 
 def _invalid(errors: Sequence[InvalidInput]) -> dict[str, Any]:
-    entries = [{"field": printable(error.field), "value": printable(error.value), "expected": error.expected} for error in errors]
-    first = entries[0]
-    return problem(422, f"{first['field']}: got {first['value']}, expected {first['expected']}", entries)
+    return problem(422, errors[0].sentence(is_json=True), [_entry(error) for error in errors])
+
+
+def _entry(error: InvalidInput) -> dict[str, str]:
+    """{field, value, expected} of a wrong value; a missing field has no value."""
+    value = {} if error.value is MISSING else {"value": printable(spelled(error.value))}
+    return {"field": printable(error.field), **value, "expected": error.expected}
 
 
 def _invalid_query(error: Mapping[str, Any], path: Sequence[int | str], kind: type[BaseModel] | None) -> InvalidQuery:
-    """A pydantic error as InvalidQuery, with a field like `queries[0].history[3]`. kind: class of the body, if it is known."""
+    """A pydantic error as InvalidQuery, with a field like `queries[0].history[3]`. kind: class of the body; None for parameters."""
     field = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".") or "body"
+    value, expected = error["input"], expectation(error)
     match error["type"]:
+        case "missing" if kind is not None:
+            annotation = _object_at(kind, path[:-1]).model_fields[str(path[-1])].annotation
+            value, expected = MISSING, _TYPES.get(getattr(annotation, "__name__", ""), "a value")
         case "missing":
-            return InvalidQuery(field, None, expectation(error))
-        case "extra_forbidden":
-            return InvalidQuery(field, error["input"], f"only the fields {', '.join(_fields(kind, path))}" if kind else "no such field")
+            value, expected = MISSING, f"?{field}=… in the address"
+        case "extra_forbidden" if kind is not None:
+            expected = f"only the fields {', '.join(_object_at(kind, path[:-1]).model_fields)}"
         case "json_invalid":
-            content = error["input"]
-            text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
-            return InvalidQuery(field, text, f"a JSON document ({error['ctx']['error']})")
-    return InvalidQuery(field, error["input"], "an object" if error["type"].startswith("model_") else expectation(error))
+            content: bytes = value
+            value = content.decode("utf-8", "replace") or MISSING
+            expected = f"a JSON document ({error['ctx']['error']})" if content else "a JSON document"
+        case "model_type" | "model_attributes_type":
+            expected = "an object"
+    return InvalidQuery(field, value, expected)
 
 
-def _fields(kind: type[BaseModel], path: Sequence[int | str]) -> Sequence[str]:
-    """The allowed fields of the object at `path` without its last step, an unknown field."""
+_TYPES = {"list": "a valid array", "str": "a valid string", "int": "a valid integer"}
+"""The expected value of a required field, by the name of its type."""
+
+
+def _object_at(kind: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
+    """The class of the object at `path` in a body."""
     annotation: Any = kind
-    for step in path[:-1]:
+    for step in path:
         if isinstance(step, str) and isinstance(annotation, type) and issubclass(annotation, BaseModel):
             annotation = annotation.model_fields[step].annotation
         elif isinstance(step, int):
             annotation = annotation.__args__[0]
         if isinstance(annotation, UnionType):  # `X | None`
             annotation = next(kind for kind in annotation.__args__ if issubclass(kind, BaseModel))
-    return list(annotation.model_fields)
+    found: type[BaseModel] = annotation
+    return found
 
 
 def printable(text: str) -> str:

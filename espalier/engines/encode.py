@@ -22,7 +22,7 @@ from espalier.bundle import Bundle
 from espalier.engines.encoder import QueryEncoder, read_length
 from espalier.engines.stages import GivenQueries
 from espalier.entry_lists import NO_ENTRIES
-from espalier.errors import InvalidQuery, UnsupportedGraph
+from espalier.errors import MISSING, InvalidQuery, UnsupportedGraph
 from espalier.live.overlay import PARENT, LiveLeaves, Overlay
 from espalier.manifest import GraphScorer
 from espalier.node_rows import stored_as
@@ -241,7 +241,7 @@ def check_queries(bundle: Bundle, queries: QueryBatch, handles: int = 0) -> None
         is_history = isinstance(kind, HistoryKind)
         if shard is not None and is_history and np.any(queries.array != PADDING):
             expected = f"the queries' states: shard {shard.index} of {shard.count} of {shard.of} has not the rows of all items"
-            raise InvalidQuery("states_BLS", None, expected)
+            raise InvalidQuery("states_BLS", MISSING, expected)
         if is_history or isinstance(bundle.manifest.scorer, GraphScorer):
             queries.check(bundle.manifest.tree.items + handles)
         return

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.errors import BundleCorrupt, EspalierError, InvalidQuery
+from espalier.errors import MISSING, BundleCorrupt, EspalierError, InvalidQuery
 from espalier.items import Items
 from espalier.live.operations import ItemBody
 from espalier.queries import (
@@ -137,7 +137,7 @@ def _no_evidence(body: ItemBody, kind: Kind, takes_fields: bool) -> InvalidQuery
             expected = f"something that the model knows{nonzero if name == 'events' else ''}"
             return InvalidQuery(name, value, f"{expected}, to place the item by")
     unread = "; this model reads no text" if body.text is not None and "text" not in useful else ""
-    return InvalidQuery(", ".join(useful), None, f"at least one of them, to place the item by{unread}")
+    return InvalidQuery(" or ".join(useful), MISSING, f"evidence to place the item by{unread}")
 
 
 def _events(bundle: Bundle, events: Sequence[object], catalogue: Items) -> QueryBatch:

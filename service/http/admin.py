@@ -12,7 +12,7 @@ from starlette.responses import Response
 from espalier.serving import Candidate
 
 from ..entity_tags import Condition, matches
-from ..http.dependencies import Name, as_json, candidate_of, describe, info_of, service_of
+from ..http.dependencies import Name, as_json, body_of, candidate_of, describe, info_of, service_of
 from ..http.item_bodies import ItemId, check_path_id
 from ..http.schemas import CandidateRequest, LoadRequest, RemovedRequest, VersionRequest
 from ..models.changes import RemovedChange, ServedVersions
@@ -39,7 +39,7 @@ WholeModel = Annotated[None, Depends(_check_whole)]
 """Refuses a request whose model is unknown or a shard, before its body and ids are checked."""
 
 
-async def load(request: Request, name: Name, body: LoadRequest) -> Response:
+async def load(request: Request, name: Name, body: Annotated[LoadRequest, body_of(LoadRequest)]) -> Response:
     """Open, verify and warm up a version while the others serve, and make it the default unless `default` is false.
 
     A version that fails to load changes nothing.
@@ -48,17 +48,17 @@ async def load(request: Request, name: Name, body: LoadRequest) -> Response:
     return await _changed(request, "load", name, body.version, changes.load(name, body.version, body.default))
 
 
-async def unload(request: Request, name: Name, body: VersionRequest) -> Response:
+async def unload(request: Request, name: Name, body: Annotated[VersionRequest, body_of(VersionRequest)]) -> Response:
     """Unload a version that is not the default, once its accepted requests are answered."""
     return await _changed(request, "unload", name, body.version, service_of(request).registry.changes.unload(name, body.version))
 
 
-async def set_default(request: Request, name: Name, body: VersionRequest) -> Response:
+async def set_default(request: Request, name: Name, body: Annotated[VersionRequest, body_of(VersionRequest)]) -> Response:
     """Make a version the default, to pin it or to roll back. It is loaded first if necessary."""
     return await _changed(request, "default", name, body.version, service_of(request).registry.changes.set_default(name, body.version))
 
 
-async def set_candidate(request: Request, name: Name, body: CandidateRequest) -> Response:
+async def set_candidate(request: Request, name: Name, body: Annotated[CandidateRequest, body_of(CandidateRequest)]) -> Response:
     """Try a version on some of the requests that name none, as a canary, an A/B test or a shadow. It is loaded first if necessary.
 
     A user (header `Espalier-User`) keeps the same version during the trial. If the share grows, more users get the candidate. Making it the
@@ -86,7 +86,12 @@ async def trial(request: Request, name: Name) -> Response:
 
 
 async def set_removed(
-    request: Request, name: Name, _: WholeModel, body: RemovedRequest, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+    request: Request,
+    name: Name,
+    _: WholeModel,
+    body: Annotated[RemovedRequest, body_of(RemovedRequest)],
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Replace the list of items that no answer of this model may contain. It takes effect without a reload; 202 if a worker is behind.
 

@@ -15,6 +15,8 @@ from typing import Literal
 
 from pydantic import SecretStr
 
+from espalier.errors import spelled
+
 from ..errors import Forbidden, Unauthorized
 from ..http.key_limits import KeyLimits
 from ..keys_file import Key, Role, read_keys
@@ -145,7 +147,7 @@ class Keys:
 def may_use(key: Key | None, model: str, role: Role) -> None:
     """Raise Forbidden if the key may not name the model."""
     if key is not None and key.models is not None and model not in key.models:
-        raise Forbidden(f"This key may not use the model {model!r}.", role, "model", key.name)
+        raise Forbidden(f"This key may not use the model {spelled(model)}.", role, "model", key.name)
 
 
 _OFF: dict[Role, str] = {

@@ -60,10 +60,11 @@ class BulkRoute(WriteRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("write", info.authorization)
-        check_type(info.content_type, LINES_TYPES)
         info.model = scope["path_params"]["name"]
         self.keys.admit(info.key, info.model, "write")
-        catalogue, reader = self.catalogue(info.model), self.reader(info.model)
+        catalogue = self.catalogue(info.model)
+        check_type(info.content_type, LINES_TYPES)
+        reader = self.reader(info.model)
         with Reservation(self._slots) as slot, Reservation(self.bodies) as partial_line, Reservation(self.bodies) as line_memory:
             if not slot.take(1):
                 self.refused(info.model, QueueFull.status)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Path, Request
+from fastapi import Depends, Path, Request
 from starlette.responses import Response
 
 from ..http.api_keys import Keys
-from ..http.memory_budget import Budget
+from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
+from ..http.request_bodies import JSON_TYPES, Body, check_type, parse_body, read_body, validate
 from ..http.single_flight import SingleFlight
 from ..models.loading import EngineSource
 from ..models.registry import Registry
@@ -33,7 +35,10 @@ Name = Annotated[str, Path(description="Name of a model.")]
 
 
 class Service:
-    """The objects that routes share; `app.state.service`. Raises BundleNotFound if the models folder has no model."""
+    """The objects that routes share; `app.state.service`. Raises BundleNotFound if the models folder has no model.
+
+    bodies  memory budget of admin requests, which share that of one largest body
+    """
 
     def __init__(self, settings: Settings, engines: EngineSource | None, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
@@ -41,6 +46,7 @@ class Service:
         self.tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
         timeout_s = settings.timeout_ms / 1e3
         self.completions, self.scans, self.feeds = Scans("completions", timeout_s), Scans("scans", timeout_s), Budget(FEEDS, 0)
+        self.bodies = Budget(settings.max_body_bytes, 0)
         self.typical_values, self.exposition = TypicalValues(), SingleFlight(metrics.render)
         self.query_notes = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
         self.recorder = Recorder(metrics.samples, lambda: [*self.registry.entries], self.query_notes.unknown, settings.run_folder)
@@ -54,6 +60,19 @@ def service_of(request: Request) -> Service:
 def info_of(request: Request) -> RequestInfo:
     info: RequestInfo = request.scope[RequestInfo.KEY]
     return info
+
+
+def body_of(kind: type[Body]) -> Any:
+    """The dependency of an admin route that reads and checks its body, after the route's other dependencies."""
+
+    async def read(request: Request) -> Body:
+        service = service_of(request)
+        check_type(info_of(request).content_type, JSON_TYPES)
+        with Reservation(service.bodies) as memory:
+            content = await read_body(request.receive, service.settings.body_timeout_s, memory)
+            return await parse_body(content, partial(validate, kind))
+
+    return Depends(read)
 
 
 def as_json(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

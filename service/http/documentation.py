@@ -19,7 +19,7 @@ from fastapi.encoders import jsonable_encoder
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.models import Schema
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
@@ -80,8 +80,8 @@ class _SwaggerFiles(StaticFiles):
         return answer
 
 
-def with_answers(document: dict[str, Any], answer_models: Sequence[type[BaseModel]], keys: Keys) -> dict[str, Any]:
-    """The framework's OpenAPI document with schemas of the answers, without its own form of 422, and without keys where none is needed."""
+def completed(document: dict[str, Any], classes: Sequence[tuple[type[BaseModel], JsonSchemaMode]], keys: Keys) -> dict[str, Any]:
+    """The framework's OpenAPI document with the schemas of `classes`, without its own form of 422, and no keys where none is needed."""
     for methods in document["paths"].values():
         for operation in methods.values():
             documented = operation["responses"]
@@ -95,7 +95,7 @@ def with_answers(document: dict[str, Any], answer_models: Sequence[type[BaseMode
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    _, definitions = models_json_schema([(answer, "serialization") for answer in answer_models], ref_template=SCHEMA_OF)
+    _, definitions = models_json_schema(classes, ref_template=SCHEMA_OF)
     for name, schema in definitions["$defs"].items():
         schemas[name] = jsonable_encoder(Schema(**schema), by_alias=True, exclude_none=True)  # the form of the framework's own schemas
     document["components"] = {"schemas": dict(sorted(schemas.items())), "securitySchemes": _KEYS}

@@ -80,41 +80,41 @@ class ItemRoute(WriteRoute):
         info.key = self.keys.check("write", info.authorization)
         info.model, item_id = scope["path_params"]["name"], scope["path_params"]["id"]
         self.keys.admit(info.key, info.model, "write")
-        if scope["method"] == "GET":
-            check_path_id(scope, item_id)
-            answer = await self._get(scope, item_id)
-            await answer(scope, receive, send)
-            return
         try:
+            catalogue = self.catalogue(info.model)
             check_path_id(scope, item_id)
-            outcome = await (self._put if scope["method"] == "PUT" else self._delete)(scope, receive, item_id)
+            if scope["method"] == "GET":
+                answer = await _get(catalogue, scope, item_id)
+                await answer(scope, receive, send)
+                return
+            if scope["method"] == "PUT":
+                outcome = await self._put(catalogue, scope, receive, item_id)
+            else:
+                outcome = await catalogue.delete(Delete(item_id, _source_version(scope)), _condition(scope))
         except Exception as error:
-            if problem := document_of(error):
+            if scope["method"] != "GET" and (problem := document_of(error)):
                 self.refused(info.model, problem[0]["status"])
             raise
         self.visible(info.model, outcome, info.began)
         answer = as_json(outcome_json(outcome), status_of(outcome), {"ETag": tag_of(outcome.sequence)})
         await answer(scope, receive, send)
 
-    async def _put(self, scope: Scope, receive: Receive, item_id: str) -> Outcome:
+    async def _put(self, catalogue: LiveCatalogue, scope: Scope, receive: Receive, item_id: str) -> Outcome:
         info: RequestInfo = scope[RequestInfo.KEY]
         check_type(info.content_type, JSON_TYPES)
-        catalogue, reader = self.catalogue(info.model), self.reader(info.model)
+        reader = self.reader(info.model)
         with Reservation(self.bodies) as memory:
             body = await read_body(receive, self.settings.body_timeout_s, memory)
             put = await parse_body(body, lambda content: reader.put(item_id, content))
             return await catalogue.put(put, _condition(scope))
 
-    async def _delete(self, scope: Scope, _: Receive, item_id: str) -> Outcome:
-        delete = Delete(item_id, _source_version(scope))
-        return await self.catalogue(scope[RequestInfo.KEY].model).delete(delete, _condition(scope))
 
-    async def _get(self, scope: Scope, item_id: str) -> Response:
-        item = await self.catalogue(scope[RequestInfo.KEY].model).get(item_id)
-        tag, if_none_match = tag_of(item.sequence), _condition(scope).if_none_match
-        if if_none_match is not None and matches(if_none_match, tag):
-            return Response(None, 304, {"ETag": tag})
-        return as_json(_item_json(item), 200, {"ETag": tag})
+async def _get(catalogue: LiveCatalogue, scope: Scope, item_id: str) -> Response:
+    item = await catalogue.get(item_id)
+    tag, if_none_match = tag_of(item.sequence), _condition(scope).if_none_match
+    if if_none_match is not None and matches(if_none_match, tag):
+        return Response(None, 304, {"ETag": tag})
+    return as_json(_item_json(item), 200, {"ETag": tag})
 
 
 async def changes(

@@ -15,18 +15,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from espalier.errors import InvalidInput
+from espalier.errors import spelled
 
 from ..batching.priority import BACKGROUND
 from ..errors import BodyTooLarge, ClientGone, Denied, Encoded
-from ..http.api_keys import Keys
 from ..http.connection import CONNECTION
 from ..http.direct import RETRIEVE, DirectRoutes, find_direct
-from ..http.memory_budget import Budget, Reservation
-from ..http.request_bodies import JSON_TYPES, check_type, read_body
 from ..keys_file import Key
 from ..problems import NO_ROUTE, document_of, internal_problem, problem, send_problem
 from ..settings import Settings
@@ -40,8 +36,6 @@ requests_log = logging.getLogger("service.requests")
 
 _PROCESS, _COUNTER = secrets.token_hex(6).encode(), itertools.count(1)
 """Together they make ids for requests without one: unique over all processes, without a system call for each."""
-_WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|candidate|removed)")
-"""Paths of admin requests that have a body."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 SEVERAL_KEYS = b"several"
 """Replaces the value of several Authorization headers, because a proxy before the service may have checked another one of them."""
@@ -116,7 +110,6 @@ class Edge:
     """Wraps the application.
 
     direct          the applications that are called instead of the framework
-    keys            checked here for admin requests, before their body is read
     audit           logs denied requests
     error_lines     rations the log lines about errors that only clients cause
     customer_paths  the paths that the customers' address answers if operators have an address of their own
@@ -127,7 +120,6 @@ class Edge:
         self,
         app: ASGIApp,
         direct: DirectRoutes,
-        keys: Keys,
         audit: Audit,
         metrics: Metrics,
         settings: Settings,
@@ -135,10 +127,8 @@ class Edge:
         customer_paths: re.Pattern[str],
         tracer: Tracer | None = None,
     ) -> None:
-        self.app, self.direct, self.keys = app, direct, keys
+        self.app, self.direct, self.settings = app, direct, settings
         self.audit, self.metrics, self.error_lines, self.customer_paths, self.tracer = audit, metrics, error_lines, customer_paths, tracer
-        self.settings = settings
-        self.bodies = Budget(settings.max_body_bytes, 0)  # of admin requests, which share the memory of one largest body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -175,11 +165,11 @@ class Edge:
         try:
             if info.encoding not in (b"", b"identity"):
                 encoding = info.encoding.decode("latin-1")
-                raise Encoded(f"Content-Encoding: got {encoding!r}, expected none: bodies are sent as they are.")
+                raise Encoded(f"Content-Encoding: got {spelled(encoding)}, expected none: bodies are sent as they are.")
             if direct is not None:
                 await direct.application(scope, receive if direct.streams else receive_limited, send_marked)
             else:
-                await self.app(scope, await self._checked(scope, info, receive_limited), send_marked)
+                await self.app(scope, receive_limited, send_marked)
         except Exception as error:
             if status and isinstance(error, ClientGone):  # the client does not read its answer; the connection has been cut off
                 status = error.status
@@ -193,25 +183,6 @@ class Edge:
         finally:
             if direct is not None and status:
                 self._account(scope["method"], direct.route, info, status)
-
-    async def _checked(self, scope: Scope, info: RequestInfo, receive: Receive) -> Receive:
-        """Read the body of an admin request before the framework does, and check its key, time, size, type and JSON syntax."""
-        if scope["method"] not in ("POST", "PUT") or not _WITH_BODY.fullmatch(scope["path"]):
-            return receive
-        self.keys.check("admin", info.authorization)
-        check_type(info.content_type, JSON_TYPES)
-        with Reservation(self.bodies) as memory:
-            body = await read_body(receive, self.settings.body_timeout_s, memory)
-        try:
-            orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise InvalidInput("body", body.decode("utf-8", "replace"), f"a JSON document ({error})") from error
-        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def replay() -> Message:
-            return messages.pop() if messages else await receive()
-
-        return replay
 
     def _account(self, method: str, route: str, info: RequestInfo, status: int) -> None:
         """Count, log and trace an answered request."""

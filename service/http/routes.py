@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
 from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, compile_path
 
@@ -94,10 +95,15 @@ def _framework_routes() -> Sequence[BaseRoute]:
 def _openapi_extra(route: _Route) -> dict[str, Any]:
     """Documentation that a route's function cannot express: the key that it needs, and a body that has no class."""
     extra: dict[str, Any] = {"security": NEEDS_KEY, ACCESS: route.access} if route.access else {}
-    for answer, content in ((_ANSWERED_LINES, _LINES), (_ANSWERED_SEARCH, _MESSAGE)):
-        if route.answer is answer:
-            extra["requestBody"] = {"content": content, "required": True}
-    return extra
+    content = {id(_ANSWERED_LINES): _LINES, id(_ANSWERED_SEARCH): _MESSAGE}.get(id(route.answer))
+    if (body := _admin_body(route)) is not None:
+        content = _content_of(body)["content"]
+    return extra if content is None else extra | {"requestBody": {"content": content, "required": True}}
+
+
+def _admin_body(route: _Route) -> type[BaseModel] | None:
+    """The class of the body that an admin route reads by `body_of`, which the framework cannot document."""
+    return get_type_hints(route.function).get("body") if route.access == "admin" else None
 
 
 def _routes() -> Sequence[_Route]:
@@ -185,18 +191,22 @@ def _content_of(model: type[BaseModel], media_type: str = "application/json") ->
     return {"content": {media_type: {"schema": {"$ref": SCHEMA_OF.format(model=model.__name__)}}}}
 
 
-def answer_classes() -> Sequence[type[BaseModel]]:
-    """The classes that the documented answers refer to."""
-    return (schemas.Problem, *(route.answer for route in _routes() if not isinstance(route.answer, dict)))
+def documented_classes() -> Sequence[tuple[type[BaseModel], JsonSchemaMode]]:
+    """The classes that the documentation refers to: those of answers, and those of admin bodies."""
+    answers = (schemas.Problem, *(route.answer for route in _routes() if not isinstance(route.answer, dict)))
+    bodies = [body for route in _routes() if (body := _admin_body(route)) is not None]
+    return [*((answer, "serialization") for answer in answers), *((body, "validation") for body in bodies)]
 
 
 def _key_check(access: Access) -> Sequence[Any]:
-    """The dependency that checks the key of a request."""
+    """The dependency that checks the key of a request, and then that there is the model that its path names."""
 
     async def check(request: Request) -> None:
-        keys, info = service_of(request).keys, info_of(request)
-        info.key = keys.check(access, info.authorization)
-        keys.admit(info.key, request.path_params.get("name"), "admin" if access == "private" else access)
+        service, info, name = service_of(request), info_of(request), request.path_params.get("name")
+        info.key = service.keys.check(access, info.authorization)
+        service.keys.admit(info.key, name, "admin" if access == "private" else access)
+        if name is not None:
+            service.registry.entry(name)
 
     return [Depends(check)]
 

@@ -185,7 +185,7 @@ class Completions(BaseModel):
 
 class WrongValue(BaseModel):
     field: str = Field(examples=["queries[0].history[3]"])
-    value: str
+    value: str | None = Field(None, description="As JSON, shortened. Left out if the field is missing.")
     expected: str
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from espalier.errors import EspalierError, JournalError
+from espalier.errors import EspalierError, JournalError, spelled
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 
@@ -126,7 +126,7 @@ class LiveCatalogue:
             raise Follows(f"This service follows the live catalogue of {self._follows}, which takes the writes.")
         default = self._check_ready()
         if default.refused is not None:
-            raise Conflict(f"Model {self.model!r} takes no live items: {default.refused}.")
+            raise Conflict(f"Model {spelled(self.model)} takes no live items: {default.refused}.")
         return default
 
     def _default(self) -> LiveVersion | None:
@@ -144,9 +144,9 @@ class LiveCatalogue:
         default = self._check_ready()
         stored = await self._read(self.journal.latest, item_id)
         if stored is not None and (stored.kind == "delete" or stored.has_expired(time.time())):
-            raise ItemNotFound(f"There is no item {item_id!r}: it was deleted.")
+            raise ItemNotFound(f"There is no item {spelled(item_id)}: it was deleted.")
         if stored is None and not default.is_trained(item_id):
-            raise ItemNotFound(f"There is no item {item_id!r}.")
+            raise ItemNotFound(f"There is no item {spelled(item_id)}.")
         placed = default.placed(item_id)
         body = ItemBody() if stored is None else stored.body
         if body.fields is None and default.is_trained(item_id):
@@ -221,7 +221,7 @@ class LiveCatalogue:
     def _check_ready(self) -> LiveVersion:
         default = self._default()
         if default is None:
-            raise NotReady(f"Model {self.model!r} is not ready; see /readyz and /models/{self.model}.")
+            raise NotReady(f"Model {spelled(self.model)} is not ready; see /readyz and /models/{self.model}.")
         return default
 
     # -- the journal's thread and the loader ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from espalier.errors import spelled
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 
@@ -46,7 +47,7 @@ class LiveCatalogues:
         try:
             return self._catalogues[model]
         except KeyError:
-            raise ModelNotFound(f"There is no model {model!r}.") from None
+            raise ModelNotFound(f"There is no model {spelled(model)}.") from None
 
     def start(self) -> None:
         """Listen to other workers. To be called before any version is loaded."""

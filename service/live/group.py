@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from espalier.errors import EspalierError, InvalidInput, JournalError, NoRoom
+from espalier.errors import EspalierError, InvalidInput, JournalError, NoRoom, spelled
 from espalier.live.items import characters_of
 from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody, Operation
@@ -35,7 +35,7 @@ class EvidenceNeeded(EspalierError):
     """A write must be placed by the stored evidence of its item. operation: the item's, with everything known of it."""
 
     def __init__(self, operation: Operation) -> None:
-        super().__init__(f"{operation.id!r} must be placed by operation {operation.sequence}")
+        super().__init__(f"{spelled(operation.id)} must be placed by operation {operation.sequence}")
         self.operation = operation
 
 
@@ -153,7 +153,7 @@ class Group:
         stored, exists = self._stored_state(delete.id)
         self._check(write, stored, exists)
         if stored is None and not exists:
-            raise ItemNotFound(f"There is no item {delete.id!r}.")
+            raise ItemNotFound(f"There is no item {spelled(delete.id)}.")
         if stored is not None and _is_stale(delete.source_version, stored):
             return Decision(write, "stale", stored.sequence)
         if stored is not None and not exists:

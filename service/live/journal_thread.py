@@ -18,7 +18,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from espalier.errors import InvalidData, JournalBusy, JournalError
+from espalier.errors import InvalidData, JournalBusy, JournalError, spelled
 from espalier.live.journal import Journal, Transaction
 from espalier.live.journal_messages import PlacedOperation, read_message
 from espalier.live.operations import Operation
@@ -294,7 +294,7 @@ class JournalThread:
             if not isinstance(error, EvidenceNeeded):
                 write.outcome.set_exception(error)
             elif write.attempts == ATTEMPTS:
-                write.outcome.set_exception(BeingChanged(f"{write.request.id!r} is being changed by others; try again."))
+                write.outcome.set_exception(BeingChanged(f"{spelled(write.request.id)} is being changed by others; try again."))
             else:
                 self._put_back.appendleft(replace(write, evidence=error.operation.body, attempts=write.attempts + 1))
 

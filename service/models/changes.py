@@ -16,7 +16,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from espalier.errors import InvalidData
+from espalier.errors import InvalidData, spelled
 from espalier.serving import Candidate, Serving
 
 from ..errors import BeingChanged, Conflict, ModelNotFound, NotReady
@@ -115,7 +115,7 @@ class Changes:
         if self._settings.store is not None:
             self._follower.entry(name)
             raise Conflict(
-                f"What serves of {name!r} follows the store (ESPALIER_STORE), for all hosts alike: "
+                f"What serves of {spelled(name)} follows the store (ESPALIER_STORE), for all hosts alike: "
                 f"`espalier set-default --store URL --model {name} --version N` changes it, and --candidate."
             )
 
@@ -127,7 +127,7 @@ class Changes:
         entry = self._follower.add(name, versions) if versions else self._follower.entry(name)
         if version not in versions and version not in entry.ready:
             on_disk = ", ".join(map(str, versions)) or "none"
-            raise ModelNotFound(f"There is no version {version} of {name!r} in the models folder; there: {on_disk}.")
+            raise ModelNotFound(f"There is no version {version} of {spelled(name)} in the models folder; there: {on_disk}.")
         entry.versions = versions or entry.versions
         return entry
 
@@ -163,7 +163,7 @@ class Changes:
             now = await self._loaded(entry, now, candidate.version)
             default = _served(entry, now).default
             if candidate.version == default:
-                raise Conflict(f"Version {default} is the default of {entry.name!r}; the candidate must be another one.")
+                raise Conflict(f"Version {default} is the default of {spelled(entry.name)}; the candidate must be another one.")
             now = await self._serve(entry, now, {candidate.version}, set(), default, candidate)
             log.info("%s: version %d is tried on some requests", entry.name, candidate.version)
             return before, _served(entry, now)
@@ -178,16 +178,16 @@ class Changes:
             now = await self._serving(entry)
             before = _served(entry, now)
             if version not in before.versions:
-                raise ModelNotFound(f"Version {version} of {entry.name!r} is not loaded.")
+                raise ModelNotFound(f"Version {version} of {spelled(entry.name)} is not loaded.")
             if version == before.default:
-                raise Conflict(f"Version {version} is the default of {entry.name!r}; make another version the default first.")
+                raise Conflict(f"Version {version} is the default of {spelled(entry.name)}; make another version the default first.")
             now = await self._serve(entry, now, set(), {version}, before.default, before.candidate)
             log.info("%s: version %d is dropped", entry.name, version)
             return before, _served(entry, now)
 
     async def _serving(self, entry: Entry) -> Serving | None:
         if not entry.tried and not entry.late:
-            raise NotReady(f"{entry.name!r} is still being loaded; see /readyz.")
+            raise NotReady(f"{spelled(entry.name)} is still being loaded; see /readyz.")
         try:
             return await asyncio.to_thread(entry.disk.read, Serving)
         except InvalidData as error:

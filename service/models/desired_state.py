@@ -31,7 +31,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from espalier.durable import flush
-from espalier.errors import InvalidData, expectation
+from espalier.errors import InvalidData, expectation, spelled
 from espalier.serving import DesiredFile, Serving
 
 from ..errors import BeingChanged, Conflict
@@ -189,7 +189,7 @@ class DesiredState:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise BeingChanged(f"Another change of {self.folder.name!r} is under way; try again when it is done.") from error
+                raise BeingChanged(f"Another change of {spelled(self.folder.name)} is under way; try again when it is done.") from error
             if kind is Serving and self.is_changing and self.take_back():
                 log.error("%s: a change of versions is taken back: the process that made it has ended", self.folder.name)
             yield
@@ -205,7 +205,7 @@ class DesiredState:
             yield
         except OSError as error:
             raise Conflict(
-                f"The folder of {self.folder.name!r} in the models folder cannot be written to ({error.strerror}), so that what is served "
+                f"The folder of {spelled(self.folder.name)} in the models folder cannot be written ({error.strerror}), so what is served "
                 "cannot be changed from here: make it writable for the service, or change serving.json and removed.json where it is."
             ) from error
 

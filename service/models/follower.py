@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Literal
 
 from espalier.bundle import find_versions
+from espalier.errors import spelled
 from espalier.serving import Serving
 
 from ..errors import BeingChanged, Conflict, ModelNotFound, ShardsMissing
@@ -99,7 +100,7 @@ class Follower:
         try:
             return self.entries[name]
         except KeyError:
-            raise ModelNotFound(f"There is no model {name!r}. Models: {', '.join(self.entries)}.") from None
+            raise ModelNotFound(f"There is no model {spelled(name)}. Models: {', '.join(self.entries)}.") from None
 
     def add(self, name: str, versions: tuple[int, ...], late: bool = True) -> Entry:
         """Add a model that appeared after this process started. late: other workers do not serve it yet."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from espalier.errors import BundleNotFound, InvalidQuery
+from espalier.errors import MISSING, BundleNotFound, InvalidQuery, spelled
 from espalier.serving import Candidate
 from espalier.shards.messages import Pin
 
@@ -145,7 +145,7 @@ class Registry:
         entries = self._follower.entries
         if name is None:
             if len(entries) > 1:
-                raise InvalidQuery("model", None, f"one of {', '.join(entries)}")
+                raise InvalidQuery("model", MISSING, f"one of {', '.join(entries)}")
             if not entries:
                 raise NotReady("No model has come from the store yet; see /readyz.")
             name = next(iter(entries))
@@ -159,8 +159,8 @@ class Registry:
             return loaded
         if version is not None and version not in entry.desired:
             serving = ", ".join(f"version {number}" for number in sorted(entry.ready)) or "none"
-            raise ModelNotFound(f"Version {version} of {name!r} is not loaded; loaded: {serving}.")
-        raise NotReady(f"Model {name!r}{f' version {version}' if version else ''} is not ready; see /readyz and /models/{name}.")
+            raise ModelNotFound(f"Version {version} of {spelled(name)} is not loaded; loaded: {serving}.")
+        raise NotReady(f"Model {spelled(name)}{f' version {version}' if version else ''} is not ready; see /readyz and /models/{name}.")
 
     def choose_whole(self, name: str | None, version: int | None) -> LoadedModel:
         """As `choose`, for a request that a shard cannot answer. Raises IsShard too."""
@@ -214,7 +214,7 @@ class Registry:
 
 
 def _is_shard(model: LoadedModel, shard: ShardVersion) -> IsShard:
-    return IsShard(f"{model.name!r} is {shard}: a part of a catalogue. Ask the router of {shard.info.of!r} instead.")
+    return IsShard(f"{spelled(model.name)} is {shard}: a part of a catalogue. Ask the router of {spelled(shard.info.of)} instead.")
 
 
 class ServedShards:

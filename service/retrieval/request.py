@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidQuery
+from espalier.errors import MISSING, InvalidQuery
 from espalier.items import Items
 from espalier.manifest import LARGEST
 from espalier.masks.eligibility import widened_beam
@@ -180,8 +180,9 @@ def _check_query(i: int, query: Query, model: LoadedModel, settings: Settings) -
     kind = model.bundle.manifest.query.kind
     query_kinds = query.model_fields_set.intersection(KIND_NAMES) - ({"features"} if query.features is None else set())
     if query_kinds != {kind}:
-        got = " and ".join(sorted(query_kinds)) or f"none of {', '.join(KIND_NAMES)}"
-        raise InvalidQuery(f"queries[{i}]", got, f"{kind!r}, the query kind of this model")
+        if not query_kinds:
+            raise InvalidQuery(f"queries[{i}].{kind}", MISSING, f"a query of the kind {kind}, which this model takes")
+        raise InvalidQuery(f"queries[{i}]", " and ".join(sorted(query_kinds)), f"{kind}, the query kind of this model")
     _check_limit(f"queries[{i}].history", len(query.history), settings.max_history, "ids")
     _check_limit(f"queries[{i}].exclude", len(query.exclude), settings.max_history, "ids")
     _check_limit(f"queries[{i}].text", len(query.text), settings.max_text, "characters")

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidQuery
+from espalier.errors import InvalidQuery, spelled
 from espalier.live.overlay import PARENT
 from espalier.tree import EMPTY_LEAF
 
@@ -53,12 +53,12 @@ class TreeView:
         """The nodes from the root to an item's leaf. Raises ItemNotFound."""
         row, entry = int(self.view.items.rows_of([item_id])[0]), self.view.entry(item_id)
         if entry is not None and entry.is_deleted:
-            raise ItemNotFound(f"{item_id!r} was deleted.")
+            raise ItemNotFound(f"{spelled(item_id)} was deleted.")
         if row < 0:
-            raise ItemNotFound(f"There is no item {item_id!r} in version {self.model.version}.")
+            raise ItemNotFound(f"There is no item {spelled(item_id)} in version {self.model.version}.")
         path: list[int] = self.view.path_of(self.tree, self.tree_index, row).tolist()
         if -1 in path:
-            raise ItemNotFound(f"{item_id!r} was deleted.")
+            raise ItemNotFound(f"{spelled(item_id)} was deleted.")
         return path
 
     def path_to_node(self, node: int) -> list[int]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from espalier.engines.encode import check_queries
 from espalier.engines.stages import GivenQueries
-from espalier.errors import InvalidMessage
+from espalier.errors import MISSING, InvalidMessage
 from espalier.manifest import LARGEST, MAX_STACKED, GraphScorer
 from espalier.memory_lists import MemoryLists
 from espalier.queries import PADDING, FeaturesKind, HistoryKind, QueryBatch, TextKind
@@ -73,7 +73,7 @@ def _queries_with_states(query: ShardQuery, model: LoadedModel, shard: ShardVers
     """Queries for graph scorers, with their query states and the memory that the router sent, if any."""
     bundle, queries = model.bundle, _check_kind(query.queries, model)
     if query.states_BLS is None:
-        raise InvalidMessage("states", None, "query states, because a shard cannot encode what it does not hold")
+        raise InvalidMessage("states", MISSING, "query states, because a shard cannot encode what it does not hold")
     memory = None
     if query.memory is not None:
         if bundle.memory is None:

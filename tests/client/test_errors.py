@@ -111,14 +111,15 @@ def test_retry_settings_are_checked(name: str) -> None:
 )
 def test_each_status_has_its_error(driver: Driver, statuses: tuple[int, ...], kind: str) -> None:
     for status in statuses:
-        wrong = [{"field": "queries[0].m", "value": "0", "expected": "at least 1"}]
+        wrong = [{"field": "queries[0].m", "value": "0", "expected": "at least 1"}, {"field": "ids", "expected": "a list"}]
         stub = Stub([refuse(status, {"X-Request-Id": "the-id", "Retry-After": "7"}, errors=wrong)])
         with pytest.raises(RequestFailed) as raised:
             driver.open(stub, retries=0).retrieve([Query()])
         error = raised.value
         assert type(error) is getattr(espalier_client, kind)
         assert (error.status, error.title, error.detail, error.request_id) == (status, "Title", "What happened.", "the-id")
-        assert (error.errors, error.retry_after_s) == ((WrongValue("queries[0].m", "0", "at least 1"),), 7.0)
+        assert error.errors == (WrongValue("queries[0].m", "0", "at least 1"), WrongValue("ids", None, "a list"))
+        assert error.retry_after_s == 7.0
         assert str(error) == f"{status} Title: What happened. (request the-id)"
 
 

@@ -63,7 +63,7 @@ def objects(*values: object) -> np.ndarray[Any, Any]:
 def test_ids_of_several_types_are_shown_with_what_makes_them_one(values: np.ndarray[Any, Any], row: int) -> None:
     with pytest.raises(InvalidInput) as raised:
         as_table("data", Pandas(user=objects("a", "b"), item=values))
-    assert (raised.value.field, raised.value.value) == (f"data['item'], row {row} (from 0)", repr(values[row]))
+    assert (raised.value.field, raised.value.value) == (f"data['item'], row {row} (from 0)", values[row])
     assert raised.value.expected.endswith("""; data['item'].astype("string") makes all of them strings""")
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from espalier.errors import EspalierError, InvalidInput
+from espalier.errors import MISSING, EspalierError, InvalidInput
 from espalier.live.operations import NOTHING, ItemBody, Operation
 from service.entity_tags import Condition
 from service.errors import CatalogueFull, ItemNotFound, ModelNotFound
@@ -46,7 +46,7 @@ class FakeCatalogue:
         known = there or (put.id in self.trained and before is None)
         condition.check(tag_of(before.sequence if before else NOWHERE) if known else None, "item")
         if not known and put.id not in self.trained and not put.body.has_evidence:
-            raise InvalidInput("events", None, "evidence of where the item belongs")
+            raise InvalidInput("events", MISSING, "evidence of where the item belongs")
         if before is not None and put.source_version is not None and put.source_version < (before.source_version or 0):
             return Outcome(before.sequence, "stale", self.visible, PLACED)
         earlier = before.body if before else NOTHING

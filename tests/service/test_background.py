@@ -107,7 +107,7 @@ def test_a_background_request_gets_the_same_answer_and_another_priority_is_422(r
     assert "server-timing" in behind.headers
     answer = running.client.post("/retrieve", json=BODY, headers={"Espalier-Priority": "urgent"})
     assert answer.status_code == 422
-    assert answer.json()["errors"] == [{"field": "Espalier-Priority", "value": "'urgent'", "expected": "`background`, or no such header"}]
+    assert answer.json()["errors"] == [{"field": "Espalier-Priority", "value": '"urgent"', "expected": "`background`, or no such header"}]
 
 
 def test_customers_metrics_do_not_count_background_requests(running: Running) -> None:

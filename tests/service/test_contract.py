@@ -48,6 +48,13 @@ BODIES: dict[str, Json] = {
     "put /models/{name}/candidate": {"version": 9, "share": 0.1},
     "put /models/{name}/removed": {"ids": []},
 }
+MISSING = {
+    "post /retrieve": "queries",
+    "post /models/{name}/frontier": "beam_size",
+    "put /models/{name}/removed": "ids",
+    **{name: "version" for name, body in BODIES.items() if "version" in body},
+}
+"""The field that an empty object lacks."""
 NEEDED = {"get /models/{name}/facets": {"column": "title"}, "get /models/{name}/tree": {"item": "item-1"}}
 STATUSES = {
     "post /models/{name}/unload": 404,  # version 1 is not loaded
@@ -188,6 +195,19 @@ def test_another_model_is_not_there(guarded: Running, operation: Operation, name
     assert problem(answer)["status"] == answer.status_code
 
 
+@every(OF_A_MODEL)
+def test_another_model_is_not_there_whatever_else_is_wrong(guarded: Running, operation: Operation) -> None:
+    """Its key is checked before, all else after."""
+    params = {"limit": 0, "column": "x" * 999, "version": "x"}
+    wrong: list[Json] = [{"content": b"{"}, {"headers": {"Content-Type": "text/plain"}}, {"params": params}]
+    for rest in wrong:
+        assert operation.ask(guarded, model="nobody", **rest).status_code == 404
+        assert operation.ask(guarded, None, model="nobody", **rest).status_code == 401
+    if "{id}" in operation.path:
+        path = operation.path.format(name="nobody", id="%FF")
+        assert guarded.client.request(operation.method.upper(), path, headers=bearer(KEYS["admin"])).status_code == 404
+
+
 PARAMETERS = [(one, parameter) for one in OPERATIONS for parameter in one.said.get("parameters", []) if parameter["in"] == "query"]
 every_parameter = pytest.mark.parametrize(
     ("operation", "parameter"), PARAMETERS, ids=[f"{one.name} {parameter['name']}" for one, parameter in PARAMETERS]
@@ -214,6 +234,7 @@ def test_a_wrong_value_of_a_parameter_is_named(guarded: Running, operation: Oper
         path = operation.path.format(name="books")
         refused = problem(guarded.client.request(operation.method.upper(), path, headers=bearer(KEYS["admin"])))
         assert (refused["status"], refused["errors"][0]["field"]) == (422, parameter["name"])
+        assert refused["detail"] == f"{parameter['name']} is missing; expected ?{parameter['name']}=… in the address"
 
 
 @every_parameter
@@ -252,6 +273,17 @@ def test_a_body_that_is_no_request_is_422(guarded: Running, operation: Operation
     assert refused.status_code == problem(refused)["status"] == 422
     assert problem(refused)["errors"]
     assert operation.ask(guarded, None, content=content).status_code == 401  # before the body is looked at
+
+
+@every([one for one in WITH_BODY if one.takes == "application/json"])
+def test_what_is_missing_in_a_body_is_said_to_be_missing(guarded: Running, operation: Operation) -> None:
+    """And the body itself."""
+    for content, field in ((b"", "body"), (b"{}", MISSING.get(operation.name))):
+        if field is None:
+            continue
+        refused = problem(operation.ask(guarded, content=content))
+        assert (refused["status"], [(error["field"], "value" in error) for error in refused["errors"]]) == (422, [(field, False)])
+        assert refused["detail"].startswith(f"{field} is missing; expected {refused['errors'][0]['expected']}")
 
 
 @every([one for one in WITH_BODY if one.takes == "application/json"])

@@ -381,7 +381,7 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         keys._watched._next_look = 0.0
         refused = asked(running, PARTNER)
         assert refused.status_code == 403
-        assert refused.json()["detail"] == "This key may not use the model 'books'."
+        assert refused.json()["detail"] == 'This key may not use the model "books".'
         headers = {"Authorization": f"Bearer {PARTNER}"}
         for name in ("books", "nothing"):
             answer = running.client.post("/retrieve", json={"model": name, "queries": [{"history": []}]}, headers=headers)

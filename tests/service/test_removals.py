@@ -218,7 +218,7 @@ def test_an_unknown_model_is_said_before_wrong_ids(shared: Running) -> None:
     bodies: list[dict[str, Any]] = [{"ids": ["a", ""]}, {"ids": ["a", 5]}, {"other": []}]
     for body in bodies:
         assert send(shared, "PUT", LIST, body).status_code == 422
-        assert "There is no model 'films'." in problem(send(shared, "PUT", unknown, body))["detail"]
+        assert 'There is no model "films".' in problem(send(shared, "PUT", unknown, body))["detail"]
     for method in ("PUT", "DELETE"):
         assert send(shared, method, f"{unknown}/%FF").status_code == 404
         assert shared.client.request(method, f"{unknown}/%FF").status_code == 401

@@ -181,7 +181,7 @@ def test_live_items_hang_where_they_were_placed(models: Path, monkeypatch: pytes
         assert {item["id"] for item in after["items"] if not item["eligible"]} == {"new-0", "item-5"}
         for item in ("new-1", "item-3"):
             gone = refused(live.running, f"tree?item={item}")
-            assert (gone["status"], gone["detail"]) == (404, f"'{item}' was deleted.")
+            assert (gone["status"], gone["detail"]) == (404, f'"{item}" was deleted.')
         gone = refused(live.running, f"tree/{nodes + 1}")
         assert (gone["status"], f"{nodes} + HANDLE" in gone["detail"]) == (404, True)
 

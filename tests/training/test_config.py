@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from espalier.errors import InvalidConfig, spelled
+from espalier.errors import InvalidConfig
 from tests import ROOT
 from tests.training.commands import command
 from training.specification.deep import SequenceConfig
@@ -185,7 +185,7 @@ def test_what_cannot_be_is_refused_by_key_value_and_what_was_expected(
     assert words in caught.value.expected
     value = given(changed, key)
     if isinstance(value, int | float | str):
-        assert caught.value.value == spelled(value)
+        assert repr(caught.value.value) == repr(value)
 
 
 @pytest.mark.parametrize("changed", [{}, {"algorithm": "otm"}, {"scorer": {"kind": "sequence"}}])

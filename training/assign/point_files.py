@@ -94,7 +94,6 @@ class PointFile:
                 yield texts
         except InvalidData as error:  # no configuration has keys for this table
             error.expected = re.split(rf"[;,] (?:or )?{re.escape(TextTable.SECTION)}", error.expected)[0]
-            error.args = (f"{error.field}: got {error.value}, expected {error.expected}",)
             raise
 
     def _batches(self) -> Iterator[tuple[RowSource, pa.RecordBatch]]:

@@ -31,7 +31,6 @@ from espalier.errors import (
     BundleNotFound,
     EspalierError,
     InvalidConfig,
-    InvalidQuery,
     UnsupportedSchema,
     spelled,
 )
@@ -370,14 +369,14 @@ def test_values_at_their_limits_are_read(made: dict[str, Bundle], place: str, va
 
 def test_a_missing_key_is_named(original: Bundle) -> None:
     for key in ("name", "version", "algorithm", "created", "query", "ranking", "search", "tree", "scorer", "files"):
-        with pytest.raises(BundleCorrupt, match=rf"manifest\.json: {key}: .*required"):
+        with pytest.raises(BundleCorrupt, match=rf"manifest\.json: {key} is missing"):
             parsed(original, key, ABSENT)
 
 
 @pytest.mark.parametrize("schema", [0, 2, "1", None, [1], True, 1.0])
 def test_another_schema_version_is_refused(original: Bundle, schema: object) -> None:
     found = re.escape(
-        f"format 'espalier-bundle' with schema_version {spelled(schema)}; expected format 'espalier-bundle' with schema_version 1. "
+        f'format "espalier-bundle" with schema_version {spelled(schema)}; expected format "espalier-bundle" with schema_version 1. '
     )
     with pytest.raises(UnsupportedSchema, match=found + ".*: train or import the model again"):
         parsed(original, "schema_version", schema)
@@ -385,18 +384,16 @@ def test_another_schema_version_is_refused(original: Bundle, schema: object) -> 
 
 def test_a_manifest_without_the_formats_name_is_refused(original: Bundle) -> None:
     for content in (changed(original, "format", ABSENT), b"[]", b"3", b"null", b"{}"):
-        with pytest.raises(UnsupportedSchema, match=r"format null with schema_version (1|null); expected format 'espalier-bundle'"):
+        with pytest.raises(UnsupportedSchema, match=r'format null with schema_version (1|null); expected format "espalier-bundle"'):
             parse_manifest(content, "manifest.json")
 
 
-@pytest.mark.parametrize(("value", "spelling"), [(None, "null"), (True, "true"), (False, "false"), ("x", "'x'")])
+@pytest.mark.parametrize(("value", "spelling"), [(None, "null"), (True, "true"), (False, "false"), ("x", '"x"')])
 def test_a_wrong_value_is_spelled_as_in_json(original: Bundle, value: object, spelling: str) -> None:
     with pytest.raises(BundleCorrupt, match=f"manifest.json: tree: got {spelling}, expected"):
         parsed(original, "tree", value)
-    assert (InvalidQuery("rerank", value, "a number").value, InvalidConfig("kind", value, "a kind").value) == (
-        spelling,
-        spelling if value is not None else "None",  # TOML has no null: the key is missing
-    )
+    in_python = str(value).lower() if isinstance(value, bool) else repr(value)
+    assert str(InvalidConfig("kind", value, "a kind")) == f"kind: got {in_python}, expected a kind"
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"schema_version": 1', b"\xff\xfe\x00", b"[" * 100_000])

@@ -413,13 +413,13 @@ def test_parents_are_ordered_by_what_all_events_say() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (ItemBody(), "events, like: got null, expected at least one of them, to place the item by"),
-        (ItemBody(fields={"title": "x"}), "events, like: got null, expected at least one"),
+        (ItemBody(), "events or like is missing; expected evidence to place the item by"),
+        (ItemBody(fields={"title": "x"}), "events or like is missing; expected evidence"),
         (ItemBody(events=(("nowhere",),)), "events: got .* expected something that the model knows"),
         (ItemBody(like=("nowhere",)), "like: got .* expected something that the model knows"),
         (ItemBody(events=(("item-1",), "item-2")), r"events\[1\]: got 'item-2', expected a list of item ids, oldest first"),
         (ItemBody(events=((1, 2),)), r"events\[0\]: got .* expected a list of item ids"),
-        (ItemBody(text="a lamp"), "events, like: got null, expected at least one .*; this model reads no text"),
+        (ItemBody(text="a lamp"), "events or like is missing; expected evidence .*; this model reads no text"),
     ],
 )
 def test_evidence_that_says_nothing_is_named(tmp_path: Path, body: ItemBody, message: str) -> None:
@@ -432,7 +432,7 @@ def test_evidence_that_says_nothing_is_named(tmp_path: Path, body: ItemBody, mes
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        ({"indices": [20], "values": [1.0]}, r"events\[0\].features.indices: got '20', expected feature numbers from 0 to 19"),
+        ({"indices": [20], "values": [1.0]}, r"events\[0\].features.indices: got 20, expected feature numbers from 0 to 19"),
         ({"indices": [1]}, r"events\[0\]: got .* expected an object of the lists indices and values"),
         ({"indices": [1], "values": ["a"]}, r"events\[0\].values"),
         ({"indices": [], "values": []}, "events: got .* expected something that the model knows"),

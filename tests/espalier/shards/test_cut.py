@@ -306,7 +306,7 @@ def test_a_shard_cannot_encode_histories_but_those_without_an_item(graphs: Bundl
     queries, params = blank_queries(graphs.manifest.query, 2), SearchParams.uniform(2, 3, 3)
     assert engine.search(queries, params).count_B.tolist() == [3, 3]
     queries.array[1, -1] = 0
-    with pytest.raises(InvalidQuery, match=r"states_BLS: got null, expected the queries' states: shard 0 of 2 of m\d+ has not"):
+    with pytest.raises(InvalidQuery, match=r"states_BLS is missing; expected the queries' states: shard 0 of 2 of m\d+ has not"):
         engine.search(queries, params)
     queries.array[1, -1] = graphs.tree.item_count - 1  # a row of the whole bundle, which the shard has not
     with_rows = with_states(graphs, queries)

@@ -58,7 +58,7 @@ def test_what_is_not_there_is_said(models: Path) -> None:
             with pytest.raises(ModelNotFound, match="9"):
                 running.run(change)
         for change in (registry.changes.load("films", 1), registry.changes.unload("films", 1)):
-            with pytest.raises(ModelNotFound, match="no model 'films'"):
+            with pytest.raises(ModelNotFound, match='no model "films"'):
                 running.run(change)
         with pytest.raises(ModelNotFound):
             running.run(registry.changes.edit_removed("films", lambda _: ()))
@@ -169,7 +169,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: p
     with run(models) as running:
         add_version(models, 2)
         monkeypatch.setattr("service.models.desired_state.os.open", refuse)
-        with pytest.raises(Conflict, match=r"'books'.*cannot be written to \(Read-only file system\)"):
+        with pytest.raises(Conflict, match=r'"books".*cannot be written \(Read-only file system\)'):
             running.run(running.registry.changes.load("books", 2))
         monkeypatch.undo()
         monkeypatch.setattr("service.models.desired_state.tempfile.mkstemp", refuse)

@@ -81,9 +81,9 @@ def test_what_serves_after_a_start(
 def test_what_is_not_loaded_is_said(models: Path) -> None:
     add_version(models, 2)
     with run(models) as running:
-        with pytest.raises(ModelNotFound, match="Version 1 of 'books' is not loaded; loaded: version 2"):
+        with pytest.raises(ModelNotFound, match='Version 1 of "books" is not loaded; loaded: version 2'):
             running.registry.choose("books", 1)
-        with pytest.raises(ModelNotFound, match="no model 'films'"):
+        with pytest.raises(ModelNotFound, match='no model "films"'):
             running.registry.choose("films", None)
     add_version(models, 1, name="films")
     with run(models) as running, pytest.raises(InvalidQuery, match="one of books, films"):

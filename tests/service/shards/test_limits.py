@@ -140,7 +140,7 @@ def test_what_is_beyond_them_or_does_not_fit_the_shard_is_refused_by_its_name(
 def test_masks_are_bounded_and_asked_for_where_a_shard_lacks_them(limited: Limited) -> None:
     sent = {one.digest: one for one in map(limited.bits, range(4))}
     error = limited.error(limited.query(4, masks=tuple(sent), sent_masks=sent))
-    assert error == {"field": "sent", "value": "'4 masks'", "expected": "at most 3"}
+    assert error == {"field": "sent", "value": '"4 masks"', "expected": "at most 3"}
     three = dict(list(sent.items())[:3])
     limited.taken(limited.query(4, masks=(*three, None), sent_masks=three))
     assert limited.error(limited.query(2, masks=(None, None), sent_masks=three))["expected"] == "at most 2"
@@ -286,7 +286,7 @@ def test_what_needs_the_whole_catalogue_is_left_to_the_router(service: Running, 
     answer = service.client.request(method, path, **more)
     refusal = answer.json() if path == "/retrieve/stream" else problem(answer)  # of its only line
     assert refusal["status"] == 409
-    assert refusal["detail"] == "'1' is shard 1 of 2 of books version 1: a part of a catalogue. Ask the router of 'books' instead."
+    assert refusal["detail"] == '"1" is shard 1 of 2 of books version 1: a part of a catalogue. Ask the router of "books" instead.'
     if "model" in more.get("json", {}):
         more["json"]["model"] = "books"
     right = service.client.request(method, path.replace("/1/", "/books/"), **more)
