@@ -136,6 +136,8 @@ def _invalid_query(error: Mapping[str, Any], path: Sequence[int | str], kind: ty
             expected = f"a JSON document ({error['ctx']['error']})" if content else "a JSON document"
         case "model_type" | "model_attributes_type":
             expected = "an object"
+        case "literal_error":
+            expected = expected.replace("'", '"')
     return InvalidQuery(field, value, expected)
 
 

@@ -86,7 +86,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 
 def _expected(kind: pa.DataType) -> str:
-    return f"a list of {kind.value_type}" if _is_list(kind) else f"a value of the column's type, {kind}"
+    return f"a list of {kind.value_type}s" if _is_list(kind) else f"a value of the column's type, {kind}"
 
 
 def _is_list(kind: pa.DataType) -> bool:

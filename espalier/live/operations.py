@@ -56,7 +56,7 @@ class ItemBody:
         if self.count is not None and not 0 <= self.count <= MAX_COUNT:
             raise InvalidData("count", self.count, f"0 to {MAX_COUNT}")
         if self.users and len(self.users) != len(self.events):
-            raise InvalidData("users", f"{len(self.users)} tags of {len(self.events)} events", "a tag for each event, or none")
+            raise InvalidData("users", f"{len(self.users)} tags", f"{len(self.events)}, one for each event, or none")
         for tag in self.users:
             _check_text("users", tag, MAX_TAG_BYTES)
         for item in self.like:

@@ -93,7 +93,7 @@ class Evidence:
             text_query = None
         fields_count = takes_fields and bool(body.fields) and not isinstance(kind, TextKind)  # of texts they are in `text_query`
         if not len(events) and not len(like) and text_query is None and not fields_count:
-            raise _no_evidence(body, kind, takes_fields)
+            raise no_evidence(body, kind, takes_fields)
         document = bundle.vectoriser.documents([text]) if text_query is not None and text is not None and finds_by_words(bundle) else None
         return Evidence(events, like, text_query, body.fields, document, body.count)
 
@@ -128,7 +128,7 @@ def _text_of_fields(bundle: Bundle, fields: Mapping[str, Any] | None) -> str | N
     return None if not fields else joined_text([fields.get(name) for name in own_columns(bundle)]) or None
 
 
-def _no_evidence(body: ItemBody, kind: Kind, takes_fields: bool) -> InvalidQuery:
+def no_evidence(body: ItemBody, kind: Kind, takes_fields: bool) -> InvalidQuery:
     """The error for a body without evidence: the key whose value is none, and what would be some."""
     useful = ["events", "like", *(["text"] if isinstance(kind, TextKind) else []), *(["fields"] if takes_fields else [])]
     nonzero = " and that is not all 0" if isinstance(kind, VectorKind | FeaturesKind) else ""

@@ -23,6 +23,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from ..http.api_keys import Keys
 from ..http.single_flight import SingleFlight
@@ -72,7 +73,11 @@ def policy_of(page: bytes) -> str:
 
 
 class _SwaggerFiles(StaticFiles):
-    """The files of Swagger UI, with the header that keeps browsers from guessing other media types."""
+    """The files of Swagger UI, with the header that keeps browsers from guessing other media types. It sends them whole."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [header for header in scope["headers"] if header[0] != b"range"]
+        await super().__call__({**scope, "headers": headers}, receive, send)
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         answer = super().file_response(*args, **kwargs)

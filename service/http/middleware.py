@@ -47,7 +47,7 @@ class RequestInfo:
 
     authorization   value of the header; SEVERAL_KEYS if there are several
     content_length  value of the header; 0 without one
-    encoding        of the body, from the headers; empty without one
+    encoding        of the body, from the headers, apart from chunks; empty without one
     key             the request's API key; None if none is needed
     by_client       whether the answer is an error only because of a deadline or condition that the client chose
     priority        value of the header Espalier-Priority; None without one
@@ -86,8 +86,8 @@ class RequestInfo:
                     info.content_length = int(value[:19])
                 case b"authorization":
                     info.authorization = value if info.authorization is None else SEVERAL_KEYS
-                case b"content-encoding":
-                    info.encoding += value.strip().lower()
+                case b"content-encoding" | b"transfer-encoding" if (encoding := value.strip().lower()) != b"chunked":
+                    info.encoding += encoding
                 case b"x-request-id" if _REQUEST_ID.fullmatch(value):
                     info.request_id = value
                 case b"traceparent":
@@ -165,7 +165,7 @@ class Edge:
         try:
             if info.encoding not in (b"", b"identity"):
                 encoding = info.encoding.decode("latin-1")
-                raise Encoded(f"Content-Encoding: got {spelled(encoding)}, expected none: bodies are sent as they are.")
+                raise Encoded(f"The body has the encoding {spelled(encoding)}; expected none: bodies are sent as they are.")
             if direct is not None:
                 await direct.application(scope, receive if direct.streams else receive_limited, send_marked)
             else:

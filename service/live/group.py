@@ -10,12 +10,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from espalier.errors import EspalierError, InvalidInput, JournalError, NoRoom, spelled
+from espalier.errors import EspalierError, JournalError, NoRoom, spelled
 from espalier.live.items import characters_of
 from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
+from espalier.placement.evidence import no_evidence
 from espalier.placement.placer import Candidates
 from espalier.placement.slots import Slots
 
@@ -28,7 +29,6 @@ MAX_CHARACTERS = 1 << 28
 """Most characters of all fields of live and changed items of one model. Every worker holds them in memory."""
 MAX_NUMBERS = 1 << 27
 """Most numbers in the rows of all live leaves of a version. Rows of linear models may have a weight for each feature of their evidence."""
-EVIDENCE = "`events`, `like` or `text`: the item is new, and nothing says where it belongs"
 
 
 class EvidenceNeeded(EspalierError):
@@ -197,7 +197,7 @@ class Group:
         if version is self._default and not version.is_trained(item_id):
             if operation.body.has_evidence and write.evidence is None:
                 raise EvidenceNeeded(operation)
-            raise InvalidInput("item", item_id, EVIDENCE)
+            raise no_evidence(operation.body, version.bundle.manifest.query, version.takes_fields)
         return ()
 
     def _checked_room(self, operation: Operation, placements: Mapping[int, tuple[Placement, ...]]) -> tuple[int, int, int]:

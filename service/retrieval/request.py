@@ -197,7 +197,7 @@ def _check_query(i: int, query: Query, model: LoadedModel, settings: Settings) -
 def _checked_depth(requested: int | None, model: LoadedModel) -> int:
     """Number of candidates to re-rank. Raises InvalidQuery."""
     if model.reranker is None:
-        raise InvalidQuery("rerank", True, "false, because this model has no ranker")
+        raise InvalidQuery("rerank", True if requested is None else {"depth": requested}, "false, because this model has no ranker")
     if (requested or 0) > model.reranker.info.max_depth:
         raise InvalidQuery("rerank.depth", requested, f"at most {model.reranker.info.max_depth}")
     return requested or model.reranker.info.depth

@@ -43,7 +43,7 @@ class TreeView:
     def __init__(self, model: LoadedModel, tree_index: int) -> None:
         trees = model.bundle.alone
         if tree_index >= len(trees):
-            raise InvalidQuery("tree", tree_index, f"at most {len(trees) - 1}: the model has {len(trees)} trees")
+            raise InvalidQuery("tree", tree_index, f"at most {len(trees) - 1}, the number of the model's last tree")
         self.model, self.tree_index, self.tree, self.view = model, tree_index, trees[tree_index].tree, model.live.view()
         self.overlay = None if self.view.overlay.is_empty else self.view.overlay
         self.leaves = None if self.overlay is None else self.overlay.trees[tree_index]

@@ -258,8 +258,9 @@ def test_a_body_of_another_type_or_encoding_is_415(guarded: Running, operation: 
     for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
         answer = operation.ask(guarded, headers={"Content-Type": content_type})
         assert answer.status_code == problem(answer)["status"] == 415
-    for encoding in ("gzip", "br", "zstd", "identity, gzip"):
-        answer = operation.ask(guarded, content=gzip.compress(b"{}"), headers={"Content-Encoding": encoding})
+    content = {"Content-Encoding": ("gzip", "br", "zstd", "identity, gzip"), "Transfer-Encoding": ("gzip, chunked",)}
+    for header, encoding in [(header, encoding) for header, encodings in content.items() for encoding in encodings]:
+        answer = operation.ask(guarded, content=gzip.compress(b"{}"), headers={header: encoding})
         assert (answer.status_code, encoding in problem(answer)["detail"]) == (415, True)
         assert answer.headers["accept-encoding"] == "identity"
     plain = operation.ask(guarded, headers={"Content-Encoding": "Identity"})
@@ -316,6 +317,12 @@ def routes(running: Running) -> dict[str, set[str]]:
             methods = set(route.methods or ())
             found.setdefault(path, set()).update(methods | ({"HEAD"} if "GET" in methods else set()))
     return found
+
+
+def test_files_are_sent_whole(guarded: Running) -> None:
+    for ranges in ("bytes=0-3", "bytes=5-2,x"):
+        answer = guarded.client.get(STATIC, headers={"Range": ranges})
+        assert (answer.status_code, len(answer.content)) == (200, int(answer.headers["content-length"]))
 
 
 def test_every_route_is_in_the_document_with_its_access_and_names_all_its_methods(guarded: Running) -> None:

@@ -195,6 +195,8 @@ def test_a_wrong_value_is_422_and_names_the_field(shared: Running, body: Json, f
         ({"fields": {"a": "x" * 300}}, "fields", '{"a": "' + "x" * 192 + "…"),
         ({"explain_nodes": True}, "explain_nodes", "true"),
         ({"rerank": True}, "rerank", "true"),
+        ({"rerank": {"depth": 3}}, "rerank", '{"depth": 3}'),
+        ({"partial": "maybe"}, "partial", '"maybe"'),
         ({"model": "points", "queries": [{"vector": [0.0], "exclude_seen": True}]}, "queries[0].exclude_seen", "true"),
     ],
 )
@@ -202,6 +204,7 @@ def test_a_wrong_value_is_spelled_as_in_json(shared: Running, body: Json, field:
     document = problem(shared.client.post("/retrieve", json={"model": "books", "queries": [COLD]} | body))
     assert (document["errors"][0]["field"], document["errors"][0]["value"]) == (field, value)
     assert document["detail"].startswith(f"{field}: got {value}, expected ")
+    assert "'" not in document["errors"][0]["expected"]
 
 
 def test_all_wrong_values_and_all_models_are_listed(shared: Running) -> None:
