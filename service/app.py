@@ -22,6 +22,7 @@ from .http.shard_routes import SearchRoute
 from .http.stream_route import StreamRoute
 from .lifecycle import lifespan
 from .models.loading import EngineSource
+from .models.trial import GROUP, USER
 from .settings import Settings
 from .watch.logs import Ration
 from .watch.metrics import Metrics
@@ -70,7 +71,17 @@ def create_app(settings: Settings, engines: EngineSource | None = None, metrics:
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["DELETE", "GET", "HEAD", "POST", "PUT"],
-            allow_headers=["Authorization", "Content-Type", HEADER, "If-Match", "If-None-Match", "X-Request-Id"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                HEADER,
+                USER,
+                GROUP,
+                "If-Match",
+                "If-None-Match",
+                "X-Request-Id",
+                "traceparent",
+            ],
             expose_headers=["ETag", "Server-Timing", "X-Request-Id", "Retry-After"],
         )
     problems.install(app)

@@ -101,6 +101,12 @@ def service_address(value: str) -> str:
     return value.rstrip("/")
 
 
+def _check_origin(value: str) -> str:
+    if not re.fullmatch(r"\*|https?://[A-Za-z0-9.:\[\]-]+", value):
+        raise ValueError("* or a web origin without a path, as https://shop.example")
+    return value
+
+
 MAX_S = 86_400.0
 """Longest time of a setting: a day."""
 MAX_THREADS = 1024
@@ -114,7 +120,7 @@ Seconds = Annotated[float, Field(le=MAX_S, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(le=MAX_TIMEOUT_MS, allow_inf_nan=False)]
 Key = Annotated[SecretStr, AfterValidator(_check_key_length)]
 Keys = Annotated[tuple[Key, ...], NoDecode, BeforeValidator(_split_list)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_list)]
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_check_origin)], ...], NoDecode, BeforeValidator(_split_list)]
 
 
 def named_key(written: str) -> tuple[str | None, str]:
@@ -262,7 +268,7 @@ class Settings(BaseSettings):
         description="TOML file of keys with models, expiry and limits, read again when it changes (docs/serve.md). With one, every "
         "retrieval needs a key.",
     )
-    cors_origins: Names = Field(default=(), description="Web origins, comma-separated, whose pages may call the service.")
+    cors_origins: Origins = Field(default=(), description="Web origins, comma-separated, whose pages may call the service.")
     console: bool = Field(default=True, description="Whether to serve the console at `/`. The routes that it uses are served in any case.")
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS, description="Number of processes that serve on a CPU. With a GPU, it must be 1.")
     poll_s: Seconds | None = Field(

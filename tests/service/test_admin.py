@@ -220,7 +220,10 @@ def test_web_pages_of_other_origins_are_kept_out_unless_they_are_named(models: P
         answer = running.client.request("OPTIONS", "/retrieve", headers=asks)
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://shop.example")
         for method in ("PUT", "DELETE"):
-            admin = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": "authorization, if-match"}
+            admin = {
+                "Access-Control-Request-Method": method,
+                "Access-Control-Request-Headers": "authorization, if-match, espalier-user, espalier-group",
+            }
             answer = running.client.request("OPTIONS", "/models/books/removed/item-1", headers=asks | admin)
             assert answer.status_code == 200, answer.text
             assert method in answer.headers["access-control-allow-methods"]

@@ -63,6 +63,10 @@ def test_the_longest_times_a_service_link_and_connections_without_delay_are_take
         ("ENGINE", "abc", "one of triton, onnx-cuda"),
         ("HOST", "a\udcff", "an address or the name of a host"),
         ("STORE", "s3://a b", "s3://NAME/PATH"),
+        *(
+            ("CORS_ORIGINS", origins, "* or a web origin without a path")
+            for origins in ("https://a.b/", '["https://a.b"]', "https://a.b,c.d")
+        ),
         *(("FOLLOW", url, "the address of a service") for url in ("host:8000", "ftp://host", "http://", "/path", "http://host/?a=b")),
         ("FOLLOW", "http://me:secret@host", "the address of a service"),
     ],
