@@ -147,7 +147,7 @@ def test_a_node_or_an_item_that_is_not_there_is_told(watched: Watched) -> None:
     expect(page.locator("#tree-node")).to_have_text("Root, node 0")
     expect(page.get_by_role("alert")).to_have_count(0)
     see(watched, item="no-such-thing", node=1)
-    expect(page.locator(".tree")).to_contain_text("There is no item 'no-such-thing'")
+    expect(page.locator(".tree")).to_contain_text('There is no item "no-such-thing"')
     assert here(page) == "Node 1"
 
 
