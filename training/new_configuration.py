@@ -60,8 +60,6 @@ TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 """Formats of dates, in each order of day and month, and of times, other than ISO 8601. With dots, the day comes first everywhere."""
 MOST_BAD = 0.05
 """Largest share of unreadable rows that count as damaged. With more of them, the log is being read in a wrong way."""
-LEAST_EVENTS = (10, 5, 3, 2)
-"""Candidates for `min_user_events`: the first that keeps half of the events is used."""
 MOST_IN_WINDOW = 200
 
 
@@ -350,14 +348,11 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
     interactions = _checked_events(layout, form | {"min_user_events": 1}, scratch)
     form |= layout.bad_rows(interactions.bad_rows, "data.format")
     length_U = np.diff(interactions.offset_U1)
-    half_thresholds = (least for least in LEAST_EVENTS if 2 * length_U[length_U >= least].sum() >= length_U.sum())
-    form["min_user_events"] = next(half_thresholds, None)
-    if form["min_user_events"] is None:
+    if 2 * length_U[length_U > 1].sum() < length_U.sum():
         lone_users = f"{np.count_nonzero(length_U == 1):,} of {interactions.user_count:,} with one event only"
         expected = "users with 2 events or more, who have half of all events: a model learns what follows in a user's list"
         raise InvalidData(f"{layout.log.name}: users", lone_users, f"{expected}; if another column names the users, say so with --user")
     layout.notes.append(f"{interactions.user_count:,} users, {interactions.item_count:,} items, {interactions.event_count:,} events")
-    layout.notes.append(f"min_user_events: of {LEAST_EVENTS} the first with which half of the events stay")
     format_text = ", ".join(f"{key} = {_toml(value)}" for key, value in form.items())
     lines = [f"log = {_toml(str(layout.log))}", f"format = {{ {format_text} }}"]
     if interactions.order != "none" or kind in (None, "otm-sequence", "neighbours"):

@@ -65,8 +65,8 @@ class LinearPlacement:
             return query_features(item) if item.document is None else _sum([item.document.normalised(), item.events.features])
         rows = [self.bundle.vectoriser.documents([text]) for text in texts.values()]
         weights = self._column_weights.values()
-        weighted = [replace(row, values=np.float32(weight) * row.values) for row, weight in zip(rows, weights, strict=True)]
-        return _sum([_sum(weighted).normalised(), item.events.features])
+        squares = _sum([replace(row, values=np.square(np.float32(weight) * row.values)) for row, weight in zip(rows, weights, strict=True)])
+        return _sum([replace(squares, values=np.sqrt(squares.values)).normalised(), item.events.features])
 
     @cached_property
     def _trained(self) -> NodeMask:

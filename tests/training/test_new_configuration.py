@@ -63,7 +63,7 @@ def test_a_user_a_line_are_lists(tmp_path: Path) -> None:
             items.setdefault(user, []).append(item)
     (tmp_path / "lists.txt").write_text("".join(" ".join([user, *row]) + "\n" for user, row in items.items()))
     raw = written(tmp_path / "lists.txt")
-    assert raw["data"]["format"] == {"format": "lists", "separator": " ", "min_user_events": 10}
+    assert raw["data"]["format"] == {"format": "lists", "separator": " "}
     raw = written(tmp_path / "lists.txt", time="none")
     assert (raw["kind"], raw["data"]["format"]["order"], "instances" in raw) == ("otm-sequence", "none", False)
     raw = written(tmp_path / "lists.txt", time="none", kind="otm-robust")
@@ -79,7 +79,7 @@ def test_parquet_has_names_and_types(tmp_path: Path, folder: bool) -> None:
     (log if folder else tmp_path).mkdir(exist_ok=True)
     pq.write_table(table, log / "part-0.parquet" if folder else log)
     named = {"user": "customer", "item": "asin", "timestamp": "when", "timestamp_type": "datetime"}
-    assert written(log)["data"]["format"] == {"format": "parquet", "min_user_events": 10} | named
+    assert written(log)["data"]["format"] == {"format": "parquet"} | named
     assert "timestamp" not in written(log, time="file")["data"]["format"]
 
 
@@ -339,7 +339,7 @@ def test_lines_end_where_the_reader_ends_them(tmp_path: Path) -> None:
     assert written(tmp_path / "log.csv")["data"]["format"]["item"] == "item"
     for separator in " \t":
         (tmp_path / "lists.txt").write_text("u1 i1 i2 \nu2 i3 i4 i5 \n".replace(" ", separator))
-        form = {"format": "lists", "separator": separator, "min_user_events": 3}
+        form = {"format": "lists", "separator": separator}
         assert written(tmp_path / "lists.txt")["data"]["format"] == form
 
 
@@ -355,12 +355,6 @@ def test_blanks_are_part_of_values_as_for_the_reader(tmp_path: Path) -> None:
     log.write_text(text(" ", rows(), "user item rating time", lambda at: f"{at} "))
     with pytest.raises(InvalidData, match="expected as many fields as in every line"):
         written(log)
-
-
-@pytest.mark.parametrize(("events", "least"), [(12, 10), (7, 5), (4, 3), (2, 2)])
-def test_short_lists_are_kept(tmp_path: Path, events: int, least: int) -> None:
-    (tmp_path / "log.csv").write_text(text(",", rows(events), "user,item,rating,time"))
-    assert written(tmp_path / "log.csv")["data"]["format"]["min_user_events"] == least
 
 
 def test_a_file_that_is_there_is_only_written_over_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

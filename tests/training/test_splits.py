@@ -51,6 +51,32 @@ def test_every_user_is_in_exactly_one_part_of_the_stated_size_by_the_seed(tmp_pa
         by_user(log_of([[0, 1]] * 9), tmp_path, seed=0, validation_share=0.1)
 
 
+@pytest.mark.parametrize(("longest", "least"), [(12, 10), (7, 5), (4, 3), (2, 2)])
+def test_users_with_few_events_are_learned_from_but_not_held_out(tmp_path: Path, longest: int, least: int) -> None:
+    log = log_of([[*range(longest)]] * 20 + [[*range(least - 1)]] * 10)
+    shares = UserSplit(test_share=0.5, validation_share=0.4)
+    for config in (shares, LastSplit())[: 2 if longest > 2 else 1]:
+        split = split_log(log, config, CsvFormat(), tmp_path, seed=1)
+        held_out = {pair.user for pair in (*split.validation, *split.test)}
+        assert held_out <= {*range(20)}
+        assert len(held_out) == (18 if config == shares else 20)
+        assert {*range(20, 30)} <= {*split.train.tolist()}
+    if least > 2:
+        split = split_log(log, shares, CsvFormat(min_user_events=1), tmp_path, seed=1)
+        assert len({pair.user for pair in (*split.validation, *split.test)} & {*range(20, 30)}) > 5, "a number in the configuration"
+
+
+def test_after_a_date_too_only_users_with_long_lists_are_asked_for(tmp_path: Path) -> None:
+    dates, short = {"kind": "date", "validation_from": 20, "test_from": 30}, ["e p 3", "e q 21", "f p 4", "f q 32"]
+    every, auto = (dated(tmp_path, dates, short, least) for least in (1, "auto"))
+    assert [name for name, *_ in named(every, every.validation)] == ["a", "e"]
+    assert [name for name, *_ in named(every, every.test)] == ["a", "b", "f"]
+    assert [name for name, *_ in named(auto, auto.validation)] == ["a"]
+    assert [name for name, *_ in named(auto, auto.test)] == ["a", "b"]
+    assert lists(auto) == lists(every), "what comes later is learned from under neither"
+    assert lists(auto)["e"] == ["p"]
+
+
 def test_leave_one_out_learns_from_all_but_the_last_two_and_asks_for_the_next(tmp_path: Path) -> None:
     log = log_of([[4, 3, 2, 1], [5, 6], [0, 1, 2]])
     split = split_log(log, LastSplit(), CsvFormat(), tmp_path, seed=1)
@@ -179,10 +205,10 @@ def test_of_very_many_queries_some_are_drawn(tmp_path: Path, monkeypatch: pytest
     assert one == sorted(one) == same != other
 
 
-def dated(folder: Path, raw: dict[str, Any]) -> Split:
-    events = ["a p 1", "a q 2", "a r 20", "a s 40", "b p 3", "b q 30", "b r 31", "c p 50", "d r 5", "d s 6", "d p 7"]
+def dated(folder: Path, raw: dict[str, Any], more: Sequence[str] = (), least: Any = 1) -> Split:
+    events = ["a p 1", "a q 2", "a r 20", "a s 40", "b p 3", "b q 30", "b r 31", "c p 50", "d r 5", "d s 6", "d p 7", *more]
     (folder / "log.csv").write_text("\n".join(["user,item,time", *(event.replace(" ", ",") for event in events)]) + "\n")
-    form = CsvFormat(timestamp="time", order="timestamp", min_user_events=1)
+    form = CsvFormat(timestamp="time", order="timestamp", min_user_events=least)
     return split_log(read_interactions(folder / "log.csv", form, folder), DateSplit.model_validate(raw), form, folder, seed=1)
 
 

@@ -46,6 +46,8 @@ TIMES_FILE = "time_of_event"
 """Likewise of `Interactions.time_of_event_E`."""
 VECTORS_FILE = "vector_of_user.float32"
 """Likewise of `Interactions.vectors_UF`."""
+FEWEST_EVENTS = 2
+"""`min_user_events = "auto"`: a list of one event does not say what follows what."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,12 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
         stamp_type: Any = None if log.timestamp is None else np.float64 if is_float else np.int64
         grouped_U1 = grouping.group(scratch, stamp_type, row_of_user, log.unique)
         item_order, item_row = _kept_items(codes, scratch, log.min_item_events)
-        stays_U, offset_U1 = _write_kept(grouped_U1, item_row, log.min_user_events, scratch, stamp_type)
+        fewest = FEWEST_EVENTS if log.min_user_events == "auto" else log.min_user_events
+        stays_U, offset_U1 = _write_kept(grouped_U1, item_row, fewest, scratch, stamp_type)
         user_order = users[stays_U]
         if left_out := np.count_nonzero(~stays_U):
             user, event = ("queries", "items") if isinstance(log, VectorsFormat) else ("users", "events")
-            logger.info("%d of %d %s have fewer than %d %s and are left out", left_out, len(users), user, log.min_user_events, event)
+            logger.info("%d of %d %s have fewer than %d %s and are left out", left_out, len(users), user, fewest, event)
         # Replacing, not overwriting: an earlier result that still maps the old file stays intact.
         os.replace(scratch / EVENTS_FILE, work_dir / EVENTS_FILE)
         if log.timestamp is not None:

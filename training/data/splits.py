@@ -35,6 +35,8 @@ FINAL = "final"
 """Folder of the final training lists, inside the work folder."""
 LEARNED_VALIDATION = "learned_validation"
 """Key in a manifest's `data`: whether the model has also learned from validation events."""
+HELD_OUT_EVENTS = (10, 5, 3, 2)
+"""With `min_user_events = "auto"`, users are held out that have as many events as the first of these with which half of the events stay."""
 MAX_QUERIES = 100_000
 """Most validation or test queries; of more, the seed draws so many."""
 
@@ -86,15 +88,16 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
 
     Raises InvalidData if no training user or no validation query is left, InvalidConfig if a second file is missing.
     """
+    long_U = _long_lists(interactions, log_format)
     if isinstance(config, LastSplit):
-        split = _last(interactions, config, work, seed)
+        split = _last(interactions, long_U, config, work, seed)
     elif isinstance(config, DateSplit):
-        split = _by_date(interactions, config, log_format, work, seed)
+        split = _by_date(interactions, long_U, config, log_format, work, seed)
     elif isinstance(config, FileSplit):
         by_file = _by_file if interactions.vectors_UF is None else _vectors_by_file
         split = by_file(interactions, config, log_format, work, seed)
     else:
-        split = _by_user(interactions, config, seed)
+        split = _by_user(interactions, long_U, config, seed)
     if config.unseen_items:
         split = _without_events(split, drawn_items(interactions.item_count, config.unseen_items, seed), work)
     for name, queries, needed in (
@@ -108,6 +111,19 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
         for pairs, name, number in ((split.validation, "validation", 2), (split.test, "test", 3))
     )
     return replace(split, validation=validation, test=test)
+
+
+def _long_lists(interactions: Interactions, log_format: LogFormat) -> NDArray[np.bool_]:
+    """bool[U]: the users that may be held out. The others are learned from."""
+    length_U = np.diff(interactions.offset_U1)
+    if log_format.min_user_events != "auto":
+        return np.ones(interactions.user_count, np.bool_)
+    thresholds = (least for least in HELD_OUT_EVENTS if 2 * length_U[length_U >= least].sum() >= length_U.sum())
+    long_U: NDArray[np.bool_] = length_U >= next(thresholds, HELD_OUT_EVENTS[-1])
+    if not long_U.all():
+        short, least = np.count_nonzero(~long_U), length_U[long_U].min()
+        log.info("%d of %d users have fewer than %d events: they are learned from, and not held out", short, len(long_U), least)
+    return long_U
 
 
 def drawn_items(items: int, share: float, seed: int) -> NDArray[np.bool_]:
@@ -130,12 +146,14 @@ def _without_events(split: Split, hidden_I: NDArray[np.bool_], work: Path) -> Sp
     return replace(split, lists=lists, train=train, final=final)
 
 
-def _by_user(interactions: Interactions, config: UserSplit, seed: int) -> Split:
-    """Random users: the first ⌊share · U⌋ of a seeded permutation are test users, the next are validation users, the others train."""
-    user_count = interactions.user_count
-    shuffled = np.random.default_rng(seed).permutation(user_count).astype(np.int64)
-    test, validation = int(config.test_share * user_count), int(config.validation_share * user_count)
-    user_groups = [np.sort(users) for users in np.split(shuffled, [test, test + validation])]
+def _by_user(interactions: Interactions, long_U: NDArray[np.bool_], config: UserSplit, seed: int) -> Split:
+    """Random users: of a seeded permutation of those with long lists, the first ⌊share · users⌋ are test users, the next are validation
+    users; all others train.
+    """
+    shuffled = np.random.default_rng(seed).permutation(np.flatnonzero(long_U)).astype(np.int64)
+    test, validation = int(config.test_share * len(shuffled)), int(config.validation_share * len(shuffled))
+    held_out = np.split(shuffled[: test + validation], [test])
+    user_groups = [*(np.sort(users) for users in held_out), np.setdiff1d(np.arange(interactions.user_count), shuffled[: test + validation])]
     of_vectors = interactions.vectors_UF is not None
     queries = []
     for number, name, users in ((3, "test", user_groups[0]), (2, "validation", user_groups[1])):
@@ -145,14 +163,16 @@ def _by_user(interactions: Interactions, config: UserSplit, seed: int) -> Split:
     return Split(interactions, user_groups[2], validation=queries[1], test=queries[0], config=config)
 
 
-def _last(interactions: Interactions, config: LastSplit, work: Path, seed: int) -> Split:
-    """Leave one out. Lists of fewer than three events are training lists as a whole."""
+def _last(interactions: Interactions, long_U: NDArray[np.bool_], config: LastSplit, work: Path, seed: int) -> Split:
+    """Leave one out. Short lists, and those of fewer than three events, are training lists as a whole."""
     length_U = np.diff(interactions.offset_U1)
-    hidden_U = (length_U >= 3).astype(np.int64)
-    return _cut(interactions, length_U - 2 * hidden_U, length_U - hidden_U, config, work, seed)
+    hidden_U = (long_U & (length_U >= 3)).astype(np.int64)
+    return _cut(interactions, long_U, (length_U - 2 * hidden_U, length_U - hidden_U), config, work, seed)
 
 
-def _by_date(interactions: Interactions, config: DateSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
+def _by_date(
+    interactions: Interactions, long_U: NDArray[np.bool_], config: DateSplit, log_format: LogFormat, work: Path, seed: int
+) -> Split:
     """Queries are users with events before a date and from it on. Users without earlier events have no history and are no queries."""
     time_E = interactions.time_of_event_E
     if time_E is None:
@@ -167,7 +187,7 @@ def _by_date(interactions: Interactions, config: DateSplit, log_format: LogForma
         raise InvalidData("data.split.test_from", dates[1], f"a time after data.split.validation_from, {dates[0]}")
     first_U, second_U = (events_before(interactions, time_E, moment) for moment in moments)
     config = config.model_copy(update={"validation_from": dates[0], "test_from": dates[1]})
-    split = _cut(interactions, first_U, second_U, config, work, seed)
+    split = _cut(interactions, long_U, (first_U, second_U), config, work, seed)
     log.info(
         "validation from %s: %d queries; test from %s: %d queries; %d users have no event before it and are not asked for",
         *(dates[0], len(split.validation), dates[1], len(split.test), np.count_nonzero(second_U == 0)),
@@ -175,11 +195,17 @@ def _by_date(interactions: Interactions, config: DateSplit, log_format: LogForma
     return split
 
 
-def _cut(interactions: Interactions, first_U: Int64, second_U: Int64, config: SplitConfig, work: Path, seed: int) -> Split:
-    """Relevant are, for validation, the events between both cuts, for the test, those after the second. Users need earlier events."""
+def _cut(
+    interactions: Interactions, long_U: NDArray[np.bool_], cuts: tuple[Int64, Int64], config: SplitConfig, work: Path, seed: int
+) -> Split:
+    """Relevant are, for validation, the events between both cuts, for the test, those after the second. Users need earlier events.
+
+    cuts  for each user, how many events lie before the first cut, and before the second
+    """
+    first_U, second_U = cuts
 
     def queries(begin_U: Int64, end_U: Int64, name: str, number: int) -> list[EvaluationPair]:
-        users, of = _drawn(np.flatnonzero((begin_U > 0) & (begin_U < end_U)), name, (seed, number)), interactions.of
+        users, of = _drawn(np.flatnonzero(long_U & (begin_U > 0) & (begin_U < end_U)), name, (seed, number)), interactions.of
         return [EvaluationPair(user, of(user)[: begin_U[user]], of(user)[begin_U[user] : end_U[user]]) for user in users.tolist()]
 
     validation = queries(first_U, second_U, "validation", 2)

@@ -13,10 +13,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.sparse import csr_array, diags_array
 
 from espalier.text.vectoriser import Vectoriser
 
@@ -24,14 +23,14 @@ from ..arrays import Float32, Int64
 from ..data.csr import Csr, as_matrix
 from ..data.xmc import LabelledPoints
 from ..linear.label_features import add_own_texts, sum_points
-from ..linear.own_texts import OwnTexts, column_weights
+from ..linear.own_texts import OwnTexts, column_weights, combined, squares
 from ..specification.linear import LinearOptions
 
 LEAST_QUERIES, MOST_QUERIES, MOST_ITEMS = 30, 500, 100_000
 """Least and most queries to choose by, and most items that they rank."""
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FACTORS = (1 / 3, 3.0)
-"""Each column's weight is also tried multiplied by these, if there are at most MOST_FACTORED columns: a trial scores all items."""
+"""Then each column's weight is also tried multiplied by these, if there are at most MOST_FACTORED columns: a trial scores all items."""
 MOST_FACTORED = 8
 MARGIN = 2.0
 """Other weights replace the default ones if their nDCG is higher by more than so many standard errors over queries."""
@@ -52,18 +51,22 @@ def chosen_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], tra
     query_rows, items = _sample(train)
     if len(columns) < 2 or len(query_rows) < LEAST_QUERIES:
         return default
-    queries = _restricted(train, query_rows, items)
-    trials = [default]
-    one_by_one = list(itertools.product(range(len(columns)), FACTORS)) if len(columns) <= MOST_FACTORED else []
-    for exponent in EXPONENTS:
-        weights = column_weights(columns, exponent)
-        trials += [weights, *([*weights[:c], factor * weights[c], *weights[c + 1 :]] for c, factor in one_by_one)]
     sampled_columns = [[texts[item] for item in items.tolist()] for texts in columns]
-    ndcg_TB = ndcg_by_weights(vectoriser, sampled_columns, queries, np.array(trials, np.float32))
-    best = int(ndcg_TB.mean(axis=1).argmax())
-    gain_B = ndcg_TB[best] - ndcg_TB[0]
-    error = float(gain_B.std(ddof=1)) / len(queries) ** 0.5
-    return trials[best] if gain_B.mean() > MARGIN * error else default
+    ndcg_of = weighted_ndcg(vectoriser, sampled_columns, _restricted(train, query_rows, items))
+    default_B = ndcg_of(default)
+    best, best_B = default, default_B
+    for weights in (column_weights(columns, exponent) for exponent in EXPONENTS):
+        best, best_B = _better(best, best_B, weights, ndcg_of(weights))
+    for column, factor in itertools.product(range(len(columns)), FACTORS) if len(columns) <= MOST_FACTORED else ():
+        weights = [*best[:column], factor * best[column], *best[column + 1 :]]
+        best, best_B = _better(best, best_B, weights, ndcg_of(weights))
+    gain_B = best_B - default_B
+    error = float(gain_B.std(ddof=1)) / len(gain_B) ** 0.5
+    return best if gain_B.mean() > MARGIN * error else default
+
+
+def _better(weights: list[float], ndcg_B: Float32, other_weights: list[float], other_B: Float32) -> tuple[list[float], Float32]:
+    return (other_weights, other_B) if other_B.mean() > ndcg_B.mean() else (weights, ndcg_B)
 
 
 def chosen_queries(train: LabelledPoints, text_rows: Csr, options: LinearOptions) -> float:
@@ -102,34 +105,36 @@ def _restricted(train: LabelledPoints, rows: Int64, items: Int64) -> LabelledPoi
     return LabelledPoints(train.points[rows], train.labels[rows][:, items])
 
 
-def ndcg_by_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], queries: LabelledPoints, weight_TC: Float32) -> Float32:
-    """nDCG@10 [T, B] of queries against rows of length 1 that add up the columns, for each of the weights.
+def weighted_ndcg(
+    vectoriser: Vectoriser, columns: Sequence[Sequence[str]], queries: LabelledPoints
+) -> Callable[[Sequence[float]], Float32]:
+    """Returns a function from weights of the columns to the nDCG@10 [B] of queries against the items' rows (`text_rows`)."""
+    asked_features = np.unique(queries.points.indices)
+    square_rows = [squares(as_matrix(vectoriser.documents(texts))) for texts in columns]
+    square_CI = np.stack([np.asarray(rows.sum(axis=1), np.float32).ravel() for rows in square_rows])
+    asked_squares = [rows[:, asked_features] for rows in square_rows]
+    asked = LabelledPoints(queries.points[:, asked_features], queries.labels)
 
-    The score is linear in the weights except for the row's length, whose square is a quadratic form of them.
-    """
-    column_rows = [as_matrix(vectoriser.documents(texts)) for texts in columns]
-    square_TI = np.zeros((len(weight_TC), column_rows[0].shape[0]), np.float32)
-    for a, b in itertools.product(range(len(column_rows)), repeat=2):
-        product_I = np.asarray(column_rows[a].multiply(column_rows[b]).sum(axis=1), np.float32).ravel()
-        square_TI += (weight_TC[:, a] * weight_TC[:, b])[:, None] * product_I
-    length_TI = np.sqrt(np.maximum(square_TI, np.finfo(np.float32).tiny))
-    return _figures(queries, column_rows, lambda score_CI: weight_TC @ score_CI / length_TI)
+    def ndcg_of(weights: Sequence[float]) -> Float32:
+        length_I = np.sqrt(np.maximum(np.square(weights, dtype=np.float32) @ square_CI, np.finfo(np.float32).tiny))
+        ndcg_TB = _figures(asked, [csr_array(diags_array(1 / length_I) @ combined(asked_squares, weights))])
+        return ndcg_TB.ravel()
+
+    return ndcg_of
 
 
 def _ndcg_by_queries(training_points: LabelledPoints, text_rows: Csr, held_out: LabelledPoints, options: LinearOptions) -> Float32:
     """nDCG@10 [T, B] of held-out queries against rows made of the training points, for each of QUERIES."""
     sums, counts_I = sum_points(training_points, options), np.bincount(training_points.labels.indices, minlength=text_rows.shape[0])
-    return _figures(
-        held_out, [add_own_texts(sums, counts_I, OwnTexts(text_rows, (), queries)) for queries in QUERIES], lambda score_TI: score_TI
-    )
+    return _figures(held_out, [add_own_texts(sums, counts_I, OwnTexts(text_rows, (), queries)) for queries in QUERIES])
 
 
-def _figures(queries: LabelledPoints, rows: Sequence[Csr], keys: Callable[[Float32], NDArray[Any]]) -> Float32:
-    """nDCG@10 [T, B] of queries. keys: a query's products with each of the `rows` → its keys [T, I]."""
+def _figures(queries: LabelledPoints, rows: Sequence[Csr]) -> Float32:
+    """nDCG@10 [T, B] of queries, by their products with each of the `rows`."""
     scores = [(queries.points @ rows_IF.T).tocsr() for rows_IF in rows]
     ndcg_BT = []
     for b in range(len(queries)):
-        key_TI = keys(np.stack([score[[b]].toarray()[0] for score in scores]))
+        key_TI = np.stack([score[[b]].toarray()[0] for score in scores])
         ndcg_BT.append(_ndcg(key_TI, *_relevant_items(queries, b)))
     return np.stack(ndcg_BT, axis=1)
 

@@ -1,8 +1,9 @@
 """Feature rows of items from the texts in their columns, weighed as in BM25F, and queries that are made of these texts.
 
-    own_i = Σ_f w_f · d(text of column f of item i), of length 1,     w_f = min(1, (SHORT / words of column f)^a)
+    own_i = √Σ_f (w_f · d(text of column f of item i))², of length 1,     w_f = min(1, (SHORT / words of column f)^a)
 
-d is a document's row (`Vectoriser.documents`). The words of a column are the mean over its texts. BM25F (Robertson, Zaragoza and Taylor
+d is a document's row (`Vectoriser.documents`); square and root are of each feature. A word in two columns counts more than in one, but not
+twice: shops repeat titles in descriptions. The words of a column are the mean over its texts. BM25F (Robertson, Zaragoza and Taylor
 2004) weighs columns by hand, as `data.own_weights` does. Without it a is ½: a word among a hundred weighs less than a word of a title,
 which weighs as much as a brand. If other weights find clearly more for people's queries, these are used (`own_choices.py`).
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData
 from espalier.text.vectoriser import Vectoriser, words_of
@@ -67,15 +69,23 @@ def text_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights:
     weights  the weight of a word of each column
     Raises InvalidData if no word distinguishes items.
     """
-    column_rows = [as_matrix(vectoriser.documents(texts)) for texts in columns]
-    for rows, weight in zip(column_rows, weights, strict=True):
-        rows.data *= np.float32(weight)
-    sums = sum(column_rows[1:], start=column_rows[0]).tocsr()
-    column_rows.clear()
-    unit_rows = normalised(sums)
+    square_rows = [squares(as_matrix(vectoriser.documents(texts))) for texts in columns]
+    unit_rows = normalised(combined(square_rows, weights))
     if not unit_rows.nnz:
         raise InvalidData("data.own_texts", f"texts of {unit_rows.shape[0]} items", "words that some of the items have and others have not")
     return unit_rows
+
+
+def squares(rows: Csr) -> Csr:
+    """The square of each entry."""
+    return csr_array((np.square(rows.data), rows.indices, rows.indptr), shape=rows.shape)
+
+
+def combined(square_rows: Sequence[Csr], weights: Sequence[float]) -> Csr:
+    """√Σ_f w_f² · square_rows_f: the rows of items, not yet of length 1."""
+    weighted = [rows * np.float32(weight**2) for rows, weight in zip(square_rows, weights, strict=True)]
+    sums = sum(weighted[1:], start=weighted[0])
+    return csr_array((np.sqrt(sums.data), sums.indices, sums.indptr), shape=sums.shape)
 
 
 def made_queries(ids: Sequence[str], columns: Sequence[Sequence[str]], share: float, seed: int) -> pl.DataFrame:

@@ -79,8 +79,9 @@ class _Format(Section):
     """keep only the first event of a user with an item"""
     min_item_events: int = Field(default=1, ge=1)
     """drop items with fewer events. After `unique`"""
-    min_user_events: int = Field(default=10, ge=1)
-    """drop users with fewer events. After items; 10 is the protocol of the OTM paper"""
+    min_user_events: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """drop users with fewer events. After items; the OTM paper drops those with fewer than 10. By default those with one event are dropped,
+    and users with few events are learned from, but not held out: of 10, 5, 3 and 2 the first with which half of the events stay"""
 
 
 class TableFormat(_Format, Rows):
