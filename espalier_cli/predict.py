@@ -12,13 +12,15 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +67,6 @@ def main(arguments: Sequence[str], prog: str) -> int:
     except BrokenProcessPool:
         print("error: a process that answers has ended; was it killed, or was there no memory? Run it again: it goes on", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
@@ -100,7 +100,7 @@ def _answer(options: argparse.Namespace, job: Job, blocks: Iterator[pa.Table], f
     """Answer the blocks that have no file yet. total: number of queries."""
     began = reported = time.perf_counter()
     done, answered = 0, 0
-    with ProcessPoolExecutor(options.workers, get_context("spawn"), _open, (job,)) as pool:
+    with _pool(options.workers, job) as pool:
         pending: list[tuple[Path, Future[pa.Table | str] | None]] = []
 
         def finish() -> None:
@@ -125,6 +125,22 @@ def _answer(options: argparse.Namespace, job: Job, blocks: Iterator[pa.Table], f
                 finish()
         while pending:
             finish()
+
+
+@contextmanager
+def _pool(workers: int, job: Job) -> Iterator[ProcessPoolExecutor]:
+    """Processes that answer. Ctrl-C reaches this process alone, which then ends them."""
+    with ProcessPoolExecutor(workers, get_context("spawn"), _open, (job,)) as pool:
+        former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes inherit it
+        for _ in range(workers):
+            pool.submit(int)  # starts one, as no process is idle yet
+        signal.signal(signal.SIGINT, former)
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            for process in active_children():
+                process.kill()
+            raise
 
 
 def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[int, pa.Schema, Iterator[pa.Table]]:
