@@ -297,7 +297,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     user = "column of the users of a log, whose histories are made of it: a name, or in text without a header a position from 0"
     parser.add_argument("--user", help=user)
     parser.add_argument("--item", default="item", help="column of the items of a log (default %(default)s)")
-    parser.add_argument("--time", help="column of the times of a log (default: the rows are in order)")
+    parser.add_argument("--time", help="column of the times of a log; `file`, the default: the rows are in order")
     parser.add_argument("--m", type=int, help="items a query (default: the model's)")
     parser.add_argument("--m-column", help="column that says how many items each query wants")
     parser.add_argument("--beam", type=int, help="beam size (default: the model's)")

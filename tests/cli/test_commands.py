@@ -237,6 +237,29 @@ def test_a_log_is_answered_for_each_of_its_users(tmp_path: Path) -> None:
         assert row["items"] == model.search([asked[row["who"]]], m=3).column("item").to_pylist()
 
 
+@pytest.mark.parametrize("name", ["log.csv", "log.tsv"])
+def test_a_line_of_names_is_no_event_where_columns_are_positions(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    log = 'User_ID,"item",price\nu,nginx,2\n'
+    (tmp_path / name).write_text(log if name == "log.csv" else log.replace(",", "\t"))
+    asked = ["--model", SAMPLE, "--queries", tmp_path / name, "--out", tmp_path / "top.parquet", "--workers", 1]
+    assert run(*asked, "--user", 0, "--item", 1) == 1
+    assert (
+        "error: --user: got '0', expected one of the columns User_ID, item, price; positions are for text without"
+        in capsys.readouterr().err
+    )
+    assert run(*asked, "--user", "User_ID", "--item", "item") == 0
+
+
+def test_times_in_several_units_are_refused_unless_the_file_is_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log.csv").write_text("user,item,at\nu,nginx,1700000000000\nu,perl,1700000001\nv,libc6,1700000002\n")
+    asked = ["--model", SAMPLE, "--queries", tmp_path / "log.csv", "--out", tmp_path / "top.parquet", "--workers", 1, "--user", "user"]
+    assert run(*asked, "--time", "at") == 1
+    examples = "'1700000001 (seconds), 1700000000000 (milliseconds)'"
+    expected = f"column 'at': got {examples}, expected times in one unit: convert the others, or say --time file if the rows are in order"
+    assert f"error: {expected}\n" in capsys.readouterr().err
+    assert run(*asked, "--time", "file") == 0
+
+
 def test_every_block_gets_its_own_numbers_and_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of the file and of the engine begin at other rows."""
     monkeypatch.setattr(module, "BLOCK", 300)
@@ -406,7 +429,7 @@ def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: p
             "error: only[1]: got 'section', expected columns that --filter",
         ),
         (["--user", "user", "--column", "user"], "error: --column: got 'user', expected another name"),
-        (["--user", "who"], "error: user: got 'who', expected one of the columns user, history, most, only"),
+        (["--user", "who"], "error: --user: got 'who', expected one of the columns user, history, most, only"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(
