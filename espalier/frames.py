@@ -22,6 +22,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidInput
+from espalier.log_columns import check_unit, is_header
+from espalier.wording import option
 
 Frame = Literal["pandas", "polars", "arrow"]
 """The library of the data frames that answers are returned as."""
@@ -63,8 +65,8 @@ def as_table(field: str, data: Any, id_columns: Sequence[str | None] = ()) -> pa
 
     id_columns  read as text from a text file, so that leading zeros stay. The delimiter of a .csv is a comma, or the first of `;`, tab and
                 `|` that gives its first line all these columns. In other data, floats that are all whole numbers or missing become
-                integers, as which pandas holds no missing values; None: in every column. If all are numbers, a text file has no header,
-                and they are positions from 0, which are then the names of the columns
+                integers, as which pandas holds no missing values; None: in every column. If all are numbers, and the first line of a text
+                file has no usual name of a column, the file has no header; they are positions from 0, which then name the columns
     """
     table = _read(field, data, id_columns)
     for position, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
@@ -83,11 +85,11 @@ def _read(field: str, data: Any, id_columns: Sequence[str | None]) -> pa.Table:
         name = file.name.removesuffix(".gz")
         if name.endswith((".csv", ".tsv")):
             columns = [name for name in id_columns if name is not None]
-            has_header = not columns or not all(map(str.isdecimal, columns))
-            kinds = {name if has_header else f"f{name}": pa.string() for name in columns}
-            convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, null_values=[""])  # "NA" may be an id
             try:
-                parse = csv.ParseOptions(delimiter="\t" if name.endswith(".tsv") else _delimiter(file, columns, has_header))
+                delimiter, has_header = _first_line(file, "\t" if name.endswith(".tsv") else None, columns)
+                kinds = {name if has_header else f"f{name}": pa.string() for name in columns}
+                convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, null_values=[""])  # "NA" may be an id
+                parse = csv.ParseOptions(delimiter=delimiter)
                 read = csv.ReadOptions(autogenerate_column_names=not has_header)
                 table = csv.read_csv(file, read, parse, convert)
                 return table if has_header else table.rename_columns([*map(str, range(table.num_columns))])
@@ -143,16 +145,18 @@ def _fractions(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
     return known.filter(pc.invert(pc.and_(pc.equal(pc.floor(known), known), pc.less(pc.abs(known), WHOLE))))
 
 
-def _delimiter(file: Path, columns: Sequence[str], has_header: bool) -> str:
-    """The first of DELIMITERS that gives the first line of a file all these columns; a comma if there is none."""
+def _first_line(file: Path, delimiter: str | None, columns: Sequence[str]) -> tuple[str, bool]:
+    """The delimiter, and whether the first line names the columns.
 
-    def names(cells: list[str]) -> set[str]:
-        return {cell.strip().strip('"') for cell in cells} if has_header else {*map(str, range(len(cells)))}
-
+    delimiter  None: the first of DELIMITERS that gives the line all these columns, names or positions; a comma if there is none
+    """
     with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as opened:
         line = opened.readline(HEADER_BYTES).decode("utf-8", "replace").removeprefix("\ufeff").strip()
-    signs = (sign for sign in DELIMITERS if {*columns} <= names(line.split(sign)))
-    return next(signs, ",")
+    is_named = not columns or not all(map(str.isdecimal, columns))
+    cells_of = {sign: [cell.strip().strip('"') for cell in line.split(sign)] for sign in ([delimiter] if delimiter else DELIMITERS)}
+    fits = (sign for sign, cells in cells_of.items() if {*columns} <= {*(cells if is_named else map(str, range(len(cells))))})
+    sign = next(fits, next(iter(cells_of)))
+    return sign, is_named or is_header(cells_of[sign])
 
 
 def column_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
@@ -172,14 +176,21 @@ def ids_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
 
 
 def lists_of(table: pa.Table, user: str, item: str, time: str | None) -> dict[Any, list[str]]:
-    """User → items, oldest first by the column of times, or in the order of the rows without one. Raises InvalidInput."""
-    users, items = ids_of(table, "user", user), ids_of(table, "item", item)
+    """User → items, oldest first by the column of times, or in the order of the rows without one. Raises InvalidInput.
+
+    time  None, `file` or `none`: no column
+    """
+    users, items = ids_of(table, option("user"), user), ids_of(table, option("item"), item)
     order = pa.array(np.arange(len(table)))
-    if time is not None:
-        times = column_of(table, "time", time)
+    if time not in (None, "file", "none"):
+        times = column_of(table, option("time"), time)
         if not (pa.types.is_temporal(times.type) or pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
             first = next((value for value in times.to_pylist() if value), None)
-            raise InvalidInput("time", f"{time}: {first}", "a column of numbers, or of times as ISO 8601 has them (2026-03-08 07:24)")
+            raise InvalidInput(
+                option("time"), f"{time}: {first}", "a column of numbers, or of times as ISO 8601 has them (2026-03-08 07:24)"
+            )
+        if not pa.types.is_temporal(times.type):
+            check_unit(f"column {time!r}", times.drop_null().to_numpy())
         order = pc.array_sort_indices(times.combine_chunks())  # stable, nulls last
     lists: dict[Any, list[str]] = {}
     for owner, item_id in zip(users.take(order).to_pylist(), items.take(order).to_pylist(), strict=True):

@@ -45,6 +45,7 @@ from espalier.queries import (
 )
 from espalier.search import NO_ITEM, Device, NodeMask, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
+from espalier.wording import in_python
 
 if TYPE_CHECKING:  # it imports ONNX Runtime, which is an extra
     from espalier.engines.encoder import QueryEncoder
@@ -247,6 +248,7 @@ class Model:
         schema = pa.schema(names | {"level": pa.int64(), "cut": pa.float32()})
         return as_frame(pa.Table.from_pylist(outcomes, schema=schema), self.frame)
 
+    @in_python()
     def evaluate(
         self,
         data: Any = None,

@@ -18,18 +18,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidQuery
+from espalier.errors import InvalidInput, InvalidQuery
 from espalier.queries import QueryBatch
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "float16", "bfloat16"]
 NO_ITEM = -1
 """Padding in `item_rows_BM` and `exclude_BE`."""
+
+
+def check_device(device: str) -> None:
+    """Raises InvalidInput for anything but a Device."""
+    if device not in get_args(Device):
+        raise InvalidInput("device", device, '"auto", "cpu" or "cuda"')
 
 
 @dataclass(frozen=True, eq=False)

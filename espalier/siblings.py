@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
 
-Sibling = Literal["training", "service", "loadtest"]
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def sibling(package: Sibling) -> str:
-    """The import name of a package. Outside of a wheel, makes it importable from any working directory."""
-    if (ROOT / f"espalier_{package}").is_dir():
-        return f"espalier_{package}"
+def sibling(module: str) -> str:
+    """The import name of a module, from its name in a checkout. Outside of a wheel, makes it importable from any working directory."""
+    if (ROOT / f"espalier_{module.partition('.')[0]}").is_dir():
+        return f"espalier_{module}"
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
-    return package
+    return module

@@ -1,18 +1,18 @@
 """`espalier COMMAND`: imports the module of a command and runs it. If the module is missing, says what to install.
 
-Knows names of commands and packages. Each command knows its own options, and is imported only when it is called.
+Knows names of commands and packages. Each command knows its own options. The library is imported inside `main`, since it takes a second, in
+which Ctrl-C should end the command with one line, too.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import NamedTuple, cast
-
-from espalier import __version__
-from espalier.errors import MissingExtra
-from espalier.siblings import sibling
 
 Main = Callable[[Sequence[str], str], int]
 """Arguments and the command's name in help → exit code."""
@@ -21,14 +21,14 @@ INTERRUPTED = 130
 
 
 class Command(NamedTuple):
-    """module: has `main` · extra: installs its packages · about: line in help"""
+    """module: has `main`; named as in a checkout · extra: installs its packages · about: line in help"""
 
     module: str
     extra: str
     about: str
 
 
-TRAINER, SERVICE, LOAD = f"{sibling('training')}.__main__", sibling("service"), sibling("loadtest")
+TRAINER = "training.__main__"
 GROUPS: dict[str, dict[str, Command]] = {
     "Train": {
         "new": Command(TRAINER, "train", "look at a log and write a configuration with comments"),
@@ -44,9 +44,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "predict": Command("espalier_cli.predict", "cpu", "the best items of many queries, from a Parquet file to another"),
         "embed": Command("espalier_cli.embed", "cpu", "a model's item rows, and the states of queries, as Parquet"),
         "inspect": Command(TRAINER, "train", "what is in a model"),
-        "serve": Command(f"{SERVICE}.__main__", "serve", "answer over HTTP"),
-        "route": Command(f"{SERVICE}.router.__main__", "serve", "answer over HTTP for a catalogue in shards"),
-        "loadtest": Command(f"{LOAD}.sweep", "load", "recall against latency of a running service"),
+        "serve": Command("service.__main__", "serve", "answer over HTTP"),
+        "route": Command("service.router.__main__", "serve", "answer over HTTP for a catalogue in shards"),
+        "loadtest": Command("loadtest.sweep", "load", "recall against latency of a running service"),
     },
     "Operate": {
         "publish": Command(TRAINER, "train", "put a model into object storage"),
@@ -55,7 +55,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "trial": Command(TRAINER, "train", "what users did with the answers of two versions, with intervals"),
         "fold": Command(TRAINER, "train", "the next version: a model with its live items in it"),
         "shard": Command(TRAINER, "train", "cut a model into shards"),
-        "journal": Command(f"{SERVICE}.journal", "serve", "back up, restore, compact, take over a live catalogue"),
+        "journal": Command("service.journal", "serve", "back up, restore, compact, take over a live catalogue"),
         "compile": Command("espalier.compile", "cpu", "compile for this processor beforehand"),
         "completion": Command("espalier_cli.completion", "cpu", "a script that completes commands in bash, zsh or fish"),
     },
@@ -69,28 +69,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else 2
-    if words[0] == "--version":
-        print(f"espalier {__version__}")
-        return 0
     name, *options = words
     command = COMMANDS.get(name)
-    if command is None:
+    if command is None and name != "--version":
         print(f"error: command: got {name!r}, expected one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    with _ends_at_once():
+        from espalier import __version__
+        from espalier.errors import MissingExtra
+        from espalier.siblings import sibling
+
+        if command is None:
+            print(f"espalier {__version__}")
+            return 0
+        try:
+            run = cast(Main, import_module(sibling(command.module)).main)
+        except ModuleNotFoundError as missing:
+            print(f"error: espalier {name} needs {missing.name}: pip install 'espalier[{command.extra}]'", file=sys.stderr)
+            return 1
+        except MissingExtra as missing:
+            print(f"error: {missing}", file=sys.stderr)
+            return 1
     try:
-        run = cast(Main, import_module(command.module).main)
-    except KeyboardInterrupt:  # while libraries load; later the command handles it
+        if command.module == TRAINER:  # one program, whose first argument is the command
+            return run([name, *options], "espalier")
+        return run(options, f"espalier {name}")
+    except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
-    except ModuleNotFoundError as missing:
-        print(f"error: espalier {name} needs {missing.name}: pip install 'espalier[{command.extra}]'", file=sys.stderr)
-        return 1
-    except MissingExtra as missing:
-        print(f"error: {missing}", file=sys.stderr)
-        return 1
-    if command.module == TRAINER:  # one program, whose first argument is the command
-        return run([name, *options], "espalier")
-    return run(options, f"espalier {name}")
+
+
+@contextmanager
+def _ends_at_once() -> Iterator[None]:
+    """Inside, Ctrl-C ends the process without an exception: while libraries load, some of them lose exceptions. A program that was started
+    to ignore Ctrl-C still does.
+    """
+
+    def end(*_: object) -> None:
+        os.write(sys.stderr.fileno(), b"Interrupted.\n")
+        os._exit(INTERRUPTED)
+
+    former = signal.getsignal(signal.SIGINT)
+    if former is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def usage() -> str:

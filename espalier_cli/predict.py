@@ -12,13 +12,15 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +67,6 @@ def main(arguments: Sequence[str], prog: str) -> int:
     except BrokenProcessPool:
         print("error: a process that answers has ended; was it killed, or was there no memory? Run it again: it goes on", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
@@ -100,7 +100,7 @@ def _answer(options: argparse.Namespace, job: Job, blocks: Iterator[pa.Table], f
     """Answer the blocks that have no file yet. total: number of queries."""
     began = reported = time.perf_counter()
     done, answered = 0, 0
-    with ProcessPoolExecutor(options.workers, get_context("spawn"), _open, (job,)) as pool:
+    with _pool(options.workers, job) as pool:
         pending: list[tuple[Path, Future[pa.Table | str] | None]] = []
 
         def finish() -> None:
@@ -125,6 +125,22 @@ def _answer(options: argparse.Namespace, job: Job, blocks: Iterator[pa.Table], f
                 finish()
         while pending:
             finish()
+
+
+@contextmanager
+def _pool(workers: int, job: Job) -> Iterator[ProcessPoolExecutor]:
+    """Processes that answer. Ctrl-C reaches this process alone, which then ends them."""
+    with ProcessPoolExecutor(workers, get_context("spawn"), _open, (job,)) as pool:
+        former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes inherit it
+        for _ in range(workers):
+            pool.submit(int)  # starts one, as no process is idle yet
+        signal.signal(signal.SIGINT, former)
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            for process in active_children():
+                process.kill()
+            raise
 
 
 def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[int, pa.Schema, Iterator[pa.Table]]:
@@ -281,7 +297,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     user = "column of the users of a log, whose histories are made of it: a name, or in text without a header a position from 0"
     parser.add_argument("--user", help=user)
     parser.add_argument("--item", default="item", help="column of the items of a log (default %(default)s)")
-    parser.add_argument("--time", help="column of the times of a log (default: the rows are in order)")
+    parser.add_argument("--time", help="column of the times of a log; `file`, the default: the rows are in order")
     parser.add_argument("--m", type=int, help="items a query (default: the model's)")
     parser.add_argument("--m-column", help="column that says how many items each query wants")
     parser.add_argument("--beam", type=int, help="beam size (default: the model's)")

@@ -80,13 +80,11 @@ def fit(
     settings = read_config(config, earlier, kind, train=data, test=test)
     begin = time.perf_counter()
     if isinstance(settings, LinearConfig):
-        if device == "cuda":
-            raise InvalidConfig("--device", device, "auto or cpu: linear scorers are trained on a CPU")
         settings = settings.model_copy(update={"name": new_version(out)})
         with resumable(out), RunLog.opened("--log-to", log_to, settings.name) as run_log:
             from .linear.run import fit_version
 
-            _report(fit_version(settings, out, resume, earlier), begin, run_log)
+            _report(fit_version(settings, out, resume, earlier, device), begin, run_log)
         return
     if test is not None:
         expected = (

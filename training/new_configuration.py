@@ -21,10 +21,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
+from espalier.log_columns import EPOCHS, LAST_MICROSECOND, MOST_BAD, NAMES, check_unit, is_header, unless_in_order, word_of
+from espalier.wording import either, option
 
 from .data.interactions import Interactions, read_interactions
 from .data.log_files import without_end
-from .data.log_values import LAST_MICROSECOND, MICROSECONDS, BadRows, Stamps, Timestamps, is_text_type
+from .data.log_values import MICROSECONDS, BadRows, Timestamps, is_text_type
 from .data.parquet_logs import files_of, is_parquet, name_of, opened
 from .data.text_files import TextTableFile, encoding_of, fields_of, line_of, open_text, quoted_fields, separator_of
 from .specification.linear import LogData
@@ -37,29 +39,13 @@ if TYPE_CHECKING:
 ROWS = 1000
 SAMPLE_BYTES = 1 << 20
 SEPARATORS = ("::", "\t", ",", ";", "|", " ")
-NAMES = {
-    "user": ("user", "customer", "client", "visitor", "account", "member", "reader", "reviewer", "session", "u"),
-    "item": ("item", "product", "article", "movie", "book", "song", "track", "video", "business", "sku", "asin", "parentasin", "i"),
-    "time": ("timestamp", "time", "datetime", "eventtime", "createdat", "created", "date", "ts", "unixtime", "unixreviewtime", "at", "t"),
-    "query": ("query", "querytext", "searchquery", "searchterm", "search", "keywords", "keyword"),
-}
-"""Names of columns by role, the surest first: lower case, only letters and digits, no `id` at the end."""
 POSITIONS = {"user": 0, "item": 1}
-EPOCHS: dict[TimestampType, tuple[int, int]] = {
-    "seconds": (10**8, 10**10),
-    "milliseconds": (10**11, 10**13),
-    "microseconds": (10**14, LAST_MICROSECOND),
-    "nanoseconds": (10**17, 1000 * LAST_MICROSECOND),
-}
-"""The accepted range of times since 1970 in each unit: 1973 to 2286, for the last two units to 2255."""
 DATES = (
     *(("%d.%m.%Y",), ("%d.%m.%y",), ("%d/%m/%Y", "%m/%d/%Y"), ("%d/%m/%y", "%m/%d/%y")),
     *(("%d-%m-%Y", "%m-%d-%Y"), ("%Y/%m/%d",)),
 )
 TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 """Formats of dates, in each order of day and month, and of times, other than ISO 8601. With dots, the day comes first everywhere."""
-MOST_BAD = 0.05
-"""Largest share of unreadable rows that count as damaged. With more of them, the log is being read in a wrong way."""
 MOST_IN_WINDOW = 200
 
 
@@ -81,15 +67,16 @@ class Layout:
 
     def column(self, role: str, is_needed: bool = True) -> Column | None:
         """The column of a role, or None. Raises InvalidData if a needed column is missing, or if several columns match."""
-        names, option = list(self.values), self.column_options[role]
-        matches, reason = [name for name in names if str(name) == option], f"as --{role} says"
-        if option is None:
-            by_word = ([name for name in names if _word(name) == word] for word in NAMES[role])
+        names, named = list(self.values), self.column_options[role]
+        matches, reason = [name for name in names if str(name) == named], f"as --{role} says"
+        if named is None:
+            by_word = ([name for name in names if word_of(name) == word] for word in NAMES[role])
             matches, reason = next(filter(None, by_word), []), "by its name"
-        if option is None and not matches and role in POSITIONS and POSITIONS[role] in names:
+        if named is None and not matches and role in POSITIONS and POSITIONS[role] in names:
             matches, reason = [POSITIONS[role]], "by its position, since no line names the columns"
-        if len(matches) > 1 or (not matches and (is_needed or option is not None)):
-            raise InvalidData(f"{self.log.name}: column {role}", option or matches or None, f"one of {names}: say which with --{role}")
+        if len(matches) > 1 or (not matches and (is_needed or named is not None)):
+            expected = f"one of {names}: say which with {option(role, 'NAME')}"
+            raise InvalidData(f"{self.log.name}: column {role}", named or matches or None, expected)
         for name in matches:
             blanks = any(isinstance(value, str) and value != value.strip() for value in self.values[name].to_pylist())
             self.notes.append(f"{role}: column {name!r}, {reason}{'; blanks around its values are part of them' if blanks else ''}")
@@ -112,13 +99,12 @@ class Layout:
             return {}
         timestamp_type = types[column]
         if timestamp_type is None:
-            value: object = _number_and_date(self.values[column], decimal)
-            expected = "times all as numbers or all as dates: convert the others"
-            if value is None:
-                value = _first_without_time(self.values[column], decimal)
-                form = "a number, or a time such as 2026-03-08 07:24, 08.03.2026 or 03/28/2026, without blanks around it"
-                expected = f"{form}: name another column with --time"
-            raise InvalidData(f"{self.log.name}: column {column!r}", value, f"{expected}, or say --time file if the rows are in order")
+            form = "a number, or a time such as 2026-03-08 07:24, 08.03.2026 or 03/28/2026, without blanks around it"
+            value, expected = _two_kinds(self.values[column], decimal) or (
+                _first_without_time(self.values[column], decimal),
+                f"{form}: name another column with {option('time', 'NAME')}",
+            )
+            raise InvalidData(f"{self.log.name}: column {column!r}", value, f"{expected}, {unless_in_order()}")
         if timestamp_type == "datetime" and (formats := _formats(self.values[column])):
             time_format = self._one_format(column, formats)
             self.notes.append(f"times: written {time_format}, by the values")
@@ -134,7 +120,8 @@ class Layout:
         values, rows = self.values[column], [int(row) for rows in formats.values() for row in rows[:1]]
         value = [values[row].as_py() for row in rows] if rows else values[0].as_py()
         told = "in one order" if rows else "that can be told apart"
-        expected = f"days and months {told} ({' or '.join(formats)}): say --time file if the rows are in order, or write time_format"
+        others = either("write data.format.time_format yourself", "make them dates, as `pandas.to_datetime` does")
+        expected = f"days and months {told} ({' or '.join(formats)}): {others}, {unless_in_order()}"
         raise InvalidData(f"{self.log.name}: column {column!r}", value, expected)
 
     def say_unused(self, used_columns: Sequence[object]) -> None:
@@ -170,7 +157,7 @@ def write_configuration(log: Path, out: Path | None, force: bool, kind: str | No
         if query is None:
             kind, body = _histories(layout, kind, Path(scratch))
         elif kind is None and column_options["query"] is None and layout.column("user", is_needed=False) is not None:
-            raise InvalidConfig("--kind", None, f"xr-linear for texts, or otm-sequence for lists of users, since {log.name} has both")
+            raise InvalidConfig(option("kind"), None, f"xr-linear for texts, or otm-sequence for lists of users, since {log.name} has both")
         else:
             kind, body = kind or "xr-linear", _texts(layout, query)
     lines = [f"# Written by `espalier new`; `espalier options {kind}` lists all keys. It is trained by"]
@@ -237,7 +224,8 @@ def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None],
         form = {"format": "lists", "separator": split.separator} | form
         return Layout(log, form, {}, column_options, [*notes, f"a user a line, {split.separator!r} between ids"])
     if not is_header and not any(map(str.isdecimal, "".join(first_row))) and column_options["user"] is None:
-        expected = "names of columns: say which with --user and --item; --user 0 if it is an event"
+        which = f"{option('user', 'NAME')} and {option('item', 'NAME')}"
+        expected = f"names of columns: say which with {which}; {option('user', '0')} if it is an event"
         raise InvalidData(f"{log.name}: first line", first_row, expected)
     if is_header and not later_rows:
         raise InvalidData(log.name, "names of columns alone", "events")
@@ -256,7 +244,8 @@ def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None],
     is_wide = split.separator == " " and len(first_row) > 2
     types = [(name, _time_type(column, str(form.get("decimal", ".")))) for name, column in values.items()] if is_wide else []
     if is_wide and not is_header and column_options["user"] is None and not any(_looks_dated(*column) for column in types):
-        expected = '--user 0 --item 1 if a line is an event; if it is a user, write format = { format = "lists", separator = " " } yourself'
+        user_lines = either('; if it is a user, write data.format = { format = "lists", separator = " " } yourself', "")
+        expected = f"{option('user', '0')} and {option('item', '1')} if a line is an event{user_lines}"
         raise InvalidData(f"{log.name}: first line", first_row, expected)
     return layout
 
@@ -304,10 +293,10 @@ def _rows(lines: list[str], separator: str, quote: str) -> list[list[str]]:
 
 
 def _is_header(first_row: list[str], column_options: Mapping[str, str | None]) -> bool:
-    """Whether a cell is a usual name, or the name in an option. Whole numbers are positions."""
+    """Whether the first line names the columns, by usual names or those in options. Whole numbers in options are positions."""
     orders = ("time", "file"), ("time", "none")
-    names = {option for role, option in column_options.items() if option and not option.isdecimal() and (role, option) not in orders}
-    return any(cell in names or _word(cell) in words for cell in first_row for words in NAMES.values())
+    names = {name for role, name in column_options.items() if name and not name.isdecimal() and (role, name) not in orders}
+    return is_header(first_row, names)
 
 
 def _has_decimal_commas(values: pa.Array) -> bool:
@@ -351,7 +340,8 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
     if 2 * length_U[length_U > 1].sum() < length_U.sum():
         lone_users = f"{np.count_nonzero(length_U == 1):,} of {interactions.user_count:,} with one event only"
         expected = "users with 2 events or more, who have half of all events: a model learns what follows in a user's list"
-        raise InvalidData(f"{layout.log.name}: users", lone_users, f"{expected}; if another column names the users, say so with --user")
+        other_column = f"if another column names the users, say so with {option('user', 'NAME')}"
+        raise InvalidData(f"{layout.log.name}: users", lone_users, f"{expected}; {other_column}")
     layout.notes.append(f"{interactions.user_count:,} users, {interactions.item_count:,} items, {interactions.event_count:,} events")
     format_text = ", ".join(f"{key} = {_toml(value)}" for key, value in form.items())
     lines = [f"log = {_toml(str(layout.log))}", f"format = {{ {format_text} }}"]
@@ -371,26 +361,12 @@ def _checked_events(layout: Layout, form: dict[str, object], scratch: Path) -> I
     unit = next((unit for unit in EPOCHS if unit == form.get("timestamp_type")), None)
     log = read(bad_rows="skip") if unit is None else read(bad_rows="skip", timestamp_type="float")  # all numbers: also of another unit
     if log.time_of_event_E is not None and form["timestamp_type"] != "datetime":
-        _check_unit(layout.log, form["timestamp"], log.time_of_event_E)
+        check_unit(f"{layout.log.name}: column {form['timestamp']!r}", log.time_of_event_E)
     if unit is not None and log.time_of_event_E is not None:
         last = LAST_MICROSECOND / MICROSECONDS[unit]
         if max(-log.time_of_event_E.min(), log.time_of_event_E.max()) >= last:
             log = read(bad_rows="skip")
     return read() if _are_many(log.bad_rows, log.event_count) else log
-
-
-def _check_unit(log: Path, column: object, stamps_E: Stamps) -> None:
-    """Raises InvalidData if nearly all numbers, zeros aside, are times of the EPOCHS, but of several units."""
-    first_of_unit, known = {}, 0
-    for unit, (least, last) in EPOCHS.items():
-        is_inside_E = (least <= stamps_E) & (stamps_E < last)
-        if is_inside_E.any():
-            first_of_unit[unit] = stamps_E[is_inside_E.argmax()]
-            known += int(np.count_nonzero(is_inside_E))
-    if len(first_of_unit) > 1 and known >= (1 - MOST_BAD) * np.count_nonzero(stamps_E):
-        examples = ", ".join(f"{stamp:.0f} ({unit})" for unit, stamp in first_of_unit.items())
-        expected = "times in one unit: convert the others, or say --time file if the rows are in order"
-        raise InvalidData(f"{log.name}: column {column!r}", examples, expected)
 
 
 def _are_many(bad_rows: Mapping[str, int], read_rows: int) -> bool:
@@ -446,13 +422,15 @@ def _looks_dated(column: Column, kind: TimestampType | None) -> bool:
     return kind == "datetime" or (isinstance(column, int) and kind in EPOCHS)
 
 
-def _number_and_date(values: pa.Array, decimal: str) -> list[object] | None:
-    """The first number and the first other value, if the other values are dates and times; else None."""
-    others = Timestamps("float", decimal).unreadable(values, None)
-    if not 0 < len(others) < len(values) or _time_type(values.take(pa.array(others)), decimal) != "datetime":
-        return None
-    first_number = next(row for row in range(len(values)) if row not in others)
-    return [values[first_number].as_py(), values[int(others[0])].as_py()]
+def _two_kinds(values: pa.Array, decimal: str) -> tuple[object, str] | None:
+    """The first time of each kind, and what is expected, if a column has times of two kinds; else None."""
+    pairs: dict[TimestampType, str] = {"float": "as numbers or all as dates", "datetime": "with a zone or all without one"}
+    for kind, words in pairs.items():
+        others = Timestamps(kind, decimal).unreadable(values, None)
+        if 0 < len(others) < len(values) and _time_type(values.take(pa.array(others)), decimal) == "datetime":
+            first = next(row for row in range(len(values)) if row not in others)
+            return [values[first].as_py(), values[int(others[0])].as_py()], f"times all {words}: convert the others"
+    return None
 
 
 def _first_without_time(values: pa.Array, decimal: str) -> object:
@@ -461,11 +439,6 @@ def _first_without_time(values: pa.Array, decimal: str) -> object:
     time_format = next(iter(_formats(values[:1])), None)
     wrong_rows = [0] if kind is None else Timestamps(kind, decimal, time_format).unreadable(values, 1).tolist()
     return values[wrong_rows[0]].as_py()
-
-
-def _word(name: object) -> str:
-    """A column's name in the form of NAMES; "" for a position."""
-    return re.sub(r"[^a-z0-9]", "", name.lower()).removesuffix("id") if isinstance(name, str) else ""
 
 
 def _toml(value: object) -> str:

@@ -6,26 +6,27 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from espalier.bundle import is_model_name
 from espalier.bundle_writer import make_folder
 from espalier.errors import BundleExists, InvalidConfig
+from espalier.wording import option
 
 
 def new_version(out: Path) -> str:
     """The model's name in `--out`. Raises InvalidConfig unless it is NAME/VERSION in a writable folder, BundleExists if it exists."""
     name, version = out.absolute().parent.name, out.name
     if not (version.isdecimal() and int(version) >= 1 and str(int(version)) == version):
-        raise InvalidConfig("--out", str(out), "models/NAME/VERSION with a version number of at least 1")
+        raise InvalidConfig(option("out"), str(out), "models/NAME/VERSION with a version number of at least 1")
     if not is_model_name(name):
-        raise InvalidConfig("--out", name, "a model name of lower-case letters, digits, '.', '_' and '-', at most 64")
+        raise InvalidConfig(option("out"), name, "a model name of lower-case letters, digits, '.', '_' and '-', at most 64")
     if out.exists():
         raise BundleExists(f"{out}: a bundle is never overwritten; choose another version")
     folder = next(parent for parent in out.absolute().parents if parent.exists())
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise InvalidConfig("--out", str(out), f"a folder that can be written to, which {folder} is not")
+        raise InvalidConfig(option("out"), str(out), f"a folder that can be written to, which {folder} is not")
     return name
 
 
@@ -66,17 +67,26 @@ def first_files(work: Path) -> Iterator[None]:
 
 @contextmanager
 def only_run(work: Path) -> Iterator[None]:
-    """Inside, no other run writes this version or file: two runs would share, and delete, each other's work folder."""
+    """Inside, no other run writes this version or file: two runs would share, and delete, each other's work folder.
+
+    Makes the folder of both. If an error comes, new folders are deleted unless something is in them.
+    """
     lock = work.with_suffix(".lock")
+    new_folders = [folder for folder in (lock.parent, *lock.parent.parents) if not folder.exists()]
     make_folder(lock.parent)
-    with lock.open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InvalidConfig(
-                "--out", str(work.parent / work.stem.removeprefix(".")), "a version or a file that no other run is writing now"
-            ) from error
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+    try:
+        with lock.open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                out = work.parent / work.stem.removeprefix(".")
+                raise InvalidConfig(option("out"), str(out), "a version or a file that no other run is writing now") from error
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):
+            for folder in new_folders:
+                folder.rmdir()
+        raise

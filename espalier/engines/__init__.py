@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from espalier.bundle import Bundle
 from espalier.errors import DeviceUnavailable, UnsupportedGraph
-from espalier.search import Device, Precision
+from espalier.search import Device, Precision, check_device
 
 if TYPE_CHECKING:
     from espalier.engines.pipeline import Pipeline
@@ -112,13 +112,14 @@ def open_engine(
 ) -> Pipeline:
     """The best engine for a bundle on a device.
 
-    device     `auto` takes a GPU if some engine can use one. Raises DeviceUnavailable for `cuda` without a GPU
+    device     `auto` takes a GPU if some engine can use one. Raises DeviceUnavailable for `cuda` without a GPU, InvalidInput for others
     engine     an engine by name, instead of the choice by device. Raises DeviceUnavailable if it cannot search the bundle
     threads    intra-op threads of one CPU search; one process per core with one thread each scales best
     precision  of node rows and products, or of weights. Raises DeviceUnavailable if the engine does not support it
     """
     from espalier.engines.pipeline import Pipeline
 
+    check_device(device)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
     reasons: dict[str, str] = {}
     for candidate in _candidates(bundle, device, engine):

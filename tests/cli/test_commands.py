@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,12 +42,53 @@ def run(*arguments: object) -> int:
     return predict([str(argument) for argument in arguments], "espalier predict")
 
 
-def test_an_interruption_while_a_command_loads_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(name: str) -> None:
-        raise KeyboardInterrupt
+INTERRUPTED_IMPORT = """
+import contextlib, os, signal, sys
 
-    monkeypatch.setattr("espalier_cli.__main__.import_module", interrupted)
-    assert main(["compare"]) == 130
+class Interruption:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            with contextlib.suppress(KeyboardInterrupt):  # as callbacks from C do
+                os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interruption())
+from espalier_cli.__main__ import main
+sys.exit(main(["fit", "--help"]))
+"""
+
+
+@pytest.mark.parametrize("module_name", ["numpy", "typer"])
+def test_ctrl_c_while_a_command_loads_ends_it_with_a_line(module_name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, module_name], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
+
+
+def test_ctrl_c_ends_a_command_with_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("espalier_cli.embed.open_model", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["embed", "--model", "any", "--items", "rows.parquet"]) == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
+
+
+ONE_BY_ONE = """
+import sys
+from espalier_cli import predict
+from espalier_cli.__main__ import main
+predict.BLOCK, predict.REPORT_S = 1, 0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_processes_that_answer_without_a_word_of_theirs(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"history": [["perl"]] * 100_000}), tmp_path / "users.parquet")
+    asked = ["predict", "--model", SAMPLE, "--queries", tmp_path / "users.parquet", "--out", tmp_path / "top.parquet", "--workers", "2"]
+    script = [sys.executable, "-c", ONE_BY_ONE, *map(str, asked)]
+    with subprocess.Popen(script, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True) as running:
+        assert running.stderr is not None
+        assert " of 100,000 queries" in running.stderr.readline()
+        os.killpg(running.pid, signal.SIGINT)
+        last_lines = [line for line in running.stderr if " of 100,000 queries" not in line]
+    assert (running.returncode, last_lines) == (130, ["Interrupted.\n"])
 
 
 def test_the_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,6 +237,29 @@ def test_a_log_is_answered_for_each_of_its_users(tmp_path: Path) -> None:
         assert row["items"] == model.search([asked[row["who"]]], m=3).column("item").to_pylist()
 
 
+@pytest.mark.parametrize("name", ["log.csv", "log.tsv"])
+def test_a_line_of_names_is_no_event_where_columns_are_positions(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    log = 'User_ID,"item",price\nu,nginx,2\n'
+    (tmp_path / name).write_text(log if name == "log.csv" else log.replace(",", "\t"))
+    asked = ["--model", SAMPLE, "--queries", tmp_path / name, "--out", tmp_path / "top.parquet", "--workers", 1]
+    assert run(*asked, "--user", 0, "--item", 1) == 1
+    assert (
+        "error: --user: got '0', expected one of the columns User_ID, item, price; positions are for text without"
+        in capsys.readouterr().err
+    )
+    assert run(*asked, "--user", "User_ID", "--item", "item") == 0
+
+
+def test_times_in_several_units_are_refused_unless_the_file_is_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log.csv").write_text("user,item,at\nu,nginx,1700000000000\nu,perl,1700000001\nv,libc6,1700000002\n")
+    asked = ["--model", SAMPLE, "--queries", tmp_path / "log.csv", "--out", tmp_path / "top.parquet", "--workers", 1, "--user", "user"]
+    assert run(*asked, "--time", "at") == 1
+    examples = "'1700000001 (seconds), 1700000000000 (milliseconds)'"
+    expected = f"column 'at': got {examples}, expected times in one unit: convert the others, or say --time file if the rows are in order"
+    assert f"error: {expected}\n" in capsys.readouterr().err
+    assert run(*asked, "--time", "file") == 0
+
+
 def test_every_block_gets_its_own_numbers_and_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of the file and of the engine begin at other rows."""
     monkeypatch.setattr(module, "BLOCK", 300)
@@ -271,7 +337,8 @@ def test_parts_of_another_input_or_of_other_options_are_not_taken(queries: Path,
     def interrupted(*arguments: object) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(module, "_join_blocks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-            assert run(*arguments) == 130
+            with pytest.raises(KeyboardInterrupt):
+                run(*arguments)
 
     interrupted(*asked, "--m", 2)
     assert run(*asked, "--m", 3) == 0
@@ -287,7 +354,8 @@ def test_a_killed_run_goes_on_with_its_parts(queries: Path, tmp_path: Path, monk
     arguments = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--m", 3, "--workers", 1]
     with monkeypatch.context() as patch:
         patch.setattr(module, "_join_blocks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert run(*arguments) == 130
+        with pytest.raises(KeyboardInterrupt):
+            run(*arguments)
     parts = tmp_path / ".top.parquet.parts"
     assert len([*parts.glob("*.parquet")]) == 3
     answers = {"items": [["a"], ["b"]], "scores": pa.array([[1.0], [1.0]], pa.list_(pa.float32()))}
@@ -337,7 +405,7 @@ def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: p
 
             return Later()
 
-    monkeypatch.setattr(module, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(module, "_pool", Pool)
     monkeypatch.setattr(module, "BLOCK", 1)
     assert run("--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1) == 0
     assert most == module.AHEAD + 1
@@ -361,7 +429,7 @@ def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: p
             "error: only[1]: got 'section', expected columns that --filter",
         ),
         (["--user", "user", "--column", "user"], "error: --column: got 'user', expected another name"),
-        (["--user", "who"], "error: user: got 'who', expected one of the columns user, history, most, only"),
+        (["--user", "who"], "error: --user: got 'who', expected one of the columns user, history, most, only"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,10 @@ def test_a_fitted_model_finds_what_goes_together(fitted: Model, tmp_path: Path) 
     assert np.mean(found["group"].to_numpy() == np.repeat([0, 5], 5)) > 0.8
     assert not {"i0-1", "i0-2"} & set(found["item"][:5])
     assert fitted.evaluate(log(), user="user", item="item", time="at", ms=[10])["recall"][0] > 0.5
+    with pytest.raises(InvalidInput, match=r"^column 'at': got .*, expected times in one unit: .*, or say time=.file. if the rows"):
+        fitted.evaluate(log().with_columns(at=pl.when(ROW < 99).then(10**9).otherwise(10**12)), time="at")
+    with pytest.raises(InvalidInput, match=r'^device: got .tpu., expected "auto", "cpu" or "cuda"$'):
+        espalier.open(fitted.bundle.path, "tpu")  # type: ignore[arg-type]
     fitted.save(tmp_path / "shop/1")
     assert espalier.open(tmp_path / "shop").search([["i5-3"]], m=5)["item"].to_list() == fitted.search([["i5-3"]], m=5)["item"].to_list()
 
@@ -95,6 +101,14 @@ def nulls(column: str, is_null: pl.Expr) -> pl.DataFrame:
     return log().with_columns(at=pl.from_epoch("at")).with_columns(pl.when(~is_null).then(column))
 
 
+def times(values: list[Any]) -> pl.DataFrame:
+    """The log with other times, in turn."""
+    texts = any(isinstance(value, str) for value in values)
+    at = [str(value) if texts else value for value in values]
+    return log().with_columns(at=pl.Series([at[row % len(at)] for row in range(len(log()))]))
+
+
+ITEMS = log().select(id="item").unique(maintain_order=True)
 NO_USER = r"row 3 \(from 0\), column user: got None, expected an id in column 'user'"
 NO_TIME = r"row 3 \(from 0\), column timestamp: got None, expected an ISO 8601 date and time in column 'at'"
 
@@ -109,8 +123,56 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got None, expected an ISO 8601 d
             {},
             r"^data: got '1,120 of 1,600 rows left out .*', expected at most half: name other columns, or leave such",
         ),
-        (log(), {"time": "user"}, r'^data frame: column .user.: got .u0., .*: name another column with time=, or say time="file" if'),
-        (log().rename({"user": "who"}), {"user": None}, r"^data frame: column user: got None, .*: say which with user=$"),
+        (log(), {"time": "user"}, r'^data frame: column .user.: got .u0., .*: name another column with time="NAME", or say time="file" if'),
+        (log().rename({"user": "who"}), {"user": None}, r'^data frame: column user: got None, .*: say which with user="NAME"$'),
+        (log().with_columns(user=ROW), {}, r"^data frame: users: got .*, expected users with 2 events .* say so with user=.NAME."),
+        (
+            times([1_700_000_000, 1_700_000_000_000]),
+            {"time": "at"},
+            r"expected times in one unit: convert the others, or say time=.file. if",
+        ),
+        (
+            times([1_700_000_000.5, "2026-03-08"]),
+            {"time": "at"},
+            r"^data frame: column .at.: got .*, expected times all as numbers or all as dates",
+        ),
+        (
+            times(["2026-03-08 07:24", "2026-03-08T07:24Z"]),
+            {"time": "at"},
+            r"^data frame: column .at.: got \['2026-03-08 07:24', '2026-03-08T07:24Z'\], expected times all with a zone .* say time=.file.",
+        ),
+        (times(["1/2/2026"]), {"time": "at"}, r"told apart .*: make them dates, as `pandas.to_datetime` does, or say time=.file. if"),
+        (
+            times([1] * 1000 + ["2026-03-08"] * 600),
+            {"time": "at"},
+            r"row 1000 \(from 0\), column timestamp: .* an integer as in the first rows in",
+        ),
+        (
+            log().with_columns(query=pl.col("item")),
+            {"user": None, "kind": None},
+            r"^kind: got None, expected xr-linear for texts, or .* since data frame has",
+        ),
+        (
+            nulls("user", ROW % 10 == 3),
+            {"user": None, "query": "user", "kind": None},
+            r"^data frame: row 3 \(from 0\), column query: got None, expected a text in column 'user'; or leave such rows out",
+        ),
+        (
+            log().with_columns(item=pl.concat_list("item")),
+            {"user": None, "query": "user", "kind": None},
+            r"^data frame: column item: got 'a column of List\(String\)', expected a column that can be read as String",
+        ),
+        (log(), {"items": ITEMS.vstack(ITEMS)}, "^items: got 'i0-.*', expected each id once"),
+        (log(), {"items": pl.DataFrame({"id": ["x"]})}, r"^items: got \['x'\], expected ids of the log's items, such as 'i0-0'"),
+        (log(), {"items": pl.DataFrame({"id": ["i0-0", None]})}, r"^items: row 1 \(from 0\), column id: got None, expected an id"),
+        (log(), {"items": ITEMS.head(0)}, "^items: got 'no rows', expected at least one item"),
+        (log(), {"device": "tpu"}, '^device: got \'tpu\', expected "auto", "cpu" or "cuda"$'),
+        (
+            log(),
+            {"user": None, "query": "user", "kind": None, "device": "cuda"},
+            "^device: got 'cuda', expected auto or cpu: linear scorers",
+        ),
+        (log(), {"out": Path("Model/1")}, "^out: got 'Model', expected a model name"),
         (
             log().with_columns(user=0.5),
             {"user": None},
@@ -125,15 +187,69 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got None, expected an ISO 8601 d
     ],
 )
 def test_errors_of_a_frame_name_its_rows_and_what_python_says(data: pl.DataFrame, columns: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInput, match=message) as refused:
         espalier.fit(data, **{"user": "user", "item": "item", "kind": "neighbours"} | columns)
+    assert not re.search(r"--|data\.(format|items)|espalier-|parquet", str(refused.value)), "words of commands, or names of temporary files"
 
 
-def test_rows_of_later_row_groups_count_from_the_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("espalier.fitting.GROUP", 1000)
-    late = log().with_columns(user=pl.when(ROW < 1234).then("user"))
-    with pytest.raises(InvalidInput, match=r"^data frame: row 1234 \(from 0\), column user"):
-        espalier.fit(late, user="user", item="item")
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        ("who,what\na,b\n", {}, r"^log.csv: first line: got .*: say which with user=.NAME. and item=.NAME.; user=.0. if it is an event$"),
+        ("u1 i1 i2\nu2 i3 i4\n", {}, r"^log.csv: first line: got .*, expected user=.0. and item=.1. if a line is an event$"),
+        ("user,item\n" + "".join(f"u{row},i\n" for row in range(9)), {}, r"^log.csv: users: got .*say so with user=.NAME."),
+        (
+            "user,item\n" + "a,b\na,c\na,\n" * 9,
+            {},
+            r"^log.csv: line 4, column item: got '', expected an id in column 'item'; or leave such",
+        ),
+        (
+            "user,item\n" + "a,b\n" * 1000 + "a\n" * 99,
+            {},
+            r"^log.csv: line 1002: got 'a', expected 2 fields, not 1; or leave such rows out",
+        ),
+    ],
+)
+def test_errors_of_a_file_name_its_lines_and_what_python_says(tmp_path: Path, text: str, columns: dict[str, Any], message: str) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    with pytest.raises(InvalidInput, match=message) as refused:
+        espalier.fit(tmp_path / "log.csv", **columns)
+    assert not re.search(r"--|data\.format", str(refused.value))
+
+
+def test_what_runs_beside_a_fit_keeps_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two fits and a command, all of which have begun before one of them reads."""
+    together, read = threading.Barrier(3), trainer("new_configuration").read_interactions
+
+    def read_together(log: Path, *arguments: Any, **options: Any) -> Any:
+        together.wait(60)
+        return read(log, *arguments, **options)
+
+    monkeypatch.setattr("training.new_configuration.read_interactions", read_together)
+    rows = [f"u{row % 40},i{row % 30},{'2026-03-08' if row == 1300 else row}" for row in range(1600)]
+    (tmp_path / "log.csv").write_text("user,item,time\n" + "\n".join(rows) + "\n")
+
+    def fit(row: int) -> None:
+        data = log().with_columns(at=pl.when(row == ROW).then(pl.lit("2026-03-08")).otherwise(pl.col("at").cast(pl.String)))
+        with pytest.raises(InvalidConfig, match="no such key"):  # after the log was read
+            espalier.fit(data, user="user", item="item", time="at", kind="neighbours", nothing=1)
+
+    def command() -> None:
+        write = trainer("new_configuration").write_configuration
+        write(tmp_path / "log.csv", tmp_path / "new.toml", True, None, dict.fromkeys(("user", "item", "time", "query")))
+
+    with ThreadPoolExecutor() as pool:
+        for running in [pool.submit(fit, 1100), pool.submit(fit, 1200), pool.submit(command)]:
+            running.result()
+    date = "column timestamp: got '2026-03-08', expected an integer"
+    other_type = 'or data.format.timestamp_type = "datetime" for dates and times as ISO 8601'
+    assert {record.getMessage() for record in caplog.records if record.getMessage().startswith("left out")} == {
+        f"left out: data frame: row 1100 (from 0), {date} as in the first rows in column 'at'",
+        f"left out: data frame: row 1200 (from 0), {date} as in the first rows in column 'at'",
+        f"left out: log.csv: line 1302, {date}, {other_type}, in column 'time'",
+    }
 
 
 @pytest.mark.parametrize(("column", "message"), [("user", NO_USER), ("at", NO_TIME)])

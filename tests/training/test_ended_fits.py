@@ -115,12 +115,12 @@ def test_a_checkpoint_on_a_full_disk_is_deleted_and_the_one_before_it_resumes(co
     assert ended(config, "--resume").status == 0
 
 
-def test_a_refused_fit_leaves_no_work_folder_but_that_of_an_earlier_run(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_fit_leaves_nothing_but_the_work_folder_of_an_earlier_run(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work, items = work_folder(config.parent / "small" / "1"), config.parent / "items.csv"
     content = items.read_text()
     items.write_text(content + "i3\n")
     assert "expected each id once" in ended(config).err
-    assert not work.exists()
+    assert not work.parent.exists()
     items.write_text(content)
     with monkeypatch.context() as patch:
         patch.setattr("training.deep.run.export", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -130,11 +130,14 @@ def test_a_refused_fit_leaves_no_work_folder_but_that_of_an_earlier_run(config: 
     assert (work / "checkpoint.pt").exists()
 
 
-def test_a_refused_fit_of_a_linear_model_leaves_no_work_folder(tmp_path: Path) -> None:
+def test_a_refused_fit_of_a_linear_model_leaves_nothing(tmp_path: Path) -> None:
     config = write_shop(tmp_path)
     item_frame([*IDS, IDS[0]]).write_parquet(tmp_path / "items.parquet")
     assert "expected each id once" in ended(config).err
-    assert not work_folder(tmp_path / "small" / "1").exists()
+    assert not (tmp_path / "small").exists()
+    (tmp_path / "small").mkdir()
+    assert "expected each id once" in ended(config).err
+    assert [*(tmp_path / "small").iterdir()] == [], "a folder that was there stays"
 
 
 def test_a_folder_that_cannot_be_written_to_is_named_with_its_option(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

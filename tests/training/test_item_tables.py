@@ -108,20 +108,19 @@ def test_rows_that_match_are_counted_and_few_are_warned_of(tmp_path: Path, name:
     assert (matched.levelname, matched.message) == ("INFO", f"{name}: rows for 2 of 2 items; 1 unused rows")
     assert few.levelname == "WARNING"
     assert (
-        few.message
-        == f"WARNING: {name}: rows for 1 of 3 items; 2 unused rows. Item '1' has none, for example; ids of the file are such as 'a1'"
+        few.message == f"WARNING: {name}: rows for 1 of 3 items; 2 unused rows. Item '1' has none, for example; ids there are such as 'a1'"
     )
 
 
-@pytest.mark.parametrize("name", ["items.csv", "items.parquet"])
-def test_rows_without_an_id_are_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "row"), [("items.csv", "line 3"), ("items.parquet", r"row 1 \(from 0\)")])
+def test_rows_without_an_id_are_refused(tmp_path: Path, name: str, row: str) -> None:
     file = tmp_path / name
     if name.endswith(".csv"):
         file.write_text("id,title\na,A\n,B\nb,B\n")
     else:
         pq.write_table(pa.table({"id": ["a", None, "b"]}), file)
     with pytest.raises(
-        InvalidData, match=rf"{name}: row 2, column id: got (''|None), expected an id in column 'id'; 1 of 3 rows have none"
+        InvalidData, match=rf"{name}: {row}, column id: got (''|None), expected an id in column 'id'; 1 of 3 rows have none"
     ):
         item_table(file, pa.array(["a"]), TextTable())
 
@@ -399,9 +398,9 @@ def test_matrices_of_all_number_types_and_formats_are_read(tmp_path: Path, dtype
     [
         ("query", [{"a": 1}, {"a": 2}], None),
         ("query", [b"\xff", b"\xfe"], "t.parquet.*query.*"),
-        ("item", [["a"], ["b"]], r"t.parquet, item: got 'a column of List\(String\)'"),
-        ("weight", [[1.0], [2.0]], r"t.parquet, weight: got 'a column of List\(Float64\)'"),
-        ("weight", ["1", "x"], "t.parquet: row 2, column weight: got 'x'"),
+        ("item", [["a"], ["b"]], r"t.parquet: column item: got 'a column of List\(String\)'"),
+        ("weight", [[1.0], [2.0]], r"t.parquet: column weight: got 'a column of List\(Float64\)'"),
+        ("weight", ["1", "x"], r"t.parquet: row 1 \(from 0\), column weight: got 'x'"),
     ],
 )
 def test_columns_that_hold_no_such_values_are_named(tmp_path: Path, column: str, values: list[Any], expected: str | None) -> None:

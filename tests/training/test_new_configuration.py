@@ -151,8 +151,10 @@ def test_rows_that_contradict_each_other_in_the_order_of_day_and_month_are_both_
     log = tmp_path / "log.csv"
     dates = {1: first, 2: "5/31/2024" if first == "30/5/2024" else "31/5/2024"}
     log.write_text(dated(lambda row: dates.get(row % every, "1/5/2024")))
-    shown = r"\['3\d/5/2024', '5/3\d/2024'\], expected days and months in one order \(%d/%m/%Y or %m/%d/%Y\): say --time file"
-    with pytest.raises(InvalidData, match=f"column 'time': got {shown}"):
+    shown = (
+        r"\['3\d/5/2024', '5/3\d/2024'\], expected days and months in one order \(%d/%m/%Y or %m/%d/%Y\): write data\.format\.time_format"
+    )
+    with pytest.raises(InvalidData, match=f"column 'time': got {shown} yourself, or say --time file"):
         written(log)
 
 
@@ -167,7 +169,9 @@ def test_dates_of_a_data_frame_are_found_out_too(tmp_path: Path) -> None:
 def test_options_say_what_names_do_not(tmp_path: Path) -> None:
     log = tmp_path / "odd.csv"
     log.write_text("who,what,n\n" + "".join(f"{user},{item},{at}\n" for user, item, at in rows()))
-    with pytest.raises(InvalidData, match=r"odd\.csv: first line: got \['who', 'what', 'n'\], expected names .* --user and --item"):
+    with pytest.raises(
+        InvalidData, match=r"odd\.csv: first line: got \['who', 'what', 'n'\], expected names .* --user NAME and --item NAME; --user 0 if"
+    ):
         written(log)
     with pytest.raises(InvalidData, match=r"column item: got None, expected one of \['who', 'what', 'n'\]: say which with --item"):
         written(log, user="who")
@@ -208,6 +212,17 @@ def test_numbers_among_dates_are_named_as_two_forms_of_times(tmp_path: Path, dat
     log, shown_times = tmp_path / "log.csv", [str(MOMENT), f"{datetime.fromtimestamp(MOMENT, UTC):{date}}"]
     log.write_text("user,item,time\n" + "".join(f"u{row % 9},i{row % 7},{shown_times[(row + first) % 2]}\n" for row in range(200)))
     expected = f"column 'time': got {shown_times}, expected times all as numbers or all as dates: "
+    with pytest.raises(InvalidData, match=re.escape(expected)):
+        written(log)
+
+
+@pytest.mark.parametrize("shown_times", [["2026-03-08 07:24", "2026-03-08T07:25:00Z"], ["2026-03-08T07:25:00+01:00", "2026-03-08T07:24"]])
+def test_times_of_which_some_have_a_zone_are_named_with_one_of_each(tmp_path: Path, shown_times: list[str]) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("user,item,time\n" + "".join(f"u{row % 9},i{row % 7},{shown_times[row % 2]}\n" for row in range(200)))
+    expected = (
+        f"column 'time': got {shown_times}, expected times all with a zone or all without one: convert the others, or say --time file"
+    )
     with pytest.raises(InvalidData, match=re.escape(expected)):
         written(log)
 
@@ -291,7 +306,7 @@ def test_columns_whose_names_are_numbers_need_another_name_in_the_header(tmp_pat
             {},
             "log.csv: users: got '2 of 2 with one event only', expected users with 2 events or more, who .* --user",
         ),
-        ("u1 i1 i2\nu2 i3 i4\n", {}, "first line: .* --user 0 --item 1 if a line is an event; if it is a user, write format"),
+        ("u1 i1 i2\nu2 i3 i4\n", {}, "first line: .* --user 0 and --item 1 if a line is an event; if it is a user, write data.format"),
         (f"user,item\n1,{'x' * 200_000}\n", {}, "first line: got"),
         ("user,item\n1,2\n,3\n", {}, "line 3, column user: got '', expected an id"),
         ("user,item\n1,2\n", {"kind": "xr-linear"}, r"column query: got None, expected one of \['user', 'item'\]: say which with --query"),

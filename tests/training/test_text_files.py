@@ -120,7 +120,7 @@ def test_another_separator_and_quote_are_named(tmp_path: Path) -> None:
     (tmp_path / "log.tsv").write_text("user\titem\nu\ta\n")
     assert lists(read(tmp_path / "log.tsv")) == {"u": ["a"]}, "the name says the separator"
     (tmp_path / "log.csv").write_text('user,item\nu,"a\n' + "u,b\n" * 100)
-    with pytest.raises(InvalidData, match=r"if quotes are plain characters, say so with data.format.quote = \"\""):
+    with pytest.raises(InvalidData, match=r"quotes may be plain characters: say so with data.format.quote = \"\""):
         read(tmp_path / "log.csv", block_bytes=64)
 
 

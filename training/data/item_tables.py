@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,8 +12,9 @@ import pyarrow.parquet as pq
 
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
+from espalier.wording import either
 
-from ..data.log_values import BadRows, empty_rows, position_of
+from ..data.log_values import BadRows, empty_rows, position_of, table_row
 from ..data.parquet_logs import is_parquet
 from ..data.text_files import TextTableFile, other_separator, whole_table
 from ..specification.log_format import TextTable
@@ -39,34 +41,34 @@ def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
     if file is None:
         return ItemTable.build(pa.table({"id": ids}))
     if not file.is_file():
-        raise InvalidConfig("data.items", str(file), "a Parquet, CSV or TSV file that exists")
+        raise _refused(str(file), "a Parquet, CSV or TSV file that exists")
     try:
-        table = pq.read_table(file) if is_parquet(file) else _read_text(file, form)
+        table, position = (pq.read_table(file), table_row) if is_parquet(file) else _read_text(file, form)
     except (pa.ArrowException, OSError) as error:
         expected = f"a readable Parquet file ({str(error).splitlines()[0]})"
-        raise InvalidConfig("data.items", str(file), expected) from error
-    position = position_of(table.column_names, "id")
-    if position is None:
+        raise _refused(str(file), expected) from error
+    column = position_of(table.column_names, "id")
+    if column is None:
         separator_hint = "" if is_parquet(file) else other_separator(TextTableFile.of(file, form), table.column_names)
-        raise InvalidConfig("data.items", table.column_names, f"a column named 'id'{separator_hint}")
-    table = table.rename_columns([*table.column_names[:position], "id", *table.column_names[position + 1 :]])
+        raise _refused(table.column_names, f"a column named 'id'{separator_hint}")
+    table = table.rename_columns([*table.column_names[:column], "id", *table.column_names[column + 1 :]])
     try:
         file_ids = table.column("id").cast(pa.large_string())
     except pa.ArrowException as error:
-        raise InvalidConfig("data.items", f"ids of type {table.column('id').type}", "strings or numbers") from error
+        raise _refused(f"ids of type {table.column('id').type}", "strings or numbers") from error
     if not len(file_ids):
-        raise InvalidData(str(file), "no rows", "at least one item")
+        raise _refused("no rows", "at least one item")
     if len(empty := empty_rows(file_ids)):
         row = int(empty[0])
         without = f"{len(empty):,} of {len(file_ids):,} rows have none"
-        raise InvalidData(f"{file.name}: row {row + 1}, column id", file_ids[row].as_py(), f"an id in column 'id'; {without}")
+        raise InvalidData(f"{file.name}: {position(row)}, column id", file_ids[row].as_py(), f"an id in column 'id'; {without}")
     counts = pc.value_counts(file_ids)
     if len(counts) != len(file_ids):
         repeated = counts.filter(pc.greater(counts.field("counts"), 1))[0].as_py()["values"]
-        raise InvalidConfig("data.items", repeated, "each id once")
+        raise _refused(repeated, "each id once")
     rows = pc.index_in(ids.cast(pa.large_string()), file_ids)
     if rows.null_count == len(rows):
-        raise InvalidConfig("data.items", file_ids.slice(0, 3).to_pylist(), f"ids of the log's items, such as {ids[0].as_py()!r}")
+        raise _refused(file_ids.slice(0, 3).to_pylist(), f"ids of the log's items, such as {ids[0].as_py()!r}")
     _log_matches(file.name, ids, file_ids, rows)
     return ItemTable.build(table.take(rows).set_column(table.column_names.index("id"), "id", ids))
 
@@ -80,17 +82,22 @@ def _log_matches(name: str, ids: pa.Array, file_ids: pa.ChunkedArray, rows: pa.A
         return
     unused = file_ids.filter(pc.invert(pc.is_in(file_ids, ids.cast(file_ids.type))))
     item, example = ids.filter(pc.is_null(rows))[0].as_py(), (unused if len(unused) else file_ids)[0].as_py()
-    log.warning("WARNING: %s. Item %r has none, for example; ids of the file are such as %r", counts, item, example)
+    log.warning("WARNING: %s. Item %r has none, for example; ids there are such as %r", counts, item, example)
 
 
-def _read_text(file: Path, form: TextTable) -> pa.Table:
+def _refused(value: object, expected: str) -> InvalidConfig:
+    return InvalidConfig(either("data.items", "items"), value, expected)
+
+
+def _read_text(file: Path, form: TextTable) -> tuple[pa.Table, Callable[[int], str]]:
+    """The table, and the line of each row in words."""
     bad_rows = BadRows(form.bad_rows, form.SECTION)
-    table, _ = whole_table(TextTableFile.of(file, form), None, bad_rows)
+    table, source = whole_table(TextTableFile.of(file, form), None, bad_rows)
     bad_rows.rows_read += len(table)
     bad_rows.finish()
     ids = position_of(table.column_names, "id")
     columns = [column if position == ids else _typed(column, form) for position, column in enumerate(table.columns)]
-    return pa.table(columns, names=table.column_names)
+    return pa.table(columns, names=table.column_names), source.position
 
 
 def _typed(column: pa.ChunkedArray, form: TextTable) -> pa.ChunkedArray:

@@ -67,7 +67,7 @@ def read_log(path: Path, log: EventFormat, scratch: Path, bad_rows: BadRows, *, 
 
     Raises InvalidData for a missing column. If `bad_rows` refuses them, also for an unreadable value, an empty id, a time whose zone does
     not fit the first time's, and a line with too few or too many fields. The error names the file, the line and the column; of Parquet the
-    file, the row group and the row in it.
+    file and the row.
     """
     if isinstance(log, ListsFormat):
         yield from _lists(path, log, bad_rows, block_bytes)

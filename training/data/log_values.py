@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
+from espalier.log_columns import LAST_MICROSECOND
+from espalier.wording import either
 
 from ..arrays import Int64
 from ..specification.log_format import DATED, BadRowsPolicy, Column, TimestampType
@@ -30,12 +32,11 @@ MICROSECONDS = {"seconds": 1e6, "milliseconds": 1e3, "microseconds": 1.0, "nanos
 """Microseconds of a unit, for timestamp types that count from 1970."""
 FALLBACK_TYPES: dict[TimestampType, tuple[TimestampType, ...]] = {"integer": ("datetime", "float"), "float": ("datetime",)}
 """Type → types that an error suggests if a value does not fit it; for other types those in DATED."""
-LAST_MICROSECOND = 2**53
-"""In the year 2255. Later times would lose digits as floats, and are probably in another unit."""
 FIRST_MOMENT = np.datetime64("1000-01-01", "us")
 """Earlier times come from years written with two digits."""
 WITHOUT_DAY = {"%d": "%M", "%e": "%M", "%D": "%m/%M/%y", "%F": "%Y-%m-%M"}
 """Directive of `strptime` with a day → one that reads the same text with the day as a minute. The date is then the first of the month."""
+LEAVE_OUT = "leave such rows out (pandas: dropna, polars: drop_nulls)"
 HALF_A_MONTH, HALF_A_DAY = np.timedelta64(14, "D"), np.timedelta64(12, "h")
 ZONES = ((" ?(?:UTC|GMT|Z)$", "Z"), (" ([+-][0-9:]+)$", r"\1"))
 """Pattern of a zone that a blank or a name sets apart → the zone of ISO 8601."""
@@ -58,7 +59,7 @@ class BadRows:
         """section: dotted name of the section with the key `bad_rows`. The reader adds the rows that it reads to `rows_read`."""
         self.counts: Counter[str] = Counter()
         self.rows_read = 0
-        self._policy, self._key = policy, f"{section}.bad_rows"
+        self._policy, self._section = policy, section
 
     @property
     def most(self) -> int | None:
@@ -71,7 +72,8 @@ class BadRows:
             return
         if self._policy == "refuse":
             field, value, expected = problem(int(rows[0]))
-            raise InvalidData(field, value, f'{expected}; {self._key} = "skip" leaves such rows out')
+            remedy = either(f'{self._section}.bad_rows = "skip" leaves such rows out', f"or {LEAVE_OUT}")
+            raise InvalidData(field, value, f"{expected}; {remedy}")
         if reason not in self.counts:
             log.warning("left out: %s", InvalidData(*problem(int(rows[0]))))
         self.counts[reason] += len(rows)
@@ -81,7 +83,8 @@ class BadRows:
         left_out, by_reason = self.counts.total(), ", ".join(f"{reason}: {count:,}" for reason, count in self.counts.items())
         if left_out > self.rows_read:
             counts_text = f"{left_out:,} of {left_out + self.rows_read:,} rows left out ({by_reason})"
-            raise InvalidData(self._key, counts_text, "at most half; the other keys do not fit the file")
+            remedy = either("; the other keys do not fit the file", f": name other columns, or {LEAVE_OUT}")
+            raise InvalidData(either(f"{self._section}.bad_rows", "data"), counts_text, f"at most half{remedy}")
         if left_out:
             log.warning("rows left out: %d (%s); rows read: %d", left_out, by_reason, self.rows_read)
 
@@ -91,7 +94,7 @@ class RowSource:
     """The file and position of a block's rows. It checks values and says where a wrong one is.
 
     columns   role → column of the file
-    position  row of the block, from 0 → its line, or its row group and row, in words
+    position  row of the block, from 0 → its line or row, in words
     """
 
     file: str
@@ -131,6 +134,11 @@ class RowSource:
     def categories(self, values: pa.Array) -> pa.Array:
         names = self.strings("category", values)
         return pc.if_else(pc.equal(names, ""), pa.scalar(None, pa.string()), names)
+
+
+def table_row(row: int) -> str:
+    """A row of Parquet or of a data frame in words. It has no line, and their libraries count from 0."""
+    return f"row {row} (from 0)"
 
 
 def empty_rows(ids: pa.Array) -> Int64:
@@ -193,7 +201,8 @@ class Timestamps:
         for fallback in fallback_types:
             if not len(Timestamps(fallback, self._decimal).unreadable(value, 1)):
                 purpose = " for dates and times as ISO 8601" if fallback == "datetime" else ""
-                return f'{expected}, or data.format.timestamp_type = "{fallback}"{purpose},'
+                other_type = f', or data.format.timestamp_type = "{fallback}"{purpose},'
+                return f"{expected}{either(other_type, ' as in the first rows')}"
         return expected
 
     def _prepared(self, values: pa.Array) -> pa.Array:

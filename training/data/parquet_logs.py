@@ -21,7 +21,7 @@ import pyarrow.parquet as pa_parquet
 
 from espalier.errors import InvalidData
 
-from ..data.log_values import RowSource, position_of
+from ..data.log_values import RowSource, position_of, table_row
 from ..specification.log_format import Column
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -101,22 +101,22 @@ def _batches(file: Path, log: Path, columns: Mapping[str, Column], scratch: Path
         partitions = _partitions(file, log)
         names = parquet.schema_arrow.names
         stored_names = [column for column, _ in stored.values() if column in names]
+        first = 0
         for group in range(parquet.num_row_groups):
-            first = 0
             try:
                 for batch in parquet.iter_batches(rows, row_groups=[group], columns=stored_names):
                     arrays = [
                         batch.column(column) if column in names else pa.repeat(pa.scalar(partitions[str(column)], pa.string()), len(batch))
                         for column, _ in stored.values()
                     ]
-                    yield _source(name, columns, group, first), pa.RecordBatch.from_arrays(arrays, names=list(columns))
+                    yield _source(name, columns, first), pa.RecordBatch.from_arrays(arrays, names=list(columns))
                     first += len(batch)
             except (pa.ArrowException, OSError) as error:
                 raise InvalidData(f"{name}: row group {group + 1}", str(error), "readable pages") from error
 
 
-def _source(name: str, columns: Mapping[str, Column], group: int, first: int) -> RowSource:
-    return RowSource(name, columns, lambda row: f"row group {group + 1}, row {first + row + 1}")
+def _source(name: str, columns: Mapping[str, Column], first: int) -> RowSource:
+    return RowSource(name, columns, lambda row: table_row(first + row))
 
 
 @contextmanager

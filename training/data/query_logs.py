@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from espalier.errors import InvalidData
 
 from ..data.csr import Csr
-from ..data.log_values import BadRows, RowSource, position_of
+from ..data.log_values import BadRows, RowSource, position_of, table_row
 from ..data.parquet_logs import is_parquet
 from ..data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
 from ..data.text_files import TextTableFile, whole_table
@@ -87,7 +87,9 @@ def _cast(file: Path, column: pl.Series, dtype: type[pl.DataType]) -> pl.Series:
     try:
         return column.cast(dtype, strict=False)
     except pl.exceptions.PolarsError as error:
-        raise InvalidData(f"{file}, {column.name}", f"a column of {column.dtype}", f"a column that can be read as {dtype()}") from error
+        raise InvalidData(
+            f"{file.name}: column {column.name}", f"a column of {column.dtype}", f"a column that can be read as {dtype()}"
+        ) from error
 
 
 def read_columns(file: Path, columns: Sequence[str], form: TextTable) -> pl.DataFrame:
@@ -113,7 +115,7 @@ def _read(file: Path, columns: Mapping[str, str], form: TextTable, bad_rows: Bad
         if position is None:
             raise InvalidData(f"{file.name}: column {role}", columns[role], f"one of {frame.columns}, once")
     series = [frame.to_series(position).alias(role) for role, position in positions.items() if position is not None]
-    return pl.DataFrame(series), RowSource(file.name, columns, lambda row: f"row {row + 1}")
+    return pl.DataFrame(series), RowSource(file.name, columns, table_row)
 
 
 def texts_of(frame: pl.DataFrame, columns: Sequence[str]) -> list[str]:

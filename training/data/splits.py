@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
+from espalier.wording import either
 
 from ..arrays import Int64
 from ..data.cut_lists import events_before, first_events, iso, moment_of, with_events
@@ -105,7 +106,8 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
         ("validation", split.validation, "a user with a history and something relevant after it; validation chooses weights and options"),
     ):
         if not len(queries):
-            raise InvalidData("log", f"{interactions.user_count} users, none for {name} under split.kind {config.kind}", needed)
+            rule = either(f" under split.kind {config.kind}", "")
+            raise InvalidData("log", f"{interactions.user_count} users, none for {name}{rule}", needed)
     validation, test = (
         [pairs[position] for position in _drawn_positions(len(pairs), name, (seed, number)).tolist()]
         for pairs, name, number in ((split.validation, "validation", 2), (split.test, "test", 3))

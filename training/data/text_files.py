@@ -25,6 +25,7 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
+from espalier.wording import either
 
 from ..data.log_values import BadRows, Problem, RowSource, as_text, position_of, unreadable_rows
 from ..specification.log_format import UNIT_SEPARATOR, Column, TextFile, TextTable
@@ -73,9 +74,9 @@ class TextTableFile:
         """The quote; empty if fields have none."""
         return self.form.quote if self.one_byte else ""
 
-    def option(self, key: str, value: str) -> str:
-        """A key of the configuration with another value, in TOML."""
-        return f'{self.form.SECTION}.{key} = "{value}"'.replace("\t", "\\t")
+    def hint(self, about: str, key: str, value: str) -> str:
+        """The end of a message: what may be the case, and the key of the configuration that says so. Arguments in Python cannot say it."""
+        return either(f'; {about}: say so with {self.form.SECTION}.{key} = "{value}"'.replace("\t", "\\t"), "")
 
 
 def separator_of(file: Path) -> str:
@@ -239,9 +240,10 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise InvalidData(path.name, str(error), "a file that can be read to its end") from error
 
 
-def encoding_expected(form: TextFile) -> str:
-    """The expected encoding, and the option that changes it."""
-    return f'text in {form.encoding}, or {form.SECTION}.encoding = "latin-1" or whichever other it is in'
+def encoding_expected(form: TextFile, other: str = "latin-1", which: str = "or whichever other it is in") -> str:
+    """The expected encoding, and the key of the configuration that changes it."""
+    key = either(f', or {form.SECTION}.encoding = "{other}", {which}', "")
+    return f"text in {form.encoding}{key}"
 
 
 def _position(table: TextTableFile, names: list[str], role: str, column: Column) -> int:
@@ -255,11 +257,11 @@ def _position(table: TextTableFile, names: list[str], role: str, column: Column)
 def other_separator(table: TextTableFile, names: list[str]) -> str:
     """A hint for a first line that seems to have another separator; empty if it has none of SEPARATORS."""
     likely = next((mark for mark in SEPARATORS if len(names) == 1 and mark in names[0]), None)
-    return "" if likely is None else f"; the first line has {likely!r} between fields: say so with {table.option('separator', likely)}"
+    return "" if likely is None else table.hint(f"the first line has {likely!r} between fields", "separator", likely)
 
 
 def _unquoted(table: TextTableFile) -> str:
-    return f"; if quotes are plain characters, say so with {table.option('quote', '')}" if table.quote else ""
+    return table.hint("quotes may be plain characters", "quote", "") if table.quote else ""
 
 
 def _source(table: TextTableFile, record_R: NDArray[np.int64], columns: Mapping[str, Column]) -> RowSource:
@@ -362,8 +364,7 @@ class _Lines(io.RawIOBase):
     def _as_utf8(self, block: bytes) -> bytes:
         if self._decoder is None:
             if self._at_start and (marked := _encoding_by_mark(block)):
-                expected = f'text in utf-8, or {self._form.SECTION}.encoding = "{marked}", as which it begins'
-                raise InvalidData(f"{self._name}: line 1", block[:20], expected)
+                raise InvalidData(f"{self._name}: line 1", block[:20], encoding_expected(self._form, marked, "as which it begins"))
             text = block
         else:
             text = self._decoder.decode(block, not block).encode("utf-8", "surrogatepass")

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
+from espalier.wording import option
 
 from ..deep.checkpoint import Checkpoint, RunState, identity_of
 from ..deep.content_rows import ContentRows
@@ -74,7 +75,7 @@ READ_EVERY = 20
 def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
     """The device to train on. Raises InvalidConfig if a GPU is requested and there is none."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise InvalidConfig("--device", device, "cpu or auto, since no CUDA device is there")
+        raise InvalidConfig(option("device"), device, "cpu or auto, since no CUDA device is there")
     return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
 
 

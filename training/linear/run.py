@@ -18,8 +18,10 @@ from tqdm import tqdm
 from espalier.bundle import Bundle
 from espalier.chunks import TreeChunks
 from espalier.errors import InvalidConfig
+from espalier.search import Device
 from espalier.stacking import Stacking
 from espalier.tree import Tree
+from espalier.wording import option
 
 from ..data.csr import Csr
 from ..data.xmc import LabelledPoints
@@ -39,12 +41,14 @@ from ..versions import clear, first_files, only_run, work_folder
 log = logging.getLogger(__name__)
 
 
-def fit_version(config: LinearConfig, out: Path, resume: bool = False, journal: Path | None = None) -> Bundle:
+def fit_version(config: LinearConfig, out: Path, resume: bool = False, journal: Path | None = None, device: Device = "auto") -> Bundle:
     """`fit_and_export` in the version's work folder, which is deleted once the bundle is written.
 
     resume  go on from the last checkpoint of a run that was killed
-    Raises InvalidConfig if another run is writing this version.
+    Raises InvalidConfig if another run is writing this version, and for the device `cuda`.
     """
+    if device == "cuda":
+        raise InvalidConfig(option("device"), device, "auto or cpu: linear scorers are trained on a CPU")
     work = work_folder(out)
     with only_run(work):
         clear(work, resume)
