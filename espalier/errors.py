@@ -38,12 +38,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-MISSING: Final = object()
+
+class _Missing(Enum):  # unlike an object, a member is the same one after pickling
+    MISSING = "missing"
+
+
+MISSING: Final = _Missing.MISSING
 """Stands for the value of a field that is not there."""
 
 

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from espalier.errors import InvalidConfig, InvalidData, spelled
+from espalier.wording import in_python
 from tests.training.text_logs import lists, read
 from training.data import grouping
 from training.data import interactions as module
@@ -442,6 +443,12 @@ def test_a_bad_value_is_named_with_file_row_and_column(tmp_path: Path) -> None:
     with pytest.raises(InvalidData) as error:
         read_interactions(tmp_path / "log", LOG_FORMAT.checked({"format": "parquet"}), tmp_path / "work", block_bytes=32 * 7)
     assert (error.value.field, error.value.value) == ("log/day=1/b: row 80 (from 0), column item", None)
+
+
+def test_a_row_that_the_parser_reads_ahead_is_refused_in_the_words_of_the_caller(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("user,item\n" + "u,a\n" * 500 + "u\n")
+    with in_python(), pytest.raises(InvalidData, match=r"log\.csv: line 502: got 'u', expected 2 fields, not 1; or leave such rows out"):
+        read_interactions(tmp_path / "log.csv", LOG_FORMAT.checked({}), tmp_path / "work")
 
 
 @pytest.mark.parametrize("content", [b"", b"user,item\nu,a\n", b"PAR1" + bytes(100) + b"PAR1"])

@@ -121,10 +121,10 @@ def test_a_text_is_answered_and_explained_over_http(shop: Path) -> None:
         assert [level["level"] for level in explained["levels"]] == list(range(start, bundle.tree.height + 1))
 
         for query, field, expected in (
-            ({"history": []}, "", "'text', the query kind of this model"),
+            ({"history": []}, "", "text, the query kind of this model"),
             ({"text": "x" * 41}, ".text", "at most 40 characters"),
             ({"text": "x", "exclude_seen": True}, ".exclude_seen", "false"),
-            ({"text": "x", "vector": [1]}, "", "'text'"),
+            ({"text": "x", "vector": [1]}, "", "text, "),
             ({"text": 3}, ".text", "string"),
         ):
             assert_refused(running, query, field, expected)
@@ -172,7 +172,7 @@ def test_features_are_answered_and_explained_over_http(tmp_path: Path) -> None:
             ({"indices": [1, 2, 3, 4, 5], "values": [1.0] * 5}, ".features.indices"),
             ({"indices": [1], "values": []}, ".features.values"),
             ({"indices": [1]}, ".features.values"),
-            (None, ""),
+            (None, ".features"),
         ):
             assert_refused(running, {"features": features}, field)
     assert found["items"][0]["id"] == "3"

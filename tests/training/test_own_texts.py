@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 from espalier.bundle import Bundle
 from espalier.bundle_writer import with_parts
 from espalier.engines import open_engine
-from espalier.errors import BundleCorrupt, InvalidData, InvalidQuery
+from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
 from espalier.live.operations import ItemBody
 from espalier.placement.evidence import Evidence
 from espalier.placement.linear_placement import LinearPlacement
@@ -128,7 +128,7 @@ def test_arrays_are_texts_and_an_empty_table_is_refused(tmp_path: Path) -> None:
     arrays = pl.DataFrame({"what": [["red", "lamp"], ["blue", "chair"]]}, schema={"what": pl.Array(pl.String, 2)})
     assert texts_of(arrays, ["what"]) == ["red lamp", "blue chair"]
     (tmp_path / "items.csv").write_text("id,title\n")
-    with pytest.raises(InvalidData, match="no rows"):
+    with pytest.raises(InvalidConfig, match=r"data\.items: got 'no rows', expected at least one item"):
         trained(tmp_path, own(tmp_path, "title", items=str(tmp_path / "items.csv")))
 
 

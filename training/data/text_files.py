@@ -13,6 +13,7 @@ import io
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -286,13 +287,14 @@ def _records(
         skipped.append(record)
         return "skip"
 
+    context = copy_context()  # the parser may call from a thread of its own, and messages are for the caller of this function
     # One thread: only then does the parser know row numbers.
     read = pa_csv.ReadOptions(use_threads=False, block_size=block_bytes, autogenerate_column_names=True)
     parse = pa_csv.ParseOptions(
         delimiter=table.separator if table.one_byte else UNIT_SEPARATOR,
         quote_char=table.quote or False,
         newlines_in_values=bool(table.quote),
-        invalid_row_handler=handle,
+        invalid_row_handler=lambda row: context.run(handle, row),
     )
     convert = pa_csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False)
     replaced = None if table.one_byte else table.separator

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.product_search.own_words import SETS, Find, Products, figures, products_of
+from benchmarks.papers.product_search.own_words import Find, figures
+from benchmarks.papers.product_search.product_sets import SETS, Products, products_of
 from benchmarks.report_file import command_line, print_row, write_report
 from espalier.errors import EspalierError
 from espalier.text.vectoriser import Vectoriser

@@ -1,18 +1,13 @@
 """A table of products and no log: BM25, BM25F and a tree over the products' words, on queries that people or the texts themselves ask.
 
     python -m benchmarks.own_words --data DIR --set psearch --json F
-    python -m benchmarks.own_words --data DIR --set debian-describe --json F
+    python -m benchmarks.own_words --data DIR --set debian-describe --json F      # and chorus, cranfield
     python -m benchmarks.own_words --data DIR --set mixed --items 100000 --json F
 
-Sets, see `text_sets.py`. psearch: products with a title and a description, and the judged queries of which a product has a grade of 3 or
-4 of 4; grades count as 2^(grade − 1) − 1, products that were not judged as 0. debian-describe: packages with the first words of their
-description and with name and section, asked for by later words of it; every right package counts the same. mixed: as many items as wanted,
-each of the names and halves of the descriptions of two packages; a query is four words of one item, which alone counts.
-
-BM25F is chosen on every other query (weights of the fields, k1, b, by nDCG@10; not on mixed) and BM25, with the usual options, reads all
-fields as one; both have the words of `\\w+` in the same normalised letters. bm25s and tantivy, where they are installed, read all fields
-as one too, with options and words of their own. The tree has its defaults. Row `xr-linear` learns from no query; row `xr-linear, a log`
-learns from the queries by which BM25F is chosen, weighted by their grades. All are measured on the other half.
+Sets: `product_sets.py`. BM25F is chosen on every other query (weights of the fields, k1, b, by nDCG@10; not on mixed) and BM25, with the
+usual options, reads all fields as one; both have the words of `\\w+` in the same normalised letters. bm25s and tantivy, where they are
+installed, read all fields as one too, with options and words of their own. The tree has its defaults. Row `xr-linear` learns from no query;
+row `xr-linear, a log` learns from the queries by which BM25F is chosen, weighted by their grades. All are measured on the other half.
 Rows: {"system", "options", "ndcg10", "recall10", "recall100", "ms", "train_seconds"}, ms a query, one after the other.
 
 Legend: B queries, I products, F words.
@@ -26,7 +21,6 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +28,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from benchmarks.papers.product_search.product_sets import SETS, Products, products_of
 from benchmarks.papers.product_search.text_linear import engine_find
-from benchmarks.papers.product_search.text_sets import describe, read_frame
 from benchmarks.report_file import command_line, print_row, write_report
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
@@ -45,62 +39,11 @@ from training.linear.run import fit_and_export
 from training.retrieval.task import Rank
 from training.specification.linear import LinearConfig
 
-SETS = ("psearch", "debian-describe", "mixed")
 BEAMS = (10, 50, 100)
-ASKED = 500
-"""Queries of the set `mixed` that are measured."""
 LOG = {"query": "query", "item": "item", "weight": "grade", "test_share": 0.0}
 WEIGHTS = (0.0, 0.1, 0.3, 1.0)
 K1, B = (0.6, 1.2, 2.0), (0.3, 0.75)
 Find = Callable[[str], NDArray[np.int64]]
-
-
-@dataclass(frozen=True)
-class Products:
-    """Texts of each product by field, and the grade of each right product of each query, 1 … 3."""
-
-    fields: Mapping[str, Sequence[str]]
-    right: Mapping[str, Mapping[int, int]]
-
-
-def read(folder: Path, name: str) -> Products:
-    frame = read_frame(folder, name)
-    if name == "debian-describe":
-        task = describe(frame)
-        (fold,) = task.folds
-        first = [" ".join((text or "").split()[:12]) for text in frame["description"].to_list()]
-        right = {query: dict.fromkeys(rows.tolist(), 1) for query, rows in zip(fold.texts, fold.relevant, strict=True)}
-        return Products({"description": first, "name": task.own_texts}, right)
-    by_title: dict[str, str] = {}
-    grades: dict[str, dict[int, int]] = {}
-    rows: dict[str, int] = {}
-    for query, title, description, grade in frame.select("query", "product_title", "product_description", "median_relevance").iter_rows():
-        row = rows.setdefault(title, len(rows))
-        by_title[title] = max(by_title.get(title, ""), description or "", key=len)
-        grades.setdefault(query, {})[row] = int(float(grade)) - 1
-    return Products(
-        {"title": list(rows), "description": list(by_title.values())},
-        {query: product_grades for query, product_grades in grades.items() if max(product_grades.values()) >= 2},
-    )
-
-
-def products_of(folder: Path, name: str, items: int) -> Products:
-    """A set. items: the size of the set `mixed`."""
-    return mixed(folder, items) if name == "mixed" else read(folder, name)
-
-
-def mixed(folder: Path, count: int) -> Products:
-    frame, rng = read_frame(folder, "debian-describe"), np.random.default_rng(0)
-    packages = [(name, (text or "").split()) for name, text in frame.select("package", "description").iter_rows()]
-    packages = [(name, words) for name, words in packages if len(words) >= 12]
-    pairs = [(packages[a], packages[b]) for a, b in rng.integers(len(packages), size=(count, 2)).tolist()]
-    texts = [first[: len(first) // 2] + second[len(second) // 2 :] for (_, first), (_, second) in pairs]
-    fields = {"title": [f"{a} {b}" for (a, _), (b, _) in pairs], "description": [" ".join(text) for text in texts]}
-    answers = {}
-    for row in rng.choice(count, min(count, 2 * ASKED), replace=False).tolist():
-        word_positions = np.sort(rng.choice(len(texts[row]), 4, replace=False))
-        answers[" ".join(texts[row][position] for position in word_positions)] = {row: 1}
-    return Products(fields, answers)
 
 
 def figures(find: Find, products: Products, queries: Sequence[str]) -> dict[str, float]:

@@ -1,0 +1,140 @@
+"""Tables of products with queries that people or the texts themselves ask, and what is right for each.
+
+psearch          products with a title and a description, and the judged queries of which a product has a grade of 3 or 4 of 4; grades count
+                 as 2^(grade − 1) − 1
+debian-describe  packages with the first words of their description and with name and section, asked for by later words of it; every right
+                 package counts the same
+chorus           19,406 products of Open Icecat with title, short description, brand and attributes, and queries judged 0 to 3, of which a
+                 product has a grade of 2 or 3. Files of github.com/querqy/chorus in DIR/chorus: `N.json.zip` of
+                 data-encoder/ecommerce/vectors/data, and katas/Broad_Query_Set_rated.csv. A search engine chose which products were judged
+cranfield        1,400 abstracts with titles and authors, and 225 questions. Files of github.com/oussbenk/cranfield-trec-dataset in
+                 DIR/cranfield
+mixed            as many items as wanted, each of the names and halves of the descriptions of two packages; a query is four words of one
+                 item, which alone counts
+
+Products that were not judged count as 0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from benchmarks.papers.product_search.text_sets import describe, read_frame
+from espalier.errors import InvalidData
+
+ASKED = 500
+"""Queries of the set `mixed` that are measured."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Texts of each product by field, and the grade of each right product of each query, 1 … 3."""
+
+    fields: Mapping[str, Sequence[str]]
+    right: Mapping[str, Mapping[int, int]]
+
+
+def _debian(folder: Path) -> Products:
+    frame = read_frame(folder, "debian-describe")
+    task = describe(frame)
+    (fold,) = task.folds
+    first = [" ".join((text or "").split()[:12]) for text in frame["description"].to_list()]
+    right = {query: dict.fromkeys(rows.tolist(), 1) for query, rows in zip(fold.texts, fold.relevant, strict=True)}
+    return Products({"description": first, "name": task.own_texts}, right)
+
+
+def _psearch(folder: Path) -> Products:
+    frame = read_frame(folder, "psearch")
+    by_title: dict[str, str] = {}
+    grades: dict[str, dict[int, int]] = {}
+    rows: dict[str, int] = {}
+    for query, title, description, grade in frame.select("query", "product_title", "product_description", "median_relevance").iter_rows():
+        row = rows.setdefault(title, len(rows))
+        by_title[title] = max(by_title.get(title, ""), description or "", key=len)
+        grades.setdefault(query, {})[row] = int(float(grade)) - 1
+    return Products({"title": list(rows), "description": list(by_title.values())}, _answered(grades))
+
+
+def _chorus(folder: Path) -> Products:
+    products = []
+    for number in range(1, 5):
+        with zipfile.ZipFile(_file(folder / "chorus" / f"{number}.json.zip")) as archive:
+            products += json.loads(archive.read(f"{number}.json"))
+    rows = {product["id"]: row for row, product in enumerate(products)}
+    fields = {name: [product.get(name) or "" for product in products] for name in ("title", "short_description", "supplier")}
+    fields["attributes"] = [" ".join(str(value) for key, value in product.items() if key.startswith("attr_")) for product in products]
+    grades: dict[str, dict[int, int]] = defaultdict(dict)
+    judged = pl.read_csv(_file(folder / "chorus" / "Broad_Query_Set_rated.csv"), schema_overrides={"docid": pl.String})
+    for query, product, grade in judged.iter_rows():
+        if product in rows:
+            grades[query][rows[product]] = grade
+    return Products(fields, _answered(grades))
+
+
+def _cranfield(folder: Path) -> Products:
+    documents, questions = (
+        re.findall(rf"<{tag}>(.*?)</{tag}>", _file(folder / "cranfield" / name).read_text("utf-8"), re.DOTALL)
+        for name, tag in (("cran.all.1400.xml", "doc"), ("cran.qry.xml", "top"))
+    )
+    rows = {_element(document, "docno"): row for row, document in enumerate(documents)}
+    fields = {name: [_element(document, name) for document in documents] for name in ("title", "author", "text")}
+    texts = [" ".join(_element(question, "title").split()) for question in questions]
+    grades: dict[str, dict[int, int]] = defaultdict(dict)
+    for line in _file(folder / "cranfield" / "cranqrel.trec.txt").read_text().splitlines():
+        question, _, document, grade = line.split()  # questions by their position
+        if document in rows and int(grade) > 0:
+            grades[texts[int(question) - 1]][rows[document]] = min(3, int(grade))
+    return Products(fields, grades)
+
+
+_READERS: Mapping[str, Callable[[Path], Products]] = {
+    "psearch": _psearch,
+    "debian-describe": _debian,
+    "chorus": _chorus,
+    "cranfield": _cranfield,
+}
+SETS = (*_READERS, "mixed")
+
+
+def _answered(grades: Mapping[str, Mapping[int, int]]) -> dict[str, Mapping[int, int]]:
+    """The queries of which a product has a grade of at least 2."""
+    return {query: product_grades for query, product_grades in grades.items() if max(product_grades.values()) >= 2}
+
+
+def _file(path: Path) -> Path:
+    if not path.is_file():
+        raise InvalidData(str(path), "no such file", "a file of the set; the module says where it is from")
+    return path
+
+
+def _element(text: str, name: str) -> str:
+    found = re.search(rf"<{name}>(.*?)</{name}>", text, re.DOTALL)
+    return found[1].strip() if found else ""
+
+
+def products_of(folder: Path, name: str, items: int) -> Products:
+    """A set. items: the size of the set `mixed`. Raises InvalidData where a file is missing."""
+    return mixed(folder, items) if name == "mixed" else _READERS[name](folder)
+
+
+def mixed(folder: Path, count: int) -> Products:
+    frame, rng = read_frame(folder, "debian-describe"), np.random.default_rng(0)
+    packages = [(name, (text or "").split()) for name, text in frame.select("package", "description").iter_rows()]
+    packages = [(name, words) for name, words in packages if len(words) >= 12]
+    pairs = [(packages[a], packages[b]) for a, b in rng.integers(len(packages), size=(count, 2)).tolist()]
+    texts = [first[: len(first) // 2] + second[len(second) // 2 :] for (_, first), (_, second) in pairs]
+    fields = {"title": [f"{a} {b}" for (a, _), (b, _) in pairs], "description": [" ".join(text) for text in texts]}
+    answers = {}
+    for row in rng.choice(count, min(count, 2 * ASKED), replace=False).tolist():
+        word_positions = np.sort(rng.choice(len(texts[row]), 4, replace=False))
+        answers[" ".join(texts[row][position] for position in word_positions)] = {row: 1}
+    return Products(fields, answers)

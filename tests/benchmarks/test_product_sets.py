@@ -1,0 +1,55 @@
+"""Tables of products with judged queries, as their publishers write them."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.papers.product_search.product_sets import products_of
+from espalier.errors import InvalidData
+
+
+def test_products_of_a_shop_have_all_their_texts_and_the_grades_of_people(tmp_path: Path) -> None:
+    folder = tmp_path / "chorus"
+    folder.mkdir()
+    for number in range(1, 5):
+        product = {
+            "id": f"{number}0",
+            "title": f"Lamp {number}",
+            "supplier": "Lux",
+            "price": 5,
+            "attr_t_colour": "red",
+            "attr_n_height": 2.0,
+        }
+        with zipfile.ZipFile(folder / f"{number}.json.zip", "w") as archive:
+            archive.writestr(f"{number}.json", json.dumps([product]))
+    judged = ["query,docid,rating", "lamp,10,3", "lamp,20,0", "lamp,90,3", "lux,30,1"]
+    (folder / "Broad_Query_Set_rated.csv").write_text("\n".join(judged))
+    products = products_of(tmp_path, "chorus", 0)
+    assert {name: texts[1] for name, texts in products.fields.items()} == {
+        "title": "Lamp 2",
+        "short_description": "",
+        "supplier": "Lux",
+        "attributes": "red 2.0",
+    }
+    assert products.right == {"lamp": {0: 3, 1: 0}}, "only queries of which a product is good, and products that are there"
+    (folder / "2.json.zip").unlink()
+    with pytest.raises(InvalidData, match=r"2\.json\.zip: got 'no such file', expected a file of the set"):
+        products_of(tmp_path, "chorus", 0)
+
+
+def test_questions_are_numbered_by_their_position(tmp_path: Path) -> None:
+    folder = tmp_path / "cranfield"
+    folder.mkdir()
+    documents = "".join(
+        f"<doc><docno>{row}</docno><title>t{row}</title><author></author><text>w\n{row}</text></doc>" for row in range(1, 4)
+    )
+    (folder / "cran.all.1400.xml").write_text(documents)
+    (folder / "cran.qry.xml").write_text("<top><num> 1</num><title>\nfirst\none</title></top><top><num> 4</num><title>second</title></top>")
+    (folder / "cranqrel.trec.txt").write_text("1 0 2 4\n2 0 3 1\n2 0 1 -1\n2 0 99 2\n")
+    products = products_of(tmp_path, "cranfield", 0)
+    assert products.right == {"first one": {1: 3}, "second": {2: 1}}
+    assert products.fields["text"] == ["w\n1", "w\n2", "w\n3"]
