@@ -74,12 +74,6 @@ def test_probes_and_metrics_need_no_key_for_operators_where_retrieval_does(model
             assert running.ask(retrieval(), address=address).status == 401
 
 
-def test_one_address_answers_everything_as_before(models: Path) -> None:
-    with listening(models, admin_keys=(SecretStr(ADMIN),)) as running:
-        for request in (*map(get, PAGES), get("/models/books/removed", KEY), retrieval()):
-            assert running.ask(request).status == 200
-
-
 def test_a_full_service_answers_probes_on_both_addresses(models: Path) -> None:
     with listening(models, **TWO, max_connections=1) as running, running.connected() as busy:
         assert busy.ask(get("/livez")).status == 200
