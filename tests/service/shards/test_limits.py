@@ -166,14 +166,11 @@ def test_another_shard_version_or_layout_is_not_served(limited: Limited, changed
     assert limited.refusals("not_served") == before + 1
 
 
-def test_a_body_has_a_largest_size_of_its_own_and_one_media_type(limited: Limited) -> None:
+def test_a_body_has_a_largest_size_of_its_own(limited: Limited) -> None:
     limited.refused(b"\0" * 100_000)
     limited.refused(b"\0" * 100_001, 413)
     client, json = limited.service.client, {"content-type": "application/json"}
     assert client.post("/retrieve", content=b" " * (1 << 20), headers=json).status_code == 422  # that of other routes is as it was
-    answer = client.post("/internal/search", content=b"{}", headers=json)
-    assert answer.status_code == 415
-    assert MEDIA_TYPE in answer.json()["detail"]
 
 
 def test_a_deadline_that_has_passed_is_504_also_where_it_passes_while_the_answer_is_written(
