@@ -1,8 +1,7 @@
-"""Items by their own words: rows of documents against the formula, queries made of words, and what people's queries choose of them."""
+"""Items by their own words: rows of documents against the formula, and queries made of words."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import polars as pl
 import pytest
 from numpy.testing import assert_allclose
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle
@@ -24,12 +22,11 @@ from espalier.text.blocks import TextBlock
 from espalier.text.vectoriser import Vectoriser, words_of
 from tests.service.running import bearer, ids, run
 from tests.training.commands import answer_rows, trained
-from training.data.csr import Csr, as_matrix
+from training.data.csr import as_matrix
 from training.data.query_logs import texts_of
 from training.data.xmc import LabelledPoints
-from training.linear import own_choices, own_texts
+from training.linear import own_texts
 from training.linear.label_features import label_features
-from training.linear.own_choices import chosen_queries, chosen_weights, ndcg_by_weights
 from training.linear.own_texts import OwnTexts, column_weights, made_queries, text_rows
 from training.specification.linear import LinearOptions
 
@@ -266,147 +263,3 @@ def test_a_tail_is_made_of_items_own_words_where_nobody_asked_for_anything(tmp_p
     bundle = trained(tmp_path, own(tmp_path, "title", "note", test_share=0.4) | forest)
     assert bundle.tail is not None
     assert (np.diff(bundle.tail.row_begin) > 0).sum() == 5
-
-
-# -- what people's queries choose: weights of columns, and what queries of an item say beside its texts -------------------
-
-
-OPTIONS = LinearOptions()
-
-
-def _by_notes(items: int) -> tuple[Vectoriser, list[list[str]], list[str]]:
-    """Titles whose words are other items' notes' too, and queries of three words of each note."""
-    rng = np.random.default_rng(5)
-    vocabulary = np.array([f"{first}{second}" for first in "bcdfghklmnprst" for second in ("an", "er", "o", "ik", "en", "ul")])
-    titles = [" ".join(rng.permutation(vocabulary)[:4]) for _ in range(items)]
-    notes = [" ".join(rng.permutation(vocabulary)[:24]) for _ in range(items)]
-    asked = [" ".join(rng.permutation(note.split())[:3]) for note in notes]
-    return Vectoriser.fit([*titles, *notes], WORDS), [titles, notes], asked
-
-
-def _asked(vectoriser: Vectoriser, texts: list[str], labels: Csr) -> LabelledPoints:
-    return LabelledPoints(as_matrix(vectoriser.transform(texts)), labels)
-
-
-def _one_each(items: int) -> Csr:
-    return csr_array(np.eye(items, dtype=np.float32))
-
-
-def test_people_who_ask_by_descriptions_change_what_columns_weigh() -> None:
-    vectoriser, columns, texts = _by_notes(120)
-    asked, usual = _asked(vectoriser, texts, _one_each(120)), column_weights(columns)
-    chosen = chosen_weights(vectoriser, columns, asked)
-    assert chosen[1] / chosen[0] > 2 * usual[1] / usual[0]
-    few = own_choices.LEAST_QUERIES - 1
-    assert chosen_weights(vectoriser, columns, asked.take(np.arange(few))) == usual
-    assert chosen_weights(vectoriser, columns, asked.take(np.arange(few + 1))) != usual
-    seen_B = np.arange(120) >= few
-    assert chosen_weights(vectoriser, columns, LabelledPoints(asked.points, asked.labels, seen_B)) == usual, "texts of items choose nothing"
-    assert chosen_weights(vectoriser, columns[:1], asked) == usual[:1], "one column has nothing to choose"
-    at_random = csr_array(np.eye(120, dtype=np.float32)[np.random.default_rng(1).permutation(120)])
-    assert chosen_weights(vectoriser, columns, _asked(vectoriser, texts, at_random)) == usual, "what is not clearly better is left"
-
-
-def test_weights_are_judged_by_what_all_items_scored_would_find() -> None:
-    vectoriser, columns, texts = _by_notes(60)
-    labels = np.zeros((40, 60), np.float32)
-    labels[np.arange(40), np.arange(40)], labels[:, 59] = 2, 1
-    asked = _asked(vectoriser, texts[:40], csr_array(labels))
-    tried = np.array([[1, 1], [0.3, 0.9]], np.float32)
-    for weights, found_B in zip(tried.tolist(), ndcg_by_weights(vectoriser, columns, asked, tried), strict=True):
-        scores_BI = (asked.points @ text_rows(vectoriser, columns, weights).T).toarray()
-        first_BM = np.argsort(-scores_BI, axis=1, kind="stable")[:, :10]
-        discount = 1 / np.log2(np.arange(10) + 2)
-        gains_BM = np.where(np.take_along_axis(scores_BI, first_BM, 1) > 0, np.take_along_axis(labels, first_BM, 1), 0)
-        assert_allclose(found_B, gains_BM @ discount / (2 * discount[0] + discount[1]), atol=1e-5)
-
-
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Of each call of `ndcg_by_weights`, which now finds nothing: the trials, the queries and items, and the relevant pairs."""
-    calls: list[tuple[int, ...]] = []
-
-    def found(_: object, columns: list[list[str]], asked: LabelledPoints, tried: NDArray[np.float32]) -> NDArray[np.float32]:
-        assert {len(texts) for texts in columns} == {asked.labels.shape[1]}
-        calls.append((len(tried), *asked.labels.shape, asked.labels.nnz))
-        return np.zeros((len(tried), len(asked)), np.float32)
-
-    monkeypatch.setattr(own_choices, "ndcg_by_weights", found)
-    return calls
-
-
-def test_of_many_queries_and_items_some_choose(measured: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    vectoriser, columns, texts = _by_notes(60)
-    monkeypatch.setattr(own_choices, "MOST_ITEMS", 50)
-    monkeypatch.setattr(own_choices, "MOST_QUERIES", 35)
-    chosen_weights(vectoriser, columns, _asked(vectoriser, texts, _one_each(60)))
-    assert [call[1:] for call in measured] == [(35, 50, 35)], "what a query led to is among the items"
-
-
-def test_of_many_columns_none_is_weighed_alone(measured: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    vectoriser, columns, texts = _by_notes(40)
-    monkeypatch.setattr(own_choices, "MOST_FACTORED", 2)
-    for columns_of in (columns, [*columns, columns[0]]):
-        chosen_weights(vectoriser, columns_of, _asked(vectoriser, texts, _one_each(40)))
-    assert [call[0] for call in measured] == [1 + 5 * (1 + 2 * 2), 1 + 5]
-
-
-def test_queries_count_as_much_as_held_out_queries_say() -> None:
-    """An item's queries say the same again and again in words that its texts lack; or each says something of its own."""
-    vectoriser, columns, _ = _by_notes(60)
-    own = text_rows(vectoriser, columns, column_weights(columns))
-    rows = np.repeat(np.arange(60), 4)
-    labels = csr_array(np.eye(60, dtype=np.float32)[rows])
-    titles = columns[0]
-    alike = _asked(vectoriser, [" ".join(titles[(row + 1) % 60].split()[:2]) for row in rows.tolist()], labels)
-    assert chosen_queries(alike, own, OPTIONS) == 1
-    anything = [" ".join(titles[row].split()[:2] + columns[1][(7 * b) % 60].split()[:9]) for b, row in enumerate(rows.tolist())]
-    assert chosen_queries(_asked(vectoriser, anything, labels), own, OPTIONS) >= 20, "most of what they say is of other items"
-    unheard = _asked(vectoriser, ["unheard"] * 240, labels)
-    assert math.isinf(chosen_queries(unheard, own, OPTIONS)), "of those that find as much the most"
-    few = alike.take(np.arange(own_choices.LEAST_QUERIES - 1))
-    assert chosen_queries(few, own, OPTIONS) == own_choices.DEFAULT_QUERIES
-
-
-def test_items_with_equal_texts_are_told_apart_by_the_log() -> None:
-    """Variants of a product, of which people want one: of equal keys none comes first."""
-    titles = [f"word{product} thing{product}" for product in range(40) for _ in range(10)]
-    vectoriser = Vectoriser.fit(titles, WORDS)
-    labels = csr_array(np.eye(400, dtype=np.float32)[np.repeat(np.arange(0, 400, 10), 5) + 7])
-    asked = _asked(vectoriser, [f"word{product} thing{product}" for product in range(40) for _ in range(5)], labels)
-    assert chosen_queries(asked, text_rows(vectoriser, [titles], [1.0]), OPTIONS) < math.inf
-    keys_TI = np.array([[1, 1, 1, 0], [1, 1 + 1e-7, 1, 0], [1, 2, 1, 0], [0, 0, 0, 0]], np.float32)
-    found_T = own_choices._ndcg(keys_TI, np.array([1]), np.ones(1, np.float32))
-    assert_allclose(found_T, [1 / np.log2(3), 1 / np.log2(3), 1, 0], rtol=1e-6)
-
-
-def test_of_the_items_of_a_query_the_most_wanted_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_choices, "MOST_RELEVANT", 2)
-    points = csr_array(np.ones((1, 1), np.float32))
-    labels = csr_array(np.array([[1, 5, 0, 3]], np.float32))
-    items, weights = own_choices._relevant_items(LabelledPoints(points, labels), 0)
-    assert (items.tolist(), weights.tolist()) == ([1, 3], [5, 3])
-
-
-def test_a_query_is_not_answered_by_itself() -> None:
-    """One query an item, of words of another: only a query that was not held out would find its item."""
-    vectoriser, columns, _ = _by_notes(60)
-    own = text_rows(vectoriser, columns, column_weights(columns))
-    elsewhere = [" ".join(columns[0][(row + 1) % 60].split()[:2]) for row in range(60)]
-    assert chosen_queries(_asked(vectoriser, elsewhere, _one_each(60)), own, OPTIONS) > 1
-
-
-def test_a_log_says_what_the_columns_of_a_shop_weigh(tmp_path: Path) -> None:
-    _, columns, asked = _by_notes(200)
-    ids = [f"p{row:03d}" for row in range(200)]
-    pl.DataFrame({"id": ids, "title": columns[0], "notes": columns[1]}).write_parquet(tmp_path / "items.parquet")
-    pl.DataFrame({"query": asked, "item": ids}).write_parquet(tmp_path / "log.parquet")
-    data = {"format": "log", "items": str(tmp_path / "items.parquet"), "own_texts": ["title", "notes"]}
-    bundle = trained(tmp_path, {"data": data | {"train": str(tmp_path / "log.parquet")}})
-    weights, usual = bundle.manifest.data["own_weights"], column_weights(columns)
-    assert weights[1] / weights[0] > 2 * usual[1] / usual[0]
-    assert bundle.manifest.data["own_queries"] is None, "queries of one item each say nothing of others"
-    fields = {"title": columns[0][3], "notes": columns[1][3]}
-    evidence = Evidence.of(bundle, ItemBody(fields=fields), bundle.items, takes_fields=True)
-    written = as_matrix(LinearPlacement(bundle)._document_features(evidence)).toarray()[0]
-    assert_allclose(written, text_rows(bundle.vectoriser, columns, weights).toarray()[3], atol=1e-6)
