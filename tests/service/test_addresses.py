@@ -66,20 +66,6 @@ def test_both_addresses_answer_probes_and_customers_requests(models: Path) -> No
             assert running.ask(get("/none"), address=address).status == 404
 
 
-def test_probes_and_metrics_need_no_key_for_operators_where_retrieval_does(models: Path) -> None:
-    with listening(models, **TWO, retrieve_keys=(SecretStr("a-retrieve-key-of-a-test"),)) as running:
-        for path in ("/metrics", "/livez", "/readyz"):
-            assert running.ask(get(path), address=running.admin).status == 200
-        for address in (running.address, running.admin):
-            assert running.ask(retrieval(), address=address).status == 401
-
-
-def test_one_address_answers_everything_as_before(models: Path) -> None:
-    with listening(models, admin_keys=(SecretStr(ADMIN),)) as running:
-        for request in (*map(get, PAGES), get("/models/books/removed", KEY), retrieval()):
-            assert running.ask(request).status == 200
-
-
 def test_a_full_service_answers_probes_on_both_addresses(models: Path) -> None:
     with listening(models, **TWO, max_connections=1) as running, running.connected() as busy:
         assert busy.ask(get("/livez")).status == 200

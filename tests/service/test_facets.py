@@ -267,11 +267,8 @@ def test_long_values_end_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         *(({"column": column}, "column") for column in ("", "nothing", "__hash", "a/b\x00\u202e")),
         ({"exclude_filter": "3"}, "exclude_filter"),
-        ({"exclude_filter": '{"nothing": ["x"]}'}, "exclude_filter.nothing"),
         ({"filter": '{"a":' * 3_000}, "filter"),
-        ({"filter": '{"colour": []}'}, "filter.colour"),
         ({"filter": '{"nothing": ["x"]}'}, "filter.nothing"),
-        ({"filter": '{"year": {"min": "x"}}'}, "filter.year.min"),
         ({"filter": json.dumps({"colour": ["x"] * 1001})}, "filter"),
     ],
 )

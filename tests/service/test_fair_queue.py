@@ -19,16 +19,6 @@ from tests.service.test_batching import NewBatcher, accepted, ask, calls, held, 
 __all__ = ["new_batcher"]
 
 
-async def test_keys_take_turns_and_each_keeps_its_order(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_batch=1)
-    await learnt(engine, batcher, 0.001)
-    async with held(engine, batcher) as busy:
-        tasks = await accepted(*(ask(batcher, i, key="many") for i in range(1, 7)), *(ask(batcher, i, key="few") for i in (21, 22)))
-    await asyncio.gather(busy, *tasks)
-    order = [newest(engine, call)[0] for call in range(2, len(engine.calls))]
-    assert order == [1, 21, 2, 22, 3, 4, 5, 6]
-
-
 async def test_a_key_whose_queries_cost_more_gets_fewer_of_them_answered(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=1)
     await learnt(engine, batcher, 0.001, beam_size=4)  # a beam of 16 is taken to cost four times as much

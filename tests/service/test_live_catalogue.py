@@ -94,13 +94,6 @@ def test_an_item_that_comes_back_needs_evidence_unless_training_knows_where_it_b
     assert {"new", "item-5"} <= {*live.found("item-1")}
 
 
-def test_a_trained_item_that_comes_back_with_nothing_is_where_training_had_it(live: Live) -> None:
-    for evidence in ((), ("item-9",)):
-        live.put("item-4", like=evidence)
-        live.delete("item-4")
-        assert parent(live.put("item-4"), "trained") >= 0
-
-
 def test_a_put_changes_what_it_names_and_keeps_the_rest(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(live: Live) -> Any:
         return live.running.retrieve(queries=[{"history": ["item-1"]}], fields=["title", "colour"], **ALL)["results"]

@@ -169,13 +169,6 @@ def test_an_item_reads_as_it_was_put(shelf: Running) -> None:
 # -- conditions -----------------------------------------------------------------------------------------------------------
 
 
-def test_if_none_match_star_only_inserts(shelf: Running) -> None:
-    assert put(shelf, "new", If_None_Match="*").status_code == 201
-    again = put(shelf, "new", EVENT | {"fields": {}}, If_None_Match="*")
-    assert (again.status_code, again.headers["etag"]) == (412, '"1"')
-    assert put(shelf, "item-1", If_None_Match="*").status_code == 412  # a trained item is there
-
-
 def test_if_match_only_changes_what_was_read(shelf: Running) -> None:
     absent = put(shelf, "new", If_Match="*")
     assert (absent.status_code, "etag" in absent.headers) == (412, False)

@@ -18,7 +18,6 @@ from service.__main__ import main
 from service.healthcheck import main as healthcheck
 from service.http.connection import Connection
 from service.tls import CertificatesUnusable, calling, certificates_of_service
-from service.watched_files import WatchedFiles
 from tests.certificates import Authority, Pair
 from tests.service.listening import Listening, get, listening, post, retrieval
 from tests.waiting import until
@@ -256,25 +255,6 @@ def test_wrong_files_keep_the_certificate_of_before_and_are_logged_once(
     authority.signs("service")
     until(lambda: any("certificates have changed: " in record.getMessage() for record in caplog.records))
     assert secured.ask(get("/livez"), client(authority)).status == 200
-
-
-def test_files_are_looked_at_once_a_second_and_made_into_a_context_when_they_have_changed(authority: Authority) -> None:
-    now = 0.0
-    pair = authority.signs("service")
-    certificates = certificates_of_service(*pair, None)
-    certificates._watched = WatchedFiles(certificates._files, lambda: now)
-    first = certificates.current()
-    authority.signs("service")
-    assert certificates.current() is first
-    now = 1.0
-    second = certificates.current()
-    assert second is not first
-    pair.key.unlink()
-    now = 2.0
-    assert certificates.current() is second
-    authority.signs("service")
-    now = 3.0
-    assert certificates.current() not in (first, second)
 
 
 def test_files_that_were_never_right_are_an_error_that_names_them(authority: Authority, tmp_path: Path) -> None:

@@ -213,15 +213,6 @@ def test_a_wrong_candidate_changes_nothing(both: Path, body: Json, status: int, 
     assert (both / "books" / "serving.json").read_text() == before
 
 
-def test_only_admins_try_versions_and_see_how_they_do(both: Path) -> None:
-    with run(both, admin_keys=ADMIN, retrieve_keys="shop:a-key-of-the-shop-1") as running:
-        for method in ("PUT", "DELETE", "GET"):
-            body = {"json": {"version": 2}} if method == "PUT" else {}
-            for key, status in ((None, 401), ("a-key-of-the-shop-1", 403)):
-                headers = {} if key is None else bearer(key)
-                assert running.client.request(method, "/models/books/candidate", headers=headers, **body).status_code == status
-
-
 def test_changes_of_the_candidate_are_audited(both: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with run(both, admin_keys=f"boss:{ADMIN}") as running:
@@ -405,6 +396,3 @@ def test_an_interval_of_what_is_alike_is_not_empty() -> None:
     shadow = figures(samples, "books", None, 2)["shadow"]
     assert shadow["overlap"] == pytest.approx(0.96)
     assert shadow["overlap_ci"][0] < 0.96 < shadow["overlap_ci"][1]
-
-
-# -- processes ------------------------------------------------------------------------------------------------------------

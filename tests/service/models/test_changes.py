@@ -51,21 +51,6 @@ def test_load_default_unload(models: Path) -> None:
         assert 'version="2"' not in text
 
 
-def test_what_is_not_there_is_said(models: Path) -> None:
-    with run(models) as running:
-        registry = running.registry
-        for change in (registry.changes.load("books", 9), registry.changes.set_default("books", 9), registry.changes.unload("books", 9)):
-            with pytest.raises(ModelNotFound, match="9"):
-                running.run(change)
-        for change in (registry.changes.load("films", 1), registry.changes.unload("films", 1)):
-            with pytest.raises(ModelNotFound, match='no model "films"'):
-                running.run(change)
-        with pytest.raises(ModelNotFound):
-            running.run(registry.changes.edit_removed("films", lambda _: ()))
-        with pytest.raises(ModelNotFound):
-            registry.removed("../books")
-
-
 def test_a_failed_load_disturbs_nothing_and_is_taken_back(models: Path) -> None:
     with run(models) as running:
         before = running.registry.choose("books", None)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from espalier.bundle import Bundle
-from espalier.errors import InvalidQuery
 from espalier.search import Engine
 from espalier.serving import Serving
-from service.errors import Conflict, ModelNotFound, NotReady
+from service.errors import Conflict, NotReady
 from service.models.desired_state import DesiredState
 from service.models.loading import LOADER_SWITCH_S, OVERLOAD_SWITCH_S, USUAL_SWITCH_S, in_overload, short_switch_interval
 from tests.service.fake_engine import FakeEngine
@@ -76,18 +75,6 @@ def test_what_serves_after_a_start(
         assert running.count("loaded") == len(ready)
         assert killed or running.count("failed") == (damaged > 0)
         assert [*models.glob("books/.opening.*")] == [] or killed == 2
-
-
-def test_what_is_not_loaded_is_said(models: Path) -> None:
-    add_version(models, 2)
-    with run(models) as running:
-        with pytest.raises(ModelNotFound, match='Version 1 of "books" is not loaded; loaded: version 2'):
-            running.registry.choose("books", 1)
-        with pytest.raises(ModelNotFound, match='no model "films"'):
-            running.registry.choose("films", None)
-    add_version(models, 1, name="films")
-    with run(models) as running, pytest.raises(InvalidQuery, match="one of books, films"):
-        running.registry.choose(None, None)
 
 
 def test_the_way_out_of_a_pinned_version_that_fails_is_another_default(models: Path) -> None:

@@ -21,11 +21,10 @@ from espalier.memory_lists import MemoryLists
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.search import SearchParams
 from espalier.shards.messages import MEDIA_TYPE, MaskBits, ShardAnswer, ShardQuery, encode_query
-from espalier.text.sparse_rows import SparseRows
 from service.models.probe import Probe
 from service.shards import search as search_module
 from tests.service.running import Json, Running, bearer, problem, run, total
-from tests.service.shards.cutting import cut, post, queries_of, query_for, search, whole_bundle
+from tests.service.shards.cutting import cut, post, queries_of, query_for, search
 
 MAX_QUERIES, MAX_VALUES = 8, 200
 
@@ -167,14 +166,11 @@ def test_another_shard_version_or_layout_is_not_served(limited: Limited, changed
     assert limited.refusals("not_served") == before + 1
 
 
-def test_a_body_has_a_largest_size_of_its_own_and_one_media_type(limited: Limited) -> None:
+def test_a_body_has_a_largest_size_of_its_own(limited: Limited) -> None:
     limited.refused(b"\0" * 100_000)
     limited.refused(b"\0" * 100_001, 413)
     client, json = limited.service.client, {"content-type": "application/json"}
     assert client.post("/retrieve", content=b" " * (1 << 20), headers=json).status_code == 422  # that of other routes is as it was
-    answer = client.post("/internal/search", content=b"{}", headers=json)
-    assert answer.status_code == 415
-    assert MEDIA_TYPE in answer.json()["detail"]
 
 
 def test_a_deadline_that_has_passed_is_504_also_where_it_passes_while_the_answer_is_written(
@@ -223,18 +219,6 @@ def test_random_bytes_in_a_message_are_never_an_error_of_the_service(limited: Li
         logging.disable(logging.NOTSET)
     assert 422 in statuses
     assert statuses <= {200, 409, 410, 422, 504}
-
-
-def test_features_whose_offsets_wrap_are_refused(tmp_path: Path) -> None:
-    linear = whole_bundle(tmp_path / "models", "linear")
-    shard = cut(linear, tmp_path / "shards")[0]
-    rows = SparseRows(np.arange(5), np.arange(4, dtype=np.int32), np.ones(4, np.float32), linear.chunks.width)
-    queries = QueryBatch(linear.manifest.query, rows)
-    good = encode_query(query_for(linear, shard, queries, SearchParams.uniform(4, 3, 4)))
-    with run(tmp_path / "shards", partial(open_engine, device="cpu")) as running:
-        assert post(running, good).status_code == 200
-        answer = post(running, good.replace(np.arange(5).tobytes(), np.array(WRAPPED).tobytes()))
-        assert "features.indptr" in str(problem(answer)["errors"][0])
 
 
 # -- what a shard leaves to its router, and whose requests it takes -------------------------------------------------------
