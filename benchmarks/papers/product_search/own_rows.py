@@ -25,7 +25,7 @@ from benchmarks.report_file import command_line, print_row, write_report
 from espalier.errors import EspalierError
 from espalier.text.vectoriser import Vectoriser
 from training.data.csr import Csr, as_matrix
-from training.linear.own_texts import column_weights, made_queries
+from training.linear.own_texts import column_weights, combined, made_queries, squares
 from training.specification.linear import LinearConfig
 
 POWERS = (1.0, 0.75, 0.5, 0.0)
@@ -59,12 +59,11 @@ def rows_of(products: Products) -> list[dict[str, Any]]:
         "asked": (judged_queries, products),
         "made": (list(made_answers), Products(products.fields, made_answers)),
     }
-    documents = [as_matrix(vectoriser.documents(texts)) for texts in columns]
+    square_rows = [squares(as_matrix(vectoriser.documents(texts))) for texts in columns]
     rows: list[dict[str, Any]] = []
     for rule, power in itertools.product((True, False), POWERS):
         weights = column_weights(columns) if rule else [1.0] * len(columns)
-        weighted_documents = [weight * document_rows for weight, document_rows in zip(weights, documents, strict=True)]
-        own_IF = sum(weighted_documents[1:], start=weighted_documents[0])
+        own_IF = combined(square_rows, weights)
         length_I = np.sqrt(own_IF.multiply(own_IF).sum(axis=1))
         scale_I = np.where(length_I > 0, length_I, 1.0) ** -power
         scaled_IF = own_IF.multiply(scale_I[:, None]).tocsr()
