@@ -185,7 +185,7 @@ class DeviceUnavailable(EspalierError):
     """The requested device or engine is not available."""
 
 
-_JSON = json.JSONEncoder(ensure_ascii=False, default=str)
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str, skipkeys=True)
 
 
 def spelled(value: object, is_json: bool = True, limit: int = 200) -> str:
@@ -197,7 +197,7 @@ def spelled(value: object, is_json: bool = True, limit: int = 200) -> str:
     else:  # no more of a large value than is shown
         text = ""
         for piece in _JSON.iterencode(value):
-            text += piece
+            text += "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in piece[: limit + 1])
             if len(text) > limit:
                 break
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -102,7 +102,7 @@ def _written(folder: Path, data: Any, columns: Mapping[str, str | None]) -> Path
     """Write a data frame to a file for the trainer. Raises InvalidInput if it lacks one of the columns."""
     table = as_table("data", data, (columns["user"], columns["item"]))
     for field, name in columns.items():
-        if name is not None and (field, name) != ("time", "none"):
+        if name is not None and (field, name) not in (("time", "none"), ("time", "file")):
             (ids_of if field in ("user", "item") else column_of)(table, field, name)
     if not len(table):
         raise InvalidInput("data", "0 rows", "a row at least")

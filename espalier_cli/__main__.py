@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -110,7 +111,7 @@ def _ends_at_once() -> Iterator[None]:
         os._exit(INTERRUPTED)
 
     former = signal.getsignal(signal.SIGINT)
-    if former is not signal.default_int_handler:
+    if former is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGINT, end)

@@ -14,11 +14,12 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -128,13 +129,22 @@ def _answer(options: argparse.Namespace, job: Job, blocks: Iterator[pa.Table], f
 
 
 @contextmanager
+def _ignored() -> Iterator[None]:
+    """Inside, Ctrl-C does nothing."""
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+@contextmanager
 def _pool(workers: int, job: Job) -> Iterator[ProcessPoolExecutor]:
     """Processes that answer. Ctrl-C reaches this process alone, which then ends them."""
     with ProcessPoolExecutor(workers, get_context("spawn"), _open, (job,)) as pool:
-        former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes inherit it
-        for _ in range(workers):
-            pool.submit(int)  # starts one, as no process is idle yet
-        signal.signal(signal.SIGINT, former)
+        with _ignored() if threading.current_thread() is threading.main_thread() else nullcontext():
+            for _ in range(workers):
+                pool.submit(int)  # starts one, as no process is idle yet; it ignores Ctrl-C, too
         try:
             yield pool
         except KeyboardInterrupt:

@@ -62,6 +62,10 @@ class WrongValue:
     value: str | None
     expected: str
 
+    def __str__(self) -> str:
+        found = f"{self.field} is missing;" if self.value is None else f"{self.field}: got {self.value},"
+        return f"{found} expected {self.expected}"
+
 
 class RequestFailed(ClientError):
     """The service refused. Raised; in a stream, yielded instead of the answer.

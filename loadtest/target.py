@@ -99,8 +99,11 @@ def ask(target: Target, method: str, path: str, body: object = None, timeout_s: 
 
 def problem_text(status: int, document: Json) -> str:
     """A problem document in one line, with its invalid fields."""
-    errors = [f"{entry.get('field')}: got {entry.get('value')}, expected {entry.get('expected')}" for entry in document.get("errors") or ()]
-    text = "; ".join(errors) or str(document.get("detail") or document.get("title") or document)
+    entries = document.get("errors") or ()
+    got = [f"got {entry['value']}, expected" if "value" in entry else "is missing; expected" for entry in entries]
+    text = "; ".join(f"{entry.get('field')}: {words} {entry.get('expected')}" for entry, words in zip(entries, got, strict=True)) or str(
+        document.get("detail") or document.get("title") or document
+    )
     hint = {401: " (--key)", 403: " (--key)"}.get(status, "")
     return f"{status}, {text}{hint}"
 

@@ -199,13 +199,15 @@ def documented_classes() -> Sequence[tuple[type[BaseModel], JsonSchemaMode]]:
 
 
 def _key_check(access: Access) -> Sequence[Any]:
-    """The dependency that checks the key of a request, and then that there is the model that its path names."""
+    """The dependency that checks the key of a request, and then that there is the model that its path names. An admin may name one that is
+    new in the models folder.
+    """
 
     async def check(request: Request) -> None:
         service, info, name = service_of(request), info_of(request), request.path_params.get("name")
         info.key = service.keys.check(access, info.authorization)
         service.keys.admit(info.key, name, "admin" if access == "private" else access)
-        if name is not None:
+        if name is not None and not (access == "admin" and service.registry.changes.is_on_disk(name)):
             service.registry.entry(name)
 
     return [Depends(check)]

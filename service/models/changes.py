@@ -119,6 +119,10 @@ class Changes:
                 f"`espalier set-default --store URL --model {name} --version N` changes it, and --candidate."
             )
 
+    def is_on_disk(self, name: str) -> bool:
+        """Whether the models folder has a version of the model, even if nobody has loaded one."""
+        return name in self._follower.find_versions()
+
     # -- versions -------------------------------------------------------------------------------------------------------
 
     def _on_disk(self, name: str, version: int) -> Entry:

@@ -119,6 +119,7 @@ def test_each_status_has_its_error(driver: Driver, statuses: tuple[int, ...], ki
         assert type(error) is getattr(espalier_client, kind)
         assert (error.status, error.title, error.detail, error.request_id) == (status, "Title", "What happened.", "the-id")
         assert error.errors == (WrongValue("queries[0].m", "0", "at least 1"), WrongValue("ids", None, "a list"))
+        assert [str(wrong) for wrong in error.errors] == ["queries[0].m: got 0, expected at least 1", "ids is missing; expected a list"]
         assert error.retry_after_s == 7.0
         assert str(error) == f"{status} Title: What happened. (request the-id)"
 

@@ -282,7 +282,8 @@ def test_a_folder_of_another_model_is_no_obstacle_and_time_ends_training(
     assert model.bundle.manifest.training["seed"] == 3
     (steps,) = [record.getMessage() for record in caplog.records if re.match(r"\d+ steps in", record.getMessage())]
     assert steps.startswith("0 steps")
-    assert espalier.fit(log(60), user="user", item="item", time="none", kind="neighbours").search([["i0-1"]], m=2).height == 2
+    for order in ("none", "file"):
+        assert espalier.fit(log(60), user="user", item="item", time=order, kind="neighbours").search([["i0-1"]], m=2).height == 2
 
 
 def test_a_trainer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,6 @@ def test_a_log_says_what_the_columns_of_a_shop_weigh(tmp_path: Path) -> None:
     bundle = trained(tmp_path, {"data": data | {"train": str(tmp_path / "log.parquet")}})
     weights, usual = bundle.manifest.data["own_weights"], column_weights(columns)
     assert weights[1] / weights[0] > 2 * usual[1] / usual[0]
-    assert bundle.manifest.data["own_queries"] in (None, *own_choices.QUERIES)
     fields = {"title": columns[0][3], "notes": columns[1][3]}
     evidence = Evidence.of(bundle, ItemBody(fields=fields), bundle.items, takes_fields=True)
     written = as_matrix(LinearPlacement(bundle)._document_features(evidence)).toarray()[0]

@@ -52,7 +52,10 @@ def test_every_user_is_in_exactly_one_part_of_the_stated_size_by_the_seed(tmp_pa
 
 
 @pytest.mark.parametrize(("longest", "least"), [(12, 10), (7, 5), (4, 3), (2, 2)])
-def test_users_with_few_events_are_learned_from_but_not_held_out(tmp_path: Path, longest: int, least: int) -> None:
+def test_users_with_few_events_are_learned_from_but_not_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, least: int
+) -> None:
+    monkeypatch.setattr(splits, "HELD_OUT_USERS", 20)
     log = log_of([[*range(longest)]] * 20 + [[*range(least - 1)]] * 10)
     shares = UserSplit(test_share=0.5, validation_share=0.4)
     for config in (shares, LastSplit())[: 2 if longest > 2 else 1]:
@@ -64,9 +67,13 @@ def test_users_with_few_events_are_learned_from_but_not_held_out(tmp_path: Path,
     if least > 2:
         split = split_log(log, shares, CsvFormat(min_user_events=1), tmp_path, seed=1)
         assert len({pair.user for pair in (*split.validation, *split.test)} & {*range(20, 30)}) > 5, "a number in the configuration"
+        monkeypatch.setattr(splits, "HELD_OUT_USERS", 21)
+        split = split_log(log, shares, CsvFormat(), tmp_path, seed=1)
+        assert len({pair.user for pair in (*split.validation, *split.test)} & {*range(20, 30)}) > 5, "too few users with long lists"
 
 
-def test_after_a_date_too_only_users_with_long_lists_are_asked_for(tmp_path: Path) -> None:
+def test_after_a_date_too_only_users_with_long_lists_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "HELD_OUT_USERS", 3)
     dates, short = {"kind": "date", "validation_from": 20, "test_from": 30}, ["e p 3", "e q 21", "f p 4", "f q 32"]
     every, auto = (dated(tmp_path, dates, short, least) for least in (1, "auto"))
     assert [name for name, *_ in named(every, every.validation)] == ["a", "e"]

@@ -233,7 +233,8 @@ def _write_kept(offset_U1: Int64, item_row: Int32, minimum: int, folder: Path, s
                 np.fromfile(stamps, stamp_type, size)[kept_E].tofile(times)
     stays_U = count_U >= minimum
     if not stays_U.any():
-        raise InvalidData("min_user_events", minimum, f"a filter that leaves a user; the longest list has {count_U.max()} events")
+        expected = f"users with at least {minimum} events (min_user_events)"
+        raise InvalidData("log", f"lists of at most {count_U.max()} events", expected)
     return stays_U, np.concatenate([[0], np.cumsum(count_U[stays_U])]).astype(np.int64)
 
 

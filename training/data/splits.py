@@ -36,8 +36,9 @@ FINAL = "final"
 """Folder of the final training lists, inside the work folder."""
 LEARNED_VALIDATION = "learned_validation"
 """Key in a manifest's `data`: whether the model has also learned from validation events."""
-HELD_OUT_EVENTS = (10, 5, 3, 2)
-"""With `min_user_events = "auto"`, users are held out that have as many events as the first of these with which half of the events stay."""
+HELD_OUT_EVENTS, HELD_OUT_USERS = (10, 5, 3, 2), 1000
+"""With `min_user_events = "auto"`, users may be held out that have as many events as the first of these, so that half of all events are
+theirs, and so many users are left, or all."""
 MAX_QUERIES = 100_000
 """Most validation or test queries; of more, the seed draws so many."""
 
@@ -89,16 +90,15 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
 
     Raises InvalidData if no training user or no validation query is left, InvalidConfig if a second file is missing.
     """
-    long_U = _long_lists(interactions, log_format)
     if isinstance(config, LastSplit):
-        split = _last(interactions, long_U, config, work, seed)
+        split = _last(interactions, _long_lists(interactions, log_format), config, work, seed)
     elif isinstance(config, DateSplit):
-        split = _by_date(interactions, long_U, config, log_format, work, seed)
+        split = _by_date(interactions, _long_lists(interactions, log_format), config, log_format, work, seed)
     elif isinstance(config, FileSplit):
         by_file = _by_file if interactions.vectors_UF is None else _vectors_by_file
         split = by_file(interactions, config, log_format, work, seed)
     else:
-        split = _by_user(interactions, long_U, config, seed)
+        split = _by_user(interactions, _long_lists(interactions, log_format), config, seed)
     if config.unseen_items:
         split = _without_events(split, drawn_items(interactions.item_count, config.unseen_items, seed), work)
     for name, queries, needed in (
@@ -120,10 +120,13 @@ def _long_lists(interactions: Interactions, log_format: LogFormat) -> NDArray[np
     length_U = np.diff(interactions.offset_U1)
     if log_format.min_user_events != "auto":
         return np.ones(interactions.user_count, np.bool_)
-    thresholds = (least for least in HELD_OUT_EVENTS if 2 * length_U[length_U >= least].sum() >= length_U.sum())
-    long_U: NDArray[np.bool_] = length_U >= next(thresholds, HELD_OUT_EVENTS[-1])
+    fewest_users, half = min(HELD_OUT_USERS, interactions.user_count), length_U.sum() / 2
+    for least in HELD_OUT_EVENTS:
+        long_U: NDArray[np.bool_] = length_U >= least
+        if np.count_nonzero(long_U) >= fewest_users and length_U[long_U].sum() >= half:
+            break
     if not long_U.all():
-        short, least = np.count_nonzero(~long_U), length_U[long_U].min()
+        short = np.count_nonzero(~long_U)
         log.info("%d of %d users have fewer than %d events: they are learned from, and not held out", short, len(long_U), least)
     return long_U
 

@@ -80,8 +80,8 @@ class _Format(Section):
     min_item_events: int = Field(default=1, ge=1)
     """drop items with fewer events. After `unique`"""
     min_user_events: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """drop users with fewer events. After items; the OTM paper drops those with fewer than 10. By default those with one event are dropped,
-    and users with few events are learned from, but not held out: of 10, 5, 3 and 2 the first with which half of the events stay"""
+    """drop users with fewer events; `"auto"`: those with one, and users with few are learned from, but not held out. After items. The OTM
+    paper drops users with fewer than 10"""
 
 
 class TableFormat(_Format, Rows):
