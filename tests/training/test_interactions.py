@@ -246,7 +246,7 @@ def test_tiny_blocks_equal_one_block_and_a_plain_reading(
     expected = {user: [item for item in items if every.count(item) >= minimum[0]] for user, items in expected.items()}
     expected = {user: items for user, items in sorted(expected.items()) if len(items) >= minimum[1]}
     if not expected:
-        with pytest.raises(InvalidData, match="a filter that leaves|users with at least"):
+        with pytest.raises(InvalidData, match=r"a filter that leaves|users with at least"):
             read_interactions(path, log_format, tmp_path / "work")
         return
 
