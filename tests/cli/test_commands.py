@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,13 @@ def queries(tmp_path: Path) -> Path:
 
 def run(*arguments: object) -> int:
     return predict([str(argument) for argument in arguments], "espalier predict")
+
+
+def test_commands_run_in_any_thread(tmp_path: Path, queries: Path) -> None:
+    asked = ["predict", "--model", str(SAMPLE), "--queries", str(queries), "--out", str(tmp_path / "top.parquet"), "--workers", "1"]
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(main, asked).result() == 0
+    assert pq.read_table(tmp_path / "top.parquet").num_rows == len(HISTORIES)
 
 
 INTERRUPTED_IMPORT = """

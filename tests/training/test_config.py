@@ -131,6 +131,7 @@ LINEAR: list[tuple[Raw, str, str]] = [
     ({"data": {"format": "log"}}, "data.train", "a log, or data.own_texts to learn from"),
     ({"data": {"format": "log", "own_texts": ["title"]}}, "data.items", "a table of items"),
     ({"data": LOG | {"own_texts": ["t"], "own_weights": [1, 2], "items": "i"}}, "data.own_weights", "none, or 1, one for each of data.own"),
+    ({"data": LOG | {"own_texts": ["t"], "own_weights": [1e-25], "items": "i"}}, "data.own_weights.0", "0.001"),
     ({"data": LOG | {"texts": "b"}}, "data.text_columns", "columns exactly where"),
     ({"data": LOG | {"views": "v"}}, "data.clicks", "a column exactly where data.views is one"),
     ({"data": LOG | {"clicks": "v"}}, "data.clicks", "a column exactly where data.views is one"),

@@ -64,6 +64,7 @@ def test_users_with_few_events_are_learned_from_but_not_held_out(
         assert held_out <= {*range(20)}
         assert len(held_out) == (18 if config == shares else 20)
         assert {*range(20, 30)} <= {*split.train.tolist()}
+        assert all(split.lists.of(user).tolist() == [*range(least - 1)] for user in range(20, 30)), "learned from as a whole"
     if least > 2:
         split = split_log(log, shares, CsvFormat(min_user_events=1), tmp_path, seed=1)
         assert len({pair.user for pair in (*split.validation, *split.test)} & {*range(20, 30)}) > 5, "a number in the configuration"

@@ -37,8 +37,8 @@ FINAL = "final"
 LEARNED_VALIDATION = "learned_validation"
 """Key in a manifest's `data`: whether the model has also learned from validation events."""
 HELD_OUT_EVENTS, HELD_OUT_USERS = (10, 5, 3, 2), 1000
-"""With `min_user_events = "auto"`, users may be held out that have as many events as the first of these, so that half of all events are
-theirs, and so many users are left, or all."""
+"""With `min_user_events = "auto"`, only users with a least number of events are held out: the first of these with which they have half of
+all events, and are so many users or all."""
 MAX_QUERIES = 100_000
 """Most validation or test queries; of more, the seed draws so many."""
 
