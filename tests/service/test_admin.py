@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -36,9 +37,10 @@ async def test_an_admin_body_that_does_not_come_is_not_waited_for(running: Runni
     assert await talk.head() == 408
 
 
-def test_an_admin_loads_a_model_that_came_after_the_start(models: Path) -> None:
-    with run(models, admin_keys=(ADMIN,)) as running:
-        add_version(models, 1, name="films")
+def test_an_admin_loads_a_model_that_came_after_the_start(models: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(models, tmp_path / "models")  # other tests share theirs
+    with run(own, admin_keys=(ADMIN,)) as running:
+        add_version(own, 1, name="films")
         for path in ("/models/films/load", "/models/films/default"):
             loaded = running.client.post(path, json={"version": 1}, headers=bearer(ADMIN))
             assert loaded.status_code == 200, loaded.text
