@@ -34,7 +34,7 @@ from espalier.compiled_code import Missing, ignore_file, open_file, when_missing
 from espalier.durable import flush
 from espalier.errors import MissingExtra
 from espalier.file_lock import try_lock
-from espalier.hardware import baseline, compile_for
+from espalier.hardware import baseline, compile_for, cores
 from espalier.siblings import sibling
 from espalier.signatures import FILE, function_of, read_signatures, types_of
 
@@ -200,7 +200,7 @@ def _compile(package: Path) -> Mapping[str, bytes]:
         by_module.setdefault(function.partition(":")[0], []).append((function, types))
     modules = sorted(by_module.values(), key=lambda module: -sum(len(types) for _, types in module))  # roughly the slowest first
     gc.freeze()
-    processes, code = min(len(os.sched_getaffinity(0)), len(modules)), dict[str, bytes]()
+    processes, code = min(cores(), len(modules)), dict[str, bytes]()
     try:
         with ProcessPoolExecutor(processes, get_context("fork"), _begin_process) as pool:
             for code_of_module in pool.map(_code_of_module, modules):

@@ -23,6 +23,8 @@ NAMES = {
     "query": ("query", "querytext", "searchquery", "searchterm", "search", "keywords", "keyword"),
 }
 """Names of columns by role, the surest first: lower case, only letters and digits, no `id` at the end."""
+TIME = re.compile(r"\s*[0-9]{9,}([.,][0-9]+)?\s*")
+"""A time since 1970, which no name of a column looks like."""
 LAST_MICROSECOND = 2**53
 """In the year 2255. Later times would lose digits as floats, and are probably in another unit."""
 EPOCHS: dict[Unit, tuple[int, int]] = {
@@ -42,8 +44,10 @@ def word_of(name: object) -> str:
 
 
 def is_header(cells: Sequence[str], names: Collection[str] = ()) -> bool:
-    """Whether a cell of a log's first line is a usual name of a column, or one of some names."""
-    return any(cell in names or word_of(cell) in words for cell in cells for words in NAMES.values())
+    """Whether a log's first line names its columns: a cell is one of some names, or a usual name in a line without times."""
+    if any(cell in names for cell in cells):
+        return True
+    return any(word_of(cell) in words for cell in cells for words in NAMES.values()) and not any(TIME.fullmatch(cell) for cell in cells)
 
 
 def check_unit(field: str, stamps_E: NDArray[np.int64] | NDArray[np.float64]) -> None:

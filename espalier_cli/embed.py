@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from espalier.errors import EspalierError, InvalidInput
+from espalier.errors import MISSING, EspalierError, InvalidInput
 from espalier.frames import as_table, column_of
 from espalier.model import open_model
 from espalier_cli.predict import write_table
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
 
 def _embed(options: argparse.Namespace) -> None:
     if options.items is None and options.states is None:
-        raise InvalidInput("--items, --states", None, "at least one file to write")
+        raise InvalidInput("--items, --states", MISSING, "at least one file to write")
     if (options.states is None) != (options.queries is None):
         raise InvalidInput("--states", options.states, "a file exactly where --queries is one")
     model = open_model(options.model, "cpu")

@@ -33,6 +33,7 @@ from espalier.compile import end_with_parent
 from espalier.errors import EspalierError, InvalidInput
 from espalier.file_lock import file_lock
 from espalier.frames import as_table, column_of, lists_of
+from espalier.hardware import cores
 from espalier.model import Ask, Model, open_model
 
 BLOCK = 4096
@@ -316,5 +317,5 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--filter-column", help="column with a filter for each query, JSON or null")
     parser.add_argument("--exclude-seen", action="store_true", help="leave out the items of the history")
     parser.add_argument("--fields", nargs="*", default=[], help="columns of the items to write as lists, too")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: %(default)s, the cores)")
+    parser.add_argument("--workers", type=int, default=cores(), help="processes (default: %(default)s, the cores)")
     return parser

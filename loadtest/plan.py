@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from espalier.errors import InvalidConfig
+from espalier.errors import MISSING, InvalidConfig
 
 from .queries import Query, queries_of, without_seen
 from .target import Json, Target, describe, parse_url
@@ -99,7 +99,7 @@ def plan_of(host: str | None, options: argparse.Namespace) -> Plan:
     if not 0 <= options.write_rate < math.inf:
         raise InvalidConfig("--write-rate", options.write_rate, "a number of at least 0")
     if options.write_rate and not options.write_key:
-        raise InvalidConfig("--write-key", None, "a key of the role write, because --write-rate is above 0")
+        raise InvalidConfig("--write-key", MISSING, "a key of the role write, because --write-rate is above 0")
     target = parse_url(host, options.key or None)
     model = describe(target, options.model or None)
     beams, ms = mix(options.beam_mix), mix(options.m_mix)
@@ -109,7 +109,7 @@ def plan_of(host: str | None, options: argparse.Namespace) -> Plan:
     loadable = [version["version"] for version in model["versions"] if version["state"] in ("ready", "available")]
     turns = versions(options.versions) or loadable
     if options.shape == "reload" and not options.admin_key:
-        raise InvalidConfig("--admin-key", None, "a key of the role admin, for the shape reload")
+        raise InvalidConfig("--admin-key", MISSING, "a key of the role admin, for the shape reload")
     if options.shape == "reload" and len(turns) < 2:
         raise InvalidConfig("--versions", turns, "two versions or more, for the shape reload")
     queries = queries_of(model, Path(options.models), Path(options.queries) if options.queries else None)

@@ -23,7 +23,7 @@ try:
 except ModuleNotFoundError as missing:  # after `make run`, which installs only the service
     sys.exit(f"error: {missing.name} is not installed, which the sweep needs: `make install`, or `pip install 'espalier[load]'`")
 
-from espalier.errors import EspalierError, InvalidConfig
+from espalier.errors import MISSING, EspalierError, InvalidConfig
 from espalier.hardware import hardware
 
 from .cell import Load, measure
@@ -114,7 +114,7 @@ def sweep(options: argparse.Namespace, command: str) -> int:
     """Measure the missing cells and write the report. Returns the exit code. Raises EspalierError and OSError."""
     target = parse_url(options.url, options.key)
     if options.writes and not options.write_key:
-        raise InvalidConfig("--write-key", None, "a key of the role write, for --writes")
+        raise InvalidConfig("--write-key", MISSING, "a key of the role write, for --writes")
     model = describe_version(target, options)
     check_limits(model, options.beam, options.m)
     queries = queries_of(model, options.models, options.queries)

@@ -101,10 +101,14 @@ def service_address(value: str) -> str:
     return value.rstrip("/")
 
 
+USUAL_PORTS = {"http": ":80", "https": ":443"}
+
+
 def _check_origin(value: str) -> str:
-    if not re.fullmatch(r"\*|https?://[A-Za-z0-9.:\[\]-]+", value):
+    if not re.fullmatch(r"\*|https?://[a-z0-9.:\[\]-]+", value.lower()):
         raise ValueError("* or a web origin without a path, as https://shop.example")
-    return value
+    scheme, _, host = value.lower().partition("://")  # as browsers send origins: in lower case, without the scheme's usual port
+    return f"{scheme}://{host.removesuffix(USUAL_PORTS[scheme])}" if host else value
 
 
 MAX_S = 86_400.0

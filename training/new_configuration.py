@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import MISSING, InvalidConfig, InvalidData
 from espalier.log_columns import EPOCHS, LAST_MICROSECOND, MOST_BAD, NAMES, check_unit, is_header, unless_in_order, word_of
 from espalier.wording import either, option
 
@@ -76,7 +76,7 @@ class Layout:
             matches, reason = [POSITIONS[role]], "by its position, since no line names the columns"
         if len(matches) > 1 or (not matches and (is_needed or named is not None)):
             expected = f"one of {names}: say which with {option(role, 'NAME')}"
-            raise InvalidData(f"{self.log.name}: column {role}", named or matches or None, expected)
+            raise InvalidData(f"{self.log.name}: column {role}", named or matches or MISSING, expected)
         for name in matches:
             blanks = any(isinstance(value, str) and value != value.strip() for value in self.values[name].to_pylist())
             self.notes.append(f"{role}: column {name!r}, {reason}{'; blanks around its values are part of them' if blanks else ''}")
@@ -157,7 +157,9 @@ def write_configuration(log: Path, out: Path | None, force: bool, kind: str | No
         if query is None:
             kind, body = _histories(layout, kind, Path(scratch))
         elif kind is None and column_options["query"] is None and layout.column("user", is_needed=False) is not None:
-            raise InvalidConfig(option("kind"), None, f"xr-linear for texts, or otm-sequence for lists of users, since {log.name} has both")
+            raise InvalidConfig(
+                option("kind"), MISSING, f"xr-linear for texts, or otm-sequence for lists of users, since {log.name} has both"
+            )
         else:
             kind, body = kind or "xr-linear", _texts(layout, query)
     lines = [f"# Written by `espalier new`; `espalier options {kind}` lists all keys. It is trained by"]
@@ -212,7 +214,7 @@ def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None],
     split = max(tables or splits, key=lambda split: len(split.rows[0]), default=None)
     expected = f"as many fields as in every line, at least 2, or ids alone, with one of {', '.join(map(repr, SEPARATORS))} between them"
     if split is None:
-        raise InvalidData(f"{log.name}: first line", lines[0] if lines else None, expected)
+        raise InvalidData(f"{log.name}: first line", lines[0] if lines else MISSING, expected)
     lists = [] if tables else [without_end(line, split.separator).split(split.separator) for line in lines]
     if not tables and min(map(len, lists)) < 2:
         raise _other_fields(log, form, split, expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from espalier.bundle import is_model_name
 from espalier.bundle_writer import make_folder
 from espalier.errors import BundleExists, InvalidConfig
+from espalier.file_lock import try_lock
 from espalier.wording import option
 
 
@@ -75,18 +75,31 @@ def only_run(work: Path) -> Iterator[None]:
     new_folders = [folder for folder in (lock.parent, *lock.parent.parents) if not folder.exists()]
     make_folder(lock.parent)
     try:
-        with lock.open("w") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                out = work.parent / work.stem.removeprefix(".")
-                raise InvalidConfig(option("out"), str(out), "a version or a file that no other run is writing now") from error
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
+        descriptor = _locked(lock)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+            os.close(descriptor)
     except BaseException:
         with suppress(OSError):
             for folder in new_folders:
                 folder.rmdir()
         raise
+
+
+def _locked(lock: Path) -> int:
+    """A descriptor with the lock of a file that its holder deletes. Raises InvalidConfig if another run holds it."""
+    while True:
+        try:
+            descriptor = try_lock(lock)
+        except FileNotFoundError:  # a run that failed has deleted the folder
+            make_folder(lock.parent)
+            continue
+        if descriptor is None:
+            out = lock.parent / lock.stem.removeprefix(".")
+            raise InvalidConfig(option("out"), str(out), "a version or a file that no other run is writing now")
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), lock.stat()):
+                return descriptor
+        os.close(descriptor)  # between opening and locking, its holder ended and deleted the file

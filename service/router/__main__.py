@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from espalier.errors import InvalidConfig
+from espalier.errors import MISSING, InvalidConfig
 
 from ..__main__ import environment, serve, settings_of
 from ..router.app import create_router
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.
         addresses = [address.strip() for address in (options.shards or "").split(",") if address.strip()]
         config = RouterConfig.model_validate(config.model_dump() | ({} if options.shards is None else {"shards": addresses}))
         if not config.shards:
-            raise InvalidConfig("shards", None, "addresses of services that hold shards, by --shards or in --config")
+            raise InvalidConfig("shards", MISSING, "addresses of services that hold shards, by --shards or in --config")
     except ValidationError as error:
         print(invalid_config(error), file=sys.stderr)
         return 1

@@ -124,7 +124,7 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got None, expected an ISO 8601 d
             r"^data: got '1,120 of 1,600 rows left out .*', expected at most half: name other columns, or leave such",
         ),
         (log(), {"time": "user"}, r'^data frame: column .user.: got .u0., .*: name another column with time="NAME", or say time="file" if'),
-        (log().rename({"user": "who"}), {"user": None}, r'^data frame: column user: got None, .*: say which with user="NAME"$'),
+        (log().rename({"user": "who"}), {"user": None}, r'^data frame: column user is missing; .*: say which with user="NAME"$'),
         (log().with_columns(user=ROW), {}, r"^data frame: users: got .*, expected users with 2 events .* say so with user=.NAME."),
         (
             times([1_700_000_000, 1_700_000_000_000]),
@@ -150,7 +150,7 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got None, expected an ISO 8601 d
         (
             log().with_columns(query=pl.col("item")),
             {"user": None, "kind": None},
-            r"^kind: got None, expected xr-linear for texts, or .* since data frame has",
+            r"^kind is missing; expected xr-linear for texts, or .* since data frame has",
         ),
         (
             nulls("user", ROW % 10 == 3),

@@ -29,10 +29,10 @@ USUAL |= {"beam_mix": "8", "m_mix": "8", "shape": "steady", "seed": 0}
         ({"filter_share": 0.5}, "--filter: got '', expected a filter"),
         ({"beam_mix": "8,65:0"}, "--beam-mix: got 65, expected 1 to 64, the limit of model books"),
         ({"m_mix": "65"}, "--m-mix: got 65, expected 1 to 64, the limit of model books"),
-        ({"shape": "reload"}, "--admin-key: got None, expected a key of the role admin"),
+        ({"shape": "reload"}, "--admin-key is missing; expected a key of the role admin"),
         ({"shape": "reload", "admin_key": "a-key"}, "--versions: got [1], expected two versions or more"),
         ({"write_rate": -1.0}, "--write-rate: got -1.0, expected a number of at least 0"),
-        ({"write_rate": 5.0}, "--write-key: got None, expected a key of the role write"),
+        ({"write_rate": 5.0}, "--write-key is missing; expected a key of the role write"),
         ({}, "models/books/1/manifest.json"),
     ],
 )

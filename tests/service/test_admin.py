@@ -229,7 +229,7 @@ def test_web_pages_of_other_origins_are_kept_out_unless_they_are_named(models: P
     with run(models) as running:
         assert "access-control-allow-origin" not in running.client.request("OPTIONS", "/retrieve", headers=asks).headers
         assert "access-control-allow-origin" not in running.client.get("/models", headers=asks).headers
-    with run(models, cors_origins=("https://shop.example",)) as running:
+    with run(models, cors_origins=("HTTPS://Shop.example:443",)) as running:
         answer = running.client.request("OPTIONS", "/retrieve", headers=asks)
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://shop.example")
         for method in ("PUT", "DELETE"):

@@ -17,6 +17,7 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
+from espalier.frames import as_table
 from tests.training import text_logs
 from tests.training.commands import command
 from tests.training.text_logs import EXPECTED, MOMENT, lists, read
@@ -116,7 +117,9 @@ def test_a_log_of_texts_keeps_its_separator_and_columns_that_are_not_used_are_na
 def test_a_log_of_users_who_search_needs_a_kind_or_a_column(tmp_path: Path) -> None:
     log = tmp_path / "both.csv"
     log.write_text("user,query,item\n" + "".join(f"{user},find {item},{item}\n" for user, item, _ in rows()))
-    with pytest.raises(InvalidConfig, match=r"--kind: .* xr-linear for texts, or otm-sequence for lists of users, since both.csv has both"):
+    with pytest.raises(
+        InvalidConfig, match=r"--kind is missing; expected xr-linear for texts, or otm-sequence for lists of users, since both.csv has both"
+    ):
         written(log)
     assert written(log, kind="xr-linear")["data"]["query"] == "query"
     assert written(log, query="query")["kind"] == "xr-linear"
@@ -166,6 +169,14 @@ def test_dates_of_a_data_frame_are_found_out_too(tmp_path: Path) -> None:
         assert written(tmp_path / "log.parquet")["data"]["format"]["time_format"] == "%d.%m.%Y"
 
 
+def test_a_line_with_a_time_is_an_event_though_a_word_in_it_is_a_usual_name(tmp_path: Path) -> None:
+    log = tmp_path / "words.csv"
+    log.write_text("".join(f"{user},{'at' if row == 0 else f'word{item}'},{at}\n" for row, (user, item, at) in enumerate(rows())))
+    assert written(log)["data"]["format"]["header"] is False
+    assert as_table("--queries", log, ("0", "1")).num_rows == len(rows())
+    assert written(log, user="u0", item="at", time="1500000000")["data"]["format"]["header"] is True
+
+
 def test_options_say_what_names_do_not(tmp_path: Path) -> None:
     log = tmp_path / "odd.csv"
     log.write_text("who,what,n\n" + "".join(f"{user},{item},{at}\n" for user, item, at in rows()))
@@ -173,7 +184,7 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
         InvalidData, match=r"odd\.csv: first line: got \['who', 'what', 'n'\], expected names .* --user NAME and --item NAME; --user 0 if"
     ):
         written(log)
-    with pytest.raises(InvalidData, match=r"column item: got None, expected one of \['who', 'what', 'n'\]: say which with --item"):
+    with pytest.raises(InvalidData, match=r"column item is missing; expected one of \['who', 'what', 'n'\]: say which with --item"):
         written(log, user="who")
     raw = written(log, user="who", item="what", time="n", kind="otm")
     assert raw["kind"] == "otm"
@@ -290,7 +301,7 @@ def test_columns_whose_names_are_numbers_need_another_name_in_the_header(tmp_pat
 @pytest.mark.parametrize(
     ("content", "given", "message"),
     [
-        ("", {}, "log.csv: first line: got None, expected as many fields"),
+        ("", {}, "log.csv: first line is missing; expected as many fields"),
         ("one\ntwo\n", {}, "first line: got 'one', expected as many fields"),
         ("user,item\na,b\nc\n", {}, "log.csv: line 3: got 'c', expected as many fields as in every line, .*; the first line has 2"),
         ("user,item\na,b\nc,d,e\n", {}, "log.csv: line 3: got 'c,d,e', expected as many fields"),
@@ -309,7 +320,7 @@ def test_columns_whose_names_are_numbers_need_another_name_in_the_header(tmp_pat
         ("u1 i1 i2\nu2 i3 i4\n", {}, "first line: .* --user 0 and --item 1 if a line is an event; if it is a user, write data.format"),
         (f"user,item\n1,{'x' * 200_000}\n", {}, "first line: got"),
         ("user,item\n1,2\n,3\n", {}, "line 3, column user: got '', expected an id"),
-        ("user,item\n1,2\n", {"kind": "xr-linear"}, r"column query: got None, expected one of \['user', 'item'\]: say which with --query"),
+        ("user,item\n1,2\n", {"kind": "xr-linear"}, r"column query is missing; expected one of \['user', 'item'\]: say which with --query"),
         ("user,item\n1,2\n1,3\n", {"kind": "tree"}, "kind: got 'tree', expected 'otm-robust'"),
     ],
 )

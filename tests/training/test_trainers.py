@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -188,6 +189,24 @@ def test_a_run_is_a_function_of_its_seed_whatever_an_earlier_one_left(name: str,
     assert again.steps == first.steps
     assert_equal(again, first)
     assert any(not np.array_equal(other.arrays[key], array) for key, array in first.arrays.items())
+
+
+def test_a_lock_taken_while_its_last_holder_ends_keeps_other_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, real_flock = tmp_path / "m" / ".1.lock", fcntl.flock
+
+    def ended_meanwhile(descriptor: int, kind: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", real_flock)
+        lock.unlink()
+        lock.parent.rmdir()
+        real_flock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", ended_meanwhile)
+    with only_run(work_folder(tmp_path / "m" / "1")):
+        assert lock.exists()
+        with pytest.raises(InvalidConfig, match="that no other run is writing"), only_run(work_folder(tmp_path / "m" / "1")):
+            pytest.fail("two runs write one version")
+        assert lock.exists()
+    assert not lock.exists()
 
 
 @pytest.mark.parametrize("name", ["xr-linear", "assign"])

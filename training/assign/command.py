@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from tqdm import tqdm
 
 from espalier.bundle import Bundle
 from espalier.errors import BundleNotFound, InvalidConfig
+from espalier.hardware import cores
 from espalier.manifest import LinearScorer
 from espalier.masks.filters import ItemFilters
 from espalier.tree import Tree
@@ -85,7 +85,7 @@ def assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, resume
         raise InvalidConfig("--out", str(out), "a file to write, not a folder or a device")
     work = out.absolute().parent / f".{out.name}.work"
     with only_run(work):
-        return _assign(bundle, data, assignment, out, work, resume, threads or len(os.sched_getaffinity(0)))
+        return _assign(bundle, data, assignment, out, work, resume, threads or cores())
 
 
 def _assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, work: Path, resume: bool, threads: int) -> int:

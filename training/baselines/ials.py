@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from espalier.errors import DeviceUnavailable, InvalidData
+from espalier.hardware import cores
 
 from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
@@ -78,7 +78,7 @@ def scores_of(
     """float32[B, I]. trained_I: whether an item has training users; weight_L: weights of a history's last item, the one before it, …."""
     latest = [_latest(history[trained_I[history]], len(weight_L)) for history in histories]
     history_BI = sparse.csr_matrix(latest_items([items[::-1] for items in latest], weight_L, len(trained_I)))
-    model.num_threads = len(os.sched_getaffinity(0)) if len(latest) > FEW_QUERIES else 1
+    model.num_threads = cores() if len(latest) > FEW_QUERIES else 1
     with _blas().limit(limits=1, user_api="blas"):
         user_BF = model.recalculate_user(np.arange(len(latest)), history_BI)
         score_BI: Float32 = user_BF @ model.item_factors.T
@@ -120,7 +120,7 @@ def factors_of(
             regularization=options["l2"] * float(np.sqrt(np.prod(np.array(matrix.shape, np.float64)))),
             alpha=options["alpha"],
             iterations=options["iterations"],
-            num_threads=max(1, min(len(os.sched_getaffinity(0)), matrix.nnz // EVENTS_PER_THREAD)),
+            num_threads=max(1, min(cores(), matrix.nnz // EVENTS_PER_THREAD)),
             random_state=seed,
         )
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
-from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData
+from espalier.errors import MISSING, BundleCorrupt, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, QueryBatch, TextKind
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
@@ -348,7 +348,7 @@ def _rows_of(items: ItemTable) -> dict[str, int]:
 
 def _existing(file: Path | None) -> Path:
     if file is None:
-        raise InvalidConfig("data.test", None, "a file")
+        raise InvalidConfig("data.test", MISSING, "a file")
     return file
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import time
 from dataclasses import replace
@@ -18,6 +17,7 @@ from tqdm import tqdm
 from espalier.bundle import Bundle
 from espalier.chunks import TreeChunks
 from espalier.errors import InvalidConfig
+from espalier.hardware import cores
 from espalier.search import Device
 from espalier.stacking import Stacking
 from espalier.tree import Tree
@@ -69,7 +69,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     with first_files(work):
         prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
     _check_identity(work / "identity", config, prepared.fingerprint)
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or cores()
     branching, max_leaf = config.tree.branching, config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])
 
     def tree_of(points: LabelledPoints) -> tuple[Tree, Csr]:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from espalier.content_info import MOST_FEATURES
-from espalier.errors import InvalidConfig
+from espalier.errors import MISSING, InvalidConfig
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
 
@@ -351,7 +351,7 @@ class DeepConfig(Section):
                 )
                 raise InvalidConfig("tree.kind", self.tree.kind, expected)
             if self.data.format.category is None:
-                raise InvalidConfig("data.format.category", None, "a column, since tree.kind is category")
+                raise InvalidConfig("data.format.category", MISSING, "a column, since tree.kind is category")
         return self
 
     @model_validator(mode="before")

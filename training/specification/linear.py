@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from espalier.errors import InvalidConfig
+from espalier.errors import MISSING, InvalidConfig
 from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
 from espalier.stacking import MOST_POINTS
 from espalier.text.blocks import TextBlock
@@ -111,9 +111,9 @@ class LogData(_Data, TextTable):
     @model_validator(mode="after")
     def _something_to_learn(self) -> LogData:
         if self.train is None and not self.own_texts:
-            raise InvalidConfig("data.train", None, "a log, or data.own_texts to learn from")
+            raise InvalidConfig("data.train", MISSING, "a log, or data.own_texts to learn from")
         if self.own_texts and self.items is None:
-            raise InvalidConfig("data.items", None, "a table of items, since data.own_texts names columns of it")
+            raise InvalidConfig("data.items", MISSING, "a table of items, since data.own_texts names columns of it")
         if (self.texts is None) != (not self.text_columns):
             raise InvalidConfig("data.text_columns", list(self.text_columns), "columns exactly where data.texts is a table")
         return self

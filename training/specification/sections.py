@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from espalier.errors import InvalidConfig, expectation
+from espalier.errors import MISSING, InvalidConfig, expectation
 from espalier.manifest import MAX_BEAM
 
 T = TypeVar("T")
@@ -119,13 +119,13 @@ class Form(Generic[T]):
         if kind == "union_tag_not_found" and isinstance(value, dict):
             name = context["discriminator"].strip("'").split("(")[0]
             kinds = dict.fromkeys(kind for section in self._sections_at(key) for kind in kinds_of(section))
-            return InvalidConfig(_joined(key, name), None, f"this key, which is required: {_with_or(', '.join(map(repr, kinds)))}")
+            return InvalidConfig(_joined(key, name), MISSING, _with_or(", ".join(map(repr, kinds))))
         if kind in ("union_tag_not_found", "model_type", "model_attributes_type", "dict_type"):
             return InvalidConfig(key or "configuration", value, "a table of keys")
         if kind == "extra_forbidden":
             return InvalidConfig(key, value, self._expected_keys(key))
         if kind == "missing":
-            return InvalidConfig(key, None, "this key, which is required")
+            return InvalidConfig(key, MISSING, "a value, since there is no default")
         return InvalidConfig(key or "configuration", value, expectation(error))
 
     def _sections_at(self, key: str) -> tuple[type[BaseModel], ...]:
