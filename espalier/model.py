@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle, versions_in
 from espalier.bundle_writer import with_parts
-from espalier.checks.heldout import read_heldout
+from espalier.checks.heldout import HeldOut, read_heldout, whole_histories
 from espalier.engines import open_engine
 from espalier.errors import InvalidInput, InvalidQuery
 from espalier.frames import Frame, as_frame, as_table, installed_frame, lists_of
@@ -268,7 +268,11 @@ class Model:
         user, item, time  its columns; without `time` the rows are in order
         Raises InvalidInput if there is no query to measure with.
         """
-        queries, relevant = self._held_out() if data is None else self._queries_of(as_table("data", data, (user, item)), user, item, time)
+        if data is None:
+            held_out = self._held_out()
+            queries, relevant = held_out.queries, held_out.relevant
+        else:
+            queries, relevant = self._queries_of(as_table("data", data, (user, item)), user, item, time)
         rows = []
         for beam_size in beam_sizes or (self.bundle.manifest.search.beam_size,):
             item_rows_BM = np.concatenate([result.item_rows_BM for result in self.results(queries, Ask(max(ms), beam_size))])
@@ -286,11 +290,11 @@ class Model:
         """The held-out queries of a bundle of histories, by ids: a data frame with the lists history and relevant. Another version of the
         model can be evaluated on them, too.
         """
-        queries, relevant = self._held_out()
-        items = self.bundle.items
-        histories = [items.ids_of(row[row >= 0]) for row in np.asarray(queries.array, np.int64)]
-        columns = {"history": histories, "relevant": [items.ids_of(rows) for rows in relevant]}
-        return as_frame(pa.table({name: pa.array(lists, pa.list_(pa.string())) for name, lists in columns.items()}), self.frame)
+        if not isinstance(self.bundle.manifest.query, HistoryKind):
+            raise InvalidInput("model", f"{self.bundle.manifest.query.kind} queries", "a model of histories")
+        held_out = self._held_out()
+        columns = {"history": whole_histories(self.bundle, held_out), "relevant": map(self.bundle.items.ids_of, held_out.relevant)}
+        return as_frame(pa.table({name: pa.array([*lists], pa.list_(pa.string())) for name, lists in columns.items()}), self.frame)
 
     def save(self, path: Path | str) -> Path:
         """Write the model as models/NAME/VERSION, where a service finds it. Raises BundleExists if that exists."""
@@ -302,13 +306,13 @@ class Model:
 
     # -- internal -------------------------------------------------------------------------------------------------------
 
-    def _held_out(self) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
-        heldout = read_heldout(self.bundle)
-        if not len(heldout.queries):
+    def _held_out(self) -> HeldOut:
+        held_out = read_heldout(self.bundle)
+        if not len(held_out.queries):
             raise InvalidInput("data", None, f"a log: {self.name} version {self.version} has no held-out queries")
-        return heldout.queries, heldout.relevant
+        return held_out
 
-    def _queries_of(self, table: pa.Table, user: str, item: str, time: str | None) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
+    def _queries_of(self, table: pa.Table, user: str, item: str, time: str | None) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
         """Histories of a table and their relevant item rows, without users whose history or relevant items the model does not know."""
         if not isinstance(self.bundle.manifest.query, HistoryKind):
             raise InvalidInput("data", "a log of users", f"None: the model takes {self.bundle.manifest.query.kind} queries")

@@ -335,6 +335,7 @@ def test_a_model_is_measured_on_the_queries_of_its_protocol(trained_under: Train
     held, of_log = held_out_pairs(bundle), held_out_log(bundle, log).pairs
     assert len(held) == len(of_log) == queries
     assert [set(pair.relevant) for pair in held] == [set(pair.relevant) for pair in of_log]
+    assert [pair.history.tolist() for pair in held] == [pair.history.tolist() for pair in of_log], "also what the model does not read"
     if relevant is not None:
         assert {len(pair.relevant) for pair in held} == {relevant}
     of_ranker = from_log(bundle, None, "training", exclude_seen=False)
