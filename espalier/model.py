@@ -50,6 +50,7 @@ from espalier.wording import in_python
 if TYPE_CHECKING:  # it imports ONNX Runtime, which is an extra
     from espalier.engines.encoder import QueryEncoder
 
+ANSWER_COLUMNS = ("query", "rank", "item", "score")
 BATCH = 256
 """Most queries of one engine call."""
 MAX_EXCLUDED = 1 << 20
@@ -124,14 +125,13 @@ class Model:
         filter, exclude_filter  as in a request: {"section": ["games"], "year": {"min": 1990}}
         Raises InvalidQuery, which names the field, if the model cannot take a value.
         """
-        for field in fields:
-            if field not in self.bundle.items.fields:
-                raise InvalidQuery("fields", field, f"some of {', '.join(self.bundle.items.fields)}")
+        if taken := sorted({*ANSWER_COLUMNS} & {*fields}):
+            raise InvalidQuery("fields", ", ".join(taken), f"no columns {', '.join(ANSWER_COLUMNS)}: those of the answers are called so")
         batch, seen = self.with_seen(queries)
         answers = self.answers(batch, Ask(m, beam_size, filter, exclude_filter, exclude_seen), fields, seen)
         query = np.repeat(np.arange(len(batch)), answers.count_B)
         rank = 1 + np.arange(len(query)) - np.repeat(np.cumsum(answers.count_B) - answers.count_B, answers.count_B)
-        columns = {"query": query, "rank": rank, "item": answers.ids, "score": answers.scores}
+        columns = dict(zip(ANSWER_COLUMNS, (query, rank, answers.ids, answers.scores), strict=True))
         return as_frame(pa.table(columns | {name: values for name, values in answers.fields.items() if name != "id"}), self.frame)
 
     def answers(
@@ -143,7 +143,10 @@ class Model:
         m_B: NDArray[np.int64] | None = None,
         filters: Sequence[Mapping[str, object] | None] | None = None,
     ) -> Answers:
-        """Search for encoded queries and look up fields of the items; other arguments as in `results`."""
+        """Search for encoded queries and look up fields of the items; other arguments as in `results`. Raises InvalidQuery."""
+        for field in fields:
+            if field not in self.bundle.items.fields:
+                raise InvalidQuery("fields", field, f"some of {', '.join(self.bundle.items.fields)}")
         results = list(self.results(queries, ask, seen, m_B, filters))
         pairs = [(result, np.arange(result.item_rows_BM.shape[1]) < result.count_B[:, None]) for result in results]
         rows = np.concatenate([np.empty(0, np.int64), *(result.item_rows_BM[is_item] for result, is_item in pairs)])

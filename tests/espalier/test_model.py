@@ -186,6 +186,7 @@ def test_a_log_is_halved_by_user_to_measure_on_it(model: Model) -> None:
 def test_held_out_queries_of_one_version_measure_another(model: Model, tmp_path: Path) -> None:
     held = model.held_out()
     assert held.column_names == ["history", "relevant"]
+    assert held.column("history").to_pylist() == model.bundle.heldout().column("history").to_pylist(), "also what it does not read"
     model.save(tmp_path / "books/1")
     other = espalier.open(tmp_path / "books", "cpu", frame="arrow")
     assert other.evaluate(held).equals(model.evaluate())
