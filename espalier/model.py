@@ -322,7 +322,8 @@ class Model:
         rows_of = self.bundle.items.rows_of
         if {"history", "relevant"} <= {*table.column_names}:  # all queries count: this version misses the items that it does not know
             columns = [table.column(name).to_pylist() for name in ("history", "relevant")]
-            pairs = [(rows_of(first), self._with_unknown(last)) for first, last in zip(*columns, strict=True) if last]
+            text_lists = ([[*map(str, ids or ())] for ids in column] for column in columns)
+            pairs = [(rows_of(first), self._with_unknown(last)) for first, last in zip(*text_lists, strict=True) if last]
         else:
             rows = [rows_of(ids) for ids in lists_of(table, user, item, time).values()]
             halves = [(row[: -(-len(row) // 2)], row[-(-len(row) // 2) :]) for row in rows]
@@ -332,10 +333,10 @@ class Model:
         return pad_histories(self.bundle.manifest.query, [first for first, _ in pairs]), [last for _, last in pairs]
 
     def _with_unknown(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """The rows of items. Each unknown item gets a distinct row beyond the catalogue, which no answer has."""
-        rows = self.bundle.items.rows_of(list(ids))
+        """The rows of items. Each unknown item gets a row of its own beyond the catalogue, which no answer has."""
+        rows = self.bundle.items.rows_of(ids)
         unknown = np.flatnonzero(rows < 0)
-        rows[unknown] = len(self.bundle.items) + np.arange(len(unknown))
+        rows[unknown] = len(self.bundle.items) + np.unique([ids[position] for position in unknown.tolist()], return_inverse=True)[1]
         return rows
 
     @cached_property

@@ -196,6 +196,12 @@ def test_held_out_queries_of_one_version_measure_another(model: Model, tmp_path:
     (row,), (before,) = (model.evaluate(table, ms=[50]).to_pylist() for table in (more, held))
     assert row["queries"] == before["queries"]
     assert row["recall"] < before["recall"], "what it does not know it misses"
+    found = model.search([["libgl1"]], m=1).column("item").to_pylist()
+    asked = pa.table({"history": [["libgl1"], None], "relevant": [[*found, "unknown", "unknown"], None]})
+    (row,) = model.evaluate(asked, ms=[10]).to_pylist()
+    assert (row["recall"], row["queries"]) == (0.5, 1), "an item counts once"
+    numbers = pa.table({"history": [[1, 2]], "relevant": [[3]]})
+    assert model.evaluate(numbers, ms=[10]).column("recall").to_pylist() == [0], "as text"
 
 
 def test_rows_and_states_give_the_scores(model: Model) -> None:
