@@ -25,20 +25,22 @@ from espalier.search import NO_ITEM
 class XRLinear:
     """Options are sections of a configuration of kind `xr-linear`, as `espalier options xr-linear` lists them: linear={"cost": 2.0}.
 
-    unit  divide points and queries by their L2 norm
+    unit        divide points and queries by their L2 norm
+    test_share  of the points, which are not learned from: a saved model is checked and measured on them
     """
 
-    def __init__(self, *, unit: bool = True, seed: int = 1, **sections: Mapping[str, object]) -> None:
-        self.unit, self.seed, self.sections = unit, seed, sections
+    def __init__(self, *, unit: bool = True, test_share: float = 0.0, seed: int = 1, **sections: Mapping[str, object]) -> None:
+        self.unit, self.test_share, self.seed, self.sections = unit, test_share, seed, sections
         self.model_: Model | None = None
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments, in scikit-learn's form."""
-        return {"unit": self.unit, "seed": self.seed, **self.sections}
+        return {"unit": self.unit, "test_share": self.test_share, "seed": self.seed, **self.sections}
 
     def set_params(self, **params: Any) -> XRLinear:
         """Change arguments. Returns itself."""
-        self.unit, self.seed = params.pop("unit", self.unit), params.pop("seed", self.seed)
+        for name in ("unit", "test_share", "seed"):
+            setattr(self, name, params.pop(name, getattr(self, name)))
         self.sections = self.sections | params
         return self
 
@@ -54,7 +56,8 @@ class XRLinear:
         with scratch() as folder:
             sparse.save_npz(folder / "X.npz", points)
             sparse.save_npz(folder / "Y.npz", labels)
-            data = {"format": "npz", "train": str(folder / "X.npz"), "train_labels": str(folder / "Y.npz"), "unit": self.unit}
+            data: dict[str, object] = {"format": "npz", "train": str(folder / "X.npz"), "train_labels": str(folder / "Y.npz")}
+            data |= {"unit": self.unit, "test_share": self.test_share}
             raw = {"kind": "xr-linear", "name": "model", "seed": self.seed, "data": data, **self.sections}
             config = trainer("specification.models").SPECIFICATION.checked(raw)
             self.model_ = Model(trainer("linear.run").fit_version(config, folder / "model" / "1"))

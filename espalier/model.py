@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle, versions_in
 from espalier.bundle_writer import with_parts
-from espalier.checks.heldout import read_heldout
+from espalier.checks.heldout import HeldOut, read_heldout, whole_histories
 from espalier.engines import open_engine
 from espalier.errors import InvalidInput, InvalidQuery
 from espalier.frames import Frame, as_frame, as_table, installed_frame, lists_of
@@ -50,6 +50,7 @@ from espalier.wording import in_python
 if TYPE_CHECKING:  # it imports ONNX Runtime, which is an extra
     from espalier.engines.encoder import QueryEncoder
 
+ANSWER_COLUMNS = ("query", "rank", "item", "score")
 BATCH = 256
 """Most queries of one engine call."""
 MAX_EXCLUDED = 1 << 20
@@ -124,14 +125,13 @@ class Model:
         filter, exclude_filter  as in a request: {"section": ["games"], "year": {"min": 1990}}
         Raises InvalidQuery, which names the field, if the model cannot take a value.
         """
-        for field in fields:
-            if field not in self.bundle.items.fields:
-                raise InvalidQuery("fields", field, f"some of {', '.join(self.bundle.items.fields)}")
+        if taken := sorted({*ANSWER_COLUMNS} & {*fields}):
+            raise InvalidQuery("fields", ", ".join(taken), f"no columns {', '.join(ANSWER_COLUMNS)}: those of the answers are called so")
         batch, seen = self.with_seen(queries)
         answers = self.answers(batch, Ask(m, beam_size, filter, exclude_filter, exclude_seen), fields, seen)
         query = np.repeat(np.arange(len(batch)), answers.count_B)
         rank = 1 + np.arange(len(query)) - np.repeat(np.cumsum(answers.count_B) - answers.count_B, answers.count_B)
-        columns = {"query": query, "rank": rank, "item": answers.ids, "score": answers.scores}
+        columns = dict(zip(ANSWER_COLUMNS, (query, rank, answers.ids, answers.scores), strict=True))
         return as_frame(pa.table(columns | {name: values for name, values in answers.fields.items() if name != "id"}), self.frame)
 
     def answers(
@@ -143,7 +143,10 @@ class Model:
         m_B: NDArray[np.int64] | None = None,
         filters: Sequence[Mapping[str, object] | None] | None = None,
     ) -> Answers:
-        """Search for encoded queries and look up fields of the items; other arguments as in `results`."""
+        """Search for encoded queries and look up fields of the items; other arguments as in `results`. Raises InvalidQuery."""
+        for field in fields:
+            if field not in self.bundle.items.fields:
+                raise InvalidQuery("fields", field, f"some of {', '.join(self.bundle.items.fields)}")
         results = list(self.results(queries, ask, seen, m_B, filters))
         pairs = [(result, np.arange(result.item_rows_BM.shape[1]) < result.count_B[:, None]) for result in results]
         rows = np.concatenate([np.empty(0, np.int64), *(result.item_rows_BM[is_item] for result, is_item in pairs)])
@@ -268,7 +271,11 @@ class Model:
         user, item, time  its columns; without `time` the rows are in order
         Raises InvalidInput if there is no query to measure with.
         """
-        queries, relevant = self._held_out() if data is None else self._queries_of(as_table("data", data, (user, item)), user, item, time)
+        if data is None:
+            held_out = self._held_out()
+            queries, relevant = held_out.queries, held_out.relevant
+        else:
+            queries, relevant = self._queries_of(as_table("data", data, (user, item)), user, item, time)
         rows = []
         for beam_size in beam_sizes or (self.bundle.manifest.search.beam_size,):
             item_rows_BM = np.concatenate([result.item_rows_BM for result in self.results(queries, Ask(max(ms), beam_size))])
@@ -286,11 +293,11 @@ class Model:
         """The held-out queries of a bundle of histories, by ids: a data frame with the lists history and relevant. Another version of the
         model can be evaluated on them, too.
         """
-        queries, relevant = self._held_out()
-        items = self.bundle.items
-        histories = [items.ids_of(row[row >= 0]) for row in np.asarray(queries.array, np.int64)]
-        columns = {"history": histories, "relevant": [items.ids_of(rows) for rows in relevant]}
-        return as_frame(pa.table({name: pa.array(lists, pa.list_(pa.string())) for name, lists in columns.items()}), self.frame)
+        if not isinstance(self.bundle.manifest.query, HistoryKind):
+            raise InvalidInput("model", f"{self.bundle.manifest.query.kind} queries", "a model of histories")
+        held_out = self._held_out()
+        columns = {"history": whole_histories(self.bundle, held_out), "relevant": map(self.bundle.items.ids_of, held_out.relevant)}
+        return as_frame(pa.table({name: pa.array([*lists], pa.list_(pa.string())) for name, lists in columns.items()}), self.frame)
 
     def save(self, path: Path | str) -> Path:
         """Write the model as models/NAME/VERSION, where a service finds it. Raises BundleExists if that exists."""
@@ -302,20 +309,21 @@ class Model:
 
     # -- internal -------------------------------------------------------------------------------------------------------
 
-    def _held_out(self) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
-        heldout = read_heldout(self.bundle)
-        if not len(heldout.queries):
+    def _held_out(self) -> HeldOut:
+        held_out = read_heldout(self.bundle)
+        if not len(held_out.queries):
             raise InvalidInput("data", None, f"a log: {self.name} version {self.version} has no held-out queries")
-        return heldout.queries, heldout.relevant
+        return held_out
 
-    def _queries_of(self, table: pa.Table, user: str, item: str, time: str | None) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
+    def _queries_of(self, table: pa.Table, user: str, item: str, time: str | None) -> tuple[QueryBatch, list[NDArray[np.int64]]]:
         """Histories of a table and their relevant item rows, without users whose history or relevant items the model does not know."""
         if not isinstance(self.bundle.manifest.query, HistoryKind):
             raise InvalidInput("data", "a log of users", f"None: the model takes {self.bundle.manifest.query.kind} queries")
         rows_of = self.bundle.items.rows_of
         if {"history", "relevant"} <= {*table.column_names}:  # all queries count: this version misses the items that it does not know
             columns = [table.column(name).to_pylist() for name in ("history", "relevant")]
-            pairs = [(rows_of(first), self._with_unknown(last)) for first, last in zip(*columns, strict=True) if last]
+            text_lists = ([[*map(str, ids or ())] for ids in column] for column in columns)
+            pairs = [(rows_of(first), self._with_unknown(last)) for first, last in zip(*text_lists, strict=True) if last]
         else:
             rows = [rows_of(ids) for ids in lists_of(table, user, item, time).values()]
             halves = [(row[: -(-len(row) // 2)], row[-(-len(row) // 2) :]) for row in rows]
@@ -325,10 +333,10 @@ class Model:
         return pad_histories(self.bundle.manifest.query, [first for first, _ in pairs]), [last for _, last in pairs]
 
     def _with_unknown(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """The rows of items. Each unknown item gets a distinct row beyond the catalogue, which no answer has."""
-        rows = self.bundle.items.rows_of(list(ids))
+        """The rows of items. Each unknown item gets a row of its own beyond the catalogue, which no answer has."""
+        rows = self.bundle.items.rows_of(ids)
         unknown = np.flatnonzero(rows < 0)
-        rows[unknown] = len(self.bundle.items) + np.arange(len(unknown))
+        rows[unknown] = len(self.bundle.items) + np.unique([ids[position] for position in unknown.tolist()], return_inverse=True)[1]
         return rows
 
     @cached_property

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from espalier.errors import MISSING, EspalierError, InvalidInput
 from espalier.frames import as_table, column_of
 from espalier.model import open_model
-from espalier_cli.predict import write_table
+from espalier_cli.predict import check_queries, write_table
 
 
 def main(arguments: Sequence[str], prog: str) -> int:
@@ -39,6 +39,8 @@ def _embed(options: argparse.Namespace) -> None:
         raise InvalidInput("--items, --states", MISSING, "at least one file to write")
     if (options.states is None) != (options.queries is None):
         raise InvalidInput("--states", options.states, "a file exactly where --queries is one")
+    if options.column is not None and options.queries is None:
+        raise InvalidInput("--column", options.column, "--queries with it")
     model = open_model(options.model, "cpu")
     if options.items is not None:
         rows, items = model.item_rows(), model.bundle.items
@@ -48,7 +50,9 @@ def _embed(options: argparse.Namespace) -> None:
         if "state" in table.column_names:
             raise InvalidInput("--queries", "state", "no column of this name: the states are called so")
         column = options.column or model.bundle.manifest.query.kind
-        states = model.states(column_of(table, "--column", column).to_pylist())
+        queries = column_of(table, "--column", column)
+        check_queries(table.schema.field(column), model)
+        states = model.states(queries.to_pylist())
         write_table(table.drop_columns([column]).append_column("state", _lists(states)), Path(options.states))
 
 

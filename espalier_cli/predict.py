@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
@@ -40,8 +40,19 @@ BLOCK = 4096
 """Queries of a block."""
 AHEAD = 2
 """Blocks that are read ahead for each process: a file of any size need not fit into memory."""
+ANSWERS = ("items", "scores")
+"""Columns of the answers, besides fields."""
 REPORT_S = 2.0
 """Seconds between lines of progress."""
+
+TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
+EXPECTED = {
+    "history": "a column of lists of ids: strings or whole numbers",
+    "text": "a column of texts",
+    "vector": "a column of lists of numbers",
+    "features": "a column of structs of indices, lists of whole numbers, and values, lists of numbers",
+}
+"""Kind of queries → their column."""
 
 _model: Model | None = None  # in a worker process
 
@@ -83,12 +94,12 @@ def predict(options: argparse.Namespace) -> None:
     filters = (_json("--filter", options.filter), _json("--exclude-filter", options.exclude_filter))
     ask = Ask(options.m, options.beam, *filters, options.exclude_seen)
     job = Job(str(model.bundle.path), column, options.m_column, options.filter_column, ask, tuple(options.fields))
-    model.search([], ask.m, beam_size=ask.beam_size, fields=job.fields)  # raises for wrong options
-    model.mask(*filters)
+    model.answers(model.encoded([]), ask, job.fields)  # raises for wrong options
     total, schema, blocks = _queries(options, column, model)
-    answer_columns = {"items", "scores", *job.fields}
-    if reserved := sorted(answer_columns & {name for name in schema.names if name not in (column, job.m_column, job.filter_column)}):
-        raise InvalidInput("--queries", ", ".join(reserved), f"no columns {', '.join(sorted(answer_columns))}: the answers are called so")
+    other_columns = {name for name in schema.names if name not in (column, job.m_column, job.filter_column)}
+    for option, names, taken in (("--fields", {*job.fields}, ANSWERS), ("--queries", other_columns, {*ANSWERS, *job.fields})):
+        if reserved := sorted(names & {*taken}):
+            raise InvalidInput(option, ", ".join(reserved), f"no columns {', '.join(sorted(taken))}: the answers are called so")
     folder = out.with_name(f".{out.name}.parts")
     folder.mkdir(exist_ok=True)
     with file_lock(folder, InvalidInput("--out", str(out), "a file that no other run is writing now")):  # two runs would share the folder
@@ -156,17 +167,21 @@ def _pool(workers: int, job: Job) -> Iterator[ProcessPoolExecutor]:
 
 def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[int, pa.Schema, Iterator[pa.Table]]:
     """The number of queries, their schema, and blocks of them. Raises InvalidInput if a column is missing."""
-    file = Path(options.queries)
+    file, item = Path(options.queries), options.item or "item"
+    of_log, of_queries = ("--item", "--time"), ("--m-column", "--filter-column")
+    for option in of_log if options.user is None else of_queries:
+        if (value := getattr(options, option[2:].replace("-", "_"))) is not None:
+            raise InvalidInput(option, value, f"no such option with{'out' * (options.user is None)} --user")
     if options.user is not None:
         if column == options.user:
             raise InvalidInput("--column", column, "another name than that of the users")
-        table = as_table("--queries", file, (options.user, options.item))
-        lists = lists_of(table, options.user, options.item, options.time)
+        table = as_table("--queries", file, (options.user, item))
+        lists = lists_of(table, options.user, item, options.time)
         if skipped := len(table) - sum(map(len, lists.values())):
             print(f"{skipped:,} of {len(table):,} rows were left out: they have no user or no item", file=sys.stderr)
         rows = model.bundle.items.rows_of([item for items in lists.values() for item in items]) if lists else None
         if rows is not None and (rows < 0).all():
-            raise InvalidInput("--item", options.item, "ids that the model knows: it knows none of them")
+            raise InvalidInput("--item", item, "ids that the model knows: it knows none of them")
         users = pa.array([*lists], column_of(table, "--user", options.user).type)
         histories = pa.table({options.user: users, column: pa.array([*lists.values()], pa.list_(pa.string()))})
         size = len(histories)
@@ -182,6 +197,7 @@ def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[in
     for option, name in (("--column", column), ("--m-column", options.m_column), ("--filter-column", options.filter_column)):
         if name is not None and name not in schema.names:
             raise InvalidInput(option, name, f"one of the columns {', '.join(schema.names)}")
+    check_queries(schema.field(column), model)
     if options.m_column is not None and not pa.types.is_integer(schema.field(options.m_column).type):
         raise InvalidInput("--m-column", str(schema.field(options.m_column).type), "a column of whole numbers")
     filters = pa.null() if options.filter_column is None else schema.field(options.filter_column).type
@@ -217,17 +233,38 @@ def _with_items(job: Job, block: pa.Table, first: int, model: Model) -> pa.Table
     offsets = pa.array(np.append(0, np.cumsum(answers.count_B)), pa.int32())
     other_columns = [name for name in block.column_names if name not in (job.column, job.m_column, job.filter_column)]
     columns = {name: block.column(name) for name in other_columns}
-    lists = {"items": answers.ids, "scores": answers.scores} | answers.fields
+    lists = dict(zip(ANSWERS, (answers.ids, answers.scores), strict=True)) | answers.fields
     return pa.table(columns | {name: pa.ListArray.from_arrays(offsets, values) for name, values in lists.items()})
+
+
+def check_queries(column: pa.Field, model: Model) -> None:
+    """Raise InvalidInput if a column cannot hold the model's queries."""
+
+    def is_list(values: pa.DataType, *holds: Callable[[pa.DataType], bool]) -> bool:
+        tests = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+        return any(test(values) for test in tests) and any(hold(values.value_type) for hold in (*holds, pa.types.is_null))
+
+    def is_text(values: pa.DataType) -> bool:
+        return values.value_type in TEXTS if pa.types.is_dictionary(values) else values in TEXTS
+
+    numbers, kind, values = (pa.types.is_integer, pa.types.is_floating), model.bundle.manifest.query.kind, column.type
+    if kind == "features":
+        names = {"indices", "values"} <= {field.name for field in values} if pa.types.is_struct(values) else False
+        fits = names and is_list(values.field("indices").type, numbers[0]) and is_list(values.field("values").type, *numbers)
+    else:
+        fits = {"history": is_list(values, is_text, numbers[0]), "vector": is_list(values, *numbers), "text": is_text(values)}[kind]
+    if not fits:
+        raise InvalidInput("--column", f"{column.name}: {values}", EXPECTED[kind])
 
 
 def _values(values: list[Any], column: str, first: int, model: Model) -> list[Any]:
     """Queries as `Model.encoded` takes them. Raises InvalidInput for null."""
+    kind = model.bundle.manifest.query.kind
+    if kind == "features":
+        values = [value and (value["indices"], value["values"]) for value in values]
     for row, value in enumerate(values, first):
-        if value is None:
-            raise InvalidInput(f"{column}[{row}]", None, f"a {model.bundle.manifest.query.kind} query in every row")
-    if model.bundle.manifest.query.kind == "features":
-        return [(value["indices"], value["values"]) for value in values]
+        if value is None or (kind == "features" and (None in value or None in value[0])):
+            raise InvalidInput(f"{column}[{row}]", value, f"a {kind} query in every row")
     return values
 
 
@@ -307,7 +344,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--column", help="column of the queries (default: history, text, vector or features, as the model has them)")
     user = "column of the users of a log, whose histories are made of it: a name, or in text without a header a position from 0"
     parser.add_argument("--user", help=user)
-    parser.add_argument("--item", default="item", help="column of the items of a log (default %(default)s)")
+    parser.add_argument("--item", help="column of the items of a log (default item)")
     parser.add_argument("--time", help="column of the times of a log; `file`, the default: the rows are in order")
     parser.add_argument("--m", type=int, help="items a query (default: the model's)")
     parser.add_argument("--m-column", help="column that says how many items each query wants")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from espalier.bundle import Bundle
-from espalier.checks.heldout import RECALL_COLUMN, read_heldout
+from espalier.checks.heldout import RECALL_COLUMN, read_heldout, whole_histories
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind, pad_histories
@@ -90,7 +90,7 @@ def held_out_pairs(bundle: Bundle) -> list[EvaluationPair]:
     if not isinstance(bundle.manifest.query, HistoryKind):
         raise InvalidData("heldout", bundle.manifest.query.kind, "history queries")
     held_out = read_heldout(bundle)
-    histories = held_out.queries.array.astype(np.int64)
+    histories = [bundle.items.rows_of(ids) for ids in whole_histories(bundle, held_out)]
     return [EvaluationPair(i, row[row >= 0], rows) for i, (row, rows) in enumerate(zip(histories, held_out.relevant, strict=True))]
 
 

@@ -72,6 +72,12 @@ def read_heldout(bundle: Bundle, limit: int | None = None) -> HeldOut:
     return HeldOut(table_row_B, queries, [relevant[i] for i in table_row_B], known_relevance, recall_by_m)
 
 
+def whole_histories(bundle: Bundle, held_out: HeldOut) -> list[list[str]]:
+    """The item ids of held-out histories, with items that are older than the model reads."""
+    ids: list[list[str]] = bundle.heldout().column("history").take(pa.array(held_out.table_row_B)).to_pylist()
+    return ids
+
+
 def _relevance(bundle: Bundle, table: pa.Table, rows_of_queries: list[NDArray[np.int64]]) -> list[NDArray[np.float32]] | None:
     """The column `relevance`, a number for each id of `relevant`; None if there is no such column."""
     if RELEVANCE not in table.column_names:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import espalier
+from espalier.errors import InvalidQuery
 from espalier.file_lock import file_lock
 from espalier.queries import HistoryKind
 from espalier_cli import predict as module
@@ -438,6 +439,11 @@ def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: p
         ),
         (["--user", "user", "--column", "user"], "error: --column: got 'user', expected another name"),
         (["--user", "who"], "error: --user: got 'who', expected one of the columns user, history, most, only"),
+        (["--user", "user", "--m-column", "most"], "error: --m-column: got 'most', expected no such option with --user"),
+        (["--user", "user", "--filter-column", "only"], "error: --filter-column: got 'only', expected no such option with --user"),
+        (["--time", "at"], "error: --time: got 'at', expected no such option without --user"),
+        (["--item", "id"], "error: --item: got 'id', expected no such option without --user"),
+        (["--column", "most"], "error: --column: got 'most: int64', expected a column of lists of ids"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(
@@ -462,6 +468,41 @@ def test_what_is_wrong_with_a_query_is_said_by_the_process_that_answers(tmp_path
         assert f"error: {wrong}" in said
 
 
+@pytest.mark.parametrize(
+    ("queries", "said"),
+    [
+        (["a", "b"], "--column: got 'features: string', expected a column of structs of indices"),
+        ([{"indices": [0.5], "values": [1.0]}], "--column: got 'features: struct<indices: list<element: double>"),
+        (
+            [{"indices": [0], "values": [1.0]}, {"indices": None, "values": None}],
+            "features[1]: got (None, None), expected a features query",
+        ),
+        ([{"indices": [0, None], "values": [1.0, 2.0]}], "features[0]: got ([0, None], [1.0, 2.0]), expected a features query"),
+    ],
+)
+def test_queries_of_features_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], queries: list[Any], said: str) -> None:
+    rng = np.random.default_rng(0)
+    espalier.XRLinear().fit(rng.random((40, 5)), rng.random((40, 3)) < 0.5).save(tmp_path / "labels/1")
+    pq.write_table(pa.table({"features": queries}), tmp_path / "queries.parquet")
+    asked = ["--model", tmp_path / "labels", "--queries", tmp_path / "queries.parquet", "--out", tmp_path / "top.parquet"]
+    assert run(*asked, "--workers", 1) == 1
+    assert f"error: {said}" in capsys.readouterr().err
+
+
+def test_fields_called_as_the_answers_are_refused(tmp_path: Path, queries: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = pa.table({"user": [f"u{k % 20}" for k in range(80)], "item": [f"i{k // 10}" for k in range(80)]})
+    items = pa.table({"id": [f"i{k}" for k in range(8)], "score": range(8), "items": range(8)})
+    model = espalier.fit(log, user="user", item="item", items=items, kind="neighbours")
+    with pytest.raises(InvalidQuery, match=r"fields: got 'score', expected no columns query, rank, item, score"):
+        model.search([["i1"]], fields=["items", "score"])
+    model.save(tmp_path / "shop/1")
+    asked = ["--model", tmp_path / "shop", "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1, "--fields"]
+    assert run(*asked, "items") == 1
+    assert "error: --fields: got 'items', expected no columns items, scores" in capsys.readouterr().err
+    assert run(*asked, "score") == 0
+    assert pq.read_table(tmp_path / "top.parquet").column_names[-3:] == ["items", "scores", "score"]
+
+
 def test_rows_and_states_are_written(queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def write(*arguments: Any) -> int:
         return embed(["--model", str(SAMPLE), *map(str, arguments)], "espalier embed")
@@ -478,3 +519,6 @@ def test_rows_and_states_are_written(queries: Path, tmp_path: Path, capsys: pyte
     assert "--states: got" in capsys.readouterr().err
     assert write("--queries", tmp_path / "states.parquet", "--column", "user", "--states", tmp_path / "more.parquet") == 1
     assert "--queries: got 'state', expected no column of this name" in capsys.readouterr().err
+    assert write("--items", tmp_path / "rows.parquet", "--column", "history") == 1
+    assert write("--queries", queries, "--column", "most", "--states", tmp_path / "more.parquet") == 1
+    assert "--column: got 'most: int64', expected a column of lists of ids" in capsys.readouterr().err

@@ -298,6 +298,8 @@ def test_an_estimator_learns_labels_of_sparse_rows() -> None:
     dense = dense[(dense[:, :20] > 0.4).any(axis=1)]
     X, Y = sp.csr_matrix(dense), sp.csr_matrix((dense[:, :20] > 0.4).astype(np.float32))
     model = espalier.XRLinear(seed=2).fit(X, Y)
+    assert model.model_ is not None
+    assert model.model_.bundle.manifest.data["queries"] == X.shape[0], "of all points"
     found = model.predict(X, m=3)
     assert found.shape == (X.shape[0], 3)
     assert np.mean([Y[b, found[b, 0]] > 0 for b in range(len(found))]) > 0.9
@@ -312,9 +314,12 @@ def test_an_estimator_learns_labels_of_sparse_rows() -> None:
         model.predict(dense[:, 1:])
     scores = model.decision_function(X, m=3)
     assert scores.shape == Y.shape
-    np.testing.assert_array_equal(np.asarray(scores.argmax(axis=1)).ravel(), found[:, 0])
+    np.testing.assert_array_equal(np.asarray(scores[np.arange(len(found)), found[:, 0]]).ravel(), scores.max(axis=1).toarray().ravel())
     assert espalier.XRLinear(**model.get_params()).fit(X, Y).predict(X, m=3).tolist() == found.tolist()
-    assert model.set_params(seed=5).get_params()["seed"] == 5
+    assert model.set_params(seed=5, test_share=0.5).get_params() == {"unit": True, "test_share": 0.5, "seed": 5}
+    halved = espalier.XRLinear(test_share=0.5).fit(X, Y).model_
+    assert halved is not None
+    assert halved.bundle.manifest.data["queries"] == X.shape[0] - round(X.shape[0] / 2)
     with pytest.raises(InvalidInput, match=r"Y: got '3 rows'"):
         model.fit(X, Y[:3])
     with pytest.raises(InvalidInput, match="not fitted"):

@@ -186,6 +186,7 @@ def test_a_log_is_halved_by_user_to_measure_on_it(model: Model) -> None:
 def test_held_out_queries_of_one_version_measure_another(model: Model, tmp_path: Path) -> None:
     held = model.held_out()
     assert held.column_names == ["history", "relevant"]
+    assert held.column("history").to_pylist() == model.bundle.heldout().column("history").to_pylist(), "also what it does not read"
     model.save(tmp_path / "books/1")
     other = espalier.open(tmp_path / "books", "cpu", frame="arrow")
     assert other.evaluate(held).equals(model.evaluate())
@@ -195,6 +196,12 @@ def test_held_out_queries_of_one_version_measure_another(model: Model, tmp_path:
     (row,), (before,) = (model.evaluate(table, ms=[50]).to_pylist() for table in (more, held))
     assert row["queries"] == before["queries"]
     assert row["recall"] < before["recall"], "what it does not know it misses"
+    found = model.search([["libgl1"]], m=1).column("item").to_pylist()
+    asked = pa.table({"history": [["libgl1"], None], "relevant": [[*found, "unknown", "unknown"], None]})
+    (row,) = model.evaluate(asked, ms=[10]).to_pylist()
+    assert (row["recall"], row["queries"]) == (0.5, 1), "an item counts once"
+    numbers = pa.table({"history": [[1, 2]], "relevant": [[3]]})
+    assert model.evaluate(numbers, ms=[10]).column("recall").to_pylist() == [0], "as text"
 
 
 def test_rows_and_states_give_the_scores(model: Model) -> None:

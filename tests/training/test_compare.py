@@ -342,6 +342,20 @@ def test_methods_that_ended_early_are_run_again_with_more_time(log: Path, tmp_pa
     assert run(None) == run(90) == []
 
 
+def test_a_tree_that_cannot_be_trained_is_tried_once_and_its_fusions_are_not_judged(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[None] = []
+
+    def broken(*_: Any, **__: Any) -> None:
+        tries.append(None)
+        raise FloatingPointError("the loss is nan")
+
+    monkeypatch.setattr(recipe, "train_and_export", broken)
+    report = compare(asked(log, "truth", "recipe", "fusion:recipe:truth"), None)
+    assert (len(tries), [row["method"] for row in report["rows"]]) == (1, ["truth"])
+    reasons = {entry["method"]: entry["reason"] for entry in report["not_judged"]}
+    assert reasons["fusion:recipe:truth"] == "recipe is not judged: the loss is nan"
+
+
 # -- the plan, and what is not judged ---------------------------------------------------------------------------------------
 
 

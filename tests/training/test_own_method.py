@@ -315,10 +315,14 @@ def test_another_file_of_that_name_is_measured_again(log: Path, tmp_path: Path) 
     table = answers(tmp_path / "asked", False)
     for part in (table, table.filter(pc.greater(table["rank"], 20)), table):
         pq.write_table(part, "mine.parquet")
-        assert command("compare", "--config", log, "--methods", "popularity", "--own", "mine.parquet", "--json", "report.json").status == 0
+        asked = ["compare", "--config", log, "--json", "report.json", "--methods"]
+        assert command(*asked, "popularity,fusion:mine:popularity", "--own", "mine.parquet").status == 0
+        assert command(*asked, "popularity").status == 0, "a run without it forgets nothing of it"
         rows = {row["method"]: row for row in json.loads(Path("report.json").read_text())["rows"]}
-        found.append(rows["mine"]["figures"]["recall@10"]["mean"])
-    assert found[0] == found[2] > found[1]
+        found.append([rows[name]["figures"]["recall@10"]["mean"] for name in ("mine", "fusion:mine:popularity")])
+    assert found[0] == found[2]
+    assert found[0][0] > found[1][0]
+    assert found[0][1] != found[1][1]
 
 
 @pytest.mark.parametrize(("name", "known"), [("als.v1.parquet", "als.v1"), ("MINE.PARQUET", "MINE"), (".parquet", None)])

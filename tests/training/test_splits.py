@@ -196,13 +196,14 @@ def test_a_second_file_says_what_is_relevant_and_validation_hides_as_much(tmp_pa
     assert order == "file" or any(relevant != everything[int(name[1:])][-2:] for name, (_, relevant) in hidden.items())
 
 
-def test_users_of_a_second_file_may_have_few_events(tmp_path: Path) -> None:
+def test_users_of_a_second_file_may_have_few_events(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "train.txt").write_text("".join(f"u{user} a b c d\n" for user in range(5)))
     (tmp_path / "test.txt").write_text("u1 d\n")
     form = ListsFormat(format="lists", separator=" ", min_user_events=4, min_item_events=2)
     log = read_interactions(tmp_path / "train.txt", form, tmp_path)
     split = split_log(log, FileSplit(kind="file", test=tmp_path / "test.txt"), form, tmp_path, seed=1)
     assert named(split, split.test) == [("u1", ["a", "b", "c", "d"], ["d"])]
+    assert "test.txt: 1 of 1 relevant items are in the log for the same user, too" in caplog.text
 
 
 def test_of_very_many_queries_some_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,6 +336,7 @@ def test_a_model_is_measured_on_the_queries_of_its_protocol(trained_under: Train
     held, of_log = held_out_pairs(bundle), held_out_log(bundle, log).pairs
     assert len(held) == len(of_log) == queries
     assert [set(pair.relevant) for pair in held] == [set(pair.relevant) for pair in of_log]
+    assert [pair.history.tolist() for pair in held] == [pair.history.tolist() for pair in of_log], "also what the model does not read"
     if relevant is not None:
         assert {len(pair.relevant) for pair in held} == {relevant}
     of_ranker = from_log(bundle, None, "training", exclude_seen=False)

@@ -108,7 +108,7 @@ def compare(options: CompareOptions, json_file: Path | None) -> Report:
         minutes, report["minutes"] = report["minutes"], _minutes(options)
         has_more_time = minutes is not None and (options.seconds is None or options.seconds > 60 * minutes)
         _drop_rows_to_run_again(figures, report, has_more_time, options.own_digests)
-        report["own"] = dict(options.own_digests)
+        report["own"] |= options.own_digests
         done = {row["method"] for row in report["rows"]}
         missing = in_order([name for name in options.methods if name not in done])
         report["not_judged"] = [entry for entry in report["not_judged"] if entry["method"] not in missing]
@@ -250,10 +250,12 @@ def _minutes(options: CompareOptions) -> float | None:
 
 def _drop_rows_to_run_again(figures: Mapping[Key, Figures], report: Report, has_more_time: bool, own_digests: Mapping[str, str]) -> None:
     """Drop methods whose figures of single queries are lost: nothing can be compared with them. With more time than the earlier run had,
-    drop methods that ended early, too. own_digests: see `CompareOptions`."""
+    drop methods that ended early, too. Drop the caller's methods whose file has changed, and fusions with them.
+    """
+    changed = {name for name, digest in own_digests.items() if report["own"].get(name, digest) != digest}
     dropped = {row["method"] for row in report["rows"] if (row["method"], row["seed"], row["beam_size"]) not in figures}
     dropped |= {fit["method"] for fit in report["fits"] if fit["ended"] and has_more_time}
-    dropped |= {name for name, digest in own_digests.items() if report["own"].get(name, digest) != digest}
+    dropped |= {row["method"] for row in report["rows"] if changed & {row["method"], *row["method"].split(":")[1:]}}
     dropped |= {row["method"] for row in report["rows"]} - {fit["method"] for fit in report["fits"]}
     for part in ("rows", "fits"):
         report[part] = [entry for entry in report[part] if entry["method"] not in dropped]

@@ -88,6 +88,7 @@ class Contest:
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
     clock: Clock = time.monotonic
     _entries: dict[tuple[str, bool], Entry] = field(default_factory=dict)
+    _refused: dict[tuple[str, bool], str] = field(default_factory=dict)
     _recipe: Recipe | None = None
     _costs: Costs | None = None
 
@@ -129,13 +130,19 @@ class Contest:
 
         exclude_seen  whether options are chosen with seen items left out; slow baselines are chosen once, as `search.exclude_seen` says
 
-        Raises one of REFUSALS if it cannot be fitted to this log.
+        Raises one of REFUSALS if it cannot be fitted to this log. It is tried once: a fusion with it is refused, too.
         """
         if name in self.baselines and name not in TUNED_FOR_EACH:
             exclude_seen = self.config.search.exclude_seen
         key = name, exclude_seen
+        if key in self._refused:
+            raise EspalierError(f"{name} is not judged: {self._refused[key]}")
         if key not in self._entries:
-            self._entries[key] = self._fit(name, exclude_seen, seconds)
+            try:
+                self._entries[key] = self._fit(name, exclude_seen, seconds)
+            except REFUSALS as refusal:
+                self._refused[key] = reason_of(refusal)
+                raise
         return self._entries[key]
 
     def _fit(self, name: str, exclude_seen: bool, seconds: float | None) -> Entry:

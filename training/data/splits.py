@@ -240,6 +240,11 @@ def _by_file(interactions: Interactions, config: FileSplit, log_format: LogForma
         share = test_log.event_count / (test_log.event_count + interactions.event_count)
     if lost_users or lost_items:
         log.warning("%s: %d users and %d items of other users are not in the log; they are left out", config.test, lost_users, lost_items)
+    if learned := sum(int(np.isin(pair.relevant, pair.history).sum()) for pair in test):
+        log.warning(
+            "%s: %d of %d relevant items are in the log for the same user, too. If these are the same events, leave them out of the log",
+            *(config.test, learned, sum(len(pair.relevant) for pair in test)),
+        )
     validation, kept_E = _hidden(interactions, share, config.validation_share, seed)
     lists = with_events(interactions, lambda events: kept_E[events], work)
     return Split(lists, np.flatnonzero(np.diff(lists.offset_U1)), validation, test, config)

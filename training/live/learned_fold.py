@@ -37,6 +37,7 @@ from ..neighbours.cooccurrence import lists_of
 from ..neighbours.fit import WITHOUT_ORDER, fit_neighbours
 from ..specification.deep import DeepConfig
 from ..specification.models import config_of
+from ..specification.splits import DateSplit
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,10 @@ class Lesson:
     journal: JournalItems
     trained: int
     work: Path
+
+    def holds_out_as(self, bundle: Bundle) -> bool:
+        """Whether the events of a bundle's held-out queries are certainly held out of the log: by date, or if it is the training log."""
+        return isinstance(self.split.config, DateSplit) or self.split.lists.fingerprint == bundle.manifest.data.get("sha256")
 
 
 def read_split(bundle: Bundle, file: Path, work: Path) -> Split:

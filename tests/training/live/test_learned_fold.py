@@ -259,6 +259,10 @@ def test_a_fold_finds_live_items_where_the_log_says_that_they_belong(models: Pat
     assert command("fold", "--model", models / "planted" / "1", "--out", models / "planted" / "3", "--log", log).status == 0
     plain, after = (Bundle.open(models / "planted" / version) for version in "23")
     assert rank_of(after, item, 0) < 15 <= rank_of(plain, item, 0)
+    assert "test" in plain.manifest.metrics
+    assert "test" not in after.manifest.metrics, "the log of today may have the answers"
+    assert command("fold", "--model", models / "planted/1", "--out", models / "planted/7", "--log", models / "log.csv").status == 0
+    assert "test" in Bundle.open(models / "planted/7").manifest.metrics, "of the training log"
     counts = after.label_counts()
     assert counts is not None
     assert counts.counts_I[after.items.rows_of([item])[0]] > 10
