@@ -402,8 +402,10 @@ def test_completion_knows_live_items_by_what_they_are_called_now(live: Live) -> 
     assert completed("anoth") == ["item-1"]
     assert completed("NEW") == ["new"]
     assert completed("title 1", 3) == ["item-11", "item-12", "item-13"]
+    live.put("new-without-fields", like=("item-1",))
+    assert completed("new") == ["new", "new-without-fields"]
     live.delete("new")
-    assert completed("new") == []
+    assert completed("new") == ["new-without-fields"]
 
 
 def test_the_ranker_sees_live_items_as_they_are(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
