@@ -121,7 +121,7 @@ class Batcher:
         if self._clock() >= deadline:
             raise DeadlinePassed(SEARCH_TOO_LATE)
         loop = asyncio.get_running_loop()
-        if priority is Priority.NORMAL and (answer := await self._search_inline(queries, params, deadline, loop)) is not None:
+        if priority is Priority.NORMAL and (answer := await self._search_inline(queries, params, deadline, loop, fixed_beam)):
             return answer
         context = SearchContext(deadline if self.limits.calls > 1 and deadline < float("inf") else None, origin)
         queue, size = self._queue, self.limits.max_batch
@@ -223,7 +223,7 @@ class Batcher:
         return RequestPart(queries, params, loop.create_future(), deadline, beam_size, cost_s, share_s, context, fixed_beam, key)
 
     async def _search_inline(
-        self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop
+        self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop, fixed_beam: bool
     ) -> Answer | None:
         """The answer if the event loop itself may search for it, else None. Raises EngineFailed."""
         if len(queries) != 1 or not self._cost.is_short(int(params.beam_size_B[0]), self.limits.inline_s):
@@ -241,7 +241,7 @@ class Batcher:
             if not is_idle or len(arrivals) > 1 or not self._engine_locks[0].acquire(blocking=False):
                 return None
         try:
-            part = self._part(queries, params, deadline, NO_CONTEXT, loop)
+            part = self._part(queries, params, deadline, NO_CONTEXT, loop, fixed_beam)
             (answer,) = self._search_call([part], part.cost_s)
         finally:
             self._engine_locks[0].release()

@@ -18,6 +18,7 @@ from espalier.errors import InvalidQuery
 from espalier.manifest import MAX_TREES
 
 from ..http.dependencies import Name, Service, as_json, service_of
+from ..http.schemas import MAX_VERSION
 from ..retrieval.facets import facets as find_facets
 from ..retrieval.request import parsed_filter
 from ..retrieval.subtree import TreeView, describe_node
@@ -31,7 +32,6 @@ MAX_NAME = 512
 """Longest name of a column, or id, in characters."""
 MAX_FILTER = 1 << 16
 """Longest filter, in characters of its JSON. The head of a request has no room for more."""
-MAX_VERSION = (1 << 63) - 1
 
 Version = Annotated[int | None, Query(ge=1, le=MAX_VERSION, description="Version of the model; without it the default.")]
 Tree = Annotated[int, Query(ge=0, le=MAX_TREES, description="Number of a tree of a forest, from 0.")]

@@ -10,7 +10,11 @@ from espalier.manifest import RankerInfo, SearchDefaults, StackingInfo, TailInfo
 from espalier.queries import QueryKind
 from espalier.serving import MAX_NAMED
 
+from ..keys_file import Role
 from ..retrieval.schemas import Ids, StrictBody
+
+MAX_VERSION = (1 << 63) - 1
+"""The audit log, which is JSON, has no larger numbers."""
 
 
 class Version(BaseModel):
@@ -118,11 +122,11 @@ class Model(BaseModel):
 
 class Models(BaseModel):
     models: list[Model]
-    keys: list[Literal["admin", "retrieve", "write"]] = Field(description="Roles that have keys; empty on a service that is open to all.")
+    keys: list[Role] = Field(description="Roles that have keys; empty on a service that is open to all.")
 
 
 class VersionRequest(StrictBody):
-    version: int = Field(ge=1, description="A version in the models folder.")
+    version: int = Field(ge=1, le=MAX_VERSION, description="A version in the models folder.")
 
 
 class LoadRequest(VersionRequest):

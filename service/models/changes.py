@@ -164,10 +164,12 @@ class Changes:
                     now = await self._serve(entry, now, set(), set(), before.default)
                 log.info("%s: version %d answers all requests that name none", entry.name, before.default)
                 return before, _served(entry, now)
-            now = await self._loaded(entry, now, candidate.version)
-            default = _served(entry, now).default
+            default = before.default
             if candidate.version == default:
                 raise Conflict(f"Version {default} is the default of {spelled(entry.name)}; the candidate must be another one.")
+            if default not in entry.ready:  # else loading would make the candidate the default
+                raise Conflict(f"Version {default}, the default of {spelled(entry.name)}, does not serve: set another default first.")
+            now = await self._loaded(entry, now, candidate.version)
             now = await self._serve(entry, now, {candidate.version}, set(), default, candidate)
             log.info("%s: version %d is tried on some requests", entry.name, candidate.version)
             return before, _served(entry, now)

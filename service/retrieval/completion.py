@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from espalier.items import ItemTable
-from espalier.live.items import LiveItem, LiveItems
+from espalier.live.items import NO_FIELDS, LiveItem, LiveItems
 
 from ..retrieval.scans import Check
 
@@ -62,9 +62,9 @@ def _live_completions(live: LiveItems, prefix: str, limit: int, check: Check) ->
         if handle % LIVE_ENTRIES == 0:
             check()
         entry = live.entry_at(handle)
-        if entry is None or entry.is_deleted or entry.fields is None:
+        if entry is None or entry.is_deleted or (entry.fields is None and entry.item_row < len(live.trained)):
             continue
-        title = entry.fields.get("title")
+        title = (entry.fields or NO_FIELDS).get("title")
         title = title if isinstance(title, str) else None
         if entry.id.casefold().startswith(start) or (title or "").casefold().startswith(start):
             completions.append({"id": entry.id, "title": title})

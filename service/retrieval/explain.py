@@ -126,7 +126,7 @@ class _Query:
         self.retrieved_M = result.item_rows_BM[b, : result.count_B[b]]
         self.ranks_M, self.keys_M = result.ranks_BM[b], result.keys_BM[b]
         self.count, self.eligible = int(final.count_B[b]), int(final.eligible_B[b])
-        self.reranking, self.memory = _Reranking.of(checked, encoded, result, b, final), bundle.memory
+        self.reranking, self.memory = _Reranking.of(checked, view, encoded, result, b, final), bundle.memory
 
     def outcome_of(self, row: int) -> dict[str, Any]:
         """The place at which an eligible item was returned, or the level on which it was dropped."""
@@ -170,7 +170,9 @@ class _Reranking:
     features_NF: NDArray[np.float32]
 
     @staticmethod
-    def of(checked: CheckedRequest, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates) -> _Reranking | None:
+    def of(
+        checked: CheckedRequest, view: View, encoded: EncodedRequest, result: SearchResult, b: int, final: Candidates
+    ) -> _Reranking | None:
         """The re-ranking of query b; None if nothing was re-ranked."""
         reranker = checked.model.reranker
         if final.reranked is None or reranker is None:
@@ -178,8 +180,7 @@ class _Reranking:
         score_M = final.reranked.score_BM[b]
         scored = int(np.count_nonzero(~np.isnan(score_M)))
         candidates = result.item_rows_BM[b, :scored], result.ranks_BM[b, :scored], result.scores_BM[b, :scored]
-        live = checked.model.live.newest().candidates
-        features_NF = reranker.features.of(encoded.queries, b, *candidates, encoded.caller_features[b], live)
+        features_NF = reranker.features.of(encoded.queries, b, *candidates, encoded.caller_features[b], view.candidates)
         return _Reranking(reranker.features.names, final.reranked.retrieved_BM[b], score_M, features_NF)
 
     def place_of(self, retrieved: int) -> int:

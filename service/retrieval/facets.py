@@ -158,7 +158,7 @@ def _histogram(column: Column, check: Check) -> dict[str, Any]:
         return {}
     fractions = np.linspace(0, 1, BINS + 1)
     edges = least * (1 - fractions) + most * fractions  # not least + at * (most − least): the difference may overflow
-    edges[-1] = most
+    edges = np.maximum.accumulate(np.minimum(edges, most))  # between close numbers, rounding makes some edges decrease
     counts = np.zeros(BINS, np.int64)
     for block in column.blocks(check):
         counts += np.histogram(np.asarray(present_values(block).values, np.float64), edges)[0]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.queries import QueryBatch
-from espalier.rerank.features import CallerFeatures
+from espalier.rerank.features import CallerFeatures, LiveCandidates
 from espalier.rerank.ranker import Reranked
 from espalier.search import SearchResult
 
@@ -39,18 +39,21 @@ class Candidates:
 
 
 def second_stage(
-    checked: CheckedRequest, queries: QueryBatch, caller_features: Sequence[CallerFeatures], result: SearchResult
+    checked: CheckedRequest,
+    queries: QueryBatch,
+    caller_features: Sequence[CallerFeatures],
+    result: SearchResult,
+    live: LiveCandidates | None,
 ) -> Candidates:
     """Apply min_score, then the ranker, then m, to the result of a search for max(m, depth) items.
 
-    `min_score` does not change whether a query is complete.
+    `min_score` does not change whether a query is complete. live: the live items that the request sees.
     """
     min_score, reranker, count_B = checked.request.min_score, checked.model.reranker, result.count_B
     if min_score is not None:  # best first, so the items to keep come first
         count_B = np.minimum(count_B, np.count_nonzero(result.scores_BM >= min_score, axis=1))
     if reranker is None or not checked.depth:
         return Candidates(result.item_rows_BM, result.scores_BM, count_B, count_B, result.complete_B)
-    live = checked.model.live.newest().candidates
     reranked = reranker.rerank(queries, replace(result, count_B=count_B), checked.depth, caller_features, live)
     return Candidates(
         reranked.of(result.item_rows_BM),

@@ -79,8 +79,10 @@ class TreeView:
     def _live_leaf(self, node: int) -> int | None:
         """The parent of a live leaf; None if `node` is not a live leaf."""
         handle = node - self.tree.node_count
-        entry = 0 if self.leaves is None else int(self.leaves.of_handles(np.array([handle]))[0])
-        return None if self.leaves is None or not entry else int(self.leaves.entries.rows[entry, PARENT])
+        if self.overlay is None or self.leaves is None or handle not in range(self.overlay.handles):
+            return None
+        entry = int(self.leaves.of_handles(np.array([handle]))[0])
+        return int(self.leaves.entries.rows[entry, PARENT]) if entry else None
 
     def first_descendants(self, nodes_K: Int64, level: int, descendant_level: int) -> Int64:
         """int64[K]: the first descendant of each node on a deeper level; one past that level's end for the node after `level`'s last."""

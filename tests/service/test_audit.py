@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import Conflict, Unauthorized
+from service.http.schemas import MAX_VERSION
 from service.watch.audit import Audit, BeforeAfter, Origin
 from service.watch.logs import BURST, MAX_PLAIN, PER_S, SUMMARY_S, TEXT, JsonFormatter
 from service.watch.metrics import AUTH_FAILURES, Metrics
@@ -187,6 +188,7 @@ def test_a_change_that_fails_is_told_with_its_reason(guarded: Running, versions:
     for method, path, body, status, detail in (
         ("POST", "load", {"version": 1}, 409, "SHA-256"),
         ("POST", "load", {"version": 9}, 404, "no version 9"),
+        ("POST", "load", {"version": MAX_VERSION}, 404, f"no version {MAX_VERSION}"),
         ("POST", "unload", {"version": 2}, 409, "is the default"),
         ("PUT", "removed", {"ids": []}, 412, "If-Match"),
     ):
@@ -197,6 +199,9 @@ def test_a_change_that_fails_is_told_with_its_reason(guarded: Running, versions:
         assert (line["outcome"], line["status"], line["key"], line["level"]) == ("failed", status, ADMIN_ID, "WARNING")
         assert detail in line["detail"]
         assert "before" not in line
+    for path in ("load", "unload", "default"):  # JSON lines have no larger numbers
+        answer = guarded.client.post(f"/models/books/{path}", json={"version": MAX_VERSION + 1}, headers=bearer(ADMIN))
+        assert answer.status_code == 422, answer.text
 
 
 async def test_a_change_whose_client_has_gone_is_told_when_it_is_done(caplog: pytest.LogCaptureFixture) -> None:

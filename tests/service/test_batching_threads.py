@@ -396,10 +396,14 @@ async def test_a_search_of_the_event_loop_is_waited_for_before_the_engine_may_cl
     assert await batcher.drain(10)
 
 
-async def test_near_the_deadline_the_beam_shrinks_inline_too(new_batcher: NewBatcher) -> None:
+@pytest.mark.parametrize(("fixed_beam", "beam_size"), [(False, 2), (True, 5)])
+async def test_near_the_deadline_the_beam_shrinks_inline_too_unless_it_is_fixed(
+    new_batcher: NewBatcher, fixed_beam: bool, beam_size: int
+) -> None:
     engine, batcher = await seen(new_batcher, smallest_beam_size=1)
-    answer = await ask(batcher, 1, beam_size=5, deadline=asyncio.get_running_loop().time() + SHORT_S / 2)
-    assert (answer.beam_size, answer.degraded, engine.inline) == (2, True, [False, True])
+    deadline = asyncio.get_running_loop().time() + SHORT_S / 2
+    answer = await ask(batcher, 1, beam_size=5, deadline=deadline, fixed_beam=fixed_beam)
+    assert (answer.beam_size, answer.degraded, engine.inline) == (beam_size, not fixed_beam, [False, True])
 
 
 async def test_in_overload_all_queries_are_counted_in_the_queue(new_batcher: NewBatcher) -> None:

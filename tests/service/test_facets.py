@@ -212,6 +212,15 @@ def test_a_histogram_of_extreme_numbers_stays_finite(tmp_path: Path) -> None:
         assert sum(one["count"] for one in integers["histogram"]) == 4
 
 
+def test_a_histogram_of_close_numbers_counts_all_of_them(tmp_path: Path) -> None:
+    close = [19.99, 19.990000000000002, 19.990000000000002, 19.99]
+    with run(small(tmp_path, price=close)) as running:
+        bins = shown(running, "price", limit=1)["histogram"]
+    assert sum(one["count"] for one in bins) == 4
+    assert (bins[0]["min"], bins[-1]["max"]) == (min(close), max(close))
+    assert all(one["min"] <= one["max"] for one in bins)
+
+
 def test_a_catalogue_of_many_blocks_is_counted_whole(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(5):
         live.put(f"new-{i}", like=(f"item-{i}",), fields={"colour": "grey", "tags": ["z", "a"]})

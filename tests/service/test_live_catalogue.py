@@ -402,8 +402,10 @@ def test_completion_knows_live_items_by_what_they_are_called_now(live: Live) -> 
     assert completed("anoth") == ["item-1"]
     assert completed("NEW") == ["new"]
     assert completed("title 1", 3) == ["item-11", "item-12", "item-13"]
+    live.put("new-without-fields", like=("item-1",))
+    assert completed("new") == ["new", "new-without-fields"]
     live.delete("new")
-    assert completed("new") == []
+    assert completed("new") == ["new-without-fields"]
 
 
 def test_the_ranker_sees_live_items_as_they_are(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,3 +426,6 @@ def test_the_ranker_sees_live_items_as_they_are(models: Path, monkeypatch: pytes
         dear, changed = explained["results"][0]["explain"]["items"]
         assert dear["rank_features"] == {"attribute.price": 1000.0, "history.last": pytest.approx(1.0)}
         assert changed["rank_features"]["attribute.price"] == 500.0
+        trained = live.running.retrieve(queries=[{"history": []}], rerank=True, m=40, beam_size=64, live=False, explain_items=["item-2"])
+        assert trained["results"][0]["items"][0]["id"] == "item-31"  # the largest price of training
+        assert trained["results"][0]["explain"]["items"][0]["rank_features"]["attribute.price"] == 2.0

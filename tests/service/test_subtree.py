@@ -182,8 +182,9 @@ def test_live_items_hang_where_they_were_placed(models: Path, monkeypatch: pytes
         for item in ("new-1", "item-3"):
             gone = refused(live.running, f"tree?item={item}")
             assert (gone["status"], gone["detail"]) == (404, f'"{item}" was deleted.')
-        gone = refused(live.running, f"tree/{nodes + 1}")
-        assert (gone["status"], f"{nodes} + HANDLE" in gone["detail"]) == (404, True)
+        for number in (nodes + 1, -1, 10**20, -(10**20)):
+            gone = refused(live.running, f"tree/{number}")
+            assert (gone["status"], f"{nodes} + HANDLE" in gone["detail"]) == (404, True)
 
 
 def test_every_tree_of_a_forest_is_shown(tmp_path: Path) -> None:

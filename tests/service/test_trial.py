@@ -21,6 +21,7 @@ from service.models.trial import hash_fraction, is_tried
 from service.retrieval.shadow import MAX_RUNNING, MAX_VALUES
 from service.watch.trial_figures import figures
 from tests.service.fake_engine import FakeEngine
+from tests.service.models.registry import damage
 from tests.service.own_time import settled
 from tests.service.running import ITEMS, Json, Running, bearer, counted, problem, run, small_model
 from tests.waiting import until
@@ -211,6 +212,19 @@ def test_a_wrong_candidate_changes_nothing(both: Path, body: Json, status: int, 
         assert said in json.dumps(problem(answer))
         assert running.client.get("/models/books").json()["candidate"] is None
     assert (both / "books" / "serving.json").read_text() == before
+
+
+def test_a_candidate_beside_a_default_that_does_not_serve_changes_nothing(versions: Path) -> None:
+    file = versions / "books" / "serving.json"
+    file.write_text(json.dumps({"generation": 1, "versions": [2], "default": 2}))
+    damage(versions / "books" / "2")
+    with run(versions, admin_keys=ADMIN) as running:
+        before = file.read_text()
+        refusal = running.client.request("PUT", "/models/books/candidate", json={"version": 1, "share": 0.5}, headers=bearer(ADMIN))
+        assert problem(refusal)["status"] == 409
+        assert "does not serve" in problem(refusal)["detail"]
+        assert file.read_text() == before
+        assert running.client.post("/retrieve", json={"queries": [{"history": []}]}).status_code == 503
 
 
 def test_changes_of_the_candidate_are_audited(both: Path, caplog: pytest.LogCaptureFixture) -> None:
