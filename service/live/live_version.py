@@ -162,16 +162,12 @@ class LiveVersion:
                     state.skip_to(changes[0].sequence)
             if left_out:
                 log.warning("%s version %d: %d operations are left out; first %s", self._name, self.version, len(left_out), left_out[0])
-            for operation in operations:
-                self._live_filters.touch(operation.id)
             self.recent.note(operations)
 
     def expire_held(self, operations: Sequence[Operation]) -> None:
         """See `LiveState`."""
         with self._lock:
             self.state.expire_held(operations, time.time())
-            for operation in operations:
-                self._live_filters.touch(operation.id)
 
     def skip_to(self, sequence: int) -> None:
         """Count operations up to a sequence as applied."""
@@ -234,6 +230,7 @@ class LiveVersion:
         with self._lock:
             if self._engine is None or (self.is_empty and self.applied == self.through and not self.state.table.handles):
                 return
+            self._live_filters.update()
             overlay = self.state.overlay()
             self._newest = View(self.state.table, overlay, self._live_filters)
             self._engine.set_overlay(overlay)
