@@ -55,11 +55,11 @@ class LiveFilters:
 
     def _read(self, entry: LiveItem) -> None:
         """Read an item's fields; those of training if it has no others. A deleted item has no others: it frees its memory."""
-        row, fields = np.array([entry.item_row]), None if entry.is_deleted else entry.fields
-        has_trained_fields = fields is None and entry.item_row < len(self._table.trained)
+        row, fields, trained = np.array([entry.item_row]), None if entry.is_deleted else entry.fields, self._table.trained
+        has_trained_fields = fields is None and entry.item_row < len(trained)
         with self._columns_lock:
             for field, column in self._columns.items():
-                column.set(entry.handle, self._table.trained.values(field, row)[0] if has_trained_fields else (fields or NO_FIELDS).get(field))
+                column.set(entry.handle, trained.values(field, row)[0] if has_trained_fields else (fields or NO_FIELDS).get(field))
 
     # -- readers --------------------------------------------------------------------------------------------------------
 
