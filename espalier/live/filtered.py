@@ -42,25 +42,24 @@ class LiveFilters:
         self._last_masks: OrderedDict[Filter, SnapshotMask] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._lock = threading.Lock()  # guards all but the columns; held only briefly
-        for handle in range(table.handles):
-            if (entry := table.entry_at(handle)) is not None:
-                self._read(entry)
+        self.update()
 
     # -- the one writer -------------------------------------------------------------------------------------------------
 
-    def touch(self, item_id: str) -> None:
-        """Note that the fields of an item were changed, or that it is new."""
-        entry = self._table.entry(item_id)
-        if entry is not None:
-            self._read(entry)
+    def update(self) -> None:
+        """Read the fields of the items that have changed."""
+        while self._table.unread:
+            entry = self._table.entry_at(self._table.unread.pop())
+            if entry is not None:
+                self._read(entry)
 
     def _read(self, entry: LiveItem) -> None:
-        """Read an item's fields; those of training if it has no others."""
-        row, fields = np.array([entry.item_row]), entry.fields
-        has_trained_fields = fields is None and entry.item_row < len(self._table.trained)
+        """Read an item's fields; those of training if it has no others. A deleted item has no others: it frees its memory."""
+        row, fields, trained = np.array([entry.item_row]), None if entry.is_deleted else entry.fields, self._table.trained
+        has_trained_fields = fields is None and entry.item_row < len(trained)
         with self._columns_lock:
             for field, column in self._columns.items():
-                column.set(entry.handle, self._table.values(field, row)[0] if has_trained_fields else (fields or NO_FIELDS).get(field))
+                column.set(entry.handle, trained.values(field, row)[0] if has_trained_fields else (fields or NO_FIELDS).get(field))
 
     # -- readers --------------------------------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ class LiveItems:
         self._handle_of: dict[str, int] = {}
         self._row_of_live: dict[str, int] = {}  # ids that are no trained items and are live now
         self._fields_of_row: dict[int, Mapping[str, Any]] = {}  # of trained items whose fields were changed
+        self.unread: set[int] = set()  # handles whose entries the filters have to read
         self.characters = 0  # total of the fields of all entries that are not deleted
 
     # -- readers, on any thread -----------------------------------------------------------------------------------------
@@ -142,6 +143,7 @@ class LiveItems:
         old = self._entries[entry.handle]
         self.characters += _characters(entry) - (0 if old is None else _characters(old))
         self._entries[entry.handle] = entry
+        self.unread.add(entry.handle)
         if entry.item_row >= self._base:
             if entry.is_deleted:
                 self._row_of_live.pop(entry.id, None)

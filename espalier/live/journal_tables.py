@@ -22,6 +22,8 @@ PAGE_BYTES = 16 << 20
 """Bytes of bodies after which `since` and `current` return no further operation."""
 IDS = 500
 """Most ids or sequences of one SQL statement."""
+EXPIRES = b'"valid_until":'
+"""What a body with an expiry has. A text in another body may have it, too."""
 COLUMNS = "seq, id, kind, body, source_version, at"
 
 
@@ -59,6 +61,12 @@ class JournalTables(ABC):
         """As `since`, but only the last operation of each id, which is all that a replay needs."""
         condition = "seq > ? AND seq = (SELECT latest.seq FROM latest WHERE latest.id = ops.id) ORDER BY seq LIMIT ?"
         return self._operations(condition, (sequence, limit), PAGE_BYTES)
+
+    def expiring(self, sequence: int, until: int, limit: int) -> list[Operation]:
+        """As `current`, but only puts up to the sequence `until` whose items expire."""
+        condition = "seq > ? AND seq <= ? AND instr(body, ?) AND seq = (SELECT latest.seq FROM latest WHERE latest.id = ops.id)"
+        values = (sequence, until, EXPIRES, limit)
+        return self._operations(f"{condition} ORDER BY seq LIMIT ?", values, PAGE_BYTES)
 
     def latest(self, item_id: str) -> Operation | None:
         """The last operation of an id."""

@@ -175,15 +175,15 @@ def erase_user(journal: Journal, user: str) -> list[str]:
     changed: dict[str, None] = {}
     after = 0
     while block := journal.since(after, BLOCK):
-        after = block[-1].sequence
-        tagged = [operation for operation in block if user in operation.body.users]
-        if not tagged:
+        first, after = after, block[-1].sequence
+        if not any(user in operation.body.users for operation in block):
             continue
         with journal.writing() as transaction:
-            for operation in tagged:
-                body = operation.body.without(user).to_bytes()
-                transaction.connection.execute("UPDATE ops SET body = ? WHERE seq = ?", (body, operation.sequence))
-                changed[operation.id] = None
+            for operation in transaction.since(first, BLOCK):  # read anew: another person's events may have been erased meanwhile
+                if user in operation.body.users:
+                    body = operation.body.without(user).to_bytes()
+                    transaction.connection.execute("UPDATE ops SET body = ? WHERE seq = ?", (body, operation.sequence))
+                    changed[operation.id] = None
             transaction.note("erasures", transaction.erasures() + 1)
     until = time.monotonic() + READERS_S
     while journal.exists():

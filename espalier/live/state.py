@@ -146,13 +146,28 @@ class LiveState:
         for change, trained_row in zip(changes, rows.tolist(), strict=True):
             if change.sequence <= self.sequence:
                 continue
-            if change.kind == "put":
-                self._put(change, trained_row)
-            else:
-                self._delete(change.id, trained_row, change.sequence)
-                self.expired_until = max(self.expired_until, change.valid_until or -math.inf)
+            self._apply(change, trained_row)
             self.sequence = change.sequence
-            self._overlay = None
+
+    def expire_held(self, operations: Sequence[Operation], now: float) -> None:
+        """Have items of the bundle expire. operations: the last ones of items that expire, which the bundle holds.
+
+        A bundle stores no expiries. Rows and fields stay as they are in it.
+        """
+        rows = self.bundle.items.rows_of([operation.id for operation in operations])
+        for operation, row in zip(operations, rows.tolist(), strict=True):
+            if row >= 0 and operation.body.valid_until is not None:
+                kind: Literal["put", "delete"] = "delete" if operation.has_expired(now) else "put"
+                until, at = operation.body.valid_until, operation.at
+                self._apply(Change(operation.sequence, operation.id, kind, valid_until=until, at=at), row)
+
+    def _apply(self, change: Change, trained_row: int) -> None:
+        if change.kind == "put":
+            self._put(change, trained_row)
+        else:
+            self._delete(change.id, trained_row, change.sequence)
+            self.expired_until = max(self.expired_until, change.valid_until or -math.inf)
+        self._overlay = None
 
     def skip_to(self, sequence: int) -> None:
         """Count operations up to a sequence number as applied: the version was made with them, or they do not concern it."""

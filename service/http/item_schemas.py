@@ -140,7 +140,7 @@ class Change(Known):
 
 class ChangesAnswer(BaseModel):
     changes: list[Change] = Field(description="Ascending by sequence. There may be more even if they are fewer than `limit`.")
-    sequence: int = Field(description="Sequence of the last committed operation, the end of the feed.")
+    sequence: int = Field(description="The end of the feed: that of the last change once all changes were returned.")
     dropped: int = Field(
         description="Old deletes up to this sequence may be missing. If it is above `after`, and above its value when you began with "
         "after=0, you may lack deletes: begin again with after=0."

@@ -143,7 +143,7 @@ async def _feed(catalogue: LiveCatalogue, after: int, limit: int) -> bytes:
     committed = await catalogue.committed()  # not this worker's last applied operation: other workers may have committed more
     dropped = await catalogue.dropped()
     lines: list[bytes] = []
-    size = 0
+    size, last = 0, committed
     while len(lines) < limit and size < CHANGES_BYTES:
         step = await catalogue.changes(after, min(CHANGES_STEP, limit - len(lines)))
         for operation in step:
@@ -153,11 +153,12 @@ async def _feed(catalogue: LiveCatalogue, after: int, limit: int) -> bytes:
             if size >= CHANGES_BYTES:
                 break
         if not step:
+            last = after  # later numbers have no operation: they were skipped, or of deletes that were dropped
             break
     if await catalogue.dropped() != dropped:
         raise NotReady("The journal was compacted while it was read; ask again.")
-    last, journal = max(committed, after if lines else 0), orjson.dumps(await catalogue.identity())
-    return b'{"changes":[%s],"sequence":%d,"dropped":%d,"journal":%s}' % (b",".join(lines), last, dropped, journal)
+    journal = orjson.dumps(await catalogue.identity())
+    return b'{"changes":[%s],"sequence":%d,"dropped":%d,"journal":%s}' % (b",".join(lines), max(last, after), dropped, journal)
 
 
 class _FeedAnswer(Response):

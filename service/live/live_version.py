@@ -62,6 +62,7 @@ class LiveVersion:
     through  operations up to this one are in the bundle
     refused  why the version takes no live items; None: it does
     columns  of an item's fields
+    knows_expiries  whether the expiries of the items that it holds have been read
     parents  searches the version for parents, from any thread; until the version serves, only from the loader's
     """
 
@@ -77,6 +78,7 @@ class LiveVersion:
         self._filters = filters
         self._lock = threading.RLock()  # held while something is applied
         self._dropped = False  # whether its engine searches no more
+        self.knows_expiries = self.through == 0
         self.state = LiveState(bundle)
         trees, no_live_items = [single.tree for single in bundle.alone], LiveItems(bundle.items)
         self._live_filters = LiveFilters(trees, filters, self.state.table, self.state.touched)
@@ -160,9 +162,12 @@ class LiveVersion:
                     state.skip_to(changes[0].sequence)
             if left_out:
                 log.warning("%s version %d: %d operations are left out; first %s", self._name, self.version, len(left_out), left_out[0])
-            for operation in operations:
-                self._live_filters.touch(operation.id)
             self.recent.note(operations)
+
+    def expire_held(self, operations: Sequence[Operation]) -> None:
+        """See `LiveState`."""
+        with self._lock:
+            self.state.expire_held(operations, time.time())
 
     def skip_to(self, sequence: int) -> None:
         """Count operations up to a sequence as applied."""
@@ -223,8 +228,9 @@ class LiveVersion:
     def publish(self) -> None:
         """Show the applied operations to the engine's next call and to later requests."""
         with self._lock:
-            if self._engine is None or (self.is_empty and self.applied == self.through):
+            if self._engine is None or (self.is_empty and self.applied == self.through and not self.state.table.handles):
                 return
+            self._live_filters.update()
             overlay = self.state.overlay()
             self._newest = View(self.state.table, overlay, self._live_filters)
             self._engine.set_overlay(overlay)
@@ -259,7 +265,7 @@ class LiveVersion:
         if row < 0 or (entry is not None and entry.is_deleted):
             return None
         parent = int(view.path_of(self.bundle.tree, 0, row)[-2])
-        return None if parent < 0 else Placed(self.version, parent, TRAINED if entry is None else entry.by)
+        return None if parent < 0 else Placed(self.version, parent, TRAINED if entry is None else entry.by or TRAINED)
 
     @property
     def takes_fields(self) -> bool:

@@ -37,7 +37,11 @@ def replay(version: LiveVersion, journal: Journal, until: int | None = None, sto
 
     store  None: in transactions of this thread
     """
-    if version.refused is not None or (until is not None and version.applied >= until):
+    if version.refused is not None:
+        return
+    if not version.knows_expiries and journal.last_sequence() >= version.through:  # a host that follows may have less
+        _read_expiries(version, journal)
+    if until is not None and version.applied >= until:
         return
     end = journal.last_sequence() if until is None else until
     with _without_collections():
@@ -47,6 +51,16 @@ def replay(version: LiveVersion, journal: Journal, until: int | None = None, sto
             apply_all(version, operations, stored, store or journal.store_placements)
             if not operations:
                 version.skip_to(end)  # the rest was replaced by later operations
+    version.publish()
+
+
+def _read_expiries(version: LiveVersion, journal: Journal) -> None:
+    """Read when items expire that a version holds, and publish that."""
+    after = 0
+    while operations := journal.expiring(after, version.through, PAGE):
+        version.expire_held(operations)
+        after = operations[-1].sequence
+    version.knows_expiries = True
     version.publish()
 
 

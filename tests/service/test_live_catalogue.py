@@ -336,6 +336,23 @@ def test_a_version_that_holds_operations_replays_later_ones_alone(models: Path, 
         assert "held" not in found
 
 
+def test_items_that_a_version_holds_expire_in_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    until = time.time() + 1000
+    with live_service(models, monkeypatch) as live:
+        live.put("item-4", valid_until=until - 2000)
+        live.put("item-5", valid_until=until)
+        live.put("item-6", valid_until=until)
+        live.put("item-7", valid_until=until, like=("item-1",))
+        live.put("item-6", fields={"price": 2.0})
+    holds(models, 4)
+    with live_service(models, monkeypatch) as live:
+        assert {"item-4", "item-5", "item-6", "item-7"} - {*live.found("item-1")} == {"item-4"}
+        assert (placed := live.get("item-5").placed) is not None
+        assert placed.by == "trained"
+        live.catalogue.thread.call(lambda: live.catalogue.thread.served[1].expire(until))
+        assert not {"item-4", "item-5", "item-6", "item-7"} & {*live.found("item-1")}
+
+
 def test_sequences_go_on_above_those_that_a_version_holds_where_its_journal_is_gone(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holds(models, 500)
     with live_service(models, monkeypatch) as live:

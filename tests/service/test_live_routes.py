@@ -358,6 +358,20 @@ def test_the_feed_has_every_operation_in_order(shelf: Running) -> None:
     assert feed(shelf, after=2) == {"changes": [], "sequence": 2, "dropped": 0, "journal": "fake"}
 
 
+def test_the_feed_ends_where_numbers_without_operations_follow(
+    shelf: Running, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restore the journal goes on far above its last operation."""
+    put(shelf, "a")
+    put(shelf, "b")
+
+    async def committed() -> int:
+        return 1 << 32
+
+    monkeypatch.setattr(catalogue, "committed", committed)
+    assert [feed(shelf, after=after)["sequence"] for after in (0, 1, 2)] == [2, 2, 2]
+
+
 def test_the_feed_comes_in_pages(shelf: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(30):
         put(shelf, f"new-{i}", {"text": "x" * 100})

@@ -41,8 +41,10 @@ def replay_operations(bundle: Bundle, file: Path, operations: Iterable[Operation
     operations  ascending; the last one of each id is enough
     An item that cannot be placed is left out, with a warning.
     """
-    replay, left_out = _Replay(bundle), []
-    pending = [operation for operation in operations if operation.sequence > replay.state.sequence]
+    replay, left_out, held, pending = _Replay(bundle), list[str](), list[Operation](), list[Operation]()
+    for operation in operations:
+        (pending if operation.sequence > replay.state.sequence else held).append(operation)
+    replay.state.expire_held(held, now)
     journal = Journal(file, "read")
     try:
         stored = journal.placements(bundle.manifest.version, [operation.sequence for operation in pending])

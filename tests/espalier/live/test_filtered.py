@@ -44,7 +44,7 @@ class Catalogue:
 
     def apply(self, change: Change) -> None:
         self.state.apply([change])
-        self.filters.touch(change.id)
+        self.filters.update()
 
     def remove(self, ids: list[str]) -> None:
         rows = self.bundle.items.rows_of(ids)
@@ -148,7 +148,7 @@ def test_an_item_that_comes_while_a_filter_is_applied_is_left_to_the_next(
     mask = catalogue.filters.mask(catalogue.trained.parse({}, conditions) if barred else catalogue.trained.parse(conditions, {}), overlay)
     assert mask.live_R is not None
     assert mask.live_R.tolist() == [not barred]
-    catalogue.filters.touch("new")
+    catalogue.filters.update()
     assert catalogue.passing(conditions) == {"old", "new"}
 
 
@@ -169,7 +169,7 @@ def test_an_item_that_moves_after_the_filter_was_applied_is_found_where_it_is(tm
         parents = [alone.tree.level(alone.tree.height - 1)[child] for alone in bundle.alone]
         placements = tuple(Placement(t, parent, state.next_slot(t, parent), random_row(rng, bundle)) for t, parent in enumerate(parents))
         state.apply([Change(state.sequence + 1, item_id, "put", {"colour": colour}, placements, None)])
-        filters.touch(item_id)
+        filters.update()
 
     put("moves", "blue", 0)
     mask = filters.mask(passing.parse({"colour": ["blue"]}, {}), state.overlay())
@@ -245,6 +245,21 @@ def test_masks_of_any_history_are_those_of_a_loop_over_all_items(catalogue: Cata
                 catalogue.put(item_id, None if rng.random() < 0.1 and is_known else random_fields(rng), valid_until=until)
         for wanted, barred in filters if rng.random() < 0.3 else filters[:1]:
             assert catalogue.passing(wanted, barred) == catalogue.expected(wanted, barred), (step, wanted, barred)
+
+
+def test_items_that_are_gone_leave_no_fields_behind(catalogue: Catalogue) -> None:
+    column = catalogue.filters._columns["colour"]
+    catalogue.put("new", {"colour": "green"})
+    catalogue.put("short", {"colour": "green"}, valid_until=5.0)
+    catalogue.put("item-1", {"colour": "green"}, placed=False)
+    assert len(column._span_of) == 3
+    for item_id in ("new", "item-1"):
+        catalogue.apply(Change(catalogue.state.sequence + 1, item_id, "delete"))
+    catalogue.state.expire(5.0)
+    catalogue.filters.update()
+    assert len(column._span_of) == 1
+    trained = catalogue.bundle.items.values("colour", np.array([1]))
+    assert catalogue.filters.matches(catalogue.trained.parse({"colour": trained}, {}), np.array([1])).all()  # it counts as it was trained
 
 
 def random_fields(rng: np.random.Generator) -> dict[str, Any]:

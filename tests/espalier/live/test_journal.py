@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import pytest
 from espalier.errors import InvalidData, InvalidInput, JournalBusy, JournalCorrupt, JournalError, JournalReadOnly
 from espalier.live import journal as journal_module
 from espalier.live import journal_file, journal_tables, journal_upkeep
-from espalier.live.journal import Journal
+from espalier.live.journal import Journal, Transaction
 from espalier.live.journal_file import check, locked, log_bytes, open_writer
 from espalier.live.journal_upkeep import LEFT_OUT, Versions, backup, compact, erase_user
 from espalier.live.operations import ItemBody, Operation
@@ -486,6 +486,23 @@ def test_while_an_erasure_waits_for_readers_writes_go_on(journal: Journal, monke
         assert erase_user(journal, "u1") == ["a"]
     assert service.last_sequence() == 2
     assert b"secret" not in b"".join(file.read_bytes() for file in journal.file.parent.iterdir())
+
+
+def test_two_erasures_at_a_time_bring_nobody_back(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    with journal.writing() as transaction:
+        transaction.append(Operation(0, "a", "put", ItemBody(events=(["x"], ["y"], ["z"]), users=("u1", "u2", "u3")), at=1.0))
+    writing, other = journal.writing, Journal(journal.file)
+
+    def after_another_erasure() -> AbstractContextManager[Transaction]:
+        monkeypatch.undo()
+        assert erase_user(other, "u2") == ["a"]
+        return writing()
+
+    monkeypatch.setattr(journal, "writing", after_another_erasure)
+    assert erase_user(journal, "u1") == ["a"]
+    other.close()
+    (operation,) = journal.since(0, 10)
+    assert operation.body.users == ("u3",)
 
 
 def test_erasure_of_a_person_that_is_not_there_changes_nothing(journal: Journal) -> None:

@@ -42,6 +42,7 @@ from training.deep.prepare import leaf_rows, prepare
 from training.inspect import inspect
 from training.live.catalogue import JournalItems, read_items
 from training.live.joined_log import with_journal, with_live_fields
+from training.live.replay import replay_operations
 from training.live.splitting import most_children, split_for_padding
 from training.rankers.log_queries import from_log
 from training.specification.models import deep_config
@@ -313,6 +314,19 @@ def test_a_place_that_is_taken_is_found_anew_unless_who_had_it_has_expired(tmp_p
         transaction.store_placements(1, {second: stored[first], third: stored[expired]})
     assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
     assert {"new-a", "second", "next"} <= {*Bundle.open(tmp_path / "books" / "2").items.column("id").to_pylist()}
+
+
+def test_items_of_a_fold_expire_in_it_and_leave_the_next_one(tmp_path: Path) -> None:
+    writer = JournalOf(history_model(tmp_path))
+    writer.put("short", valid_until=4e9)
+    writer.put("item-7", placed=False, valid_until=5e9)
+    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
+    after = Bundle.open(tmp_path / "books" / "2")
+    file = writer.journal.file
+    for now, expired in ((3e9, 0), (4e9, 1), (5e9, 2)):
+        items = read_items(file, now)
+        assert items is not None
+        assert replay_operations(after, file, items.operations, now).tombstones == expired
 
 
 def test_evidence_of_a_trained_item_counts_where_the_version_says_that_it_came_later(journal: JournalOf, tmp_path: Path) -> None:
