@@ -27,7 +27,7 @@ MAX_SEQUENCE = (1 << 63) - 1
 """Also the largest source version."""
 MAX_TAG_BYTES = 512
 """Longest tag of a person."""
-_KEYS = ("count", "events", "fields", "like", "text", "users", "valid_until")
+_KEYS = ("count", "events", "evidence_from", "fields", "like", "text", "users", "valid_until")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class ItemBody:
     users        a tag of the person of each event, so that a person's events can be erased; or empty
     valid_until  Unix time in s from which the item counts as deleted; None: never
     count        number of events that the item has had, `events` included; None: not given
+    evidence_from  (sequence, Unix time in s) of the operation that gave `text`, `like` and `events`; None: the one that has this body
     """
 
     fields: Mapping[str, object] | None = None
@@ -51,6 +52,7 @@ class ItemBody:
     users: tuple[str, ...] = ()
     valid_until: float | None = None
     count: int | None = None
+    evidence_from: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
         if self.count is not None and not 0 <= self.count <= MAX_COUNT:
@@ -118,16 +120,20 @@ class ItemBody:
         if type(values) is not dict or not values.keys() <= set(_KEYS):
             raise InvalidData("body", data[:100], f"an object with some of {', '.join(_KEYS)}")
         fields, text, until, count = (values.get(key) for key in ("fields", "text", "valid_until", "count"))
+        given = values.get("evidence_from")
         like, events, users = values.get("like", ()), values.get("events", ()), values.get("users", ())
         if not (
             (fields is None or type(fields) is dict)
             and (text is None or type(text) is str)
             and (until is None or type(until) is float)
             and (count is None or type(count) is int)
+            and (given is None or (type(given) is list and [*map(type, given)] == [int, float]))
             and all(value == () or type(value) is list for value in (like, events, users))
         ):
             raise InvalidData("body", data[:100], "parts of the types that a body has")
-        return ItemBody(fields, text, tuple(like), tuple(events), tuple(users), until, count)
+        return ItemBody(
+            fields, text, tuple(like), tuple(events), tuple(users), until, count, None if given is None else (given[0], given[1])
+        )
 
 
 NOTHING = ItemBody()
@@ -171,7 +177,22 @@ class Operation:
 
     def same_state(self, other: Operation) -> bool:
         """Whether both leave the item in the same state. Such an operation is not written to the journal."""
-        return (self.kind, self.source_version) == (other.kind, other.source_version) and self.body.to_bytes() == other.body.to_bytes()
+        body, other_body = (
+            operation.body if operation.body.evidence_from is None else replace(operation.body, evidence_from=None)
+            for operation in (self, other)
+        )
+        return (self.kind, self.source_version) == (other.kind, other.source_version) and body.to_bytes() == other_body.to_bytes()
+
+    @property
+    def with_evidence_from(self) -> ItemBody:
+        """The body, which says where its evidence is from."""
+        body = self.body
+        return replace(body, evidence_from=self.evidence_from) if body.has_evidence else body
+
+    @property
+    def evidence_from(self) -> tuple[int, float]:
+        """(sequence, Unix time in s) of the operation that gave the evidence: this one or an earlier one."""
+        return self.body.evidence_from or (self.sequence, round(float(self.at), 6))  # microseconds, as in the feed of changes
 
 
 def _check_text(field: str, value: str, limit: int) -> None:

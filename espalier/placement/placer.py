@@ -76,5 +76,6 @@ def needs_placement(bundle: Bundle, operation: Operation) -> bool:
     """
     if operation.kind == "delete" or bundle.items.row_of(operation.id) < 0:
         return operation.kind == "put"
-    is_newer = bundle.manifest.live is not None or operation.at >= bundle.manifest.created.timestamp()
+    (sequence, at), live = operation.evidence_from, bundle.manifest.live
+    is_newer = at >= bundle.manifest.created.timestamp() if live is None else sequence > live.through
     return is_newer and operation.body.has_evidence

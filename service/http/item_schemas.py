@@ -129,6 +129,13 @@ class LiveItem(Known):
     placed: Placement | None
 
 
+class EvidenceFrom(BaseModel):
+    """An operation."""
+
+    sequence: int
+    at: str = Field(description="When it was committed.")
+
+
 class Change(Known):
     """An operation. It has the whole state of its item, so it does not depend on earlier operations."""
 
@@ -136,6 +143,9 @@ class Change(Known):
     id: str
     kind: Literal["put", "delete"]
     at: str = Field(description="When it was committed.")
+    evidence_from: EvidenceFrom | None = Field(
+        None, description="The operation that gave `text`, `like` and `events`, if it was an earlier one: a version may know them already."
+    )
 
 
 class ChangesAnswer(BaseModel):

@@ -206,6 +206,9 @@ def _item_json(item: StoredItem) -> dict[str, Any]:
 
 def _change_json(operation: Operation) -> dict[str, Any]:
     document = {"sequence": operation.sequence, "id": operation.id, "kind": operation.kind, "at": time_text(operation.at)}
+    if operation.body.evidence_from is not None:
+        sequence, at = operation.body.evidence_from
+        document["evidence_from"] = {"sequence": sequence, "at": time_text(at)}
     return document | body_json(operation.body, operation.source_version)
 
 

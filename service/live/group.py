@@ -17,7 +17,7 @@ from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
 from espalier.placement.evidence import no_evidence
-from espalier.placement.placer import Candidates
+from espalier.placement.placer import Candidates, needs_placement
 from espalier.placement.slots import Slots
 
 from ..entity_tags import Condition
@@ -127,7 +127,8 @@ class Group:
         body, source_version = put.body, put.source_version
         if stored is not None and stored.kind == "put":
             keeps_expiry = exists and not put.lifts_expiry  # an expired item comes back without its expiry
-            body = body.over(stored.body if keeps_expiry else replace(stored.body, valid_until=None))
+            earlier = stored.with_evidence_from
+            body = body.over(earlier if keeps_expiry else replace(earlier, valid_until=None))
             source_version = stored.source_version if source_version is None else source_version
         operation = Operation(0, put.id, "put", body, source_version, self._now)
         if stored is not None and exists and operation.same_state(stored):
@@ -180,6 +181,8 @@ class Group:
         """The item's leaves in a version; empty if it keeps its trained row, or if its row is not known yet."""
         slots, item_id = self._slots[version.version], operation.id
         candidates = write.candidates.get(version.version)
+        if stored is not None and _is_known(operation, stored, version):
+            return self._kept(item_id, stored, version)
         if candidates is not None:
             evidence = write.evidence or write.request.body
             if operation.body.has_evidence and not evidence.has_evidence:
@@ -191,14 +194,18 @@ class Group:
             by_fields = version.takes_fields and bool(operation.body.fields) and not version.is_trained(item_id)
             if write.evidence is None and operation.body.count != stored.body.count and (operation.body.has_evidence or by_fields):
                 raise EvidenceNeeded(operation)
-            stored_placements = self._transaction.placements(version.version, [stored.sequence]).get(stored.sequence)
-            if stored_placements:
-                return slots.keep(item_id, stored_placements)
+            if kept := self._kept(item_id, stored, version):
+                return kept
         if version is self._default and not version.is_trained(item_id):
             if operation.body.has_evidence and write.evidence is None:
                 raise EvidenceNeeded(operation)
             raise no_evidence(operation.body, version.bundle.manifest.query, version.takes_fields)
         return ()
+
+    def _kept(self, item_id: str, stored: Operation, version: LiveVersion) -> tuple[Placement, ...]:
+        """The leaves that the item has in a version; none if it has only its trained row."""
+        placements = self._transaction.placements(version.version, [stored.sequence]).get(stored.sequence)
+        return self._slots[version.version].keep(item_id, placements) if placements else ()
 
     def _checked_room(self, operation: Operation, placements: Mapping[int, tuple[Placement, ...]]) -> tuple[int, int, int]:
         """The characters, numbers and live leaves that are added to the default version. Raises CatalogueFull if it has no room."""
@@ -231,6 +238,17 @@ class Group:
             full = f"{MAX_HANDLES} ids were put or deleted since the version was trained; fold them into a version. Deletes are taken."
             raise CatalogueFull(full)
         return bool(tables)
+
+
+def _is_known(operation: Operation, stored: Operation, version: LiveVersion) -> bool:
+    """Whether a put has no new evidence, and the version was made with the stored one, so that its row of the item knows more.
+
+    A fold has not learned a popularity: a new count counts there.
+    """
+    if operation.body.evidence_from is None or needs_placement(version.bundle, operation):
+        return False
+    live = version.bundle.manifest.live
+    return live is None or live.folded_from is None or operation.body.count == stored.body.count
 
 
 def _is_stale(source_version: int | None, stored: Operation) -> bool:

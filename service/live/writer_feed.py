@@ -116,7 +116,9 @@ def operation_of(change: Mapping[str, Any]) -> Operation:
 
     The operation can be read from a journal again: invalid data of a writer must not end up in one.
     """
-    until = change.get("valid_until")
+    until, evidence_from = change.get("valid_until"), change.get("evidence_from")
+    if evidence_from is not None:
+        evidence_from = _number("evidence_from", evidence_from["sequence"]), datetime.fromisoformat(evidence_from["at"]).timestamp()
     body = ItemBody(
         fields=change.get("fields"),
         text=change.get("text"),
@@ -125,6 +127,7 @@ def operation_of(change: Mapping[str, Any]) -> Operation:
         users=tuple(change.get("users") or ()),
         valid_until=None if until is None else datetime.fromisoformat(until).timestamp(),
         count=change.get("count"),
+        evidence_from=evidence_from,
     )
     at = datetime.fromisoformat(change["at"]).timestamp()
     version = change.get("source_version")

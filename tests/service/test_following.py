@@ -41,6 +41,7 @@ FULL = Operation(
         events=(["a", "b"], ["c"]),
         users=("u", "v"),
         valid_until=1.9e9 + 0.25,
+        evidence_from=(5, 1.7e9 + 0.25),
     ),
     3,
     1.7e9 + 0.5,

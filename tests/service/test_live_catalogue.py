@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -320,8 +321,12 @@ def test_an_engine_without_live_items_takes_no_writes_and_says_so(running: Runni
 
 def holds(models: Path, sequence: int) -> None:
     """Version 1 says that it holds operations up to this one."""
-    file = models / "books" / "1" / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"live": {"through": sequence}}))
+    describe(models, 1, live={"through": sequence})
+
+
+def describe(models: Path, version: int, **manifest: Any) -> None:
+    file = models / "books" / str(version) / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | manifest))
 
 
 def test_a_version_that_holds_operations_replays_later_ones_alone(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +356,43 @@ def test_items_that_a_version_holds_expire_in_it(models: Path, monkeypatch: pyte
         assert placed.by == "trained"
         live.catalogue.thread.call(lambda: live.catalogue.thread.served[1].expire(until))
         assert not {"item-4", "item-5", "item-6", "item-7"} & {*live.found("item-1")}
+
+
+@pytest.mark.parametrize("known_by", ["fold", "training"])
+def test_a_trained_item_keeps_its_row_though_evidence_that_the_version_knows_is_stored(
+    models: Path, monkeypatch: pytest.MonkeyPatch, known_by: str
+) -> None:
+    with live_service(models, monkeypatch) as live:
+        parent(live.put("item-9", like=("item-2",)))
+    add_version(models, 2)
+    by_fold = {"live": {"through": 1, "folded_from": 1}}
+    describe(models, 2, **by_fold if known_by == "fold" else {"created": datetime.now(UTC).isoformat()})
+    counted = "like" if known_by == "fold" else "trained"  # a fold has not learned a popularity
+    with live_service(models, monkeypatch) as live:
+        parent(live.put("item-9", fields={"title": "Cheaper"}), "trained")
+        parent(live.put("item-9", count=7), counted)
+        assert live.put("item-9", fields={"title": "Cheaper"}).outcome == "unchanged"
+        parent(live.put("item-9", fields={"title": "Cheap"}), counted)
+        changes = live.admin("GET", "changes")["changes"]
+        assert [change["evidence_from"]["sequence"] for change in changes if change["sequence"] > 1] == [1, 1, 1]
+    with live_service(models, monkeypatch) as live:
+        parent(live.put("item-9", fields={"title": "Dear"}), counted)
+        parent(live.put("item-9", like=("item-3",)))
+        moved = live.put("item-9", fields={"title": "Dearer"})
+        parent(moved)
+    with live_service(models, monkeypatch) as live:
+        assert live.get("item-9").placed == moved.placed
+
+
+def test_a_trained_row_stays_where_another_version_places_the_item_anew(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        live.put("item-9", like=("item-2",))
+        add_version(models, 2, seed=1)
+        describe(models, 2, created=datetime.now(UTC).isoformat())
+        live.admin("POST", "load", {"version": 2, "default": False})
+        live.put("item-9", count=7)
+        placed = {number: version.placed("item-9") for number, version in live.catalogue.thread.served.items()}
+        assert {number: place and place.by for number, place in placed.items()} == {1: "like", 2: "trained"}
 
 
 def test_sequences_go_on_above_those_that_a_version_holds_where_its_journal_is_gone(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

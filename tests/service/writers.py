@@ -34,6 +34,9 @@ def change_of(operation: Operation) -> dict[str, Any]:
             change[name] = getattr(body, name)
     if body.valid_until is not None:
         change["valid_until"] = written(body.valid_until)
+    if body.evidence_from is not None:
+        sequence, at = body.evidence_from
+        change["evidence_from"] = {"sequence": sequence, "at": written(at)}
     if operation.source_version is not None:
         change["source_version"] = operation.source_version
     return change

@@ -86,7 +86,8 @@ def learn_from_log(content: GraphContent, draft: ManifestDraft, lesson: Lesson) 
     if not (isinstance(content.form, InnerProductForm) and config.is_softmax and draft.ranking.own == "logit"):
         log.info("rows of live items stay as they were placed: they are fitted for inner products that a softmax has trained")
         return content
-    put_ids = [item_id for item_id, operation in journal.put.items() if operation.sequence > lesson.trained and operation.body.has_evidence]
+    with_evidence = {item_id: operation.evidence_from[0] for item_id, operation in journal.put.items() if operation.body.has_evidence}
+    put_ids = [item_id for item_id, sequence in with_evidence.items() if sequence > lesson.trained]
     rows = content.items.rows_of(put_ids)
     return _with_fitted_rows(content, draft, lists, np.unique(rows[rows >= 0]), lesson.work)
 

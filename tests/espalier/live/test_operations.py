@@ -15,7 +15,7 @@ from espalier.errors import InvalidData, InvalidInput
 from espalier.items import MAX_ID_BYTES, ItemTable
 from espalier.label_counts import MAX_COUNT
 from espalier.live.fields import Columns
-from espalier.live.operations import MAX_BODY_BYTES, ItemBody, Operation
+from espalier.live.operations import MAX_BODY_BYTES, MAX_SEQUENCE, ItemBody, Operation
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(1 << 60), 1 << 60)
@@ -29,6 +29,7 @@ bodies = st.builds(
     events.map(tuple),
     valid_until=st.none() | st.floats(0, 1e12),
     count=st.none() | st.integers(0, MAX_COUNT),
+    evidence_from=st.none() | st.tuples(st.integers(0, MAX_SEQUENCE), st.floats(0, 1e12)),
 )
 
 
@@ -88,6 +89,7 @@ NO_BODIES = [
     b"", b"{", b"[]", b"[" * 100_000, b" " * (MAX_BODY_BYTES + 1), b'{"other":1}', b'{"like":"a"}', b'{"like":[1]}', b'{"events":{}}',
     b'{"fields":[]}', b'{"text":1}', b'{"valid_until":true}', b'{"valid_until":NaN}', b'{"users":["u"]}',
     b'{"count":1.5}', b'{"count":true}', b'{"count":-1}', b'{"count":9007199254740993}',
+    b'{"evidence_from":1}', b'{"evidence_from":[1]}', b'{"evidence_from":[1,2]}', b'{"evidence_from":[true,1.5]}',
 ]  # fmt: skip
 
 
@@ -120,6 +122,7 @@ def test_operations_leave_the_same_state_where_only_sequence_and_time_differ() -
     assert put.same_state(Operation(9, "a", "put", ItemBody({"y": 2, "x": 1}), 3, 20.0))
     assert not put.same_state(replace(put, source_version=4))
     assert not put.same_state(replace(put, body=ItemBody({"x": 1})))
+    assert put.same_state(replace(put, body=replace(put.body, evidence_from=(1, 5.0))))
     assert not put.same_state(Operation(9, "a", "delete", source_version=3))
 
 
