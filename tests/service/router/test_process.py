@@ -60,7 +60,7 @@ def test_a_router_outlives_its_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "shards: got None"),
+        ((), "shards is missing"),
         (("--shards", "localhost:8000"), "expected the address of a service"),
         (("--shards", "dns+ftp://shards"), "expected the address of a service"),
         (("--shards", "http://shard:99999"), "expected the address of a service"),
