@@ -116,7 +116,8 @@ class Lessons:
     def of(self, ids: Sequence[str]) -> Lesson:
         """The data that a fold learns from. ids: the present ones, by row of the log."""
         lists = replace(self._split.lists, item_ids=pa.array(ids, pa.large_string())) if self._today else self._split.lists
-        return Lesson(replace(self._split, lists=lists), JournalItems.of(self._operations, 0.0), 0, self._work)
+        journal = JournalItems.of(self._operations, 0.0)
+        return Lesson(replace(self._split, lists=lists), journal, [*journal.put], self._work)
 
 
 def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path) -> list[Row]:

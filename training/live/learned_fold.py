@@ -10,6 +10,7 @@ Legend: J items of the fold.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +25,7 @@ from espalier.label_counts import LabelCounts
 from espalier.manifest import InnerProductForm, ManifestDraft, MemoryFormula
 from espalier.memory import LARGEST_VALUE, Memory
 from espalier.node_rows import rounded, stored_as
+from espalier.placement.placer import needs_placement
 from espalier.placement.popularity import MOST_EVENTS
 from espalier.queries import HistoryKind
 
@@ -48,13 +50,13 @@ class Lesson:
 
     split    of a log of histories
     journal  the items of the model's journal
-    trained  the operation up to which the version's items were trained
+    put_ids  the items whose rows are learned
     work     a folder for files
     """
 
     split: Split
     journal: JournalItems
-    trained: int
+    put_ids: Sequence[str]
     work: Path
 
     def holds_out_as(self, bundle: Bundle) -> bool:
@@ -71,10 +73,12 @@ def read_split(bundle: Bundle, file: Path, work: Path) -> Split:
     return split_log(interactions, config.data.split, config.data.format, work, seed=config.seed)
 
 
-def trained_through(bundle: Bundle) -> int:
-    """The last operation whose item was in the training of a version; 0 for a fold, where it is unknown."""
+def put_since_training(bundle: Bundle, journal: JournalItems) -> list[str]:
+    """The ids of items with evidence that a version was not trained with. Of a fold that is unknown: all items with evidence."""
     live = bundle.manifest.live
-    return 0 if live is None or live.folded_from is not None else live.through
+    is_folded = live is not None and live.folded_from is not None
+    with_evidence = (operation for operation in journal.put.values() if operation.body.has_evidence)
+    return [operation.id for operation in with_evidence if is_folded or needs_placement(bundle, operation)]
 
 
 def learn_from_log(content: GraphContent, draft: ManifestDraft, lesson: Lesson) -> GraphContent:
@@ -86,9 +90,7 @@ def learn_from_log(content: GraphContent, draft: ManifestDraft, lesson: Lesson) 
     if not (isinstance(content.form, InnerProductForm) and config.is_softmax and draft.ranking.own == "logit"):
         log.info("rows of live items stay as they were placed: they are fitted for inner products that a softmax has trained")
         return content
-    with_evidence = {item_id: operation.evidence_from[0] for item_id, operation in journal.put.items() if operation.body.has_evidence}
-    put_ids = [item_id for item_id, sequence in with_evidence.items() if sequence > lesson.trained]
-    rows = content.items.rows_of(put_ids)
+    rows = content.items.rows_of(lesson.put_ids)
     return _with_fitted_rows(content, draft, lists, np.unique(rows[rows >= 0]), lesson.work)
 
 

@@ -29,7 +29,7 @@ from espalier.search import Engine
 from ..evaluate import held_out_queries, measure
 from ..golden import answered_anew
 from ..live.catalogue import journal_of, read_items
-from ..live.learned_fold import Lesson, learn_from_log, read_split, trained_through
+from ..live.learned_fold import Lesson, learn_from_log, put_since_training, read_split
 from ..live.replay import held_through, replay_operations
 from ..live.splitting import split_for_padding
 from ..publish import publish, reported_ms
@@ -67,7 +67,7 @@ def fold(model: Path, out: Path, log_file: Path | None = None) -> Bundle:
         clear(work, resume=False)
         try:
             split = read_split(bundle, log_file, work)
-            return publish_fold(bundle, state, out, Lesson(split, items, trained_through(bundle), work))
+            return publish_fold(bundle, state, out, Lesson(split, items, put_since_training(bundle, items), work))
         finally:
             shutil.rmtree(work, ignore_errors=True)
 

@@ -21,6 +21,7 @@ from espalier.engines.encoder import QueryEncoder
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.live.fold import content_of
+from espalier.live.operations import ItemBody, Operation
 from espalier.manifest import LiveInfo, MemoryFormula
 from espalier.memory import Memory
 from espalier.queries import HistoryKind, pad_histories
@@ -36,7 +37,7 @@ from training.live import learned_fold
 from training.live.catalogue import JournalItems
 from training.live.fitted_rows import fitted_rows, mean_states
 from training.live.fold_log import fold_log, stated_counts
-from training.live.learned_fold import trained_through, with_new_counts
+from training.live.learned_fold import put_since_training, with_new_counts
 
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -159,11 +160,30 @@ def test_what_is_counted_and_what_was_placed_are_together_no_more_than_a_bundle_
     assert memory.item[: memory.offset[1]].tolist() == [1, 4], "the largest, of which i1 is counted"
 
 
-@pytest.mark.parametrize(("live", "through"), [(None, 0), (LiveInfo(through=7), 7), (LiveInfo(through=7, folded_from=2), 0)])
-def test_rows_of_a_fold_may_be_older_than_its_journal(tmp_path: Path, live: LiveInfo | None, through: int) -> None:
+@pytest.mark.parametrize(
+    ("live", "ids"),
+    [
+        (None, ["i0", "i2", "new"]),
+        (LiveInfo(through=7), ["i1", "i2", "new"]),
+        (LiveInfo(through=7, folded_from=2), ["i0", "i1", "i2", "new", "i4"]),
+    ],
+)
+def test_rows_are_learned_of_items_whose_evidence_training_did_not_have(tmp_path: Path, live: LiveInfo | None, ids: list[str]) -> None:
     bundle = random_product(tmp_path, np.random.default_rng(0))
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"live": live}))
-    assert trained_through(bundle) == through
+    old, new = bundle.manifest.created.timestamp() - 1, bundle.manifest.created.timestamp() + 1
+    bodies = {  # with the time of their evidence
+        "i0": (7, ItemBody(like=("i5",)), new),
+        "i1": (8, ItemBody(like=("i5",)), old),
+        "i2": (9, ItemBody({"x": 1}, like=("i5",), evidence_from=(8, new)), new),
+        "i3": (10, ItemBody({"x": 1}), new),
+        "new": (11, ItemBody(like=("i5",)), old),
+        "i4": (12, ItemBody({"x": 1}, like=("i5",), evidence_from=(2, old)), new),
+    }
+    names = {f"i{row}": item_id for row, item_id in enumerate(bundle.items.ids_of(np.arange(6)))}
+    operations = [Operation(seq, names.get(item, item), "put", body, at=at) for item, (seq, body, at) in bodies.items()]
+    found = put_since_training(bundle, JournalItems.of(operations, 0.0))
+    assert found == [names.get(item, item) for item in ids]
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------------------
