@@ -88,7 +88,7 @@ class Plan:
 def plan_of(host: str | None, options: argparse.Namespace) -> Plan:
     """The plan of a test that begins. Raises EspalierError or OSError when the test cannot run."""
     if not host:
-        raise InvalidConfig("--host", host, "http://HOST:PORT of the service")
+        raise InvalidConfig("--host", MISSING, "http://HOST:PORT of the service")
     for option, value in (("--rate", options.rate), ("--seconds", options.seconds), ("--reload-every", options.reload_every)):
         if not 0 < value < math.inf:
             raise InvalidConfig(option, value, "a number above 0")

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from espalier.bundle import find_versions, is_model_name
-from espalier.errors import EspalierError, InvalidInput, StoreMissing
+from espalier.errors import MISSING, EspalierError, InvalidInput, StoreMissing
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE, log_bytes
 from espalier.live.journal_upkeep import backup, compact, erase_user, leave_out, versions_on_disk
@@ -107,7 +107,7 @@ def _store(options: argparse.Namespace, create: bool = False) -> Objects:
     url = options.store or Settings().backup
     if url is None:
         expected = "the URL of a store, or ESPALIER_BACKUP set" + (", or --to" if options.command == "backup" else "")
-        raise InvalidInput("--store", None, expected)
+        raise InvalidInput("--store", MISSING, expected)
     return Objects(url, create=create)
 
 

@@ -40,7 +40,7 @@ def test_a_test_that_cannot_be_done_says_why(tmp_path: Path, options: dict[str, 
     given = Namespace(**USUAL | {"models": tmp_path / "models"} | options)
     with made_up(lambda body: (200, {})) as url, pytest.raises(EspalierError, match=re.escape(wanted)):
         plan_of(url, given)
-    with pytest.raises(InvalidConfig, match="--host: got None"):
+    with pytest.raises(InvalidConfig, match="--host is missing; expected http"):
         plan_of(None, given)
 
 
