@@ -40,6 +40,8 @@ STRINGS, INTEGERS, NUMBERS = frozenset({str}), frozenset({int}), frozenset({int,
 """Allowed types of the entries of lists."""
 OWN_WEIGHTS = "own_weights"
 """Key in the manifest's `data`: the weight of a word of each column of the items' own texts."""
+OWN_LENGTH = "own_length"
+"""Key in the manifest's `data`: the median length of the items' weighted texts; the row of a text of this length has the length 1."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -116,6 +118,14 @@ def own_weights(bundle: Bundle) -> dict[str, float]:
         expected = f"{len(names)} numbers above 0, as many as own_texts"
         raise BundleCorrupt(f"{bundle.path}: data.{OWN_WEIGHTS} of the manifest is {weights!r}, expected {expected}")
     return {name: weight for name, weight in zip(names, weights, strict=True) if name in bundle.items.fields}
+
+
+def own_length(bundle: Bundle) -> float:
+    """The length of an item's weighted text that makes a row of length 1."""
+    length = bundle.manifest.data.get(OWN_LENGTH)
+    if not isinstance(length, float) or not 0 < length < math.inf:
+        raise BundleCorrupt(f"{bundle.path}: data.{OWN_LENGTH} of the manifest is {length!r}, expected a number above 0")
+    return length
 
 
 def joined_text(values: Sequence[object]) -> str:

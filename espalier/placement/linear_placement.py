@@ -23,7 +23,7 @@ from espalier.items import Items
 from espalier.live.overlay import PARENT, Overlay
 from espalier.live.rows import LiveRow
 from espalier.masks.eligibility import bundle_alone
-from espalier.placement.evidence import Evidence, finds_by_words, joined_text, own_columns, own_weights
+from espalier.placement.evidence import Evidence, finds_by_words, joined_text, own_columns, own_length, own_weights
 from espalier.placement.linear_rows import NEIGHBOURS, LinearRows, Weights, added
 from espalier.placement.near_items import NearItems
 from espalier.placement.parents import MOST, Parents, Search, summed
@@ -58,15 +58,20 @@ class LinearPlacement:
     def _column_weights(self) -> dict[str, float]:
         return own_weights(self.bundle)
 
-    def _document_features(self, item: Evidence) -> SparseRows:
-        """[1, F]: the features of a new item's row: its document, as trained items have it, and events."""
+    def _document_features(self, item: Evidence) -> tuple[SparseRows, float]:
+        """[1, F], the features of a new item's row: its document, as trained items have it, and events; and the length of the row.
+
+        The texts of all columns have the length that training gives them; events bring the length nearer to 1, as queries do there.
+        """
         texts = {name: joined_text([(item.fields or {}).get(name)]) for name in self._column_weights} if item.document is not None else {}
         if not any(texts.values()):
-            return query_features(item) if item.document is None else _sum([item.document.normalised(), item.events.features])
+            return (query_features(item) if item.document is None else _sum([item.document.normalised(), item.events.features])), 1.0
         rows = [self.bundle.vectoriser.documents([text]) for text in texts.values()]
         weights = self._column_weights.values()
         squares = _sum([replace(row, values=np.square(np.float32(weight) * row.values)) for row, weight in zip(rows, weights, strict=True)])
-        return _sum([replace(squares, values=np.sqrt(squares.values)).normalised(), item.events.features])
+        length = float(np.sqrt(squares.values.sum(dtype=np.float64))) / own_length(self.bundle)
+        features = _sum([replace(squares, values=np.sqrt(squares.values)).normalised(), item.events.features])
+        return features, length ** (0.5 / (1 + len(item.events)))
 
     @cached_property
     def _trained(self) -> NodeMask:
@@ -95,7 +100,8 @@ class LinearPlacement:
         with self._lock:
             leaves, index, _ = self._rows, self._near, self._column_weights
         queries = concatenated([query_features(item) for item in items]).normalised()
-        documents = concatenated([self._document_features(item) for item in items]).normalised()
+        document_rows, lengths = zip(*map(self._document_features, items), strict=True)
+        documents = concatenated(document_rows).normalised()
         with_features = np.flatnonzero(np.diff(queries.indptr) > 0)
         parents = self._searched(queries.take(with_features), search)
         near: dict[int, tuple[Sequence[int], Sequence[float]]] = {}
@@ -111,7 +117,7 @@ class LinearPlacement:
             trees = []
             for tree in range(len(leaves)):
                 nodes = parents[tree][query_of[i]] if i in query_of else self._parents_of(item.like, tree, overlay)
-                row = self._row(leaves[tree], tree, x, item.like, near.get(i, ((), ())), overlay)
+                row = self._row(leaves[tree], tree, x, lengths[i], item.like, near.get(i, ((), ())), overlay)
                 trees.append(Parents(nodes.tolist(), row))
             candidates.append(tuple(trees))
         return candidates
@@ -129,7 +135,14 @@ class LinearPlacement:
         return parents
 
     def _row(
-        self, leaves: LinearRows, tree: int, x: Weights, like: Int64, near: tuple[Sequence[int], Sequence[float]], overlay: Overlay
+        self,
+        leaves: LinearRows,
+        tree: int,
+        x: Weights,
+        length: float,
+        like: Int64,
+        near: tuple[Sequence[int], Sequence[float]],
+        overlay: Overlay,
     ) -> Callable[[int], LiveRow]:
         """Returns a function that makes the row on first use; it is the same under every parent."""
         cached: list[LiveRow] = []
@@ -138,7 +151,7 @@ class LinearPlacement:
             if not cached:
                 like_weights = [self._weights(leaves, tree, int(item), overlay) for item in like]
                 mean = added([(feature, weight / np.float32(len(like))) for feature, weight in like_weights]) if like_weights else None
-                cached.append(leaves.row(x, near[0], near[1], mean, in_tail=tree == 0 and self.bundle.tail is not None))
+                cached.append(leaves.row(x, length, near[0], near[1], mean, in_tail=tree == 0 and self.bundle.tail is not None))
             return cached[0]
 
         return row

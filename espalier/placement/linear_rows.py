@@ -3,8 +3,8 @@
 Chang et al. 2021 (§6, future work) propose the average of the nearest neighbours' weights. Here the item's own features are added. The
 details were chosen on validation queries (benchmarks/results, cold start):
 
-    weights   ℓ · x + ½ · mean over the 3 nearest items i, by their own texts, of max(0, cos(x, x_i)) · w_i, with ℓ the median length of the
-              leaves' weights: about what `prior` makes of an item that no query led to
+    weights   ℓ · s · x + ½ · mean over the 3 nearest items i, by their own texts, of max(0, cos(x, x_i)) · w_i, with ℓ the median length
+              of the leaves' weights and s the item's own length: about what `prior` makes of an item that no query led to
     bias      the first quartile of the leaves' biases
 
 Weights below the model's smallest are dropped. In a bundle's tail the row of a new item is x, as if its text were its only training point.
@@ -63,6 +63,7 @@ class LinearRows:
     def row(
         self,
         x: Weights,
+        length: float,
         near: Sequence[int] | Int64,
         cosine_K: Sequence[float] | NDArray[np.float32],
         like: Weights | None = None,
@@ -71,11 +72,12 @@ class LinearRows:
         """A new item's row.
 
         x        the item's features, ascending, of length 1, or none; in a model that finds items by their words, document features
+        length   s: 1 if the model does not find items by their words
         near     item rows of its nearest neighbours, below 0 as padding, with their cosines to it
         like     the mean weights of the items of `like`, which count as neighbours of cosine 1; without x the row has just these weights
         in_tail  whether the row also has a tail row, which is x
         """
-        summands = [(x[0], self.length * x[1])]
+        summands = [(x[0], self.length * np.float32(length) * x[1])]
         if like is not None:
             summands.append((like[0], np.float32(SHARE if len(x[0]) else 1) * like[1]))
         for item, cosine in zip(near, cosine_K, strict=True):

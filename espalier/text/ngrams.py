@@ -163,7 +163,7 @@ def weigh(
 ) -> int:
     """Write the rows of some texts: indptr, indices, values. Returns the number of entries.
 
-    saturation  0: rows of queries, of length 1; above 0: rows of documents, tf / (tf + saturation) · idf^¼, not normalised
+    saturation  0: rows of queries, of length 1; above 0: rows of documents, tf / (tf + saturation) · idf^½, not normalised
     """
     indptr, indices, values = rows
     words, grams = _room(text_from)
@@ -218,7 +218,7 @@ def _write_block(features: Array, idf: Array, saturation: float, indices: Array,
         while g < len(features) and features[g] == features[first]:
             g += 1
         frequency, rarity = np.float64(g - first), np.float64(idf[features[first]])
-        weight = frequency * rarity if saturation == 0 else frequency / (frequency + saturation) * np.sqrt(np.sqrt(rarity))
+        weight = frequency * rarity if saturation == 0 else frequency / (frequency + saturation) * np.sqrt(rarity)
         squares += weight * weight
         indices[used], values[used] = features[first], weight
         used += 1

@@ -8,7 +8,7 @@ With N documents, df(g) that contain the n-gram g, and tf(g) occurrences of g in
 Documents have other rows than queries, as in BM25: a second occurrence adds less than the first, and idf has a small exponent, since the
 query's weights contain it already:
 
-    d = tf / (tf + SATURATION) · idf^¼          for each block, not normalised
+    d = tf / (tf + SATURATION) · idf^½          for each block, not normalised
 
 Knows what a word is and how n-grams get feature numbers. Does not know where its arrays are stored, how rows are used, languages, stems or
 stop words. Letters are those of this Python's Unicode version; newer versions add letters and change none.

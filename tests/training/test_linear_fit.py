@@ -511,7 +511,7 @@ def test_weights_are_the_text_and_the_neighbours() -> None:
         for near, near_part in ((((), ()), 0), ((item_nK[i], cosine_nK[i]), cosine_nK[i] @ weights_I[item_nK[i]] / 3 / 2)):
             expected = length * x + near_part
             expected[np.abs(expected) < np.abs(weights_I[weights_I != 0]).min()] = 0
-            row = leaves.row((own.indices, own.values), *near)
+            row = leaves.row((own.indices, own.values), 1, *near)
             found = np.zeros(width)
             found[row.feature] = row.values
             assert_allclose(found, expected, atol=1e-5)

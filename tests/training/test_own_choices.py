@@ -68,8 +68,8 @@ def test_weights_are_judged_by_what_all_items_scored_would_find() -> None:
     labels[np.arange(40), np.arange(40)], labels[:, 59] = 2, 1
     asked = _asked(vectoriser, texts[:40], csr_array(labels))
     ndcg_of = weighted_ndcg(vectoriser, columns, asked)
-    for weights in ([1, 1], [0.3, 0.9]):
-        scores_BI = (asked.points @ text_rows(vectoriser, columns, weights).T).toarray()
+    for weights in ([1, 1.2], [0.3, 0.9]):
+        scores_BI = (asked.points @ text_rows(vectoriser, columns, weights)[0].T).toarray()
         first_BM = np.argsort(-scores_BI, axis=1, kind="stable")[:, :10]
         discount = 1 / np.log2(np.arange(10) + 2)
         gains_BM = np.where(np.take_along_axis(scores_BI, first_BM, 1) > 0, np.take_along_axis(labels, first_BM, 1), 0)
@@ -112,7 +112,7 @@ def test_of_many_columns_none_is_weighed_alone(measured: list[tuple[int, ...]], 
 def test_queries_count_as_much_as_held_out_queries_say() -> None:
     """An item's queries say the same again and again in words that its texts lack; or each says something of its own."""
     vectoriser, columns, _ = _by_notes(60)
-    own = text_rows(vectoriser, columns, column_weights(columns))
+    own, _ = text_rows(vectoriser, columns, column_weights(columns))
     rows = np.repeat(np.arange(60), 4)
     labels = csr_array(np.eye(60, dtype=np.float32)[rows])
     titles = columns[0]
@@ -132,7 +132,7 @@ def test_items_with_equal_texts_are_told_apart_by_the_log() -> None:
     vectoriser = Vectoriser.fit(titles, WORDS)
     labels = csr_array(np.eye(400, dtype=np.float32)[np.repeat(np.arange(0, 400, 10), 5) + 7])
     asked = _asked(vectoriser, [f"word{product} thing{product}" for product in range(40) for _ in range(5)], labels)
-    assert chosen_queries(asked, text_rows(vectoriser, [titles], [1.0]), OPTIONS) < math.inf
+    assert chosen_queries(asked, text_rows(vectoriser, [titles], [1.0])[0], OPTIONS) < math.inf
     keys_TI = np.array([[1, 1, 1, 0], [1, 1 + 1e-7, 1, 0], [1, 2, 1, 0], [0, 0, 0, 0]], np.float32)
     found_T = own_choices._ndcg(keys_TI, np.array([1]), np.ones(1, np.float32))
     assert_allclose(found_T, [1 / np.log2(3), 1 / np.log2(3), 1, 0], rtol=1e-6)
@@ -151,7 +151,7 @@ def test_a_query_is_not_answered_by_itself() -> None:
     _, columns, _ = _by_notes(60)
     elsewhere = [f"elsewhere{row}" for row in range(60)]
     vectoriser = Vectoriser.fit([*columns[0], *columns[1], *elsewhere], WORDS)
-    own = text_rows(vectoriser, columns, column_weights(columns))
+    own, _ = text_rows(vectoriser, columns, column_weights(columns))
     assert math.isinf(chosen_queries(_asked(vectoriser, elsewhere, _one_each(60)), own, OPTIONS))
 
 
@@ -166,5 +166,5 @@ def test_a_log_says_what_the_columns_of_a_shop_weigh(tmp_path: Path) -> None:
     assert weights[1] / weights[0] > 2 * usual[1] / usual[0]
     fields = {"title": columns[0][3], "notes": columns[1][3]}
     evidence = Evidence.of(bundle, ItemBody(fields=fields), bundle.items, takes_fields=True)
-    written = as_matrix(LinearPlacement(bundle)._document_features(evidence)).toarray()[0]
-    assert_allclose(written, text_rows(bundle.vectoriser, columns, weights).toarray()[3], atol=1e-6)
+    features, length = LinearPlacement(bundle)._document_features(evidence)
+    assert_allclose(length * as_matrix(features).toarray()[0], text_rows(bundle.vectoriser, columns, weights)[0].toarray()[3], atol=1e-6)

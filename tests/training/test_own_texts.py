@@ -46,21 +46,23 @@ def test_a_document_says_less_with_a_second_occurrence_and_a_rare_word_a_little_
     idf = dict(zip(features, vectoriser.arrays()["idf"].tolist(), strict=True))
     row = as_matrix(vectoriser.documents(["red lamp red"])).toarray()[0]
     expected = {
-        name: count / (count + 1.2) * idf[name] ** 0.25 for name, count in (("red", 2), ("lamp", 1), ("red lamp", 1), ("lamp red", 1))
+        name: count / (count + 1.2) * idf[name] ** 0.5 for name, count in (("red", 2), ("lamp", 1), ("red lamp", 1), ("lamp red", 1))
     }
     assert {features[at]: value for at, value in enumerate(row.tolist()) if value} == pytest.approx(expected, rel=1e-5)
     query = as_matrix(vectoriser.transform(["red lamp red"])).toarray()[0]
     assert_allclose(np.linalg.norm(query), 1, rtol=1e-6)
 
 
-def test_own_rows_combine_columns_by_the_length_of_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_rows_combine_columns_by_the_length_of_their_texts_and_longer_texts_have_longer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     vectoriser = Vectoriser.fit([*TITLES, *NOTES], WORDS)
     titles, notes = (as_matrix(vectoriser.documents(texts)).toarray() for texts in (TITLES, NOTES))
     monkeypatch.setattr(own_texts, "SHORT", 3)
-    rows = text_rows(vectoriser, [TITLES, NOTES], column_weights([TITLES, NOTES])).toarray()
+    rows, median = text_rows(vectoriser, [TITLES, NOTES], column_weights([TITLES, NOTES]))
     expected = np.sqrt(titles**2 + 3 / np.mean([11, 2, 2, 1]) * notes**2)  # titles have two and a half words
     length = np.linalg.norm(expected, axis=1)
-    assert_allclose(rows, expected / length[:, None], atol=1e-6)
+    assert_allclose(rows.toarray(), expected / np.sqrt(length * np.median(length))[:, None], atol=1e-6)
+    assert median == pytest.approx(np.median(length))
+    assert np.linalg.norm(rows.toarray(), axis=1)[0] > 1.2, "the longest text"
     with pytest.raises(InvalidData, match=r"data\.own_texts: got .texts of 1 items., expected words"):
         text_rows(vectoriser, [["unheard"], [""]], [1.0, 1.0])
 
@@ -97,14 +99,17 @@ def test_a_text_has_words_in_any_script() -> None:
 def test_queries_of_an_item_count_beside_its_own_texts_the_more_there_are() -> None:
     points = csr_array(np.eye(5, dtype=np.float32)[[0, 1, 2, 2, 2]])
     labels = csr_array(np.eye(3, dtype=np.float32)[[0, 1, 1, 1, 2]])
-    own = csr_array(np.eye(5, dtype=np.float32)[[3, 3, 4]])
+    length = np.array([[1], [4], [2]], np.float32)
+    own = csr_array(length * np.eye(5, dtype=np.float32)[[3, 3, 4]])
     own_B = np.array([False, False, False, False, True])  # the last is a text of an item, and nobody asked for it
     data = LabelledPoints(points, labels, own_B, own_B)
-    _, centroids = label_features(data, OwnTexts(own, (), 5), LinearOptions())
+    labels, centroids = label_features(data, OwnTexts(own, (), 1, 5), LinearOptions())
     one, three = 1 / (1 + 5), 3 / (3 + 5)
     second = three * np.array([0, 1, 2, 0, 0]) / np.sqrt(5) + [0, 0, 0, 1, 0]
     expected = [[one, 0, 0, 1, 0], second, [0, 0, 0, 0, 1]]
-    assert_allclose(centroids.toarray(), [row / np.linalg.norm(row) for row in expected], atol=1e-6)
+    directions = np.array([row / np.linalg.norm(row) for row in expected])
+    assert_allclose(centroids.toarray(), directions * [[1], [4 ** (1 - three)], [2]], atol=1e-6)
+    assert_allclose(np.linalg.norm(labels.toarray(), axis=1), 1, atol=1e-6, err_msg="a tree is built from directions")
 
 
 def test_a_query_of_people_that_is_a_text_of_items_is_learned_from(tmp_path: Path) -> None:
@@ -171,27 +176,33 @@ def test_a_new_item_of_several_columns_has_the_row_of_a_trained_one(shop: Bundle
     columns = [[str(text) for text in shop.items.column(name).to_pylist()] for name in ("title", "notes")]
     fields = dict(zip(("title", "notes"), (texts[7] for texts in columns), strict=True))
     evidence = Evidence.of(shop, ItemBody(fields=fields), shop.items, takes_fields=True)
-    written = as_matrix(LinearPlacement(shop)._document_features(evidence)).toarray()[0]
-    assert_allclose(written, text_rows(shop.vectoriser, columns, column_weights(columns)).toarray()[7], atol=1e-6)
+    features, length = LinearPlacement(shop)._document_features(evidence)
+    rows, _ = text_rows(shop.vectoriser, columns, column_weights(columns))
+    assert_allclose(length * as_matrix(features).toarray()[0], rows.toarray()[7], atol=1e-6)
 
 
 def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: Bundle, tmp_path: Path) -> None:
     bundle = trained(tmp_path, own(shop.path.parents[2], "title", "notes", own_weights=[0.1, 2.0]))
     columns = [[str(text) for text in bundle.items.column(name).to_pylist()] for name in ("title", "notes")]
-    rows = text_rows(bundle.vectoriser, columns, (0.1, 2.0)).toarray()
-    assert abs(rows - text_rows(bundle.vectoriser, columns, column_weights(columns)).toarray()).max() > 0.1
+    rows = text_rows(bundle.vectoriser, columns, (0.1, 2.0))[0].toarray()
+    assert abs(rows - text_rows(bundle.vectoriser, columns, column_weights(columns))[0].toarray()).max() > 0.1
     parts = [as_matrix(bundle.vectoriser.documents(texts)).toarray() for texts in columns]
     whole = np.sqrt((0.1 * parts[0]) ** 2 + (2 * parts[1]) ** 2)
-    assert_allclose(rows, whole / np.linalg.norm(whole, axis=1)[:, None], atol=1e-6)
+    length_I = np.linalg.norm(whole, axis=1)
+    assert_allclose(rows, whole / np.sqrt(length_I * np.median(length_I))[:, None], atol=1e-6)
     fields = dict(zip(("title", "notes"), (texts[7] for texts in columns), strict=True))
     evidence = Evidence.of(bundle, ItemBody(fields=fields), bundle.items, takes_fields=True)
-    assert_allclose(as_matrix(LinearPlacement(bundle)._document_features(evidence)).toarray()[0], rows[7], atol=1e-6)
+    features, length = LinearPlacement(bundle)._document_features(evidence)
+    assert_allclose(length * as_matrix(features).toarray()[0], rows[7], atol=1e-6)
     assert answer_rows(bundle, [columns[1][7]], 50, 1) == [[7]]
     assert bundle.manifest.data["own_weights"] == [0.1, 2.0]
     for at, wrong in enumerate(([1.0], [0.1, -2.0], None)):
         damaged = with_parts(bundle, tmp_path / f"damaged{at}" / "1", {"data": bundle.manifest.data | {"own_weights": wrong}}, {})
         with pytest.raises(BundleCorrupt, match=r"own_weights of the manifest is .*, expected 2 numbers above 0"):
             LinearPlacement(damaged)
+    damaged = with_parts(bundle, tmp_path / "damaged" / "1", {"data": bundle.manifest.data | {"own_length": 0.0}}, {})
+    with pytest.raises(BundleCorrupt, match=r"own_length of the manifest is 0.0, expected a number above 0"):
+        LinearPlacement(damaged)._document_features(evidence)
 
 
 def _counted(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:

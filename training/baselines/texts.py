@@ -215,7 +215,7 @@ def bm25f(task: TextTask) -> Fitted:
 
 
 def centroids(task: TextTask) -> Fitted:
-    """The cosine of a query to each item's centroid. A tree is built from the same centroids."""
+    """The inner product of a query and each item's centroid. A tree's leaves are scored by the same centroids."""
 
     def build(learned: Learned) -> SizedFinder:
         by_feature = csr_array(learned.centroids.T)

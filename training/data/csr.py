@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csc_array, csr_array, load_npz
 
 from espalier.errors import InvalidData
+from espalier.stored_arrays import row_blocks
 from espalier.text.sparse_rows import SparseRows
 
 Csr = csr_array[Any, tuple[int, int]]
@@ -46,6 +49,22 @@ def as_rows(matrix: Csr) -> SparseRows:
 def normalised(matrix: Csr) -> Csr:
     """float32 rows of L2 norm 1, rounded like a query in serving; empty rows stay empty."""
     return as_matrix(as_rows(matrix).normalised())
+
+
+def lengths(matrix: Csr) -> NDArray[np.float32]:
+    """float32[B]: the L2 norm of each row."""
+    length_B = np.zeros(matrix.shape[0], np.float32)
+    for first, end in row_blocks(matrix.indptr):
+        row = np.repeat(np.arange(end - first), np.diff(matrix.indptr[first : end + 1]))
+        squares = matrix.data[matrix.indptr[first] : matrix.indptr[end]].astype(np.float64) ** 2
+        length_B[first:end] = np.sqrt(np.bincount(row, squares, minlength=end - first))
+    return length_B
+
+
+def scaled(matrix: Csr, factor_B: NDArray[Any]) -> Csr:
+    """float32[B, F]: each row times its factor. The indices are shared."""
+    rows = as_rows(matrix)
+    return as_matrix(replace(rows, values=rows.values * np.repeat(factor_B.astype(np.float32), np.diff(rows.indptr))))
 
 
 def read_by_rows(file: Path) -> Csr:

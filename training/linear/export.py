@@ -21,7 +21,7 @@ from espalier.checks.heldout import RELEVANCE
 from espalier.chunks import Chunks, TreeChunks
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults, TailInfo
 from espalier.packed_chunks import rounded
-from espalier.placement.evidence import OWN_WEIGHTS
+from espalier.placement.evidence import OWN_LENGTH, OWN_WEIGHTS
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
 from espalier.stacking import Stacking
@@ -112,6 +112,7 @@ def _draft(config: LinearConfig, ranking: Ranking, prepared: Prepared, path: Pat
         data["prior"] = prepared.smoothing.prior
     if prepared.own_texts is not None:
         data[OWN_WEIGHTS] = list(prepared.own_texts.weights)
+        data[OWN_LENGTH] = prepared.own_texts.length
         data["own_queries"] = prepared.own_texts.queries if math.isfinite(prepared.own_texts.queries) else None
     limits = config.search.model_dump(include=set(SearchDefaults.model_fields))
     return ManifestDraft(

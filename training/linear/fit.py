@@ -44,7 +44,7 @@ def fit_linear(
 ) -> Chunks:
     """The scorers of a tree over labels 0 … I − 1.
 
-    centroids  rows [I, F] of length 1, towards which `options.prior` regularises; PIFA's by default
+    centroids  rows [I, F], towards which `options.prior` regularises; PIFA's, of length 1, by default
     progress   called with the number of inner nodes that have been trained since the last call
     work       an empty folder, or that of a killed run with the same arguments: each trained level is stored there
     Raises InvalidData where a node has more children than a chunk can number.

@@ -10,27 +10,28 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, diags_array, hstack
+from scipy.sparse import csr_array, hstack
 
-from ..data.csr import Csr, normalised
+from ..data.csr import Csr, lengths, normalised, scaled
 from ..data.xmc import LabelledPoints
 from ..linear.own_texts import OwnTexts
 from ..specification.linear import LinearOptions
 
 
 def label_features(train: LabelledPoints, own_texts: OwnTexts | None, options: LinearOptions) -> tuple[Csr, Csr]:
-    """Rows [I, …] of length 1 that a tree is built from, and [I, F], the same in the features of queries.
+    """Rows [I, …] of length 1 that a tree is built from, and [I, F], in the features of queries, that score items (`add_own_texts`).
 
     With own texts, the n points of an item weigh n / (n + own_texts.queries). Points that are texts of items do not count.
     """
     people_points = train if train.own_B is None else train.take(train.asked)
     if own_texts is not None and (not len(people_points) or math.isinf(own_texts.queries)):
-        return own_texts.rows, own_texts.rows
+        return normalised(own_texts.rows), own_texts.rows
     rows = sum_points(people_points, options)
     if own_texts is None:
         return rows, rows
     counts_I = np.bincount(people_points.labels.indices, minlength=len(rows.indptr) - 1)
-    return normalised(hstack([_damped(rows, counts_I, own_texts), own_texts.rows], format="csr")), add_own_texts(rows, counts_I, own_texts)
+    labels = normalised(hstack([_damped(rows, counts_I, own_texts), normalised(own_texts.rows)], format="csr"))
+    return labels, add_own_texts(rows, counts_I, own_texts)
 
 
 def sum_points(points: LabelledPoints, options: LinearOptions) -> Csr:
@@ -39,12 +40,19 @@ def sum_points(points: LabelledPoints, options: LinearOptions) -> Csr:
 
 
 def add_own_texts(rows: Csr, counts_I: NDArray[np.int64], own_texts: OwnTexts) -> Csr:
-    """Rows [I, F] of length 1: the sums of points `rows`, of counts_I points each, plus the items' own texts."""
-    return own_texts.rows if math.isinf(own_texts.queries) else normalised(csr_array(_damped(rows, counts_I, own_texts) + own_texts.rows))
+    """Rows [I, F]: the directions of the sums of points `rows`, of counts_I points each, plus the items' own texts. A row without points
+    is as long as that of the texts; with points, its length approaches 1.
+    """
+    if math.isinf(own_texts.queries):
+        return own_texts.rows
+    text_length_I, text_share_I = lengths(own_texts.rows), own_texts.queries / (counts_I + own_texts.queries)
+    length_I = np.where(text_length_I > 0, text_length_I, 1) ** text_share_I.astype(np.float32)
+    directions = normalised(csr_array(_damped(rows, counts_I, own_texts) + normalised(own_texts.rows)))
+    return scaled(directions, length_I)
 
 
 def _damped(rows: Csr, counts_I: NDArray[np.int64], own_texts: OwnTexts) -> Csr:
-    return csr_array(diags_array((counts_I / (counts_I + own_texts.queries)).astype(np.float32)) @ rows)
+    return scaled(rows, counts_I / (counts_I + own_texts.queries))
 
 
 def pifa(data: LabelledPoints) -> Csr:

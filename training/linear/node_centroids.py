@@ -2,7 +2,8 @@
 
 A leaf's centroid is its item's. An inner node's is the largest value of each feature among the items below, not the mean: a query should
 reach a node if it resembles *one* of the items there, and the mean of dissimilar items resembles none. Unnormalised, the maximum is an
-upper bound of every product below, as in block-max pruning (Mallia et al. 2024). Rows have length 1, to compare with those of leaves.
+upper bound of every product below, as in block-max pruning (Mallia et al. 2024). Rows of inner nodes have length 1, since those of large
+nodes would be the longest.
 
 Legend: I items, F features, N nodes.
 """
@@ -18,42 +19,38 @@ from scipy.sparse import csr_array, vstack
 from espalier.stored_arrays import row_blocks
 from espalier.tree import Tree
 
-from ..data.csr import Csr, normalised
+from ..data.csr import Csr, lengths, scaled
 
 
 @dataclass(frozen=True, eq=False)
 class Centroids:
-    """Of one level: float32 rows [N, F], not yet of length 1, and float32[N], their lengths."""
+    """Of one level.
+
+    rows       float32[N, F], not yet divided
+    divisor_N  float32[N]: what the rows are divided by: 1 on the level of leaves, above the row's length, or 1 if the row is empty
+    """
 
     rows: Csr
-    length_N: NDArray[np.float32]
+    divisor_N: NDArray[np.float32]
 
     def of(self, nodes: slice) -> Csr:
-        """float32 rows [n, F] of length 1 of some nodes of the level."""
-        return normalised(self.rows[nodes])
+        """float32 rows [n, F] of some nodes of the level."""
+        return scaled(self.rows[nodes], 1 / self.divisor_N[nodes])
 
 
 def node_centroids(centroids: Csr, tree: Tree) -> list[Centroids]:
-    """The centroids of each level from 1 on; `centroids`: those of the items, rows [I, F] of length 1."""
+    """The centroids of each level from 1 on; `centroids`: those of the items, rows [I, F]."""
     leaf = tree.leaf_of_item - tree.leaf_offset
     rows = csr_array((np.ones(len(leaf), np.float32), (leaf, np.arange(len(leaf)))), shape=(tree.leaf_count, len(leaf))) @ centroids
-    levels = [rows]
+    levels = [Centroids(rows, np.ones(tree.leaf_count, np.float32))]
     for level in range(tree.height - 1, 0, -1):
         nodes, below = tree.level(level), tree.level(level + 1)
         begins = tree.first_child[nodes.start : nodes.stop + 1] - below.start
         has_items = tree.items_below[below.start : below.stop] > 0
         rows = _largest(rows, begins, np.add.reduceat(has_items, begins[:-1], dtype=np.int64))
-        levels.insert(0, rows)
-    return [Centroids(rows, _lengths(rows)) for rows in levels]
-
-
-def _lengths(rows: Csr) -> NDArray[np.float32]:
-    length_N = np.zeros(rows.shape[0], np.float32)
-    for first, end in row_blocks(rows.indptr):
-        node = np.repeat(np.arange(end - first), np.diff(rows.indptr[first : end + 1]))
-        squares = rows.data[rows.indptr[first] : rows.indptr[end]].astype(np.float64) ** 2
-        length_N[first:end] = np.sqrt(np.bincount(node, squares, minlength=end - first))
-    return length_N
+        length_N = lengths(rows)
+        levels.insert(0, Centroids(rows, np.where(length_N > 0, length_N, 1)))
+    return levels
 
 
 def _largest(rows: Csr, begins: NDArray[np.int64], count_P: NDArray[np.int64]) -> Csr:

@@ -62,7 +62,7 @@ def centroid_scorers(centroids: Centroids, children: slice, options: LinearOptio
     rows = centroids.of(children)
     child = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
     features, weights = rows.indices.astype(np.int32, copy=False), np.float32(options.prior) * rows.data
-    large = np.abs(weights) * centroids.length_N[children][child] >= options.threshold
+    large = np.abs(weights) * centroids.divisor_N[children][child] >= options.threshold
     order = np.lexsort((child[large], features[large]))
     features = features[large][order]
     first = np.flatnonzero(np.diff(features, prepend=-1))

@@ -15,12 +15,11 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.sparse import csr_array, diags_array
 
 from espalier.text.vectoriser import Vectoriser
 
 from ..arrays import Float32, Int64
-from ..data.csr import Csr, as_matrix
+from ..data.csr import Csr, as_matrix, scaled
 from ..data.xmc import LabelledPoints
 from ..linear.label_features import add_own_texts, sum_points
 from ..linear.own_texts import OwnTexts, column_weights, combined, squares
@@ -117,7 +116,7 @@ def weighted_ndcg(
 
     def ndcg_of(weights: Sequence[float]) -> Float32:
         length_I = np.sqrt(np.maximum(np.square(weights, dtype=np.float32) @ square_CI, np.finfo(np.float32).tiny))
-        ndcg_TB = _figures(asked, [csr_array(diags_array(1 / length_I) @ combined(asked_squares, weights))])
+        ndcg_TB = _figures(asked, [scaled(combined(asked_squares, weights), 1 / np.sqrt(length_I))])
         return ndcg_TB.ravel()
 
     return ndcg_of
@@ -126,7 +125,7 @@ def weighted_ndcg(
 def _ndcg_by_queries(training_points: LabelledPoints, text_rows: Csr, held_out: LabelledPoints, options: LinearOptions) -> Float32:
     """nDCG@10 [T, B] of held-out queries against rows made of the training points, for each of QUERIES."""
     sums, counts_I = sum_points(training_points, options), np.bincount(training_points.labels.indices, minlength=text_rows.shape[0])
-    return _figures(held_out, [add_own_texts(sums, counts_I, OwnTexts(text_rows, (), queries)) for queries in QUERIES])
+    return _figures(held_out, [add_own_texts(sums, counts_I, OwnTexts(text_rows, (), 1, queries)) for queries in QUERIES])
 
 
 def _figures(queries: LabelledPoints, rows: Sequence[Csr]) -> Float32:

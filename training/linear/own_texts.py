@@ -1,11 +1,15 @@
 """Feature rows of items from the texts in their columns, weighed as in BM25F, and queries that are made of these texts.
 
-    own_i = √Σ_f (w_f · d(text of column f of item i))², of length 1,     w_f = min(1, (SHORT / words of column f)^a)
+    sum_i = √Σ_f (w_f · d(text of column f of item i))²     w_f = min(1, (SHORT / words of column f)^a)
+    own_i = sum_i / √(|sum_i| · median of |sum|)
 
 d is a document's row (`Vectoriser.documents`); square and root are of each feature. A word in two columns counts more than in one, but not
-twice: shops repeat titles in descriptions. The words of a column are the mean over its texts. BM25F (Robertson, Zaragoza and Taylor
-2004) weighs columns by hand, as `data.own_weights` does. Without it a is ½: a word among a hundred weighs less than a word of a title,
-which weighs as much as a brand. If other weights find clearly more for people's queries, these are used (`own_choices.py`).
+twice: shops repeat titles in descriptions. Rows are divided by the root of their length, as with BM25's b below 1. Divided by the length, a
+text of three words would need only one of the query's to be ahead of a long text with all of them.
+
+The words of a column are the mean over its texts. BM25F (Robertson, Zaragoza and Taylor 2004) weighs columns by hand, as
+`data.own_weights` does. Without it a is ½: a word among a hundred weighs less than a word of a title, which weighs as much as a brand. If
+other weights find clearly more for people's queries, these are used (`own_choices.py`).
 
 Knows texts and a vectoriser. Does not know files.
 
@@ -24,7 +28,7 @@ from scipy.sparse import csr_array
 from espalier.errors import InvalidData
 from espalier.text.vectoriser import Vectoriser, words_of
 
-from ..data.csr import Csr, as_matrix, normalised
+from ..data.csr import Csr, as_matrix, lengths, scaled
 
 FEWEST_WORDS, MOST_WORDS = 2, 5
 """Words of a made query."""
@@ -52,28 +56,31 @@ def column_weights(columns: Sequence[Sequence[str]], exponent: float = RULE) -> 
 class OwnTexts:
     """Feature rows of the items' own texts.
 
-    rows     float32[I, F], of length 1
+    rows     float32[I, F]; the median of their lengths is 1
     weights  the weight of a word of each column
+    length   the median of the lengths of the items' sums
     queries  this many queries of an item weigh as much as its own texts; infinite: queries weigh nothing
     """
 
     rows: Csr
     weights: Sequence[float]
+    length: float
     queries: float
 
 
-def text_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights: Sequence[float]) -> Csr:
-    """float32 rows [I, F] of length 1; an item without a known word has an empty row.
+def text_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights: Sequence[float]) -> tuple[Csr, float]:
+    """float32 rows [I, F] and the median length of their sums; an item without a known word has an empty row.
 
     columns  the texts of all items, by column
     weights  the weight of a word of each column
     Raises InvalidData if no word distinguishes items.
     """
-    square_rows = [squares(as_matrix(vectoriser.documents(texts))) for texts in columns]
-    unit_rows = normalised(combined(square_rows, weights))
-    if not unit_rows.nnz:
-        raise InvalidData("data.own_texts", f"texts of {unit_rows.shape[0]} items", "words that some of the items have and others have not")
-    return unit_rows
+    sums = combined([squares(as_matrix(vectoriser.documents(texts))) for texts in columns], weights)
+    if not sums.nnz:
+        raise InvalidData("data.own_texts", f"texts of {sums.shape[0]} items", "words that some of the items have and others have not")
+    length_I = lengths(sums)
+    median = float(np.median(length_I[length_I > 0]))
+    return scaled(sums, 1 / np.sqrt(np.where(length_I > 0, length_I, 1) * median)), median
 
 
 def squares(rows: Csr) -> Csr:
@@ -82,7 +89,7 @@ def squares(rows: Csr) -> Csr:
 
 
 def combined(square_rows: Sequence[Csr], weights: Sequence[float]) -> Csr:
-    """√Σ_f w_f² · square_rows_f: the rows of items, not yet of length 1."""
+    """√Σ_f w_f² · square_rows_f: the items' sums."""
     weighted = [rows * np.float32(weight**2) for rows, weight in zip(square_rows, weights, strict=True)]
     sums = sum(weighted[1:], start=weighted[0])
     return csr_array((np.sqrt(sums.data), sums.indices, sums.indptr), shape=sums.shape)

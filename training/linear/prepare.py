@@ -265,8 +265,8 @@ def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | N
     own_texts, weights = None, list(data.own_weights)
     if columns:
         weights = weights or chosen_weights(vectoriser, columns, train)
-        own_IF = text_rows(vectoriser, columns, weights)
-        own_texts = OwnTexts(own_IF, weights, chosen_queries(train, own_IF, config.linear))
+        own_IF, length = text_rows(vectoriser, columns, weights)
+        own_texts = OwnTexts(own_IF, weights, length, chosen_queries(train, own_IF, config.linear))
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test, written_queries = _vectorised(vectoriser, test_texts), pa.array(test_texts.texts, pa.string())
     people_rows = train.asked

@@ -9,6 +9,10 @@ chorus           19,406 products of Open Icecat with title, short description, b
                  data-encoder/ecommerce/vectors/data, and katas/Broad_Query_Set_rated.csv. A search engine chose which products were judged
 cranfield        1,400 abstracts with titles and authors, and 225 questions. Files of github.com/oussbenk/cranfield-trec-dataset in
                  DIR/cranfield
+cisi, cacm       1,460 and 3,204 abstracts with 76 and 52 questions. Files of github.com/B-F0X/Information-Retrieval in DIR/cisi, and of
+                 github.com/philippexian/InformationRetrieval in DIR/cacm
+time             423 news stories with 83 questions. Files of github.com/Chaplinski/IR-Assignment3 in DIR/time
+npl              11,429 abstracts of a few lines with 93 questions. Files of github.com/stefreschke/Information-Retrieval in DIR/npl
 mixed            as many items as wanted, each of the names and halves of the descriptions of two packages; a query is four words of one
                  item, which alone counts
 
@@ -96,11 +100,73 @@ def _cranfield(folder: Path) -> Products:
     return Products(fields, grades)
 
 
+def _marked(file: Path) -> list[tuple[int, dict[str, str]]]:
+    """The number and the fields of each document or question, by the letter that marks a field."""
+    read = []
+    for entry in re.split(r"^\.I ", _file(file).read_text("utf-8", "replace"), flags=re.MULTILINE)[1:]:
+        number, rest = entry.split("\n", 1)
+        fields: dict[str, str] = {}
+        for part in re.split(r"^\.(?=[A-Z] *$)", rest, flags=re.MULTILINE)[1:]:
+            fields.setdefault(part[0], " ".join(part[1:].split()))
+        read.append((int(number), fields))
+    return read
+
+
+def _marked_set(documents: Path, questions: Path, judgements: Path, columns: Mapping[str, str]) -> Products:
+    read = _marked(documents)
+    rows = {number: row for row, (number, _) in enumerate(read)}
+    texts = {number: " ".join(filter(None, (fields.get("T"), fields.get("W")))) for number, fields in _marked(questions)}
+    grades: dict[str, dict[int, int]] = defaultdict(dict)
+    for line in _file(judgements).read_text().splitlines():
+        question, document = map(int, line.split()[:2])
+        if texts.get(question) and document in rows:
+            grades[texts[question]][rows[document]] = 1
+    return Products({name: [fields.get(letter, "") for _, fields in read] for name, letter in columns.items()}, grades)
+
+
+def _cisi(folder: Path) -> Products:
+    documents, questions, judgements = (folder / "cisi" / f"CISI.{kind}" for kind in ("ALL", "QRY", "REL"))
+    return _marked_set(documents, questions, judgements, {"title": "T", "author": "A", "text": "W"})
+
+
+def _cacm(folder: Path) -> Products:
+    documents, questions, judgements = (folder / "cacm" / name for name in ("cacm.all", "query.text", "qrels.text"))
+    return _marked_set(documents, questions, judgements, {"title": "T", "author": "A", "text": "W", "keywords": "K"})
+
+
+def _npl(folder: Path) -> Products:
+    read = [_file(folder / "npl" / name).read_text().split("/\n") for name in ("doc-text", "query-text", "rlv-ass")]
+    documents, questions, judgements = ([entry.split() for entry in entries if entry.strip()] for entries in read)
+    rows = {number: row for row, (number, *_) in enumerate(documents)}
+    texts = {number: " ".join(words).lower() for number, *words in questions}
+    right = {texts[number]: {rows[document]: 1 for document in found if document in rows} for number, *found in judgements}
+    return Products({"text": [" ".join(words) for _, *words in documents]}, right)
+
+
+def _time(folder: Path) -> Products:
+    stories, questions = (
+        [entry.replace("*STOP", "").split() for entry in re.split(mark, _file(folder / "time" / name).read_text("latin-1"), flags=re.M)[1:]]
+        for name, mark in (("TIME.ALL", r"^\*TEXT.*$"), ("TIME.QUE", r"^\*FIND"))
+    )
+    texts = {number: " ".join(words).lower() for number, *words in questions}
+    right: dict[str, dict[int, int]] = defaultdict(dict)
+    for line in filter(str.strip, _file(folder / "time" / "TIME.REL").read_text().splitlines()):
+        number, *positions = line.split()
+        for position in map(int, positions):
+            if position <= len(stories):
+                right[texts[number]][position - 1] = 1
+    return Products({"text": [" ".join(words) for words in stories]}, right)
+
+
 _READERS: Mapping[str, Callable[[Path], Products]] = {
     "psearch": _psearch,
     "debian-describe": _debian,
     "chorus": _chorus,
     "cranfield": _cranfield,
+    "cisi": _cisi,
+    "cacm": _cacm,
+    "npl": _npl,
+    "time": _time,
 }
 SETS = (*_READERS, "mixed")
 
