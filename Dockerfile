@@ -77,6 +77,7 @@ RUN python3 -m compileall -q --invalidation-mode checked-hash . && chmod -R a+rX
 
 FROM code AS code-trainer
 COPY data data/
+COPY espalier_cli espalier_cli/
 COPY training training/
 RUN python3 -m compileall -q --invalidation-mode checked-hash . && chmod -R a+rX .
 

@@ -24,7 +24,6 @@ from espalier.bundle import (
     LABEL_COUNTS,
     MEMORY,
     OPTIONAL_PARTS,
-    RANKER,
     SHARD,
     STACKING,
     TAIL,
@@ -49,7 +48,6 @@ from espalier.manifest import (
     LinearScorer,
     Manifest,
     ManifestDraft,
-    RankerInfo,
     ScorerForm,
     TreeInfo,
 )
@@ -184,14 +182,6 @@ def with_parts(bundle: Bundle, path: Path, fields: Mapping[str, Any], parts: Map
         named = {"name": path.absolute().parent.name, "version": int(path.name), "created": datetime.now(UTC)}
         _write_manifest(folder, manifest.model_dump() | named | dict(fields))
     return Bundle.open(path, verify=False)
-
-
-def with_ranker(bundle: Bundle, path: Path, info: RankerInfo, ranker_onnx: bytes, golden: pa.Table) -> Bundle:
-    """Write another version of a bundle with this ranker, which replaces any other. Atomic, as `write_bundle`.
-
-    golden  the golden queries with the ranker's scores
-    """
-    return with_parts(bundle, path, {"ranker": info}, {RANKER: ranker_onnx, "golden.parquet": golden})
 
 
 @contextmanager

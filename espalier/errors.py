@@ -96,6 +96,10 @@ class InvalidConfig(InvalidInput):
 class InvalidData(InvalidInput):
     """A log, an item table or another data file."""
 
+    def sentence(self, is_json: bool) -> str:
+        """The message. None is spelled `null`, as which data files have it."""
+        return super().sentence(is_json or self.value is None)
+
 
 class InvalidTree(EspalierError):
     """Arrays that do not describe a tree."""

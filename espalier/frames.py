@@ -94,9 +94,9 @@ def _read(field: str, data: Any, id_columns: Sequence[str | None]) -> pa.Table:
                 table = csv.read_csv(file, read, parse, convert)
                 return table if has_header else table.rename_columns([*map(str, range(table.num_columns))])
             except (OSError, EOFError, pa.ArrowInvalid) as error:  # not gzip, truncated, or without columns
-                raise InvalidInput(field, str(file), f"a text file with a line of columns first ({error})") from error
+                raise InvalidInput(field, str(file), f"a text file in UTF-8 with a line of columns first ({error})") from error
         try:
-            return pq.read_table(file)
+            return pq.ParquetFile(file).read()
         except pa.ArrowInvalid as error:
             raise InvalidInput(field, str(file), f"a file that ends in .csv or .tsv, gzipped or not, or Parquet ({error})") from error
     module = type(data).__module__.partition(".")[0]
@@ -164,12 +164,16 @@ def column_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
     if name not in table.column_names:
         is_position = "; positions are for text without a header, and for all columns" * name.isdecimal()
         raise InvalidInput(field, name, f"one of the columns {', '.join(table.column_names)}{is_position}")
+    if table.column_names.count(name) > 1:
+        raise InvalidInput(field, name, "a column that the table has once")
     return table.column(name)
 
 
 def ids_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
     """A column of ids by its name. Raises InvalidInput, which names the argument (`field`), also for floats: 1.5 is no id."""
     column = column_of(table, field, name)
+    if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
+        raise InvalidInput(field, f"{name}: {column.type}", IDS)
     if pa.types.is_floating(column.type):
         raise InvalidInput(field, f"{name}: {next(iter(_fractions(column)), column.type)}", IDS)
     return column

@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -125,6 +126,7 @@ class Model:
         filter, exclude_filter  as in a request: {"section": ["games"], "year": {"min": 1990}}
         Raises InvalidQuery, which names the field, if the model cannot take a value.
         """
+        fields = _listed("fields", fields, "a list of columns")
         if taken := sorted({*ANSWER_COLUMNS} & {*fields}):
             raise InvalidQuery("fields", ", ".join(taken), f"no columns {', '.join(ANSWER_COLUMNS)}: those of the answers are called so")
         batch, seen = self.with_seen(queries)
@@ -173,9 +175,8 @@ class Model:
         m = defaults.m if ask.m is None else ask.m
         m = m if m_B is None else int(m_B.max(initial=1))
         beam_size = defaults.beam_size if ask.beam_size is None else ask.beam_size
-        for name, value, limit in (("m", m, defaults.max_m), ("beam_size", beam_size, defaults.max_beam_size)):
-            if not isinstance(value, int | np.integer) or not 1 <= value <= limit:
-                raise InvalidQuery(name, value, f"1 to {limit}, as the model allows")
+        _check_number("m", m, defaults.max_m)
+        _check_number("beam_size", beam_size, defaults.max_beam_size)
         if ask.exclude_seen and not isinstance(queries.kind, HistoryKind):
             raise InvalidQuery("exclude_seen", True, f"a model of histories, not of {queries.kind.kind} queries")
         mask = self.mask(ask.filter, ask.exclude_filter)
@@ -199,22 +200,25 @@ class Model:
     def with_seen(self, queries: Any) -> tuple[QueryBatch, Sequence[NDArray[np.int64]] | None]:
         """Queries as the engine takes them; for histories also the item rows of each whole history (−1: unknown)."""
         kind = self.bundle.manifest.query
-        if isinstance(queries, str | bytes):
-            raise InvalidQuery("queries", queries, "a list of queries")
+        if isinstance(kind, FeaturesKind) and (isinstance(queries, np.ndarray) or hasattr(queries, "tocsr")):
+            return self._encoded_matrix(kind, queries), None
+        queries = _listed("queries", queries, "a list of queries")
         if isinstance(kind, HistoryKind):
             return encode_histories(kind, self.bundle.items, [_history_of(i, query) for i, query in enumerate(queries)])
         if isinstance(kind, TextKind):
-            texts = list(queries)
-            for i, text in enumerate(texts):
+            for i, text in enumerate(queries):
                 if not isinstance(text, str):
                     raise InvalidQuery(f"queries[{i}].text", text, "a string")
-            return encode_texts(kind, self.bundle.vectoriser, texts), None
+            return encode_texts(kind, self.bundle.vectoriser, queries), None
         if isinstance(kind, VectorKind):
-            return encode_vectors(kind, list(queries)), None
-        return self._encoded_features(kind, queries), None
+            return encode_vectors(kind, [_numbers(f"queries[{i}].vector", query, "biuf") for i, query in enumerate(queries)]), None
+        return encode_features(kind, [_features_of(i, query) for i, query in enumerate(queries)]), None
 
     def mask(self, filter: Mapping[str, object] | None, exclude_filter: Mapping[str, object] | None = None) -> NodeMask | None:
         """The node mask of a filter, cached for later calls; None if all items pass."""
+        for name, value in (("filter", filter), ("exclude_filter", exclude_filter)):
+            if not isinstance(value, Mapping | None):
+                raise InvalidQuery(name, value, "a dictionary of columns")
         parsed = self._filters.parse(filter or {}, exclude_filter or {})
         return self._filters.mask(parsed) if parsed else None
 
@@ -239,8 +243,7 @@ class Model:
         below_m   a tree scored the item, but stacking, or the mean over a forest's trees, put it below the first m
         unknown   the model has no such item
         """
-        if isinstance(items, str):
-            raise InvalidQuery("items", items, "a list of item ids")
+        items = _listed("items", items, "a list of item ids")
         batch, defaults = self.encoded([query]), self.bundle.manifest.search
         next(self.results(batch, Ask(m, beam_size)))  # raises for wrong values
         m, beam_size = defaults.m if m is None else m, defaults.beam_size if beam_size is None else beam_size
@@ -271,13 +274,16 @@ class Model:
         user, item, time  its columns; without `time` the rows are in order
         Raises InvalidInput if there is no query to measure with.
         """
+        defaults = self.bundle.manifest.search
+        beam_sizes = _limited("beam_sizes", (defaults.beam_size,) if beam_sizes is None else beam_sizes, defaults.max_beam_size)
+        ms = _limited("ms", ms, defaults.max_m)
         if data is None:
             held_out = self._held_out()
             queries, relevant = held_out.queries, held_out.relevant
         else:
             queries, relevant = self._queries_of(as_table("data", data, (user, item)), user, item, time)
         rows = []
-        for beam_size in beam_sizes or (self.bundle.manifest.search.beam_size,):
+        for beam_size in beam_sizes:
             item_rows_BM = np.concatenate([result.item_rows_BM for result in self.results(queries, Ask(max(ms), beam_size))])
             for m in ms:
                 precision_B, recall_B, _ = precision_recall_f(item_rows_BM, relevant, m)
@@ -351,19 +357,16 @@ class Model:
     def _filters(self) -> ItemFilters:
         return ItemFilters([alone.tree for alone in self.bundle.alone], self.bundle.items, MASK_BYTES)
 
-    def _encoded_features(self, kind: FeaturesKind, queries: Any) -> QueryBatch:
+    def _encoded_matrix(self, kind: FeaturesKind, queries: Any) -> QueryBatch:
+        if queries.shape[1:] != (kind.width,) or queries.dtype.kind not in "biuf":
+            raise InvalidQuery("queries", f"{queries.dtype}{list(queries.shape)}", f"a matrix of numbers, [B, {kind.width}]")
         if isinstance(queries, np.ndarray):
             row_E, indices = np.nonzero(queries)
-            values, width = queries[row_E, indices], queries.shape[-1]
-            indptr = np.searchsorted(row_E, np.arange(len(queries) + 1))
-        elif hasattr(queries, "tocsr"):
+            values, indptr = queries[row_E, indices], np.searchsorted(row_E, np.arange(len(queries) + 1))
+        else:
             matrix = queries.tocsr().copy()
             matrix.sum_duplicates()
-            values, width, indices, indptr = matrix.data, matrix.shape[1], matrix.indices, matrix.indptr
-        else:
-            return encode_features(kind, list(queries))
-        if width != kind.width:
-            raise InvalidQuery("queries", f"a matrix of {width} columns", f"{kind.width}")
+            values, indices, indptr = matrix.data, matrix.indices, matrix.indptr
         rows = SparseRows(indptr.astype(np.int64), indices.astype(np.int32), values.astype(np.float32), kind.width)
         batch = QueryBatch(kind, rows.normalised() if kind.unit else rows)
         batch.check(len(self.bundle.items))
@@ -413,10 +416,51 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
+def _listed(field: str, values: Any, expected: str) -> list[Any]:
+    """The values of a list or an array. Raises InvalidQuery for anything else, also for a string."""
+    if not isinstance(values, str | bytes):
+        with suppress(TypeError):  # not iterable
+            return list(values)
+    raise InvalidQuery(field, values, expected)
+
+
+def _check_number(field: str, value: object, limit: int) -> None:
+    if not isinstance(value, int | np.integer) or not 1 <= value <= limit:
+        raise InvalidQuery(field, value, f"1 to {limit}, as the model allows")
+
+
+def _limited(field: str, values: Any, limit: int) -> list[int]:
+    """One number at least, each from 1 to `limit`. Raises InvalidQuery."""
+    numbers = _listed(field, values, "a list of numbers")
+    if not numbers:
+        raise InvalidQuery(field, numbers, "at least one number")
+    for i, number in enumerate(numbers):
+        _check_number(f"{field}[{i}]", number, limit)
+    return numbers
+
+
 def _history_of(position: int, query: Any) -> list[str]:
-    if isinstance(query, str | bytes) or not hasattr(query, "__iter__"):
-        raise InvalidQuery(f"queries[{position}].history", query, "a list of item ids, the newest last")
-    return [str(item) for item in query]
+    items = _listed(f"queries[{position}].history", query, "a list of item ids, the newest last")
+    return [str(item) for item in items if item is not None]
+
+
+def _features_of(position: int, query: Any) -> tuple[Any, Any]:
+    field, expected = f"queries[{position}].features", "a pair: feature numbers, and their values"
+    pair = _listed(field, query, expected)
+    if len(pair) != 2:
+        raise InvalidQuery(field, query, expected)
+    return _numbers(f"{field}.indices", pair[0], "iu"), _numbers(f"{field}.values", pair[1], "biuf")
+
+
+def _numbers(field: str, values: Any, kinds: str) -> Any:
+    """A list of numbers as an array. kinds: the kinds of NumPy's dtypes that it may have. Raises InvalidQuery."""
+    try:
+        numbers = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        numbers = np.empty(())
+    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in kinds):
+        raise InvalidQuery(field, values, "a list of whole numbers" if kinds == "iu" else "a list of numbers")
+    return numbers
 
 
 def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -6,19 +6,15 @@ which Ctrl-C should end the command with one line, too.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple, cast
 
+from espalier_cli.loading import INTERRUPTED, begin_loading, end_loading
+
 Main = Callable[[Sequence[str], str], int]
 """Arguments and the command's name in help → exit code."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 
 
 class Command(NamedTuple):
@@ -75,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command is None and name != "--version":
         print(f"error: command: got {name!r}, expected one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    with _ends_at_once():
+    begin_loading()
+    try:
         from espalier import __version__
         from espalier.errors import MissingExtra
         from espalier.siblings import sibling
@@ -91,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except MissingExtra as missing:
             print(f"error: {missing}", file=sys.stderr)
             return 1
+    finally:
+        end_loading()
     try:
         if command.module == TRAINER:  # one program, whose first argument is the command
             return run([name, *options], "espalier")
@@ -98,27 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
-
-
-@contextmanager
-def _ends_at_once() -> Iterator[None]:
-    """Inside, Ctrl-C ends the process without an exception: while libraries load, some of them lose exceptions. A program that was started
-    to ignore Ctrl-C still does.
-    """
-
-    def end(*_: object) -> None:
-        os.write(sys.stderr.fileno(), b"Interrupted.\n")
-        os._exit(INTERRUPTED)
-
-    former = signal.getsignal(signal.SIGINT)
-    if former is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
 
 
 def usage() -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from espalier.errors import MISSING, EspalierError, InvalidInput
 from espalier.frames import as_table, column_of
 from espalier.model import open_model
-from espalier_cli.predict import check_queries, write_table
+from espalier_cli.predict import check_queries, query_values, write_table
 
 
 def main(arguments: Sequence[str], prog: str) -> int:
@@ -38,7 +38,7 @@ def _embed(options: argparse.Namespace) -> None:
     if options.items is None and options.states is None:
         raise InvalidInput("--items, --states", MISSING, "at least one file to write")
     if (options.states is None) != (options.queries is None):
-        raise InvalidInput("--states", options.states, "a file exactly where --queries is one")
+        raise InvalidInput("--states" if options.states is None else "--queries", MISSING, "both files, --queries and --states")
     if options.column is not None and options.queries is None:
         raise InvalidInput("--column", options.column, "--queries with it")
     model = open_model(options.model, "cpu")
@@ -52,7 +52,7 @@ def _embed(options: argparse.Namespace) -> None:
         column = options.column or model.bundle.manifest.query.kind
         queries = column_of(table, "--column", column)
         check_queries(table.schema.field(column), model)
-        states = model.states(queries.to_pylist())
+        states = model.states(query_values(queries, column, 0, model))
         write_table(table.drop_columns([column]).append_column("state", _lists(states)), Path(options.states))
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from espalier.compile import end_with_parent
-from espalier.errors import EspalierError, InvalidInput
+from espalier.errors import EspalierError, InvalidData, InvalidInput
 from espalier.file_lock import file_lock
 from espalier.frames import as_table, column_of, lists_of
 from espalier.hardware import cores
@@ -194,6 +194,8 @@ def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[in
     except pa.ArrowInvalid as error:
         raise InvalidInput("--queries", str(file), "Parquet, a row a query; or with --user and --item a log, which may be CSV") from error
     schema = parquet.schema_arrow
+    if repeated := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+        raise InvalidInput("--queries", ", ".join(repeated), "each column once")
     for option, name in (("--column", column), ("--m-column", options.m_column), ("--filter-column", options.filter_column)):
         if name is not None and name not in schema.names:
             raise InvalidInput(option, name, f"one of the columns {', '.join(schema.names)}")
@@ -201,7 +203,7 @@ def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[in
     if options.m_column is not None and not pa.types.is_integer(schema.field(options.m_column).type):
         raise InvalidInput("--m-column", str(schema.field(options.m_column).type), "a column of whole numbers")
     filters = pa.null() if options.filter_column is None else schema.field(options.filter_column).type
-    if filters not in (pa.string(), pa.large_string(), pa.null()):
+    if filters not in TEXTS:
         raise InvalidInput("--filter-column", str(filters), "a column of texts, JSON or null")
     return parquet.metadata.num_rows, schema, (pa.Table.from_batches([batch]) for batch in parquet.iter_batches(BLOCK))
 
@@ -224,8 +226,8 @@ def _answer_block(job: Job, block: pa.Table, first: int) -> pa.Table | str:
 
 def _with_items(job: Job, block: pa.Table, first: int, model: Model) -> pa.Table:
     """A block with the query column replaced by lists of items, scores and requested fields."""
-    queries, seen = model.with_seen(_values(block.column(job.column).to_pylist(), job.column, first, model))
-    m_B = None if job.m_column is None else _numbers(block.column(job.m_column).to_pylist(), job.m_column, first)
+    queries, seen = model.with_seen(query_values(block.column(job.column), job.column, first, model))
+    m_B = None if job.m_column is None else _numbers(block.column(job.m_column).to_pylist(), job.m_column, first, model)
     filters = None
     if job.filter_column is not None:
         filters = [_joined_filter(job, first + row, text) for row, text in enumerate(block.column(job.filter_column).to_pylist())]
@@ -257,21 +259,23 @@ def check_queries(column: pa.Field, model: Model) -> None:
         raise InvalidInput("--column", f"{column.name}: {values}", EXPECTED[kind])
 
 
-def _values(values: list[Any], column: str, first: int, model: Model) -> list[Any]:
-    """Queries as `Model.encoded` takes them. Raises InvalidInput for null."""
-    kind = model.bundle.manifest.query.kind
+def query_values(cells: pa.ChunkedArray, column: str, first: int, model: Model) -> list[Any]:
+    """The cells of a column, of which `first` is the first row, as `Model.encoded` takes queries. Raises InvalidData for null."""
+    kind: str = model.bundle.manifest.query.kind
+    values: list[Any] = cells.to_pylist()
     if kind == "features":
         values = [value and (value["indices"], value["values"]) for value in values]
     for row, value in enumerate(values, first):
         if value is None or (kind == "features" and (None in value or None in value[0])):
-            raise InvalidInput(f"{column}[{row}]", value, f"a {kind} query in every row")
+            raise InvalidData(f"{column}[{row}]", value, f"a {kind} query in every row")
     return values
 
 
-def _numbers(values: list[int | None], column: str, first: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _numbers(values: list[int | None], column: str, first: int, model: Model) -> np.ndarray[Any, np.dtype[np.int64]]:
+    limit = model.bundle.manifest.search.max_m
     for row, value in enumerate(values, first):
-        if value is None or value < 1:
-            raise InvalidInput(f"{column}[{row}]", value, "at least 1")
+        if value is None or not 1 <= value <= limit:
+            raise InvalidData(f"{column}[{row}]", value, f"1 to {limit}, as the model allows")
     return np.array(values, np.int64)
 
 

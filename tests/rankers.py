@@ -10,8 +10,8 @@ import onnx
 import pyarrow as pa
 from onnx import TensorProto, helper, numpy_helper
 
-from espalier.bundle import Bundle
-from espalier.bundle_writer import with_ranker
+from espalier.bundle import RANKER, Bundle
+from espalier.bundle_writer import with_parts
 from espalier.manifest import RankerInfo
 from espalier.rerank.features import RankFeatures
 from espalier.rerank.ranker import GOLDEN_SCORES, golden_scores
@@ -37,6 +37,11 @@ def weighted_sum(weights: Mapping[str, float]) -> bytes:
     model: bytes = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8).SerializeToString()
     onnx.checker.check_model(onnx.load_from_string(model))
     return model
+
+
+def with_ranker(bundle: Bundle, path: Path, info: RankerInfo, ranker_onnx: bytes, golden: pa.Table) -> Bundle:
+    """Another version of a bundle, with this ranker and these golden queries."""
+    return with_parts(bundle, path, {"ranker": info}, {RANKER: ranker_onnx, "golden.parquet": golden})
 
 
 def add_ranker(bundle: Bundle, weights: Mapping[str, float], version: int = 2, depth: int = 8, max_depth: int = 16) -> Bundle:

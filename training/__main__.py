@@ -22,9 +22,10 @@ except ModuleNotFoundError as missing:  # `make run` installs only the packages 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.serving import Candidate
+from espalier_cli.loading import INTERRUPTED, end_loading
 
 from .run_log import RunLog
-from .stopped import INTERRUPTED, Interrupted, free_space, is_full, no_interrupt_lost, resumable
+from .stopped import Interrupted, free_space, is_full, no_interrupt_lost, resumable
 from .versions import new_version
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
@@ -504,6 +505,7 @@ def _numbers(option: str, text: str) -> list[int]:
 
 def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Run a command. Returns the exit code."""
+    end_loading()
     logging.basicConfig(format="%(message)s")
     for name in (str(__package__), "espalier"):  # torch.onnx and onnxscript log every step of an export at INFO
         logging.getLogger(name).setLevel(logging.INFO)

@@ -17,9 +17,6 @@ from espalier.errors import EspalierError
 
 from .versions import work_folder
 
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended. Typer has it, too."""
-
 
 class Interrupted(Exception):
     """Ctrl-C. The message says what `--resume` would go on from."""

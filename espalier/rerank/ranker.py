@@ -53,11 +53,10 @@ class Reranked:
 class Reranker:
     """Runs a bundle's ranker. Raises BundleCorrupt if the bundle has none, or it does not fit the manifest.
 
-    device   runs the network; features are computed on the host
-    threads  of one run on the CPU
+    device  runs the network; features are computed on the host
     """
 
-    def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"] = "cpu", threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"] = "cpu") -> None:
         from espalier.engines.runtime import opened_session  # here, because it loads slowly and bundles without a ranker need none
 
         if bundle.manifest.ranker is None:
@@ -66,7 +65,7 @@ class Reranker:
         self.features = RankFeatures(bundle, self.info.features)
         graph = read_graph(RANKER, bundle.graph(RANKER))
         try:
-            self._session = opened_session(graph, threads, device)
+            self._session = opened_session(graph, device=device)
         except Exception as error:  # ONNX Runtime's own classes have no common base
             raise BundleCorrupt(f"{bundle.path / RANKER}: ONNX Runtime cannot open it ({error})") from error
         _check_graph(bundle, self._session, len(self.info.features))

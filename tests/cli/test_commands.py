@@ -52,23 +52,25 @@ def test_commands_run_in_any_thread(tmp_path: Path, queries: Path) -> None:
 
 
 INTERRUPTED_IMPORT = """
-import contextlib, os, signal, sys
+import contextlib, os, runpy, signal, sys
 
 class Interruption:
-    def find_spec(self, name, path, target=None):
-        if name == sys.argv[1]:
+    def find_spec(self, name, path, target=None, interrupted=sys.argv[1]):
+        if name == interrupted:
             with contextlib.suppress(KeyboardInterrupt):  # as callbacks from C do
                 os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interruption())
-from espalier_cli.__main__ import main
-sys.exit(main(["fit", "--help"]))
+_, _, package = sys.argv
+sys.argv[:] = ["-m", "fit", "--help"]  # so Python says while it loads `python -m`
+runpy.run_module(package, run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.parametrize("package", ["espalier_cli", "training"])
 @pytest.mark.parametrize("module_name", ["numpy", "typer"])
-def test_ctrl_c_while_a_command_loads_ends_it_with_a_line(module_name: str) -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, module_name], capture_output=True, text=True, cwd=ROOT)
+def test_ctrl_c_while_a_command_loads_ends_it_with_a_line(package: str, module_name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT, module_name, package], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
 
 
@@ -223,17 +225,6 @@ def test_a_file_is_answered_as_a_model_answers(queries: Path, tmp_path: Path) ->
     assert {file.name for file in tmp_path.iterdir()} == {"users.parquet", "top.parquet"}
 
 
-def test_each_query_may_say_how_many_it_wants_and_of_what(queries: Path, tmp_path: Path) -> None:
-    out = tmp_path / "top.parquet"
-    more = ["--m-column", "most", "--filter-column", "only", "--fields", "section"]
-    assert run("--model", SAMPLE, "--queries", queries, "--out", out, "--workers", 1, *more) == 0
-    rows = pq.read_table(out).to_pylist()
-    assert [len(row["items"]) for row in rows] == [1, 2, 3, 4, 5]
-    assert set(rows[1]["section"]) == {"libs"}
-    assert set(rows[3]["section"]) == {"perl"}
-    assert rows[0].keys() == {"user", "items", "scores", "section"}
-
-
 def test_a_log_is_answered_for_each_of_its_users(tmp_path: Path) -> None:
     log = "who,what,when\nu,nginx,2\nv,perl,1\nu,postgresql,1\n"
     (tmp_path / "log.csv").write_text(log)
@@ -280,7 +271,9 @@ def test_every_block_gets_its_own_numbers_and_filters(tmp_path: Path, monkeypatc
     pq.write_table(queries, tmp_path / "many.parquet")
     asked = ["--queries", tmp_path / "many.parquet", "--out", tmp_path / "top.parquet", "--m-column", "most", "--filter-column", "only"]
     assert run("--model", SAMPLE, "--workers", 1, "--fields", "section", "--exclude-filter", '{"section": ["perl"]}', *asked) == 0
-    for i, row in enumerate(pq.read_table(tmp_path / "top.parquet").to_pylist()):
+    found = pq.read_table(tmp_path / "top.parquet")
+    assert found.column_names == ["items", "scores", "section"]
+    for i, row in enumerate(found.to_pylist()):
         assert row["section"] == ([] if sections[i] == "perl" else [sections[i]] * (1 + i % 7)), i
 
 
@@ -464,8 +457,30 @@ def test_what_is_wrong_with_a_query_is_said_by_the_process_that_answers(tmp_path
     assert run(*asked, "--m-column", "most") == 1
     assert run(*asked, "--filter-column", "only") == 1
     said = capsys.readouterr().err
-    for wrong in ("history[1]: got None, expected a history", "most[1]: got 0, expected at least 1", "only[1]: got '{', expected JSON"):
+    for wrong in ("history[1]: got null, expected a history", "most[1]: got 0, expected 1 to 1000", "only[1]: got '{', expected JSON"):
         assert f"error: {wrong}" in said
+    large = pa.table({"history": [["nginx"], ["perl"]], "most": pa.array([1, 2**64 - 1], pa.uint64())})
+    pq.write_table(large, tmp_path / "users.parquet")
+    assert run(*asked, "--m-column", "most") == 1
+    assert "error: most[1]: got 18446744073709551615, expected 1 to 1000" in capsys.readouterr().err
+    repeated = pa.Table.from_arrays([large["history"], large["most"], large["most"]], ["history", "user", "user"])
+    pq.write_table(repeated, tmp_path / "users.parquet")
+    assert run(*asked) == 1
+    assert "error: --queries: got 'user', expected each column once" in capsys.readouterr().err
+
+
+def test_a_filter_may_be_any_kind_of_text(tmp_path: Path) -> None:
+    only = pa.array(['{"section": ["perl"]}'], pa.string_view())
+    pq.write_table(pa.table({"history": [["perl"]], "only": only}), tmp_path / "one.parquet")
+    asked = ["--queries", tmp_path / "one.parquet", "--out", tmp_path / "top.parquet", "--workers", 1, "--fields", "section"]
+    assert run("--model", SAMPLE, *asked, "--filter-column", "only") == 0
+    assert {*pq.read_table(tmp_path / "top.parquet")["section"][0].as_py()} == {"perl"}
+
+
+def test_a_null_among_the_items_of_a_history_is_no_item() -> None:
+    log = pa.table({"user": [f"u{k % 20}" for k in range(60)], "item": [("None", "a", "b")[k % 3] for k in range(60)]})
+    model = espalier.fit(log, user="user", item="item", kind="neighbours")
+    assert set(model.search([[None]], m=3, exclude_seen=True)["item"].to_pylist()) == {"None", "a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -516,7 +531,14 @@ def test_rows_and_states_are_written(queries: Path, tmp_path: Path, capsys: pyte
     assert states.column("state").to_pylist() == model.states(HISTORIES).tolist()
     assert write() == 1
     assert write("--states", tmp_path / "more.parquet") == 1
-    assert "--states: got" in capsys.readouterr().err
+    assert "--queries is missing; expected both files, --queries and --states" in capsys.readouterr().err
+    assert write("--queries", queries) == 1
+    assert "--items, --states is missing" in capsys.readouterr().err
+    assert write("--queries", queries, "--items", tmp_path / "rows.parquet") == 1
+    assert "--states is missing; expected both files, --queries and --states" in capsys.readouterr().err
+    pq.write_table(pa.table({"history": [["perl"], None]}), tmp_path / "null.parquet")
+    assert write("--queries", tmp_path / "null.parquet", "--states", tmp_path / "more.parquet") == 1
+    assert "history[1]: got null, expected a history query in every row" in capsys.readouterr().err
     assert write("--queries", tmp_path / "states.parquet", "--column", "user", "--states", tmp_path / "more.parquet") == 1
     assert "--queries: got 'state', expected no column of this name" in capsys.readouterr().err
     assert write("--items", tmp_path / "rows.parquet", "--column", "history") == 1

@@ -109,8 +109,8 @@ def times(values: list[Any]) -> pl.DataFrame:
 
 
 ITEMS = log().select(id="item").unique(maintain_order=True)
-NO_USER = r"row 3 \(from 0\), column user: got None, expected an id in column 'user'"
-NO_TIME = r"row 3 \(from 0\), column timestamp: got None, expected an ISO 8601 date and time in column 'at'"
+NO_USER = r"row 3 \(from 0\), column user: got null, expected an id in column 'user'"
+NO_TIME = r"row 3 \(from 0\), column timestamp: got null, expected an ISO 8601 date and time in column 'at'"
 
 
 @pytest.mark.parametrize(
@@ -155,16 +155,16 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got None, expected an ISO 8601 d
         (
             nulls("user", ROW % 10 == 3),
             {"user": None, "query": "user", "kind": None},
-            r"^data frame: row 3 \(from 0\), column query: got None, expected a text in column 'user'; or leave such rows out",
+            r"^data frame: row 3 \(from 0\), column query: got null, expected a text in column 'user'; or leave such rows out",
         ),
         (
             log().with_columns(item=pl.concat_list("item")),
             {"user": None, "query": "user", "kind": None},
-            r"^data frame: column item: got 'a column of List\(String\)', expected a column that can be read as String",
+            r"^item: got 'item: large_list<item: large_string>', expected strings or whole numbers",
         ),
         (log(), {"items": ITEMS.vstack(ITEMS)}, "^items: got 'i0-.*', expected each id once"),
         (log(), {"items": pl.DataFrame({"id": ["x"]})}, r"^items: got \['x'\], expected ids of the log's items, such as 'i0-0'"),
-        (log(), {"items": pl.DataFrame({"id": ["i0-0", None]})}, r"^items: row 1 \(from 0\), column id: got None, expected an id"),
+        (log(), {"items": pl.DataFrame({"id": ["i0-0", None]})}, r"^items: row 1 \(from 0\), column id: got null, expected an id"),
         (log(), {"items": ITEMS.head(0)}, "^items: got 'no rows', expected at least one item"),
         (log(), {"device": "tpu"}, '^device: got \'tpu\', expected "auto", "cpu" or "cuda"$'),
         (
@@ -310,7 +310,7 @@ def test_an_estimator_learns_labels_of_sparse_rows() -> None:
     assert model.predict(twice, m=3).tolist() == found.tolist(), "entries that stand there twice are added up"
     pairs = [(row.nonzero()[0].tolist(), row[row > 0].tolist()) for row in dense[:9]]
     assert model.predict(pairs, m=3).tolist() == found[:9].tolist()
-    with pytest.raises(InvalidInput, match="queries: got 'a matrix of 39 columns', expected 40"):
+    with pytest.raises(InvalidInput, match=r"queries: got 'float64\[282, 39\]', expected a matrix of numbers, \[B, 40\]"):
         model.predict(dense[:, 1:])
     scores = model.decision_function(X, m=3)
     assert scores.shape == Y.shape

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.random_bundles import make_bundle
 from espalier.bundle import RANKER, Bundle
-from espalier.bundle_writer import with_ranker, write_bundle
+from espalier.bundle_writer import write_bundle
 from espalier.engines import graphs, open_engine
 from espalier.engines.graphs import messages, parsed_model, read_graph
 from espalier.engines.reference import ReferenceEngine
@@ -27,7 +27,7 @@ from espalier.manifest import RankerInfo
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker
 from espalier.tree import complete_tree
 from tests.espalier.bundle.parts import content_of, draft_of
-from tests.rankers import weighted_sum
+from tests.rankers import weighted_sum, with_ranker
 
 Change = Callable[[onnx.ModelProto], None]
 

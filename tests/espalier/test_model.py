@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
+import scipy.sparse as sp
 
 import espalier
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.errors import BundleExists, InvalidInput, InvalidQuery
 from espalier.frames import as_table, lists_of
+from espalier.manifest import Ranking
 from espalier.model import Model
 from espalier.queries import HistoryKind, QueryBatch, encode_histories
 from espalier.search import SearchParams, SearchResult
@@ -110,6 +114,9 @@ def test_a_filter_leaves_items_that_pass_alone(model: Model) -> None:
         ({"queries": [["nginx"]], "m": "5"}, "m: got '5', expected 1 to"),
         ({"queries": [["nginx"]], "exclude_filter": {"section": 5}}, "exclude_filter.section"),
         ({"queries": "nginx"}, "queries: got 'nginx', expected a list of queries"),
+        ({"queries": 5}, "queries: got 5, expected a list of queries"),
+        ({"queries": [["nginx"]], "filter": 5}, "filter: got 5, expected a dictionary"),
+        ({"queries": [["nginx"]], "fields": "title"}, "fields: got 'title', expected a list of columns"),
         ({"queries": [["nginx"]], "filter": {"colour": ["red"]}}, "filter.colour"),
         ({"queries": [["nginx"]], "fields": ["colour"]}, "fields"),
     ],
@@ -117,6 +124,62 @@ def test_a_filter_leaves_items_that_pass_alone(model: Model) -> None:
 def test_what_is_wrong_is_named(model: Model, asked: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidQuery, match=field):
         model.search(**asked)
+
+
+@pytest.mark.parametrize("name", ["ms", "beam_sizes"])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([], ": got [], expected at least one number"),
+        (5, ": got 5, expected a list of numbers"),
+        ([10, -3], "[1]: got -3, expected 1 to"),
+        (["a"], "[0]: got 'a', expected 1 to"),
+        ([2.5], "[0]: got 2.5, expected 1 to"),
+    ],
+)
+def test_what_is_measured_with_is_checked(model: Model, name: str, value: Any, said: str) -> None:
+    with pytest.raises(InvalidQuery, match=f"^{name}{re.escape(said)}"):
+        model.evaluate(**{name: value})
+
+
+def test_a_model_is_measured_with_arrays_of_numbers(model: Model) -> None:
+    beams: Any = np.array([5, 8])
+    measured = model.evaluate(beam_sizes=beams, ms=beams - 3)
+    assert measured.select(["beam_size", "m"]).to_pylist() == [{"beam_size": beam, "m": m} for beam in (5, 8) for m in (2, 5)]
+
+
+FEATURES, VECTOR = "queries[0].features", "queries[0].vector"
+
+
+@pytest.mark.parametrize(
+    ("kind", "queries", "said"),
+    [
+        ("features", np.zeros(6), "queries: got 'float64[6]', expected a matrix of numbers, [B, 6]"),
+        ("features", np.zeros((2, 6, 1)), "queries: got 'float64[2, 6, 1]', expected a matrix"),
+        ("features", np.full((2, 6), "a"), "queries: got '<U1[2, 6]', expected a matrix"),
+        ("features", sp.coo_array(np.ones(6)), "queries: got 'float64[6]', expected a matrix"),
+        ("features", None, "queries: got None, expected a list of queries"),
+        ("features", [0.5] * 6, f"{FEATURES}: got 0.5, expected a pair"),
+        ("features", [([1], [1.0], [2.0])], f"{FEATURES}: got ([1], [1.0], [2.0]), expected a pair"),
+        ("features", [(1, 2)], f"{FEATURES}.indices: got 1, expected a list of whole numbers"),
+        ("features", [([1.5], [1.0])], f"{FEATURES}.indices: got [1.5], expected a list of whole numbers"),
+        ("features", [([1], ["a"])], f"{FEATURES}.values: got ['a'], expected a list of numbers"),
+        ("vector", np.zeros(4), f"{VECTOR}: got np.float64(0.0), expected a list of numbers"),
+        ("vector", np.zeros((2, 4, 1)), f"{VECTOR}: got array("),
+        ("vector", [[[1, 2], [3]]], f"{VECTOR}: got [[1, 2], [3]], expected a list of numbers"),
+        ("vector", [["a"] * 4], f"{VECTOR}: got ['a', 'a', 'a', 'a'], expected a list of numbers"),
+        ("vector", [None], f"{VECTOR}: got None, expected a list of numbers"),
+    ],
+)
+def test_what_is_wrong_with_numbers_is_named(tmp_path: Path, kind: str, queries: Any, said: str) -> None:
+    rng = np.random.default_rng(0)
+    tree = random_tree(rng, 2, 3)
+    if kind == "vector":
+        bundle = make_bundle(tmp_path, rng, tree, "vector")
+    else:
+        bundle = make_linear_bundle(tmp_path, rng, tree, Ranking(own="log_activation", gamma=1), width=6)
+    with pytest.raises(InvalidQuery, match=f"^{re.escape(said)}"):
+        Model(bundle, "cpu", "reference", frame="arrow").search(queries, m=2)
 
 
 def test_why_an_item_did_not_come(model: Model) -> None:
@@ -230,5 +293,16 @@ def test_frames_come_from_what_people_have(tmp_path: Path) -> None:
     assert lists_of(as_table("data", tmp_path / "log.tsv", ("u", "i")), "u", "i", None) == {"01": ["007"]}
     with pytest.raises(InvalidInput, match="data: got 'list', expected a data frame"):
         as_table("data", [1, 2])
+    for ids, kind in (([[1]], "list<item: int64>"), ([{"a": 1}], "struct<a: int64>"), ([b"x"], "binary")):
+        with pytest.raises(InvalidInput, match=f"user: got 'u: {kind}', expected strings or whole numbers"):
+            lists_of(pa.table({"u": ids, "i": ["x"]}), "u", "i", None)
+    pq.write_table(pa.Table.from_arrays([table["u"], table["i"], table["i"]], ["u", "i", "i"]), tmp_path / "twice.parquet")
+    (tmp_path / "twice.csv").write_text("u,i,i\na,x,y\n")
+    for name in ("twice.csv", "twice.parquet"):
+        with pytest.raises(InvalidInput, match="item: got 'i', expected a column that the table has once"):
+            lists_of(as_table("data", tmp_path / name), "u", "i", None)
+    (tmp_path / "latin.csv").write_bytes("u,i\né,x\n".encode("latin-1"))
+    with pytest.raises(InvalidInput, match=r"data: got .*latin\.csv', expected a text file in UTF-8"):
+        as_table("data", tmp_path / "latin.csv", ("u", "i"))
     with pytest.raises(InvalidInput, match=r"data: got .*nothing\.csv.*, expected a file that exists"):
         as_table("data", tmp_path / "nothing.csv")

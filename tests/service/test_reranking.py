@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.bundle import RANKER, Bundle
-from espalier.bundle_writer import with_ranker, write_bundle
+from espalier.bundle_writer import write_bundle
 from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt, BundleNotFound
 from espalier.manifest import Manifest, RankerInfo, Ranking
@@ -29,7 +29,7 @@ from espalier.tree import complete_tree
 from service.models.loading import EngineSource, LoadFailed, load_version
 from service.settings import Settings
 from service.watch.metrics import Metrics
-from tests.rankers import add_ranker, weighted_sum
+from tests.rankers import add_ranker, weighted_sum, with_ranker
 from tests.service.damaged_models import content_of, draft_of
 from tests.service.running import LIMITS, Json, Running, ids, problem, run
 from training.golden import golden_answers

@@ -373,7 +373,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda ranker: change(ranker.parent / "param.json", model="MLModel"),
         r"got 'MLModel', expected an XLinearModel with all its levels",
     ),
-    "unsaid": (lambda ranker: (ranker.parent / "param.json").write_text("{}"), r"pecos/param.json: got None, expected an XLinearModel"),
+    "unsaid": (lambda ranker: (ranker.parent / "param.json").write_text("{}"), r"pecos/param.json: got null, expected an XLinearModel"),
 }
 
 

@@ -120,7 +120,7 @@ def test_rows_without_an_id_are_refused(tmp_path: Path, name: str, row: str) -> 
     else:
         pq.write_table(pa.table({"id": ["a", None, "b"]}), file)
     with pytest.raises(
-        InvalidData, match=rf"{name}: {row}, column id: got (''|None), expected an id in column 'id'; 1 of 3 rows have none"
+        InvalidData, match=rf"{name}: {row}, column id: got (''|null), expected an id in column 'id'; 1 of 3 rows have none"
     ):
         item_table(file, pa.array(["a"]), TextTable())
 
@@ -250,10 +250,10 @@ WEIGHTS = r"expected 0, or a number from 1e-09 to 1e\+09 in column 'times'"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("query,item\nq,x\n\n,y\n", "line 4, column query: got None"),
-        ('\nquery,item\n"q\nq",x\nq,y\n\n,z\n', "line 7, column query: got None"),
-        ("query,item\r\nq,x\r\n,y\r\n", "line 3, column query: got None, expected a text in column 'query'"),
-        ("query,item\nx,y\ny,\n", "line 3, column item: got None, expected an item id in column 'item'"),
+        ("query,item\nq,x\n\n,y\n", "line 4, column query: got null"),
+        ('\nquery,item\n"q\nq",x\nq,y\n\n,z\n', "line 7, column query: got null"),
+        ("query,item\r\nq,x\r\n,y\r\n", "line 3, column query: got null, expected a text in column 'query'"),
+        ("query,item\nx,y\ny,\n", "line 3, column item: got null, expected an item id in column 'item'"),
         ("query,bought\nx,y\n", r"column item: got 'item', expected one of \['query', 'bought'\]"),
         *(
             (f"query,item,times\nq,y,1\nq,x,{times}\n", f"line 3, column weight: got '{times}', {WEIGHTS}")
@@ -269,7 +269,7 @@ WEIGHTS = r"expected 0, or a number from 1e-09 to 1e\+09 in column 'times'"
                 ("2,nan", "clicks: got 'nan', expected a number from 0 to"),
                 ("many,1", "views: got 'many', expected a number above 0"),
                 ("1e10,1", "views: got '1e10', expected a number above 0, at most 1e.09"),
-                (",1", "views: got None, expected a number above 0"),
+                (",1", "views: got null, expected a number above 0"),
             )
         ),
     ],

@@ -129,7 +129,9 @@ def test_a_method_that_fails_is_named_and_the_others_are_measured(module: str, t
 
 def test_a_name_that_is_taken_is_refused(module: str, tmp_path: Path) -> None:
     (tmp_path / "my_methods.py").write_text(METHOD + "\npopularity = Popular()\n")
-    for own in (["--own", f"{module}:popularity"], ["--own", f"{module}:Popular", "--own", f"{module}:Popular"]):
+    (tmp_path / "fusion:a.csv").write_text("user,item,rank\nu1,i1,1\n")
+    taken = [[f"{module}:popularity"], [f"{module}:Popular", f"{module}:Popular"], [str(tmp_path / "fusion:a.csv")]]
+    for own in ([word for source in sources for word in ("--own", source)] for sources in taken):
         outcome = command("compare", "log.csv", "--methods", "popularity", *own)
         assert outcome.status == 1
         assert "expected a name that no other method has" in outcome.err

@@ -68,7 +68,7 @@ def run(
     own_methods: dict[str, Method] = {}
     for source in own:
         name, method = listed_method("--own", Path(source)) if is_listed(Path(source)) else own_method("--own", source)
-        if name in own_methods or name in METHODS or name in (RECIPE, FUSION):
+        if name in own_methods or name in METHODS or name == RECIPE or name.split(":")[0] == FUSION:
             raise InvalidConfig("--own", source, f"a name that no other method has, not {name}")
         own_methods[name] = method
     if isinstance(settings, LinearConfig):

@@ -29,8 +29,8 @@ from scipy.stats import ttest_rel
 
 from benchmarks.papers.nce.boosting import BoostedTrees, BoostingConfig, fit_boosted_trees
 from benchmarks.report_file import command_line, write_report
-from espalier.bundle import Bundle
-from espalier.bundle_writer import with_ranker
+from espalier.bundle import RANKER, Bundle
+from espalier.bundle_writer import with_parts
 from espalier.engines import open_engine
 from espalier.manifest import RankerInfo
 from espalier.metrics import ndcg_at_m, precision_recall_f
@@ -118,7 +118,7 @@ def measured(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
                 with tempfile.TemporaryDirectory() as folder:
                     info = RankerInfo(features=ranker.feature_names, depth=depth, max_depth=depth)
                     path = Path(folder) / bundle.manifest.name / "1"
-                    added = with_ranker(bundle, path, info, ranker_onnx(ranker), bundle.golden())
+                    added = with_parts(bundle, path, {"ranker": info}, {RANKER: ranker_onnx(ranker)})
                     ms = ms_of_stage(Reranker(added), added, query_sets.test, depth)
             rows.append(row_of(system, qualities[system], cpu_s, ms))
             print(rows[-1], flush=True)

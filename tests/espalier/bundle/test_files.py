@@ -224,7 +224,7 @@ def test_titles_and_attributes_come_back_by_row(tmp_path: Path) -> None:
     ("table", "message"),
     [
         (pa.table({"name": ["a"]}), "a column named 'id'"),
-        (pa.table({"id": ["a", None]}), r"items\.id: got None, expected a non-empty string"),
+        (pa.table({"id": ["a", None]}), r"items\.id: got null, expected a non-empty string"),
         (pa.table({"id": ["a", ""]}), r"items\.id: got '', expected ids of 1 to 512 bytes"),
         (pa.table({"id": pa.array([], pa.string())}), "at least one id"),
         (pa.table({"id": ["b", "a" * 513]}), rf"items\.id: got '{'a' * 60}… \(513 bytes\)', expected ids of 1 to 512 bytes"),

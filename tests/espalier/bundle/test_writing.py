@@ -19,7 +19,7 @@ import espalier.bundle_writer as bundle_writer
 import espalier.items as items_module
 from benchmarks.random_bundles import graph_model, linear_graphs, make_bundle, make_linear_bundle, random_tree
 from espalier.bundle import GRAPH_PARTS, Bundle, find_versions, is_model_name
-from espalier.bundle_writer import with_ranker, write_bundle
+from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
 from espalier.durable import flush
 from espalier.engines import open_engine
@@ -36,7 +36,7 @@ from espalier.shard_parts import ShardParts
 from espalier.tree import complete_tree, tree_from_children
 from tests.espalier.bundle.parts import content_of, draft_of, reseal, shard_info, with_golden
 from tests.file_modes import assert_every_user_can_read, umask
-from tests.rankers import weighted_sum
+from tests.rankers import weighted_sum, with_ranker
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
