@@ -80,7 +80,7 @@ class RetrievalRoute:
         """Choose the version for a request, note it in `info`, and check the request against it. Raises the errors of both steps."""
         if request.model is not None:
             may_use(info.key, request.model, "retrieve")
-        model = self.registry.choose_whole(request.model, request.version)
+        model = self.registry.choose_whole(request.model, request.version, None if info.key is None else info.key.models)
         info.model, info.version, info.queries = model.name, model.version, len(request.queries)
         may_use(info.key, model.name, "retrieve")
         if request.version is None and (trial := self.registry.candidate(model.name)) is not None:
