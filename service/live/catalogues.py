@@ -18,7 +18,6 @@ from ..live.following import Following
 from ..live.notices import Notices
 from ..live.writer_feed import WriterFeed
 from ..settings import Settings
-from ..watch.live_metrics import LiveMetrics
 from ..watch.metrics import Metrics
 
 
@@ -42,8 +41,7 @@ class LiveCatalogues:
     def add(self, model: str) -> LiveCatalogue:
         """Make the catalogue of a model."""
         journal = Journal(self._settings.models / model / FILE)
-        metrics, settings = LiveMetrics(self._metrics, model), self._settings
-        catalogue = LiveCatalogue(model, journal, self.notices, metrics, settings.max_live, settings.follow)
+        catalogue = LiveCatalogue(model, journal, self.notices, self._metrics, self._settings.max_live, self._settings.follow)
         catalogue.thread.on_erasure = lambda: self.on_erasure(model)
         self._catalogues = self._catalogues | {model: catalogue}
         return catalogue

@@ -35,6 +35,8 @@ SHARD_REFUSALS = ("unknown_masks", "not_served", "invalid", "full", "late", "not
 REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malformed", "not_read", "handshake")
 """Why a connection is refused or closed, see connection.py and handshake.py."""
 RELOADS = ("loaded", "failed", "rolled_back", "unloaded")
+REFUSED_WRITES = (404, 409, 412, 413, 415, 422, 429, 503, 507)
+"""Statuses of refused writes of live items."""
 VersionOutcome = Literal["answered", "refused", "late", "failed"]
 ShadowOutcome = Literal["compared", "failed", "left_out"]
 BY_CLIENT = "-client"
@@ -157,9 +159,13 @@ class Metrics:
     # -- state ----------------------------------------------------------------------------------------------------------
 
     def add_model(self, model: str) -> None:
-        """Add a model of the models folder. Its reloads are 0 from the start, so that Prometheus sees the first one as an increase."""
+        """Add a model of the models folder. Its counts are 0 from the start, so that Prometheus sees the first one as an increase."""
         for outcome in RELOADS:
             self.count("espalier_reload_total", model, outcome, by=0)
+        for status in REFUSED_WRITES:
+            self.count("espalier_live_refused_total", model, status, by=0)
+        self.histograms["espalier_live_visible_seconds"].labels(model)
+        self.show("espalier_live_lag", 0, model)
         self.show("espalier_desired_state_wrong", False, model)
 
     def probed(self, model: str, version: int, recall: Mapping[int, float], expected: Mapping[int, float], drift: float | None) -> None:

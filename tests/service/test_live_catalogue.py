@@ -29,7 +29,7 @@ from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
 from tests.rankers import add_ranker
 from tests.service.live_running import ALL, ByTitle, Live, Nearest, add_version, live_service, models
-from tests.service.running import ITEMS, Running
+from tests.service.running import ITEMS, Running, counted
 from tests.waiting import until
 
 __all__ = ["models"]
@@ -532,3 +532,12 @@ def test_live_leaves_count_in_the_limit_of_explained_nodes(models: Path, monkeyp
         refused = live.running.client.post("/retrieve", json={"model": "books", **query})
         assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "explain_nodes")
         assert levels(live=False) == trained
+
+
+def test_metrics_say_how_full_a_version_is(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch, max_live=4) as live:
+        live.put("new", like=("item-1",))
+        live.delete("item-3")
+        found = {name: counted(live.running)[f'espalier_live_{name}{{model="books",version="1"}}'] for name in ("items", "tombstones")}
+        assert found == {"items": 1.0, "tombstones": 1.0}
+        assert counted(live.running)['espalier_live_capacity_ratio{model="books",version="1"}'] == 0.25
