@@ -22,6 +22,7 @@ REACH_S = 20.0
 AUDIT_S = 120.0
 """For all of them, once one has been answered."""
 
+
 class Unreachable(Exception):
     """The audit did not take place; the message says why."""
 
