@@ -85,7 +85,7 @@ class ItemRoute(WriteRoute):
             if scope["method"] == "PUT":
                 outcome = await self._put(catalogue, scope, receive, item_id)
             else:
-                outcome = await catalogue.delete(Delete(item_id, _source_version(scope)), _condition(scope))
+                outcome = await catalogue.write(Delete(item_id, _source_version(scope)), _condition(scope))
         except Exception as error:
             if scope["method"] != "GET" and (problem := document_of(error)):
                 self.refused(info.model, problem[0]["status"])
@@ -101,7 +101,7 @@ class ItemRoute(WriteRoute):
         with Reservation(self.bodies) as memory:
             body = await read_body(receive, self.settings.body_timeout_s, memory)
             put = await parse_body(body, lambda content: reader.put(item_id, content))
-            return await catalogue.put(put, _condition(scope))
+            return await catalogue.write(put, _condition(scope))
 
 
 async def _get(catalogue: LiveCatalogue, scope: Scope, item_id: str) -> Response:

@@ -67,21 +67,8 @@ class LiveCatalogue:
 
     # -- writes ---------------------------------------------------------------------------------------------------------
 
-    async def put(self, put: Put, condition: Condition = ALWAYS) -> Outcome:
-        return await self._write_one(put, condition)
-
-    async def delete(self, delete: Delete, condition: Condition = ALWAYS) -> Outcome:
-        """Raises ItemNotFound (404) for an id that never was an item. The delete of a deleted item is `unchanged`."""
-        return await self._write_one(delete, condition)
-
-    async def bulk(self, requests: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
-        """The outcome or the error of each request, in order.
-
-        Waits for room instead of raising QueueFull, so that a bulk is read no faster than it is committed.
-        """
-        return await self._write(requests, ALWAYS, BULK_S)
-
-    async def _write_one(self, request: Put | Delete, condition: Condition) -> Outcome:
+    async def write(self, request: Put | Delete, condition: Condition = ALWAYS) -> Outcome:
+        """A delete raises ItemNotFound (404) for an id that never was an item; of a deleted item it is `unchanged`."""
         if self._waiting_writes >= MAX_WAITING:
             raise QueueFull(f"{self._waiting_writes} writes wait already.", RETRY_S)
         self._waiting_writes += 1
@@ -92,6 +79,13 @@ class LiveCatalogue:
         if isinstance(outcome, EspalierError):
             raise outcome
         return outcome
+
+    async def bulk(self, requests: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
+        """The outcome or the error of each request, in order.
+
+        Waits for room instead of raising QueueFull, so that a bulk is read no faster than it is committed.
+        """
+        return await self._write(requests, ALWAYS, BULK_S)
 
     async def _write(self, requests: Sequence[Put | Delete], condition: Condition, within_s: float) -> list[Outcome | EspalierError]:
         """The outcome or the error of each request, in order. Raises NotReady, Conflict and Follows if no write can be taken.

@@ -141,10 +141,6 @@ class Metrics:
         if seconds is not None:
             latencies.observe(seconds)
 
-    def background_request(self, model: str, status: int) -> None:
-        """Count one answered background request."""
-        self.counters["espalier_background_requests_total"].labels(model, status).inc()
-
     def key_request(self, key: str, outcome: Literal["admitted", "limited"]) -> None:
         """Count one retrieval of a key. Keys beyond MOST_KEYS are counted together."""
         counter = self._key_counters.get((key, outcome))
@@ -152,9 +148,6 @@ class Metrics:
             name = key if len(self._key_counters) < 2 * MOST_KEYS else OTHER_KEYS
             counter = self._key_counters[name, outcome] = self.counters["espalier_key_requests_total"].labels(name, outcome)
         counter.inc()
-
-    def shed(self, model: str) -> None:
-        self.counters["espalier_shed_total"].labels(model).inc()
 
     # -- state ----------------------------------------------------------------------------------------------------------
 
