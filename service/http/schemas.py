@@ -11,6 +11,7 @@ from espalier.queries import QueryKind
 from espalier.serving import MAX_NAMED
 
 from ..keys_file import Role
+from ..live.catalogue_types import CatalogueStatus
 from ..retrieval.schemas import Ids, StrictBody
 
 MAX_VERSION = (1 << 63) - 1
@@ -74,17 +75,6 @@ class Trial(BaseModel):
     shadow: ShadowFigures | None
 
 
-class LiveCatalogue(BaseModel):
-    """The live catalogue of a model, as this worker sees it."""
-
-    sequence: int = Field(description="The last committed operation that this worker has applied to all its versions.")
-    applied: int = Field(description="The default version's answers reflect all operations up to this one.")
-    items: int = Field(description="Items that were put since training and are not deleted.")
-    tombstones: int = Field(description="Trained items that were deleted.")
-    capacity: int = Field(description="Most live items.")
-    reason: str | None = Field(description="Why it takes no writes now; null if it takes them.")
-
-
 class StoreWait(BaseModel):
     """A version that is to be downloaded from the store."""
 
@@ -116,7 +106,7 @@ class Model(BaseModel):
     ranker: RankerInfo | None = Field(None, description="The re-ranker, if the model has one.")
     fields: list[str] | None = Field(None, description="Columns of the item table.")
     metrics: dict[str, Any] | None = Field(None, description="Measured at training.")
-    live: LiveCatalogue | None = None
+    live: CatalogueStatus | None = None
     store: StoreWait | None = Field(None, description="The version from the store that it waits for; null if none is missing.")
 
 

@@ -104,7 +104,7 @@ class FakeCatalogue:
 
     def status(self) -> CatalogueStatus:
         last = len(self.operations)
-        return CatalogueStatus(last, last - self.behind, len(self.latest), 0, self.capacity)
+        return CatalogueStatus(last, last - self.behind, len(self.latest), 0, self.capacity, None)
 
     def applied(self, version: int) -> int:
         return len(self.operations) - self.behind
