@@ -92,7 +92,7 @@ def describe(entry: Entry, service: Service) -> dict[str, Any]:
         "state": entry.state,
         "reason": entry.reason,
         "version": entry.version,
-        "versions": [info._asdict() for info in entry.states()],
+        "versions": [asdict(info) for info in entry.states()],
         "candidate": candidate_of(entry),
         "max_queries": service.settings.max_queries,
     }

@@ -12,19 +12,11 @@ from espalier.serving import MAX_NAMED
 
 from ..keys_file import Role
 from ..live.catalogue_types import CatalogueStatus
+from ..models.registry_entry import VersionInfo
 from ..retrieval.schemas import Ids, StrictBody
 
 MAX_VERSION = (1 << 63) - 1
 """The audit log, which is JSON, has no larger numbers."""
-
-
-class Version(BaseModel):
-    """A version that is in the models folder or still in memory."""
-
-    version: int
-    state: Literal["loading", "ready", "draining", "failed", "available"]
-    engine: str | None = Field(description="The engine that searches it, if it is ready.")
-    reason: str | None = Field(description="Why it failed, or another remark.")
 
 
 class Candidate(BaseModel):
@@ -92,7 +84,7 @@ class Model(BaseModel):
     state: Literal["loading", "ready", "failed"]
     reason: str | None = Field(description="Why it failed, or a problem although it serves.")
     version: int = Field(description="The default version, which answers requests that name none.")
-    versions: list[Version] = Field(description="All versions, ascending.")
+    versions: list[VersionInfo] = Field(description="All versions, ascending.")
     candidate: Candidate | None = Field(None, description="The version on trial.")
     engine: str | None = None
     algorithm: str | None = None
