@@ -22,9 +22,6 @@ REACH_S = 20.0
 AUDIT_S = 120.0
 """For all of them, once one has been answered."""
 
-ACCEPTED: dict[str, str] = {}
-"""Vulnerability → why it does not concern us. Each is said at every audit."""
-
 
 class Unreachable(Exception):
     """The audit did not take place; the message says why."""
@@ -53,7 +50,7 @@ def audit(lines: list[str]) -> tuple[list[str], int]:
     checked(run_pip_audit(lines[:1], REACH_S))
     documents = checked(run_pip_audit(lines, AUDIT_S))
     known = [one for one in documents if "skip_reason" not in one]
-    findings = [_finding(one, each) for one in known for each in one["vulns"] if each["id"] not in ACCEPTED]
+    findings = [_finding(one, each) for one in known for each in one["vulns"]]
     return findings, len(documents) - len(known)
 
 
@@ -87,8 +84,6 @@ def main() -> None:
     except Unreachable as error:
         print(f"audit: not done, the database of vulnerabilities cannot be asked: {error}")
         return
-    for name, reason in ACCEPTED.items():
-        print(f"audit: accepted {name}: {reason}")
     for finding in findings:
         print(f"audit: {finding}")
     print(f"audit: {len(lines)} distributions, {len(findings)} known vulnerabilities, {unknown} that the database does not know")

@@ -15,7 +15,7 @@ import httpx
 
 from espalier_client import items, messages
 from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, TimedOut, from_problem, plain
-from espalier_client.messages import UNREADABLE, Document, from_bytes, read, to_bytes
+from espalier_client.messages import UNREADABLE, Document, from_bytes, integer, read, to_bytes
 
 T = TypeVar("T")
 Value = str | int | bool
@@ -184,29 +184,29 @@ def model(name: str) -> Call[messages.Model]:
 
 def complete(name: str, prefix: str, limit: int = 10) -> Call[tuple[messages.Completion, ...]]:
     """Items of a model whose id or title starts with `prefix`."""
-    return Call("GET", model_path(name, "items"), messages.completions, params={"prefix": prefix, "limit": limit})
+    return Call("GET", model_path(name, "items"), messages.completions, params={"prefix": prefix, **_integers(limit=limit)})
 
 
 def facets(
     name: str, column: str, *, filter: Mapping[str, Any] | None = None, limit: int = 20, version: int | None = None
 ) -> Call[Document]:
     """For each value of a column, the number of items that a query may get; `filter` as in a request, but for that column itself."""
-    params: dict[str, Value] = {"column": column, "limit": limit}
+    params: dict[str, Value] = {"column": column, **_integers(limit=limit, version=version)}
     if filter:
         params["filter"] = to_bytes(filter).decode()
-    return Call("GET", model_path(name, "facets"), messages.document, params=params | _version(version))
+    return Call("GET", model_path(name, "facets"), messages.document, params=params)
 
 
 def node(name: str, number: int = 0, *, tree: int = 0, limit: int = 50, version: int | None = None) -> Call[Document]:
     """A node of a tree (`tree`: its index in a forest, from 0), its children, some of its items, and their typical values."""
-    params: dict[str, Value] = {"tree": tree, "limit": limit}
-    return Call("GET", model_path(name, "tree", str(int(number))), messages.document, params=params | _version(version))
+    params = _integers(tree=tree, limit=limit, version=version)
+    return Call("GET", model_path(name, "tree", str(integer("number", number))), messages.document, params=params)
 
 
 def item_path(name: str, item_id: str, *, tree: int = 0, version: int | None = None) -> Call[tuple[int, ...]]:
     """The nodes from the root of a tree to an item's leaf."""
-    params: dict[str, Value] = {"item": item_id, "tree": tree}
-    return Call("GET", model_path(name, "tree"), messages.item_path, params=params | _version(version))
+    params: dict[str, Value] = {"item": item_id, **_integers(tree=tree, version=version)}
+    return Call("GET", model_path(name, "tree"), messages.item_path, params=params)
 
 
 def ready() -> Call[messages.Readiness]:
@@ -219,17 +219,17 @@ def load(name: str, version: int, *, default: bool = True, timeout_s: float = LO
 
     Returns when the version is loaded, which may take minutes, or raises TimedOut after `timeout_s`. A failed load changes nothing.
     """
-    return _change("POST", model_path(name, "load"), messages.model, {"version": version, "default": default}, timeout_s)
+    return _change("POST", model_path(name, "load"), messages.model, {**_integers(version=version), "default": default}, timeout_s)
 
 
 def unload(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[messages.Model]:
     """Drop a version that is not the default, when its requests are answered. Needs an admin key."""
-    return _change("POST", model_path(name, "unload"), messages.model, {"version": version}, timeout_s)
+    return _change("POST", model_path(name, "unload"), messages.model, _integers(version=version), timeout_s)
 
 
 def set_default(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[messages.Model]:
     """Make a version the default; load it first if needed. Needs an admin key."""
-    return _change("POST", model_path(name, "default"), messages.model, {"version": version}, timeout_s)
+    return _change("POST", model_path(name, "default"), messages.model, _integers(version=version), timeout_s)
 
 
 def set_candidate(
@@ -243,7 +243,7 @@ def set_candidate(
     timeout_s: float = LOADING_S,
 ) -> Call[messages.Model]:
     """Try a version on a share of the users, on the requests of some keys and groups, or unseen as a shadow. Needs an admin key."""
-    body = {"version": version, "share": share, "keys": list(keys), "groups": list(groups), "shadow": shadow}
+    body = {**_integers(version=version), "share": share, "keys": list(keys), "groups": list(groups), "shadow": shadow}
     return _change("PUT", model_path(name, "candidate"), messages.model, body, timeout_s)
 
 
@@ -300,7 +300,7 @@ def put_item(
 def delete_item(name: str, item_id: str, *, source_version: int | None = None, if_match: str | None = None) -> Call[items.ItemOutcome]:
     """Delete an item, trained or live. The outcome of deleting it again is `unchanged`. Needs a write key."""
     headers = _conditions(if_match, None)
-    params: dict[str, Value] = {} if source_version is None else {"source_version": source_version}
+    params = _integers(source_version=source_version)
     return Call(
         "DELETE", _item_path(name, "items", item_id), items.outcome(item_id), params=params, headers=headers, repeatable=not headers
     )
@@ -313,7 +313,7 @@ def get_item(name: str, item_id: str) -> Call[items.LiveItem]:
 
 def changes(name: str, after: int = 0, limit: int = 1000) -> Call[items.Changes]:
     """The operations of a model's live catalogue after a sequence, at most `limit`. Needs an admin key."""
-    return Call("GET", model_path(name, "changes"), items.changes, params={"after": after, "limit": limit})
+    return Call("GET", model_path(name, "changes"), items.changes, params=_integers(after=after, limit=limit))
 
 
 def check_timeout_s(value: float) -> float:
@@ -328,8 +328,9 @@ def _change(method: str, path: str, parse: Callable[[Any], T], document: Mapping
     return Call(method, path, parse, to_bytes(document), repeatable=False, patience_s=patience_s)
 
 
-def _version(version: int | None) -> dict[str, Value]:
-    return {} if version is None else {"version": version}
+def _integers(**values: int | None) -> dict[str, Value]:
+    """The values that are not None, by name. Raises TypeError unless they are integers."""
+    return {name: integer(name, value) for name, value in values.items() if value is not None}
 
 
 def model_path(name: str, *segments: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
-from espalier_client.messages import as_tuple, read, to_bytes
+from espalier_client.messages import as_integer, as_tuple, read, to_bytes
 
 NEVER: Literal["never"] = "never"
 """A `valid_until` that removes an item's `valid_until`."""
@@ -51,6 +51,7 @@ class Put:
 
     def __post_init__(self) -> None:
         as_tuple(self, "events", "like", "users")
+        as_integer(self, "source_version", "count")
         object.__setattr__(self, "events", tuple(event if isinstance(event, str | Mapping) else tuple(event) for event in self.events))
         if isinstance(self.valid_until, datetime) and self.valid_until.tzinfo is None:
             raise ValueError(f"valid_until: got {self.valid_until!r}, expected a time with its zone")
@@ -74,6 +75,9 @@ class Delete:
 
     id: str
     source_version: int | None = None
+
+    def __post_init__(self) -> None:
+        as_integer(self, "source_version")
 
     def to_bytes(self) -> bytes:
         """The JSON of a line of a bulk."""

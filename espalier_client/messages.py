@@ -1,16 +1,17 @@
 """Requests and answers as frozen dataclasses, and their JSON.
 
 Knows the service's documents, but not HTTP. Unknown fields of an answer are ignored, so that a newer service does not break an older
-client. A missing field raises one of UNREADABLE, which calls.py converts to InvalidAnswer. Values are not checked here: the service knows
-its limits and says which value is wrong.
+client. A missing field raises one of UNREADABLE, which calls.py converts to InvalidAnswer. Limits are not checked here: the service knows
+them and says which value is wrong. Numbers of NumPy and other libraries are sent as those of Python.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, SupportsIndex, TypedDict, TypeVar
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ class Query:
 
     def __post_init__(self) -> None:
         as_tuple(self, "history", "exclude")
-        object.__setattr__(self, "vector", tuple(float(number) for number in self.vector))  # json cannot write NumPy's numbers
+        object.__setattr__(self, "vector", tuple(float(number) for number in self.vector))
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = {
@@ -50,8 +51,8 @@ class Query:
             "vector": self.vector,
             "exclude": self.exclude,
             "exclude_seen": self.exclude_seen,
-            "rank_features": _numbers(self.rank_features),
-            "item_features": {item_id: _numbers(features) for item_id, features in self.item_features.items()},
+            "rank_features": self.rank_features,
+            "item_features": self.item_features,
         }
         if self.features is not None:
             document["features"] = {"indices": [int(i) for i in self.features], "values": [float(v) for v in self.features.values()]}
@@ -118,11 +119,12 @@ class Request:
 
     def __post_init__(self) -> None:
         as_tuple(self, "queries", "fields", "explain_items")
+        as_integer(self, "version", "m", "beam_size", "min_sequence", *([] if isinstance(self.rerank, bool) else ["rerank"]))
 
     def to_bytes(self) -> bytes:
         """The JSON of the request, on one line, without fields that have their default."""
         changed = {option.name: getattr(self, option.name) for option in fields(self) if getattr(self, option.name) != option.default}
-        document = {name: value for name, value in changed.items() if value not in ((), {})}
+        document = {name: value for name, value in changed.items() if not isinstance(value, tuple | Mapping) or value}
         if not isinstance(self.rerank, bool):
             document["rerank"] = {"depth": self.rerank}
         return to_bytes(document | {"queries": [query.to_json() for query in self.queries]})
@@ -334,12 +336,31 @@ _DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 def to_bytes(document: Mapping[str, Any]) -> bytes:
     """Compact JSON without line breaks. ValueError for NaN and infinity, which JSON does not have."""
-    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    return json.dumps(document, allow_nan=False, separators=(",", ":"), default=_number).encode()
 
 
-def _numbers(numbers: Mapping[str, float]) -> dict[str, float]:
-    """The numbers as floats, since json cannot write NumPy's numbers."""
-    return {name: float(value) for name, value in numbers.items()}
+def _number(value: Any) -> int | float:
+    """A number of another library as one of Python. Raises TypeError for other values."""
+    for convert in (operator.index, float):
+        if hasattr(value, f"__{convert.__name__}__"):
+            return convert(value)
+    raise TypeError(f"got {value!r} of the type {type(value).__name__}, expected a value of JSON")
+
+
+def integer(name: str, value: SupportsIndex) -> int:
+    """An integer of Python, NumPy or another library, as one of Python. Raises TypeError for other values."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: got {value!r}, expected an integer") from None
+
+
+def as_integer(request: object, *names: str) -> None:
+    """Convert these fields to Python's integers; None stays. Raises TypeError for other values."""
+    for name in names:
+        value = getattr(request, name)
+        if value is not None:
+            object.__setattr__(request, name, integer(name, value))
 
 
 def as_tuple(request: object, *names: str) -> None:

@@ -49,6 +49,7 @@ class Service:
         self.bodies = Budget(settings.max_body_bytes, 0)
         self.typical_values, self.exposition = TypicalValues(), SingleFlight(metrics.render)
         self.query_notes = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
+        self.registry.catalogues.on_erasure = self.query_notes.samples.forget  # a query does not say whose it is
         self.recorder = Recorder(metrics.samples, lambda: [*self.registry.entries], self.query_notes.unknown, settings.run_folder)
 
 
@@ -91,7 +92,7 @@ def describe(entry: Entry, service: Service) -> dict[str, Any]:
         "state": entry.state,
         "reason": entry.reason,
         "version": entry.version,
-        "versions": [info._asdict() for info in entry.states()],
+        "versions": [asdict(info) for info in entry.states()],
         "candidate": candidate_of(entry),
         "max_queries": service.settings.max_queries,
     }

@@ -29,7 +29,7 @@ from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
 from ..live.catalogue import LiveCatalogue
 from ..live.catalogue_types import Delete, Outcome, Placed, StoredItem, tag_of
 from ..problems import document_of
-from ..watch.live_metrics import REFUSED, LiveMetrics
+from ..watch.metrics import REFUSED_WRITES
 
 MAX_CHANGES = 1000
 """Most operations in one answer of the feed."""
@@ -45,7 +45,7 @@ class WriteRoute:
     def __init__(self, service: Service) -> None:
         self.settings, self.registry, self.keys = service.settings, service.registry, service.keys
         self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
-        self._metrics, self._live_metrics = service.metrics, dict[str, LiveMetrics]()
+        self._metrics = service.metrics
 
     def reader(self, model: str) -> ItemReader:
         """The reader of a model's write requests, for its default version. Raises ModelNotFound, NotReady."""
@@ -58,18 +58,13 @@ class WriteRoute:
 
     def refused(self, model: str, status: int) -> None:
         """Count a refused write."""
-        if status in REFUSED and model in self.registry.entries:
-            self._metrics_of(model).refused(status)
+        if status in REFUSED_WRITES and model in self.registry.entries:
+            self._metrics.count("espalier_live_refused_total", model, status)
 
     def visible(self, model: str, outcome: Outcome, began: float) -> None:
         """Note the time from the arrival of a write until all workers had applied it."""
         if outcome.visible and outcome.outcome not in ("unchanged", "stale"):
-            self._metrics_of(model).visible(time.perf_counter() - began)
-
-    def _metrics_of(self, model: str) -> LiveMetrics:
-        if model not in self._live_metrics:
-            self._live_metrics[model] = LiveMetrics(self._metrics, model)
-        return self._live_metrics[model]
+            self._metrics.observe("espalier_live_visible_seconds", time.perf_counter() - began, model)
 
 
 class ItemRoute(WriteRoute):
@@ -90,7 +85,7 @@ class ItemRoute(WriteRoute):
             if scope["method"] == "PUT":
                 outcome = await self._put(catalogue, scope, receive, item_id)
             else:
-                outcome = await catalogue.delete(Delete(item_id, _source_version(scope)), _condition(scope))
+                outcome = await catalogue.write(Delete(item_id, _source_version(scope)), _condition(scope))
         except Exception as error:
             if scope["method"] != "GET" and (problem := document_of(error)):
                 self.refused(info.model, problem[0]["status"])
@@ -106,7 +101,7 @@ class ItemRoute(WriteRoute):
         with Reservation(self.bodies) as memory:
             body = await read_body(receive, self.settings.body_timeout_s, memory)
             put = await parse_body(body, lambda content: reader.put(item_id, content))
-            return await catalogue.put(put, _condition(scope))
+            return await catalogue.write(put, _condition(scope))
 
 
 async def _get(catalogue: LiveCatalogue, scope: Scope, item_id: str) -> Response:

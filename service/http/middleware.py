@@ -188,7 +188,7 @@ class Edge:
         """Count, log and trace an answered request."""
         seconds = time.perf_counter() - info.began
         if route == RETRIEVE and info.priority == BACKGROUND:
-            self.metrics.background_request(info.model, status)
+            self.metrics.count("espalier_background_requests_total", info.model, status)
         elif route == RETRIEVE:  # a stream counts its lines
             self.metrics.request(info.model, status, seconds, info.by_client)
         left_out: int | None = 0

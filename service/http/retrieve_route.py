@@ -80,7 +80,7 @@ class RetrievalRoute:
         """Choose the version for a request, note it in `info`, and check the request against it. Raises the errors of both steps."""
         if request.model is not None:
             may_use(info.key, request.model, "retrieve")
-        model = self.registry.choose_whole(request.model, request.version)
+        model = self.registry.choose_whole(request.model, request.version, None if info.key is None else info.key.models)
         info.model, info.version, info.queries = model.name, model.version, len(request.queries)
         may_use(info.key, model.name, "retrieve")
         if request.version is None and (trial := self.registry.candidate(model.name)) is not None:
@@ -156,7 +156,7 @@ class RetrievalRoute:
             actual_s = retrieved.engine_s
         except QueueFull:
             actual_s = 0.0
-            self.metrics.shed(model.name)
+            self.metrics.count("espalier_shed_total", model.name)
             raise
         except (DeadlinePassed, Uncovered):
             info.by_client = timeout_ms < settings.timeout_ms
@@ -228,7 +228,7 @@ class RetrieveRoute(RetrievalRoute):
                 checked = self.check(request, info)
                 if not answer_memory.take(checked.answer_values):
                     if not background:
-                        self.metrics.shed(info.model)
+                        self.metrics.count("espalier_shed_total", info.model)
                     raise QueueFull("Too many large answers are being made or sent.", 1)
                 retrieved = await (self._answer_in_background(checked, info) if background else self.answer(checked, info, info.began))
             timing = ", ".join([f"{stage};dur={ms}" for stage, ms in retrieved.stages_ms.items()])
@@ -265,7 +265,7 @@ class RetrieveRoute(RetrievalRoute):
             model.batcher.check_overload(1, info.key_name or "")
         except QueueFull:
             info.model = model.name
-            self.metrics.shed(model.name)
+            self.metrics.count("espalier_shed_total", model.name)
             raise
 
 

@@ -11,19 +11,12 @@ from espalier.queries import QueryKind
 from espalier.serving import MAX_NAMED
 
 from ..keys_file import Role
+from ..live.catalogue_types import CatalogueStatus
+from ..models.registry_entry import VersionInfo
 from ..retrieval.schemas import Ids, StrictBody
 
 MAX_VERSION = (1 << 63) - 1
 """The audit log, which is JSON, has no larger numbers."""
-
-
-class Version(BaseModel):
-    """A version that is in the models folder or still in memory."""
-
-    version: int
-    state: Literal["loading", "ready", "draining", "failed", "available"]
-    engine: str | None = Field(description="The engine that searches it, if it is ready.")
-    reason: str | None = Field(description="Why it failed, or another remark.")
 
 
 class Candidate(BaseModel):
@@ -74,17 +67,6 @@ class Trial(BaseModel):
     shadow: ShadowFigures | None
 
 
-class LiveCatalogue(BaseModel):
-    """The live catalogue of a model, as this worker sees it."""
-
-    sequence: int = Field(description="The last committed operation that this worker has applied to all its versions.")
-    applied: int = Field(description="The default version's answers reflect all operations up to this one.")
-    items: int = Field(description="Items that were put since training and are not deleted.")
-    tombstones: int = Field(description="Trained items that were deleted.")
-    capacity: int = Field(description="Most live items.")
-    reason: str | None = Field(description="Why it takes no writes now; null if it takes them.")
-
-
 class StoreWait(BaseModel):
     """A version that is to be downloaded from the store."""
 
@@ -102,7 +84,7 @@ class Model(BaseModel):
     state: Literal["loading", "ready", "failed"]
     reason: str | None = Field(description="Why it failed, or a problem although it serves.")
     version: int = Field(description="The default version, which answers requests that name none.")
-    versions: list[Version] = Field(description="All versions, ascending.")
+    versions: list[VersionInfo] = Field(description="All versions, ascending.")
     candidate: Candidate | None = Field(None, description="The version on trial.")
     engine: str | None = None
     algorithm: str | None = None
@@ -116,7 +98,7 @@ class Model(BaseModel):
     ranker: RankerInfo | None = Field(None, description="The re-ranker, if the model has one.")
     fields: list[str] | None = Field(None, description="Columns of the item table.")
     metrics: dict[str, Any] | None = Field(None, description="Measured at training.")
-    live: LiveCatalogue | None = None
+    live: CatalogueStatus | None = None
     store: StoreWait | None = Field(None, description="The version from the store that it waits for; null if none is missing.")
 
 

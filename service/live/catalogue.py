@@ -27,7 +27,7 @@ from ..live.journal_thread import JournalThread
 from ..live.live_version import LiveVersion
 from ..live.notices import Notices
 from ..live.replay import replay
-from ..watch.live_metrics import LiveMetrics
+from ..watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +54,10 @@ class LiveCatalogue:
     follows   the address that takes the writes if this host follows another one; None: this host takes them
     """
 
-    def __init__(
-        self, model: str, journal: Journal, notices: Notices, metrics: LiveMetrics, capacity: int, follows: str | None = None
-    ) -> None:
+    def __init__(self, model: str, journal: Journal, notices: Notices, metrics: Metrics, capacity: int, follows: str | None = None) -> None:
         self.model, self.capacity, self._metrics = model, capacity, metrics
         self.journal, self._notices = journal, notices
-        self.thread = JournalThread(model, journal, notices, capacity, self._on_apply, metrics.lag)
+        self.thread = JournalThread(model, journal, notices, capacity, self._on_apply, self._on_lag)
         self._follows, self._waiting_writes = follows, 0
         self._stuck_at = -1  # the thread's progress when a write came that it did not take in time
         self._follow_failure: str | None = None
@@ -69,21 +67,8 @@ class LiveCatalogue:
 
     # -- writes ---------------------------------------------------------------------------------------------------------
 
-    async def put(self, put: Put, condition: Condition = ALWAYS) -> Outcome:
-        return await self._write_one(put, condition)
-
-    async def delete(self, delete: Delete, condition: Condition = ALWAYS) -> Outcome:
-        """Raises ItemNotFound (404) for an id that never was an item. The delete of a deleted item is `unchanged`."""
-        return await self._write_one(delete, condition)
-
-    async def bulk(self, requests: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
-        """The outcome or the error of each request, in order.
-
-        Waits for room instead of raising QueueFull, so that a bulk is read no faster than it is committed.
-        """
-        return await self._write(requests, ALWAYS, BULK_S)
-
-    async def _write_one(self, request: Put | Delete, condition: Condition) -> Outcome:
+    async def write(self, request: Put | Delete, condition: Condition = ALWAYS) -> Outcome:
+        """A delete raises ItemNotFound (404) for an id that never was an item; of a deleted item it is `unchanged`."""
         if self._waiting_writes >= MAX_WAITING:
             raise QueueFull(f"{self._waiting_writes} writes wait already.", RETRY_S)
         self._waiting_writes += 1
@@ -94,6 +79,13 @@ class LiveCatalogue:
         if isinstance(outcome, EspalierError):
             raise outcome
         return outcome
+
+    async def bulk(self, requests: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
+        """The outcome or the error of each request, in order.
+
+        Waits for room instead of raising QueueFull, so that a bulk is read no faster than it is committed.
+        """
+        return await self._write(requests, ALWAYS, BULK_S)
 
     async def _write(self, requests: Sequence[Put | Delete], condition: Condition, within_s: float) -> list[Outcome | EspalierError]:
         """The outcome or the error of each request, in order. Raises NotReady, Conflict and Follows if no write can be taken.
@@ -242,7 +234,7 @@ class LiveCatalogue:
         """Note how far this host is behind the host that it follows, and why it fails to follow."""
         self._follow_failure = failure
         if behind is not None:
-            self._metrics.lag(behind)
+            self._on_lag(behind)
 
     def copied(self) -> None:
         """Have all workers apply operations that were copied from the followed host and committed here."""
@@ -255,8 +247,13 @@ class LiveCatalogue:
                 loop.call_soon_threadsafe(event.set)
         for version in self.thread.versions.values():
             if not version.is_empty:
-                self._metrics.holds(version.version, version.state.live_items, version.state.tombstones, self.capacity)
-        self._metrics.journal_failing(self.thread.reason is not None)
+                items, tombstones = version.state.live_items, version.state.tombstones
+                for name, value in (("items", items), ("tombstones", tombstones), ("capacity_ratio", items / self.capacity)):
+                    self._metrics.show(f"espalier_live_{name}", value, self.model, version.version)
+        self._metrics.show("espalier_live_journal_failing", self.thread.reason is not None, self.model)
+
+    def _on_lag(self, operations: int) -> None:
+        self._metrics.show("espalier_live_lag", operations, self.model)
 
     def stop(self) -> None:
         """Finish what was submitted, and close the journal. Blocks."""

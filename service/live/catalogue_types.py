@@ -6,7 +6,9 @@ The routes parse requests into `Put` and `Delete`, within limits. The catalogue 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
 
 from espalier.live.operations import NOTHING, ItemBody
 
@@ -101,19 +103,11 @@ class StoredItem:
 
 @dataclass(frozen=True)
 class CatalogueStatus:
-    """The status of a live catalogue.
+    """The live catalogue of a model, as this worker sees it."""
 
-    sequence    the last operation that all versions of this worker hold; others may have committed more: see `LiveCatalogue.committed`
-    applied     the last operation in the answers of this worker's default version
-    items       live items: put since training, and not deleted
-    tombstones  trained items that were deleted
-    capacity    most live items (ESPALIER_MAX_LIVE)
-    reason      why it takes no writes now; None: it takes writes
-    """
-
-    sequence: int = NOWHERE
-    applied: int = NOWHERE
-    items: int = 0
-    tombstones: int = 0
-    capacity: int = 0
-    reason: str | None = None
+    sequence: Annotated[int, Field(description="The last committed operation that this worker has applied to all its versions.")]
+    applied: Annotated[int, Field(description="The default version's answers reflect all operations up to this one.")]
+    items: Annotated[int, Field(description="Items that were put since training and are not deleted.")]
+    tombstones: Annotated[int, Field(description="Trained items that were deleted.")]
+    capacity: Annotated[int, Field(description="Most live items.")]
+    reason: Annotated[str | None, Field(description="Why it takes no writes now; null if it takes them.")]

@@ -6,6 +6,7 @@ Knows models by name. Does not know what a catalogue does.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from espalier.errors import spelled
 from espalier.live.journal import Journal
@@ -17,16 +18,19 @@ from ..live.following import Following
 from ..live.notices import Notices
 from ..live.writer_feed import WriterFeed
 from ..settings import Settings
-from ..watch.live_metrics import LiveMetrics
 from ..watch.metrics import Metrics
 
 
 class LiveCatalogues:
-    """The catalogues of a models folder. A catalogue is made with its model, and opens no file before it is used."""
+    """The catalogues of a models folder. A catalogue is made with its model, and opens no file before it is used.
+
+    on_erasure  called with a model's name, from any thread, when a person's events were erased from its journal
+    """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
         self.notices = Notices(settings.run_folder)
+        self.on_erasure: Callable[[str], None] = lambda model: None
         self._catalogues: dict[str, LiveCatalogue] = {}  # replaced as a whole
         self._following: Following | None = None
         if settings.follow is not None:
@@ -37,8 +41,8 @@ class LiveCatalogues:
     def add(self, model: str) -> LiveCatalogue:
         """Make the catalogue of a model."""
         journal = Journal(self._settings.models / model / FILE)
-        metrics, settings = LiveMetrics(self._metrics, model), self._settings
-        catalogue = LiveCatalogue(model, journal, self.notices, metrics, settings.max_live, settings.follow)
+        catalogue = LiveCatalogue(model, journal, self.notices, self._metrics, self._settings.max_live, self._settings.follow)
+        catalogue.thread.on_erasure = lambda: self.on_erasure(model)
         self._catalogues = self._catalogues | {model: catalogue}
         return catalogue
 

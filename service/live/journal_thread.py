@@ -61,6 +61,7 @@ class JournalThread:
     on_apply  called from this thread after a new snapshot or a change of `reason`; on_lag: with the number of operations to be applied
     versions  those of `served` that take live items
     default   returns the number of the version whose columns and items decide about writes
+    on_erasure  called from this thread when a person's events were erased from the journal
     reason    why the journal takes no writes, or cannot be followed; None: it does
     applied   the last operation that all versions of this process hold
     progress  counts the jobs that it has begun, skipped, refused or committed
@@ -75,8 +76,9 @@ class JournalThread:
         self.served: dict[int, LiveVersion] = {}  # by number; replaced as a whole, as is `versions`
         self.versions: dict[int, LiveVersion] = {}
         self.default: Callable[[], int | None] = lambda: None
+        self.on_erasure: Callable[[], None] = lambda: None
         self.reason: str | None = None
-        self.applied = self.progress = 0
+        self.applied = self.progress = self._erasures = 0
         self._queue: SimpleQueue[Job | None] = SimpleQueue()  # None ends the thread
         self._put_back: deque[Job | None] = deque()  # taken from the queue and put back: these come before those in the queue
         self._catch_up_queued = False
@@ -323,12 +325,23 @@ class JournalThread:
                 self._on_lag(max(end - self.applied, 0))
                 self._replay()
                 self._apply_until(end, self.journal)
+                self._forget_erased()
         except JournalError as error:
             self._remark(str(error))
             self._unreadable = True
             return
         if self._unreadable:
             self._remark(None)
+
+    def _forget_erased(self) -> None:
+        """Drop queries in memory that a command has erased from the journal. Raises JournalError."""
+        erasures = self.journal.erasures()
+        for version in self._joined_versions:
+            if version.recent.erasures != erasures:
+                version.recent.read_again(self.journal, erasures)
+        if erasures != self._erasures:
+            self._erasures = erasures
+            self.on_erasure()
 
     def _apply_messages(self) -> bool:
         """Apply the operations in other workers' messages. False if the journal must be read, because messages are missing or empty."""

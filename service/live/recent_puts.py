@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from espalier.live.journal import Journal
 from espalier.live.operations import Operation
 
 RECENT = 64
@@ -16,9 +17,13 @@ RECENT = 64
 
 
 class RecentPuts:
-    """Written by the thread that applies operations, read by the probe's."""
+    """Written by the thread that applies operations, read by the probe's.
+
+    erasures  of the journal, when the queries were last read from it
+    """
 
     def __init__(self, query_kind: str) -> None:
+        self.erasures = 0
         self._texts = query_kind == "text"
         self._queries: OrderedDict[str, tuple[object, ...]] = OrderedDict()  # item id → its events, or its text
         self._last_index = -1
@@ -40,6 +45,14 @@ class RecentPuts:
                     self._queries.pop(operation.id, None)
                 while len(self._queries) > RECENT:
                     self._queries.popitem(last=False)
+
+    def read_again(self, journal: Journal, erasures: int) -> None:
+        """Replace the queries by those that an erasure of a person's events left in the journal. Raises JournalError."""
+        operations = journal.read([*self._queries]).values()
+        with self._lock:
+            self._queries.clear()
+        self.note(sorted(operations, key=lambda operation: operation.sequence))
+        self.erasures = erasures
 
     def __len__(self) -> int:
         return len(self._queries)

@@ -84,6 +84,7 @@ class LoadedModel:
 
     files       the signatures of its files when their content was compared last
     file_maps   keep the inode numbers in these signatures from being reused for other files
+    searched_shards  how many shards the engine asks; None: it is no router's
     """
 
     bundle: Bundle
@@ -96,6 +97,7 @@ class LoadedModel:
     live: LiveVersion
     reranker: Reranker | None = None
     shard: ShardVersion | None = None
+    searched_shards: int | None = None
 
     @cached_property
     def name(self) -> str:
@@ -169,7 +171,8 @@ def _load(
     batcher.on_call = model_metrics.call
     live = LiveVersion(bundle, engine, filters)
     shard = ShardVersion.of(bundle, settings.mask_cache_bytes)
-    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, file_maps, live, reranker, shard)
+    shards = engines.layout_of(engine)
+    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, file_maps, live, reranker, shard, shards)
     steps.append("applying its live items")
     join(loaded)
     return loaded

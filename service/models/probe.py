@@ -33,7 +33,6 @@ from ..errors import DeadlinePassed, NotReady
 from ..models.live_replay import LiveReplay
 from ..models.loading import LoadedModel
 from ..models.registry import Registry
-from ..watch.live_metrics import LiveMetrics
 from ..watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -132,8 +131,9 @@ class Probe:
         self._metrics.count("espalier_probe_queries_total", name, version, "answered")
         self._metrics.probed(name, version, replay.recall, replay.expected if replay.recall else {}, replay.drift)
         replay.log_loss(name, version)
-        if not loaded.live.is_empty:
-            LiveMetrics(self._metrics, name).probed(version, live.canary_recall, live.displacement)
+        for figure, value in (("canary_recall", live.canary_recall), ("displacement", live.displacement)):
+            if value is not None and not loaded.live.is_empty:  # None: there are too few answers yet
+                self._metrics.show(f"espalier_live_{figure}", value, name, version)
 
     def forget(self, ready: Sequence[Key]) -> None:
         """Drop the metrics of versions that do not serve."""

@@ -136,8 +136,9 @@ class Registry:
         entry = next(iter(entries.values()))
         return entry.loaded if len(entry.ready) == 1 else None
 
-    def choose(self, name: str | None, version: int | None) -> LoadedModel:
+    def choose(self, name: str | None, version: int | None, visible: frozenset[str] | None = None) -> LoadedModel:
         """The version that answers a request. Without a name, of the only model; without a number, the default version.
+        visible: the models that an error may name; None: all.
 
         The version stays open as long as it is referenced, so that a swap fails no request. Keep it no longer than the request.
         Raises InvalidQuery when a request names no model and there are several, ModelNotFound, NotReady.
@@ -145,7 +146,8 @@ class Registry:
         entries = self._follower.entries
         if name is None:
             if len(entries) > 1:
-                raise InvalidQuery("model", MISSING, f"one of {', '.join(entries)}")
+                names = [other for other in entries if visible is None or other in visible]
+                raise InvalidQuery("model", MISSING, f"one of {', '.join(names)}")
             if not entries:
                 raise NotReady("No model has come from the store yet; see /readyz.")
             name = next(iter(entries))
@@ -162,9 +164,9 @@ class Registry:
             raise ModelNotFound(f"Version {version} of {spelled(name)} is not loaded; loaded: {serving}.")
         raise NotReady(f"Model {spelled(name)}{f' version {version}' if version else ''} is not ready; see /readyz and /models/{name}.")
 
-    def choose_whole(self, name: str | None, version: int | None) -> LoadedModel:
+    def choose_whole(self, name: str | None, version: int | None, visible: frozenset[str] | None = None) -> LoadedModel:
         """As `choose`, for a request that a shard cannot answer. Raises IsShard too."""
-        loaded = self.choose(name, version)
+        loaded = self.choose(name, version, visible)
         if loaded.shard is not None:
             raise _is_shard(loaded, loaded.shard)
         return loaded

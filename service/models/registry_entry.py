@@ -9,7 +9,9 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
 
 from espalier.serving import Serving
 
@@ -22,13 +24,14 @@ State = Literal["loading", "ready", "failed"]
 VersionState = Literal["loading", "ready", "draining", "failed", "available"]
 
 
-class VersionInfo(NamedTuple):
-    """One version. engine: its name, if the version serves. reason: why it failed, or another remark."""
+@dataclass(frozen=True)
+class VersionInfo:
+    """A version that is in the models folder or still in memory."""
 
     version: int
     state: VersionState
-    engine: str | None = None
-    reason: str | None = None
+    engine: Annotated[str | None, Field(description="The engine that searches it, if it is ready.")]
+    reason: Annotated[str | None, Field(description="Why it failed, or another remark.")]
 
 
 class Retired(NamedTuple):

@@ -181,8 +181,9 @@ class Swapper:
             return ""
         if why := loaded.live.why_reopen:
             return why
-        engine_layout = self._engines.layout_of(loaded.engine)
-        return "" if layout is None or layout == engine_layout else f"it is cut into {layout} shards now, not {engine_layout}"
+        if layout in (None, loaded.searched_shards):
+            return ""
+        return f"it is cut into {layout} shards now, not {loaded.searched_shards}"
 
     def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:
         """Replace the list of items that no answer may hold. The caller holds the entry's lock."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import MISSING, InvalidQuery
 from espalier.items import Items
+from espalier.live.overlay import PARENT, LiveLeaves
 from espalier.manifest import LARGEST
 from espalier.masks.eligibility import widened_beam
 from espalier.masks.filters import Filter
@@ -239,13 +240,16 @@ def _answer_values(request: RetrieveRequest, items: int, candidates: int, settin
 
 
 def _node_values(request: RetrieveRequest, model: LoadedModel, beam_size: int, settings: Settings, room: int) -> int:
-    """Most values of explained nodes, with the widest beam that a filter may cause.
+    """Most values of explained nodes, with the widest beam that a filter may cause. Each shard keeps a whole beam.
 
     room  values that the answer has left; raises InvalidQuery if the nodes need more
     """
     beam_size = min(math.ceil(beam_size * settings.widen), model.bundle.manifest.search.max_beam_size)
+    parents = beam_size * (model.searched_shards or 1)
     levels = [(single.tree, level) for single in model.bundle.alone for level in range(1, single.tree.height + 1)]
-    nodes = sum(min(beam_size * tree.max_children[level - 1], tree.level_size(level)) for tree, level in levels)
+    nodes = sum(min(parents * tree.max_children[level - 1], tree.level_size(level)) for tree, level in levels)
+    overlay = model.live.view(request.live).overlay
+    nodes += 0 if overlay.is_empty else sum(_most_live(leaves, parents) for leaves in overlay.trees)
     values = 2 * len(request.queries) * nodes
     if values > room:
         raise InvalidQuery(
@@ -255,6 +259,12 @@ def _node_values(request: RetrieveRequest, model: LoadedModel, beam_size: int, s
             f"answer has room for {room}",
         )
     return values
+
+
+def _most_live(leaves: LiveLeaves, parents: int) -> int:
+    """The largest number of live leaves under so many nodes."""
+    _, counts = np.unique(leaves.column(PARENT, leaves.open), return_counts=True)
+    return int(np.sort(counts)[-parents:].sum())
 
 
 def _check_limit(field: str, value: float, limit: float, noun: str = "") -> None:

@@ -35,6 +35,8 @@ SHARD_REFUSALS = ("unknown_masks", "not_served", "invalid", "full", "late", "not
 REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malformed", "not_read", "handshake")
 """Why a connection is refused or closed, see connection.py and handshake.py."""
 RELOADS = ("loaded", "failed", "rolled_back", "unloaded")
+REFUSED_WRITES = (404, 409, 412, 413, 415, 422, 429, 503, 507)
+"""Statuses of refused writes of live items."""
 VersionOutcome = Literal["answered", "refused", "late", "failed"]
 ShadowOutcome = Literal["compared", "failed", "left_out"]
 BY_CLIENT = "-client"
@@ -139,10 +141,6 @@ class Metrics:
         if seconds is not None:
             latencies.observe(seconds)
 
-    def background_request(self, model: str, status: int) -> None:
-        """Count one answered background request."""
-        self.counters["espalier_background_requests_total"].labels(model, status).inc()
-
     def key_request(self, key: str, outcome: Literal["admitted", "limited"]) -> None:
         """Count one retrieval of a key. Keys beyond MOST_KEYS are counted together."""
         counter = self._key_counters.get((key, outcome))
@@ -151,15 +149,16 @@ class Metrics:
             counter = self._key_counters[name, outcome] = self.counters["espalier_key_requests_total"].labels(name, outcome)
         counter.inc()
 
-    def shed(self, model: str) -> None:
-        self.counters["espalier_shed_total"].labels(model).inc()
-
     # -- state ----------------------------------------------------------------------------------------------------------
 
     def add_model(self, model: str) -> None:
-        """Add a model of the models folder. Its reloads are 0 from the start, so that Prometheus sees the first one as an increase."""
+        """Add a model of the models folder. Its counts are 0 from the start, so that Prometheus sees the first one as an increase."""
         for outcome in RELOADS:
             self.count("espalier_reload_total", model, outcome, by=0)
+        for status in REFUSED_WRITES:
+            self.count("espalier_live_refused_total", model, status, by=0)
+        self.histograms["espalier_live_visible_seconds"].labels(model)
+        self.show("espalier_live_lag", 0, model)
         self.show("espalier_desired_state_wrong", False, model)
 
     def probed(self, model: str, version: int, recall: Mapping[int, float], expected: Mapping[int, float], drift: float | None) -> None:

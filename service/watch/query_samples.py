@@ -5,6 +5,7 @@ Knows queries as JSON. Does not know their meaning.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,26 +35,35 @@ class Sample(NamedTuple):
 
 
 class QuerySamples:
-    """The `most` most recent queries of this process, 0 for none. For use in the event loop only."""
+    """The `most` most recent queries of this process, 0 for none. All methods may be called from any thread."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.time) -> None:
         self.most, self._clock = most, clock
         self._samples: deque[Sample] = deque()
         self._bytes = 0
+        self._lock = threading.Lock()  # guards both
 
     def note(self, model: str, version: int, queries: Sequence[BaseModel]) -> None:
         """Keep the queries of a request. Costs some microseconds each."""
-        for query in queries[:PER_REQUEST]:
-            content = query.model_dump_json(exclude_unset=True).encode()
-            if len(content) <= QUERY_BYTES:
-                self._samples.append(Sample(self._clock(), model, version, content))
-                self._bytes += len(content)
-        while len(self._samples) > self.most or self._bytes > MAX_BYTES:
-            self._bytes -= len(self._samples.popleft().query)
+        contents = [query.model_dump_json(exclude_unset=True).encode() for query in queries[:PER_REQUEST]]
+        with self._lock:
+            for content in contents:
+                if len(content) <= QUERY_BYTES:
+                    self._samples.append(Sample(self._clock(), model, version, content))
+                    self._bytes += len(content)
+            while len(self._samples) > self.most or self._bytes > MAX_BYTES:
+                self._bytes -= len(self._samples.popleft().query)
+
+    def forget(self, model: str) -> None:
+        """Drop all queries of a model."""
+        with self._lock:
+            self._samples = deque(sample for sample in self._samples if sample.model != model)
+            self._bytes = sum(len(sample.query) for sample in self._samples)
 
     def of(self, model: str, limit: int, version: int | None = None) -> list[Sample]:
         """A model's most recent queries, newest first."""
-        samples = [sample for sample in reversed(self._samples) if sample.model == model and version in (None, sample.version)]
+        with self._lock:
+            samples = [sample for sample in reversed(self._samples) if sample.model == model and version in (None, sample.version)]
         return samples[:limit]
 
 

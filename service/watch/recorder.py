@@ -16,7 +16,6 @@ from pathlib import Path
 
 from espalier.file_lock import try_lock
 
-from ..run_folder import living
 from ..watch import unknown_ids
 from ..watch.history import STEP_S, History
 from ..watch.totals import Sample, totals
@@ -45,7 +44,6 @@ class Recorder:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._samples, self._models, self._unknown, self._clock = samples, models, unknown, clock
-        self._run_folder = run_folder
         self._folder = None if run_folder is None else run_folder / "history"
         self._lock: int | None = None
         self._histories: dict[str, History] = {}  # empty if another worker is the recorder
@@ -90,8 +88,8 @@ class Recorder:
                 path = _path(self._folder, model)
                 path.with_suffix(".new").write_bytes(self._histories[model].to_json())
                 path.with_suffix(".new").rename(path)
-        if self._folder is not None and self._run_folder is not None:
-            unknown_ids.sum_ended(self._folder, [*living(self._run_folder), os.getpid()], now)
+        if self._folder is not None:
+            unknown_ids.drop_old(self._folder, now)
 
     def history(self, model: str) -> History:
         """A model's history, with a row for the present."""

@@ -10,6 +10,7 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -23,8 +24,6 @@ PER_REQUEST = 100
 MAX_ID_BYTES = 512
 """Longer ids are cut."""
 TOP = 50
-ENDED = 0
-"""Process id of the file with the sums of ended processes."""
 
 Counts = dict[str, int]
 Blocks = dict[int, dict[str, Counts]]
@@ -119,30 +118,22 @@ def write(folder: Path, pid: int, blocks: Blocks) -> None:
 
 
 def read(folder: Path, excluded_pid: int | None = None) -> list[Blocks]:
-    """The counts of all processes but one."""
-    while True:
-        try:
-            return [_read(path) for path in sorted(folder.glob("unknown_*.json")) if path != _path(folder, excluded_pid)]
-        except FileNotFoundError:  # the counts of an ended process have just moved to the sums
-            continue
+    """The counts of all processes but one; those that ended, too."""
+    counts = []
+    for path in sorted(folder.glob("unknown_*.json")):
+        if path != _path(folder, excluded_pid):
+            with suppress(FileNotFoundError):  # it was old
+                document: Mapping[str, dict[str, Counts]] = orjson.loads(path.read_bytes())
+                counts.append({int(block): models for block, models in document.items()})
+    return counts
 
 
-def sum_ended(folder: Path, living: Sequence[int], now: float) -> None:
-    """Move the counts of ended processes to their sums, so that there are few files. One process at a time does this."""
-    ended_paths = [path for path in folder.glob("unknown_*.json") if int(path.stem.partition("_")[2]) not in (*living, ENDED)]
-    if not ended_paths:
-        return
-    sum_paths = [_path(folder, ENDED)] if _path(folder, ENDED).exists() else []
-    blocks = summed([_read(path) for path in (*ended_paths, *sum_paths)])
-    write(folder, ENDED, {block: models for block, models in blocks.items() if block >= block_of(now) - 1})
-    for path in ended_paths:
-        path.unlink()
+def drop_old(folder: Path, now: float) -> None:
+    """Delete the files in which no counts of this block of time or the last can be."""
+    for path in folder.glob("unknown_*.json"):
+        if now - path.stat().st_mtime > 2 * BLOCK_S:
+            path.unlink()
 
 
 def _path(folder: Path, pid: int | None) -> Path:
     return folder / f"unknown_{pid}.json"
-
-
-def _read(path: Path) -> Blocks:
-    document: Mapping[str, dict[str, Counts]] = orjson.loads(path.read_bytes())
-    return {int(block): models for block, models in document.items()}

@@ -146,6 +146,25 @@ def test_an_answer_and_a_model_may_say_more_or_less_than_is_known(driver: Driver
     assert [(model.trees, model.has_tail) for model in models] == [(None, False), (1, False), (3, True)]
 
 
+def test_numbers_of_numpy_are_sent_as_numbers_of_python(driver: Driver) -> None:
+    stub = Stub()
+    one: Any = np.int64(1)
+    driver.open(stub)
+    integers: Json = dict.fromkeys(("version", "m", "beam_size", "min_sequence", "rerank"), one)
+    floats: Json = dict.fromkeys(("min_score", "timeout_ms", "min_coverage"), np.float32(0.5))
+    driver.retrieve([Query(rank_features={"age": one})], filter={"price": [one, np.float32(0.5)]}, **integers, **floats)
+    driver.put_item("books", "b9", fields={"price": np.float32(0.5)}, source_version=one, count=one)
+    driver.load("books", one)
+    driver.changes("books", one, np.uint8(2))
+    driver.delete_item("books", "b9", source_version=one)
+    given = dict.fromkeys(integers, 1) | {"rerank": {"depth": 1}} | dict.fromkeys(floats, 0.5) | {"filter": {"price": [1, 0.5]}}
+    query = {"history": [], "rank_features": {"age": 1.0}}
+    put = {"fields": {"price": 0.5}, "source_version": 1, "count": 1}
+    bodies = [json.loads(request.content) for request in stub.requests if request.content]
+    assert bodies == [given | {"queries": [query]}, put, {"version": 1, "default": True}]
+    assert [str(request.url.params) for request in stub.requests[3:]] == ["after=1&limit=2", "source_version=1"]
+
+
 @pytest.mark.parametrize("results", [0, 1, 3])
 def test_an_answer_has_a_result_of_each_query(driver: Driver, results: int) -> None:
     document = answer_to({"queries": [{"history": ["b1"]}] * results})

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +52,16 @@ from tests.client.stub import KEY, URL, Driver, Json, Pieces, Stub, answer_to, a
         (lambda _: Query(history="b1"), "history: got 'b1', expected a list"),
         (lambda _: Request([Query()], fields="title"), "fields: got 'title', expected a list"),
         (lambda _: Put("b9", like="b1"), "like: got 'b1', expected a list"),
+        *(
+            (lambda _, name=name: Request([Query()], **dict[str, Any]({name: 5.0})), f"{name}: got 5.0, expected an integer")
+            for name in ("version", "m", "beam_size", "min_sequence", "rerank")
+        ),
+        (lambda client: client.retrieve([Query()], m=np.float32(5)), r"m: got np.float32\(5.0\), expected an integer"),
+        (lambda client: client.put_item("books", "b9", count="3"), "count: got '3', expected an integer"),
+        (lambda client: client.delete_item("books", "b9", source_version=1.5), "source_version: got 1.5, expected an integer"),
+        (lambda client: client.node("books", 2.5), "number: got 2.5, expected an integer"),
+        (lambda client: client.load("books", "3"), "version: got '3', expected an integer"),
+        (lambda client: client.put_item("books", "b9", fields={"at": object}), "expected a value of JSON"),
         (lambda _: Put("b9", valid_until=datetime(2030, 1, 31)), "zone"),
     ],
 )

@@ -82,10 +82,10 @@ def test_a_view_whose_requests_fail_says_why_and_stays_of_use(watched: Watched, 
     """All requests but that for the models, without which there is no view."""
     page = watched.page
     watched.expect_failures(FAILED)
-    page.route(re.compile("/(retrieve|models/.*)$"), refusing(500, "Internal Server Error", LASTING))
+    page.route(re.compile("//[^/]+/(retrieve|models/.*)$"), refusing(500, "Internal Server Error", LASTING))
     page.goto(f"{watched.origin}/#/{view}")
     settled(page)
-    if any("/models/" in path or path == "/retrieve" for path in watched.paths()):
+    if any(path.startswith(("/models/", "/retrieve")) for path in watched.paths()):
         expect(page.get_by_role("alert").first).to_contain_text(LASTING)
     page.get_by_role("link", name="Lab", exact=True).click()
     settled(page)

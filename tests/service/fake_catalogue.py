@@ -39,8 +39,11 @@ class FakeCatalogue:
         self.groups: list[Sequence[Put | Delete]] = []
         self.behind = 0
 
-    async def put(self, put: Put, condition: Condition = ALWAYS) -> Outcome:
+    async def write(self, request: Put | Delete, condition: Condition = ALWAYS) -> Outcome:
         await self._free()
+        return self._put(request, condition) if isinstance(request, Put) else self._delete(request, condition)
+
+    def _put(self, put: Put, condition: Condition) -> Outcome:
         before = self.latest.get(put.id)
         there = before is not None and before.kind == "put"
         known = there or (put.id in self.trained and before is None)
@@ -58,8 +61,7 @@ class FakeCatalogue:
             raise CatalogueFull(f"{self.capacity} live items are there already.")
         return Outcome(self._commit(after), "updated" if known else "inserted", self.visible, PLACED, self._unknown(put.body))
 
-    async def delete(self, delete: Delete, condition: Condition = ALWAYS) -> Outcome:
-        await self._free()
+    def _delete(self, delete: Delete, condition: Condition) -> Outcome:
         before = self.latest.get(delete.id)
         if before is None and delete.id not in self.trained:
             raise ItemNotFound(f"No item {delete.id!r}.")
@@ -75,7 +77,7 @@ class FakeCatalogue:
         outcomes: list[Outcome | EspalierError] = []
         for operation in operations:
             try:
-                outcomes.append(await (self.put(operation) if isinstance(operation, Put) else self.delete(operation)))
+                outcomes.append(await self.write(operation))
             except EspalierError as error:
                 outcomes.append(error)
         return outcomes
@@ -102,7 +104,7 @@ class FakeCatalogue:
 
     def status(self) -> CatalogueStatus:
         last = len(self.operations)
-        return CatalogueStatus(last, last - self.behind, len(self.latest), 0, self.capacity)
+        return CatalogueStatus(last, last - self.behind, len(self.latest), 0, self.capacity, None)
 
     def applied(self, version: int) -> int:
         return len(self.operations) - self.behind

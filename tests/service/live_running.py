@@ -102,10 +102,10 @@ class Live:
         self.catalogue: LiveCatalogue = running.app.state.service.registry.catalogues.of("books")
 
     def put(self, item_id: str, condition: Condition = ALWAYS, source_version: int | None = None, **body: Any) -> Outcome:
-        return self._run(self.catalogue.put(Put(item_id, ItemBody(**body), source_version), condition))
+        return self._run(self.catalogue.write(Put(item_id, ItemBody(**body), source_version), condition))
 
     def delete(self, item_id: str, condition: Condition = ALWAYS) -> Outcome:
-        return self._run(self.catalogue.delete(Delete(item_id), condition))
+        return self._run(self.catalogue.write(Delete(item_id), condition))
 
     def bulk(self, *operations: Put | Delete) -> list[Outcome | EspalierError]:
         return list(self._run(self.catalogue.bulk(operations)))

@@ -27,7 +27,7 @@ from service.settings import Settings, is_local
 from service.watch.metrics import OTHER_KEYS, Metrics
 from service.watched_files import LOOK_S
 from tests.service.own_time import turns_until
-from tests.service.running import Running, run
+from tests.service.running import Running, run, small_model
 
 SHOP, PARTNER, ADMIN = "shop-web-0123456789", "partner-0123456789ab", "admin-0123456789abcd"
 FILE = f"""
@@ -506,3 +506,13 @@ def test_each_key_gets_so_many_refusals_a_second_and_none_waits_for_long(held: l
     assert [held[count] - MIN_HELD_S for count in (0, 128, 256)] == pytest.approx([0, 128 / REFUSALS_PER_S, 256 / REFUSALS_PER_S], abs=0.2)
     assert max(held) == pytest.approx(MAX_HELD_S)
     assert held[-1] == pytest.approx(MIN_HELD_S)
+
+
+def test_a_request_without_a_model_is_told_only_of_the_models_of_its_key(tmp_path: Path, file: Path) -> None:
+    for name in ("books", "films"):
+        small_model(tmp_path / "models", name=name)
+    with run(tmp_path / "models", keys_file=file) as running:
+        for key, said in ((PARTNER, "one of books"), (SHOP, "one of books, films")):
+            headers = {"Authorization": f"Bearer {key}"}
+            refused = running.client.post("/retrieve", json={"queries": [{"history": []}]}, headers=headers)
+            assert (refused.status_code, refused.json()["errors"][0]["expected"]) == (422, said)

@@ -18,6 +18,8 @@ from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidInput
 from espalier.items import Items
 from espalier.label_counts import LabelCounts
+from espalier.live.journal import Journal
+from espalier.live.journal_upkeep import erase_user
 from espalier.live.operations import ItemBody
 from espalier.placement.parents import Parents
 from espalier.placement.placer import Candidates
@@ -27,7 +29,8 @@ from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
 from tests.rankers import add_ranker
 from tests.service.live_running import ALL, ByTitle, Live, Nearest, add_version, live_service, models
-from tests.service.running import ITEMS, Running
+from tests.service.running import ITEMS, Running, counted
+from tests.waiting import until
 
 __all__ = ["models"]
 
@@ -488,3 +491,53 @@ def test_the_ranker_sees_live_items_as_they_are(models: Path, monkeypatch: pytes
         trained = live.running.retrieve(queries=[{"history": []}], rerank=True, m=40, beam_size=64, live=False, explain_items=["item-2"])
         assert trained["results"][0]["items"][0]["id"] == "item-31"  # the largest price of training
         assert trained["results"][0]["explain"]["items"][0]["rank_features"]["attribute.price"] == 2.0
+
+
+def test_an_erasure_reaches_the_queries_that_a_running_service_keeps_in_memory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch, sample_queries=9) as live:
+        live.put("new", events=(["item-1"], ["item-2"]), users=("u1", "u2"))
+        live.put("other", events=(["item-1"],), users=("u1",))
+        live.put("new", fields={"title": "New"})
+        recent = live.version().live.recent
+        journal = Journal(models / "books" / "live.db")
+        for user, queries in (("u1", {"new": (["item-2"],)}), ("who never wrote", {"new": (["item-2"],)})):
+            live.found("item-1")
+            assert len(live.admin("GET", "samples")["queries"]) == 1
+            erase_user(journal, user)
+            until(lambda: not live.admin("GET", "samples")["queries"], "the samples are dropped")
+            assert dict(filter(None, (recent.next() for _ in range(4)))) == queries
+        live.found("item-1")
+        live.put("last", events=(["item-1"],))
+        assert len(live.admin("GET", "samples")["queries"]) == 1  # writes and other looks drop nothing
+    with live_service(models, monkeypatch) as live:
+        assert live.version().live.recent.next() == ("new", (["item-2"],))
+
+
+def test_live_leaves_count_in_the_limit_of_explained_nodes(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query: dict[str, Any] = {"queries": [{"history": ["item-1"]}], "m": 1, "beam_size": 1, "explain": True, "explain_nodes": True}
+
+    with live_service(models, monkeypatch, max_answer_values=42, widen=1.0) as live:
+
+        def levels(**more: Any) -> list[int]:
+            answer = live.running.retrieve(**query, **more)
+            return [len(level["nodes"]) for level in answer["results"][0]["explain"]["levels"]]
+
+        trained = levels()
+        most = (42 - 2) // 2 - sum(trained)  # an id and a score, and two values for each node
+        for i in range(most):
+            live.put(f"a-{i}", like=("item-1",))
+            live.put(f"b-{i}", like=("item-9",))  # a beam of one node has either these or those
+        assert levels()[:-1] == trained[:-1]
+        live.put("one-too-many", like=("item-1",))
+        refused = live.running.client.post("/retrieve", json={"model": "books", **query})
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "explain_nodes")
+        assert levels(live=False) == trained
+
+
+def test_metrics_say_how_full_a_version_is(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch, max_live=4) as live:
+        live.put("new", like=("item-1",))
+        live.delete("item-3")
+        found = {name: counted(live.running)[f'espalier_live_{name}{{model="books",version="1"}}'] for name in ("items", "tombstones")}
+        assert found == {"items": 1.0, "tombstones": 1.0}
+        assert counted(live.running)['espalier_live_capacity_ratio{model="books",version="1"}'] == 0.25

@@ -9,7 +9,6 @@ from typing import cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
@@ -22,8 +21,6 @@ from espalier.tree import complete_tree
 from service.live.live_version import LiveVersion
 from service.live.recent_puts import RECENT, RecentPuts
 from service.models.live_replay import CANARY_ANSWERS, MAX_TRIES, MIN_CANARY_ANSWERS, MIN_GAINS, LiveReplay
-from service.watch.live_metrics import REFUSED, LiveMetrics
-from service.watch.metrics import Metrics
 
 ITEMS, HELD_OUT = 64, 40
 NEW = [f"new-{i}" for i in range(20)]
@@ -222,53 +219,3 @@ def test_while_nothing_is_live_nothing_is_asked_and_nothing_is_displaced(bundle:
     live.is_empty = False
     assert replay.canary_recall is None  # what was found before is forgotten
     assert replay.displacement is None
-
-
-# -- the metrics of live catalogues: whichever worker is scraped, the worst of them shows, and an unloaded version leaves no series
-
-
-Series = dict[tuple[str, ...], float]
-
-
-def series(text: str) -> Series:
-    """(name, values of its labels by their names) → number, of the live catalogue's series; of a histogram its count."""
-    return {
-        (sample.name.removeprefix("espalier_live_"), *(value for _, value in sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name.startswith("espalier_live_") and not sample.name.endswith(("_bucket", "_sum"))
-    }
-
-
-def test_metrics_say_how_full_a_version_is_count_refusals_and_forget_what_is_unloaded() -> None:
-    metrics = Metrics()
-    live = LiveMetrics(metrics, "books")
-    live.holds(2, items=3, tombstones=7, limit=12)
-    live.probed(2, 0.875, -0.01)
-    live.probed(2, None, None)  # too few answers since: what is known stays
-    found = series(metrics.render().decode())
-    assert found["items", "books", "2"] == 3
-    assert found["tombstones", "books", "2"] == 7
-    assert found["capacity_ratio", "books", "2"] == 0.25
-    assert found["canary_recall", "books", "2"] == 0.875
-    assert found["displacement", "books", "2"] == -0.01
-    metrics = Metrics()
-    live = LiveMetrics(metrics, "books")
-    live.refused(507)
-    live.refused(422, writes=4)
-    found = series(metrics.render().decode())
-    refused = {int(status): value for (name, *_, status), value in found.items() if name == "refused_total"}
-    assert refused == {**dict.fromkeys(REFUSED, 0.0), 507: 1.0, 422: 4.0}
-    assert found["visible_seconds_count", "books"] == 0
-    metrics = Metrics()
-    live = LiveMetrics(metrics, "books")
-    for version in (1, 2):
-        live.holds(version, 1, 1, 10)
-        live.probed(version, 1.0, 0.0)
-    live.lag(4)
-    metrics.forget_version("books", 1)
-    found = series(metrics.render().decode())
-    versioned = {key for key in found if key[0] in ("items", "tombstones", "capacity_ratio", "canary_recall", "displacement")}
-    assert {key[2] for key in versioned} == {"2"}
-    assert len(versioned) == 5
-    assert found["lag", "books"] == 4

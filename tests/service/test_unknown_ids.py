@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -55,8 +55,7 @@ def test_ids_requests_and_the_sums_of_many_processes_are_bounded(tmp_path: Path)
     assert len(models["books"]) == PER_REQUEST
     for pid in range(1, 5):
         unknown_ids.write(tmp_path, pid, {0: {"books": {f"{pid}-{i}": 1 for i in range(COUNTERS)} | {"most": 7}}})
-    unknown_ids.sum_ended(tmp_path, [], 0.0)
-    [blocks] = unknown_ids.read(tmp_path)
+    blocks = unknown_ids.summed(unknown_ids.read(tmp_path))
     assert len(blocks[0]["books"]) == COUNTERS
     assert blocks[0]["books"]["most"] == 28
     assert len(most_frequent(blocks, "books", 0.0)) == unknown_ids.TOP
@@ -83,42 +82,18 @@ def test_counts_are_of_this_half_day_and_the_last() -> None:
     assert (top(), len(ids._blocks)) == ([("new", 1)], 1)
 
 
-def test_processes_add_up_and_those_that_ended_are_kept_in_one_file(tmp_path: Path) -> None:
-    now, blocks = (
-        3 * BLOCK_S,
-        [{3: {"books": {"a": 2, "b": 1}}}, {3: {"books": {"a": 1}}, 2: {"books": {"c": 4}}}, {1: {"books": {"d": 9}}}],
-    )
-    for pid, own in enumerate(blocks, start=10):
+def test_processes_add_up_also_those_that_ended_until_their_counts_are_old(tmp_path: Path) -> None:
+    now = time.time()
+    block = unknown_ids.block_of(now)
+    counts: list[unknown_ids.Blocks] = [{block: {"books": {"a": 2, "b": 1}}}, {block: {"books": {"a": 1}}, block - 1: {"books": {"c": 4}}}]
+    for pid, own in enumerate([*counts, {block - 2: {"books": {"d": 9}}}], start=10):
         unknown_ids.write(tmp_path, pid, own)
-
-    def top() -> list[tuple[str, int]]:
-        return most_frequent(unknown_ids.summed(unknown_ids.read(tmp_path)), "books", now)
-
-    assert top() == [("c", 4), ("a", 3), ("b", 1)]
-    unknown_ids.sum_ended(tmp_path, [11], now)
-    assert top() == [("c", 4), ("a", 3), ("b", 1)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["unknown_0.json", "unknown_11.json"]
-    unknown_ids.sum_ended(tmp_path, [], now)
-    assert top() == [("c", 4), ("a", 3), ("b", 1)]
-    assert [path.name for path in tmp_path.iterdir()] == ["unknown_0.json"]
-
-
-def test_while_counts_move_to_the_sums_none_are_missed(tmp_path: Path) -> None:
-    processes, read = 200, list[int]()
-    for pid in range(1, processes + 1):
-        unknown_ids.write(tmp_path, pid, {0: {"books": {"a": 1}}})
-
-    def move() -> None:
-        for last in range(1, processes + 1):
-            unknown_ids.sum_ended(tmp_path, range(last + 1, processes + 1), 0.0)
-
-    moving = threading.Thread(target=move)
-    moving.start()
-    while moving.is_alive():
-        read += [count for _, count in most_frequent(unknown_ids.summed(unknown_ids.read(tmp_path)), "books", 0.0)]
-    moving.join()
-    assert read
-    assert min(read) >= processes
+    for clock, files in ((now, 3), (now + 2 * BLOCK_S, 3), (now + 2 * BLOCK_S + 60, 0)):
+        unknown_ids.drop_old(tmp_path, clock)
+        read = unknown_ids.read(tmp_path)
+        assert len(read) == files
+        assert most_frequent(unknown_ids.summed(read), "books", now) == ([("c", 4), ("a", 3), ("b", 1)] if files else [])
+    assert unknown_ids.read(tmp_path) == []
 
 
 def test_customers_unknown_ids_are_counted_and_those_of_background_requests_are_not(versions: Path) -> None:

@@ -53,19 +53,19 @@ COUNTING = """
 import sys
 import tempfile
 from pathlib import Path
-from service.watch.live_metrics import LiveMetrics
 from service.watch.metrics import Metrics, ModelMetrics
 from service.watch.multiprocess import count_in
 
 version, waiting, requests = map(int, sys.argv[2:])
 count_in(Path(sys.argv[1]))
 metrics = Metrics()
-live = LiveMetrics(metrics, "books")
-live.holds(1, waiting, 2, 10)
-live.lag(waiting)
-live.probed(1, 1 / waiting, -0.01 * waiting)
-live.visible(0.01)
-live.refused(507)
+metrics.add_model("books")
+live = {"items": waiting, "tombstones": 2, "capacity_ratio": waiting / 10, "canary_recall": 1 / waiting, "displacement": -0.01 * waiting}
+for name, value in live.items():
+    metrics.show(f"espalier_live_{name}", value, "books", 1)
+metrics.show("espalier_live_lag", waiting, "books")
+metrics.observe("espalier_live_visible_seconds", 0.01, "books")
+metrics.count("espalier_live_refused_total", "books", 507)
 metrics.show("espalier_model_info", version == 1, "books", 1, "onnx-cpu")
 metrics.show("espalier_model_info", True, "books", version, "onnx-cpu")
 ModelMetrics(metrics, "books", version, "onnx-cpu", lambda: waiting).call(waiting, 0.5)

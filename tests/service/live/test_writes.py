@@ -84,7 +84,7 @@ def test_of_two_writes_of_an_item_the_later_wins_though_the_first_was_put_back(
     async def write() -> None:
         first = asyncio.create_task(live.catalogue.bulk([put("other", 1), put("new", 2)]))
         await asyncio.to_thread(placing.wait, LIMIT_S)
-        second = asyncio.create_task(live.catalogue.put(put("new", 3)))
+        second = asyncio.create_task(live.catalogue.write(put("new", 3)))
         await asyncio.sleep(0)  # it is handed over in its first step
         came.set()
         outcomes, _ = await asyncio.gather(first, second)
@@ -112,7 +112,7 @@ def test_an_item_is_read_while_others_are_applied(live: Live, monkeypatch: pytes
     monkeypatch.setattr(LiveState, "apply", held_up)
 
     async def write_and_read() -> None:
-        writing = asyncio.create_task(live.catalogue.put(Put("new", ItemBody(like=("item-1",)))))
+        writing = asyncio.create_task(live.catalogue.write(Put("new", ItemBody(like=("item-1",)))))
         await asyncio.to_thread(applying.wait, LIMIT_S)
         for item in ("item-1", "before"):
             assert (await live.catalogue.get(item)).placed is not None
@@ -332,7 +332,7 @@ class HeldUp:
         with pytest.MonkeyPatch.context() as short:
             for wait in ("WRITE_S", "BULK_S"):
                 short.setattr(module, wait, 0.2)
-            first = asyncio.create_task(live.catalogue.put(liked("begun")))
+            first = asyncio.create_task(live.catalogue.write(liked("begun")))
             await asyncio.to_thread(self._placing.wait, LIMIT_S)
             return await asyncio.gather(first, *others, return_exceptions=True)
 
@@ -345,7 +345,7 @@ def test_a_write_that_has_not_begun_in_time_is_not_done(live: Live, monkeypatch:
     held = HeldUp(monkeypatch)
     monkeypatch.setattr(Compaction, "look", lambda _: time.sleep(0.5))  # what was begun is seen before the thread takes the next
     begun, waits, line = live.running.client.runner.run(
-        held.write(live, live.catalogue.put(liked("waits")), live.catalogue.bulk([liked("line")]))
+        held.write(live, live.catalogue.write(liked("waits")), live.catalogue.bulk([liked("line")]))
     )
     held.go_on.set()
     assert {type(outcome) for outcome in (begun, waits, line[0])} == {NotWritable}
@@ -368,12 +368,12 @@ def test_after_a_write_that_was_refused_late_the_next_one_is_taken(models: Path,
         held = HeldUp(failing, InvalidData("like", "item-1", "another item"))
 
         async def write() -> list[Any]:
-            late = await held.write(live, live.catalogue.put(liked("second")))
+            late = await held.write(live, live.catalogue.write(liked("second")))
             monkeypatch.setattr(LiveVersion, "expire", expire)
             held.go_on.set()
             await asyncio.to_thread(refused.wait, LIMIT_S)
             failing.undo()
-            return [*late, await live.catalogue.put(liked("third"))]
+            return [*late, await live.catalogue.write(liked("third"))]
 
         first, second, third = live.running.client.runner.run(write())
         assert isinstance(first, NotWritable)
@@ -386,9 +386,9 @@ def test_behind_a_write_that_does_not_end_no_others_gather(live: Live, monkeypat
     held = HeldUp(monkeypatch)
 
     async def write() -> list[Any]:
-        found = await held.write(live, live.catalogue.put(liked("waits")))
+        found = await held.write(live, live.catalogue.write(liked("waits")))
         async with asyncio.timeout(LIMIT_S / 2):
-            later = live.catalogue.put(liked("later")), live.catalogue.bulk([Delete("item-1")])
+            later = live.catalogue.write(liked("later")), live.catalogue.bulk([Delete("item-1")])
             return [*found, *await asyncio.gather(*later, return_exceptions=True)]
 
     try:

@@ -55,6 +55,17 @@ def test_one_shard_answers_as_the_whole_bundle(tmp_path: Path, kind: str) -> Non
             assert found["coverage"] == {"items": 1.0, "shards": 1, "answered": 1, "missing": []}
 
 
+def test_the_beams_of_all_shards_count_in_the_limit_of_explained_nodes(tmp_path: Path) -> None:
+    whole = whole_bundle(tmp_path / "models")
+    body: Json = {"queries": [{"history": []}], "m": 1, "beam_size": 2, "explain": True, "explain_nodes": True}
+    folders = shard_folders(whole, tmp_path / "shards", 3)
+    with cluster(tmp_path / "models", folders, widen=1.0) as shards:
+        levels = shards.retrieve(**body)["results"][0]["explain"]["levels"]
+        nodes = sum(len(level["nodes"]) for level in levels)
+    with cluster(tmp_path / "models", folders, widen=1.0, max_answer_values=2 * nodes + 1) as shards:  # no room for an id and a score
+        assert shards.client.post("/retrieve", json=body).status_code == 422
+
+
 def test_a_request_keeps_its_id_and_its_trace_on_its_way_to_shards(tmp_path: Path) -> None:
     whole = whole_bundle(tmp_path / "models")
     trace = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
