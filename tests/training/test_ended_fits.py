@@ -45,7 +45,9 @@ def ended(config: Path, *options: str) -> Outcome:
     return command("fit", "--config", config, "--out", config.parent / "small" / "1", *options)
 
 
-@pytest.mark.parametrize(("saved", "resumes"), [(0, "--resume starts anew, since there is no"), (2, "--resume goes on from step 2")])
+@pytest.mark.parametrize(
+    ("saved", "resumes"), [(0, "--resume goes on with the tree, since there is no checkpoint"), (2, "--resume goes on from step 2")]
+)
 def test_ctrl_c_says_what_resume_goes_on_from(config: Path, monkeypatch: pytest.MonkeyPatch, saved: int, resumes: str) -> None:
     save = torch.save
 

@@ -92,7 +92,8 @@ def moment_of(value: int | float | str | None, time_E: Stamps, share: float) -> 
     spaced ones are counted."""
     if value is None:
         sample = np.sort(time_E[:: -(-len(time_E) // MOST_TIMES)])
-        return sample[min(int(share * len(sample)), len(sample) - 1)].item()
+        moment: int | float = sample[min(int(share * len(sample)), len(sample) - 1)].item()
+        return moment
     return microseconds(value) if isinstance(value, str) else value
 
 
