@@ -20,8 +20,9 @@ TREE_ARRAYS = ("level_offset", "first_child", "leaf_item")
 
 @contextmanager
 def atomic_write(file: Path) -> Iterator[Path]:
-    """A path to write to, which replaces `file` at the end, once it is on the disk. After an error it is deleted: the disk may be full."""
-    part_file = file.with_suffix(".part")
+    """A hidden path to write to, which replaces `file` at the end, once it is on the disk. After an error it is deleted: the disk may be
+    full."""
+    part_file = file.with_name(f".{file.name}.part")
     try:
         yield part_file
         flush(part_file)

@@ -102,7 +102,7 @@ def test_a_checkpoint_on_a_full_disk_is_deleted_and_the_one_before_it_resumes(co
 
     def opened(path: Path, *arguments: Any, **options: Any) -> Any:
         stream = open_file(path, *arguments, **options)
-        if path.name == "checkpoint.part" and (work / "checkpoint.pt").exists():
+        if path.name == ".checkpoint.pt.part" and (work / "checkpoint.pt").exists():
             stream.close()
             return Full()
         return stream
@@ -113,7 +113,7 @@ def test_a_checkpoint_on_a_full_disk_is_deleted_and_the_one_before_it_resumes(co
     assert outcome.status == 1
     assert f"error: {work}: no space is left ([Errno 28] No space left on device)" in outcome.err
     assert "When there is more, --resume goes on from step 1" in outcome.err
-    assert not (work / "checkpoint.part").exists()
+    assert not (work / ".checkpoint.pt.part").exists()
     assert ended(config, "--resume").status == 0
 
 
