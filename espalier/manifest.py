@@ -301,15 +301,30 @@ class StackingInfo(_Strict):
     training: dict[str, Any] = Field(default_factory=dict)
 
 
+class TrainedItems(_Strict):
+    """The items that training, and no fold, made rows for, and what it knew of them.
+
+    items    how many: they are the first ones of the item table
+    created  when training published them: without a journal, it may have known everything until then
+    through  the last operation of the journal that it was given; None: it had no journal
+    """
+
+    items: int = Field(ge=0)
+    created: datetime
+    through: int | None = Field(default=None, ge=1, le=MAX_SEQUENCE)
+
+
 class LiveInfo(_Strict):
     """The live items in a version. A service that loads it replays only later operations.
 
     through      the last operation of the model's journal that is in the tree and item table
     folded_from  the version that the live items were folded into; None if the version was trained with them
+    trained      of a fold: the items that were trained; None: all of the version's
     """
 
     through: int = Field(ge=0, le=MAX_SEQUENCE)
     folded_from: int | None = Field(default=None, ge=1)
+    trained: TrainedItems | None = None
 
 
 class ShardInfo(_Strict):
@@ -393,6 +408,14 @@ class Manifest(ManifestDraft):
     def result_ranking(self) -> Ranking:
         """The ranking for `scores_of_ranks`, which converts a result's keys to scores. Keys of a forest or a stacker are logs of scores."""
         return Ranking(own="log_activation", gamma=1) if self.trees or self.stacking is not None else self.ranking
+
+    @property
+    def trained_items(self) -> TrainedItems:
+        """The items that training made rows for, and what it knew of them."""
+        live = self.live
+        if live is not None and live.trained is not None:
+            return live.trained
+        return TrainedItems(items=self.tree.items, created=self.created, through=None if live is None else live.through)
 
     @property
     def history_items(self) -> int:

@@ -46,6 +46,8 @@ def _resume_point(work: Path) -> str:
         return f"--resume goes on from step {step_of(checkpoints[-1])}"
     if next(work.glob("**/level-*.safetensors"), None) is not None:
         return "--resume goes on after the last trained level"
+    if next(work.glob("**/tree.npz"), None) is not None:
+        return "--resume goes on with the tree, since there is no checkpoint yet"
     return "--resume starts anew, since there is no checkpoint yet"
 
 

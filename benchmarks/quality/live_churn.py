@@ -89,7 +89,7 @@ def churned(
                 lessons.put(ids[item], body)
     if lessons is None:
         return write_fold(out, bundle, state.overlay(), state.table)
-    draft = fold_draft(bundle, out, state.overlay().sequence)
+    draft = fold_draft(bundle, out, state.overlay())
     content = folded(bundle, state.overlay(), state.table).content
     if not isinstance(content, GraphContent):
         raise TypeError("a fold that learns is of a tree over histories")

@@ -75,13 +75,16 @@ def folded(bundle: Bundle, overlay: Overlay, table: LiveItems) -> Folded:
 
 def write_fold(path: Path, bundle: Bundle, overlay: Overlay, table: LiveItems) -> Bundle:
     """Write the fold to models/<name>/<version>/, without golden queries, measurements or a ranker, whatever its padding."""
-    return write_bundle(path, fold_draft(bundle, path, overlay.sequence), folded(bundle, overlay, table).content, check_padding=False)
+    return write_bundle(path, fold_draft(bundle, path, overlay), folded(bundle, overlay, table).content, check_padding=False)
 
 
-def fold_draft(bundle: Bundle, path: Path, through: int) -> ManifestDraft:
-    """The draft of a fold's manifest. through: the last operation in the fold."""
-    fields = {name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields}
-    live = LiveInfo(through=through, folded_from=bundle.manifest.version)
+def fold_draft(bundle: Bundle, path: Path, overlay: Overlay) -> ManifestDraft:
+    """The draft of a fold's manifest."""
+    manifest = bundle.manifest
+    fields = {name: getattr(manifest, name) for name in ManifestDraft.model_fields}
+    items = int(np.count_nonzero(FoldedRows.of(overlay).row_I[: manifest.trained_items.items] >= 0))  # they stay the first, in their order
+    trained = manifest.trained_items.model_copy(update={"items": items})
+    live = LiveInfo(through=overlay.sequence, folded_from=manifest.version, trained=trained)
     new_fields = {"name": path.absolute().parent.name, "version": int(path.name), "created": datetime.now(UTC), "live": live}
     return ManifestDraft(**fields | new_fields)
 

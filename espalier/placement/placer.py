@@ -79,3 +79,10 @@ def needs_placement(bundle: Bundle, operation: Operation) -> bool:
     (sequence, at), live = operation.evidence_from, bundle.manifest.live
     is_newer = at >= bundle.manifest.created.timestamp() if live is None else sequence > live.through
     return is_newer and operation.body.has_evidence
+
+
+def trained_with(bundle: Bundle, operation: Operation) -> bool:
+    """Whether an item has a row that training made, perhaps with the item's evidence. A fold has such rows, and rows from placements."""
+    (sequence, at), trained = operation.evidence_from, bundle.manifest.trained_items
+    may_know = at < trained.created.timestamp() if trained.through is None else sequence <= trained.through
+    return may_know and 0 <= bundle.items.row_of(operation.id) < trained.items

@@ -17,7 +17,7 @@ from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
 from espalier.placement.evidence import no_evidence
-from espalier.placement.placer import Candidates, needs_placement
+from espalier.placement.placer import Candidates, needs_placement, trained_with
 from espalier.placement.slots import Slots
 
 from ..entity_tags import Condition
@@ -243,12 +243,11 @@ class Group:
 def _is_known(operation: Operation, stored: Operation, version: LiveVersion) -> bool:
     """Whether a put has no new evidence, and the version was made with the stored one, so that its row of the item knows more.
 
-    A fold has not learned a popularity: a new count counts there.
+    A row from a placement has not learned a popularity: a new count counts there.
     """
     if operation.body.evidence_from is None or needs_placement(version.bundle, operation):
         return False
-    live = version.bundle.manifest.live
-    return live is None or live.folded_from is None or operation.body.count == stored.body.count
+    return trained_with(version.bundle, operation) or operation.body.count == stored.body.count
 
 
 def _is_stale(source_version: int | None, stored: Operation) -> bool:

@@ -361,15 +361,16 @@ def test_items_that_a_version_holds_expire_in_it(models: Path, monkeypatch: pyte
         assert not {"item-4", "item-5", "item-6", "item-7"} & {*live.found("item-1")}
 
 
-@pytest.mark.parametrize("known_by", ["fold", "training"])
+@pytest.mark.parametrize("known_by", ["fold", "training", "training before the fold"])
 def test_a_trained_item_keeps_its_row_though_evidence_that_the_version_knows_is_stored(
     models: Path, monkeypatch: pytest.MonkeyPatch, known_by: str
 ) -> None:
     with live_service(models, monkeypatch) as live:
         parent(live.put("item-9", like=("item-2",)))
     add_version(models, 2)
-    by_fold = {"live": {"through": 1, "folded_from": 1}}
-    describe(models, 2, **by_fold if known_by == "fold" else {"created": datetime.now(UTC).isoformat()})
+    trained: dict[str, object] = {"items": 0 if known_by == "fold" else 100, "created": datetime.now(UTC).isoformat()}
+    by_fold: dict[str, object] = {"live": {"through": 1, "folded_from": 1, "trained": trained}}
+    describe(models, 2, **{"created": trained["created"]} if known_by == "training" else by_fold)
     counted = "like" if known_by == "fold" else "trained"  # a fold has not learned a popularity
     with live_service(models, monkeypatch) as live:
         parent(live.put("item-9", fields={"title": "Cheaper"}), "trained")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -480,7 +481,7 @@ def rank_rows(queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> ND
 def test_seen_items_stand_where_their_buckets_say(places: tuple[int, ...], found: list[int]) -> None:
     """Item 3 came last now, 9 one place ago and 1 two; 3 earlier, too."""
     history = np.array([-1, 3, 1, 9, 3])
-    rank = repeats.SeenPlaced(rank_rows, places)
+    rank = partial(repeats.rank_placed, rank_rows, places)
     assert rank([history], 6, exclude_seen=False).tolist() == [found]
     assert rank([history], 6, exclude_seen=True).tolist() == [[0, 2, 4, 5, 6, 7]]
 

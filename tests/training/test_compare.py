@@ -276,18 +276,22 @@ def test_methods_of_an_interrupted_run_are_not_run_again(log: Path, tmp_path: Pa
     assert len(lost["differences"]) == len(again["differences"]), "run again, since nothing could be compared with them"
 
 
-def test_a_comparison_is_not_continued_on_another_test_file(log: Path, tmp_path: Path) -> None:
-    test, file = tmp_path / "test.csv", tmp_path / "rows.json"
+def test_a_comparison_is_not_continued_on_another_test_file_or_item_table(log: Path, tmp_path: Path) -> None:
+    test, items, file = tmp_path / "test.csv", tmp_path / "items.csv", tmp_path / "rows.json"
+    items.write_text("id,title\ni0,one\n")
     config = settings(log)
     split = FileSplit(kind="file", test=test)
-    asked_ = asked(log, "truth", config=config.model_copy(update={"data": config.data.model_copy(update={"split": split})}))
+    asked_ = asked(log, "truth", config=config.model_copy(update={"data": config.data.model_copy(update={"split": split, "items": items})}))
     unseen = [f"u{user},i{item * CLUSTERS + user % CLUSTERS}" for user in range(40) for item in range(SIZE)]
     test.write_text("\n".join(["user,item", *unseen]) + "\n")
     compare(asked_, file)
     compare(asked_, file)
-    test.write_text("\n".join(["user,item", *unseen[::-1]]) + "\n")
-    with pytest.raises(InvalidConfig, match=r"--json: .* its log is"):
-        compare(asked_, file)
+    for changed, text in ((items, "id,title\ni0,another\n"), (test, "\n".join(["user,item", *unseen[::-1]]) + "\n")):
+        content = changed.read_text()
+        changed.write_text(text)
+        with pytest.raises(InvalidConfig, match=r"--json: .* its log is"):
+            compare(asked_, file)
+        changed.write_text(content)
 
 
 def test_figures_of_queries_survive_their_file(tmp_path: Path) -> None:

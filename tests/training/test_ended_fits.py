@@ -45,7 +45,9 @@ def ended(config: Path, *options: str) -> Outcome:
     return command("fit", "--config", config, "--out", config.parent / "small" / "1", *options)
 
 
-@pytest.mark.parametrize(("saved", "resumes"), [(0, "--resume starts anew, since there is no"), (2, "--resume goes on from step 2")])
+@pytest.mark.parametrize(
+    ("saved", "resumes"), [(0, "--resume goes on with the tree, since there is no checkpoint"), (2, "--resume goes on from step 2")]
+)
 def test_ctrl_c_says_what_resume_goes_on_from(config: Path, monkeypatch: pytest.MonkeyPatch, saved: int, resumes: str) -> None:
     save = torch.save
 
@@ -100,7 +102,7 @@ def test_a_checkpoint_on_a_full_disk_is_deleted_and_the_one_before_it_resumes(co
 
     def opened(path: Path, *arguments: Any, **options: Any) -> Any:
         stream = open_file(path, *arguments, **options)
-        if path.name == "checkpoint.part" and (work / "checkpoint.pt").exists():
+        if path.name == ".checkpoint.pt.part" and (work / "checkpoint.pt").exists():
             stream.close()
             return Full()
         return stream
@@ -111,7 +113,7 @@ def test_a_checkpoint_on_a_full_disk_is_deleted_and_the_one_before_it_resumes(co
     assert outcome.status == 1
     assert f"error: {work}: no space is left ([Errno 28] No space left on device)" in outcome.err
     assert "When there is more, --resume goes on from step 1" in outcome.err
-    assert not (work / "checkpoint.part").exists()
+    assert not (work / ".checkpoint.pt.part").exists()
     assert ended(config, "--resume").status == 0
 
 

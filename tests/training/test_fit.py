@@ -41,7 +41,7 @@ from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
 from training.deep import export as module
 from training.deep.beam import search_states, sorted_excluded_nodes
-from training.deep.checkpoint import stored_tree
+from training.deep.checkpoint import tree_identity
 from training.deep.export import check_parity, export, store_rows
 from training.deep.fit import fit
 from training.deep.ranking import ChosenRanking
@@ -52,8 +52,10 @@ from training.deep.topology import Topology
 from training.deep.validation import compiled_search, encode_blocks, search_encoded, search_pairs
 from training.retrieval.task import Deadline
 from training.retrieval.tuning import Figures
+from training.run_files import stored_tree
 from training.specification.deep import DeepConfig, TdmObjective
 from training.specification.models import deep_config
+from training.specification.splits import FileSplit
 
 CPU = torch.device("cpu")
 
@@ -244,7 +246,7 @@ def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off
         lists = dataclasses.replace(short.prepared.interactions, fingerprint="0" * 64)
         split = dataclasses.replace(short.prepared.split, lists=lists)
         other = dataclasses.replace(short, prepared=dataclasses.replace(short.prepared, split=split))
-    with pytest.raises(InvalidConfig, match=r"--resume: .*checkpoint\.pt.* the same configuration, log, items and tree"):
+    with pytest.raises(InvalidConfig, match=rf"--resume: .*checkpoint\.pt.* changed: the {part}"):
         other.fit(tmp_path / "work", resume=True)
 
 
@@ -253,25 +255,41 @@ def test_a_run_that_goes_on_has_the_tree_that_it_began_with(short: Begun, tmp_pa
     file, swapped = tmp_path / "tree.npz", short.tree.leaf_item.copy()
     swapped[[0, 1]] = swapped[[1, 0]]
     other = Tree(short.tree.level_offset, short.tree.first_child, swapped)
-    begun = stored_tree(file, short.config, short.prepared, lambda: short.tree, resume=True)
+    identity = tree_identity(short.config, short.prepared)
+    begun = stored_tree(file, identity, lambda: short.tree, resume=True)
     assert begun is short.tree, "there was none to go on from"
-    resumed = stored_tree(file, short.config, short.prepared, lambda: other, resume=True)
+    resumed = stored_tree(file, identity, lambda: other, resume=True)
     assert_array_equal(resumed.leaf_item, short.tree.leaf_item)
-    assert stored_tree(file, short.config, short.prepared, lambda: other, resume=False) is other
-    assert_array_equal(stored_tree(file, short.config, short.prepared, lambda: short.tree, resume=True).leaf_item, swapped)
-    with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* the same configuration, log, items and tree"):
-        stored_tree(file, short.config.model_copy(update={"seed": 99}), short.prepared, lambda: other, resume=True)
+    assert stored_tree(file, identity, lambda: other, resume=False) is other
+    assert_array_equal(stored_tree(file, identity, lambda: short.tree, resume=True).leaf_item, swapped)
     ids = [f"other-{row}" for row in range(len(short.prepared.items))]
     items = dataclasses.replace(short.prepared, items=ItemTable.build(pa.table({"id": ids})))
-    with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* the same configuration, log, items and tree"):
-        stored_tree(file, short.config, items, lambda: other, resume=True)
-    (tmp_path / "checkpoint.pt").touch()
-    file.rename(tmp_path / "lost")
-    assert stored_tree(file, short.config, short.prepared, lambda: other, resume=True) is other
-    assert not file.exists(), "it may not be the checkpoint's"
-    file.write_bytes((tmp_path / "lost").read_bytes()[:100])
+    for changed_inputs, named in (
+        (tree_identity(short.config.model_copy(update={"seed": 99}), short.prepared), "the configuration"),
+        (tree_identity(short.config, items), "the items"),
+    ):
+        with pytest.raises(InvalidConfig, match=rf"--resume: .*tree\.npz.* the same configuration and inputs; changed: {named}"):
+            stored_tree(file, changed_inputs, lambda: other, resume=True)
+    file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* a readable tree \(BadZipFile\)"):
-        stored_tree(file, short.config, short.prepared, lambda: other, resume=True)
+        stored_tree(file, identity, lambda: other, resume=True)
+
+
+def test_a_run_that_goes_on_refuses_a_changed_item_table_or_test_file(short: Begun, tmp_path: Path) -> None:
+    """Their fields and queries are inputs, even if the log and the ids are the same."""
+    items, test = tmp_path / "items.csv", tmp_path / "test.csv"
+    items.write_text("id,title\na,one\n")
+    test.write_text("user,item\nu,a\n")
+    split = {"kind": "file", "test": test}
+    data = short.config.data.model_copy(update={"items": items, "split": FileSplit.model_validate(split)})
+    config = short.config.model_copy(update={"data": data})
+    stored_tree(tmp_path / "tree.npz", tree_identity(config, short.prepared), lambda: short.tree, resume=False)
+    for file, key in ((items, "data.items"), (test, "data.split.test")):
+        content = file.read_text()
+        file.write_text(content + "\n")
+        with pytest.raises(InvalidConfig, match=rf"--resume: .* changed: {key} {file}"):
+            stored_tree(tmp_path / "tree.npz", tree_identity(config, short.prepared), lambda: short.tree, resume=True)
+        file.write_text(content)
 
 
 def test_validated_weights_are_averages_over_steps(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,15 +183,22 @@ def test_features_are_answered_and_explained_over_http(tmp_path: Path) -> None:
 
 
 def test_what_was_chosen_before_a_run_was_killed_is_not_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = {"data": npz_files(tmp_path, train=points_of(300)), "tree": TREE}
+    raw: Json = {"data": npz_files(tmp_path, train=points_of(300)), "tree": TREE}
     with monkeypatch.context() as patch:
         patch.setattr("training.linear.run.export", lambda *arguments: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             trained(tmp_path, raw)
     kept = tmp_path / "models" / "any" / ".1.work"
-    assert sorted(file.name for file in kept.iterdir()) == ["chosen.json", "identity", "level-1.safetensors", "level-2.safetensors"]
+    assert {file.name for file in kept.iterdir()} == {
+        *("chosen.json", "identity.json", "level-1.safetensors", "level-2.safetensors", "tree.npz")
+    }
     chosen = json.loads((kept / "chosen.json").read_text())["options"]
     monkeypatch.setattr("training.linear.fit.LevelTrainer.train", None)
+    monkeypatch.setattr(linear_run, "hierarchical_kmeans", lambda *_: pytest.fail("another processor would round another tree"))
+    npz_files(tmp_path, train=points_of(300, seed=6))
+    with pytest.raises(InvalidConfig, match=rf"--resume: .* changed: data.train {raw['data']['train']}"):
+        trained(tmp_path, raw, resume=True)
+    npz_files(tmp_path, train=points_of(300))
     validation = trained(tmp_path, raw, resume=True).manifest.metrics["validation"]
     assert {name: validation[name] for name in chosen} == chosen
     assert not kept.exists()

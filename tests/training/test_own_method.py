@@ -336,3 +336,14 @@ def test_the_name_is_that_of_the_file(tmp_path: Path, name: str, known: str | No
             listed_method("--own", tmp_path / name)
     else:
         assert listed_method("--own", tmp_path / name)[0] == known
+
+
+def test_a_changed_module_is_measured_again(module: str) -> None:
+    found = []
+    for best in ("item", "'nothing'"):
+        Path("my_methods.py").write_text(METHOD.replace("[item for", f"[{best} for"))
+        sys.modules.pop(module, None)
+        asked = ["compare", "log.csv", "--methods", "popularity", "--own", f"{module}:Popular", "--json", "report.json"]
+        assert command(*asked).status == 0
+        found.append({row["method"]: row["figures"]["recall@10"]["mean"] for row in json.loads(Path("report.json").read_text())["rows"]})
+    assert found[0]["Popular"] > found[1]["Popular"] == 0

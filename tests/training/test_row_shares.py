@@ -165,7 +165,7 @@ def test_tables_that_a_killed_checkpoint_left_go_when_the_run_goes_on(tmp_path: 
     left = tmp_path / "left"
     assert len([file for file in left.rglob("*") if file.stat().st_size == rows_ND.nbytes]) == 4
     clear(left, resume=True)
-    assert sorted(file.name for file in left.rglob("*")) == ["checkpoint.part", "checkpoint.pt"]
+    assert sorted(file.name for file in left.rglob("*")) == ["checkpoint.pt"]
     assert (left / "checkpoint.pt").read_bytes() == (work / "checkpoint.pt").read_bytes()
 
 

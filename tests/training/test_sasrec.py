@@ -28,8 +28,8 @@ from training.baselines import product_dnn as product_dnn_method
 from training.baselines import sasrec
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
-from training.baselines.product_dnn import ProductDnn, ProductDnnConfig, build_network, fit_product_dnn
-from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
+from training.baselines.product_dnn import ProductDnn, ProductDnnConfig, build_network, fit_product_dnn, targets_loss
+from training.baselines.proposal import Proposal
 from training.baselines.sasrec import fit_sasrec, grid
 from training.baselines.sasrec_model import SasRecConfig, Training, start_table
 from training.data.interactions import Interactions
@@ -100,23 +100,16 @@ def scores(values: list[list[float]]) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_the_full_loss_is_the_cross_entropy_against_the_uniform_distribution_of_the_targets() -> None:
     one, two = [1.0, 2.0, 0.5, 3.0], [0.0, 0.0, -1.0, 1.0]
-    loss = full_softmax_loss(*scores([one, two]), torch.tensor([[3, 1], [0, -1]]))
+    loss = targets_loss(*scores([one, two]), torch.tensor([[3, 1], [0, -1]]))
     expected = [math.log(sum(map(math.exp, one))) - (3.0 + 2.0) / 2, math.log(sum(map(math.exp, two))) - 0.0]
     assert float(loss) == pytest.approx(np.mean(expected), rel=1e-6)
 
 
-def test_a_negative_counts_by_how_often_it_was_drawn_and_how_rarely_it_is() -> None:
-    # q = (1/2, 1/4, 1/8, 1/8); of 4 draws, item 0 came up twice and item 3 twice. Expected were 2 and 1/2 times.
-    log_weight_S = torch.tensor([2 / 2, 2 / 0.5]).log()
-    loss = sampled_softmax_loss(*scores([[1.0, 2.0, 0.5, 3.0]]), torch.tensor([[1]]), torch.tensor([0, 3]), log_weight_S)
-    assert float(loss) == pytest.approx(math.log(math.exp(2) + 1 * math.exp(1) + 4 * math.exp(3)) - 2.0, rel=1e-6)
-
-
-def test_an_instances_own_targets_are_no_negatives_of_it_and_enter_the_sum_once() -> None:
+def test_an_instances_first_target_is_no_negative_of_it_and_enters_the_sum_once() -> None:
     one, two = [1.0, 2.0, 0.5, 3.0], [0.0, 0.0, -1.0, 1.0]
-    log_weight_S = torch.tensor([0.3, 0.7])
-    loss = sampled_softmax_loss(*scores([one, two]), torch.tensor([[3, 1, 3], [2, -1, -1]]), torch.tensor([0, 3]), log_weight_S)
-    first = math.log(math.exp(2) + math.exp(3) + math.exp(1 + 0.3)) - (3 + 2 + 3) / 3
+    negatives = torch.tensor([0, 3]), torch.tensor([0.3, 0.7])
+    loss = targets_loss(*scores([one, two]), torch.tensor([[3, 1, 3], [2, -1, -1]]), negatives)
+    first = math.log(math.exp(3) + math.exp(1 + 0.3)) - (3 + 2 + 3) / 3
     second = math.log(math.exp(-1) + math.exp(0.3) + math.exp(1 + 0.7)) + 1
     assert float(loss) == pytest.approx((first + second) / 2, rel=1e-6)
 

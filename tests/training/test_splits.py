@@ -19,7 +19,7 @@ from numpy.testing import assert_array_equal
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from tests.training.logs import log_of
-from training.data import grouping, splits
+from training.data import cut_lists, grouping, splits
 from training.data.cut_lists import moment_of
 from training.data.interactions import Interactions, read_interactions
 from training.data.splits import EvaluationPair, Split, halves, split_log, without_seen
@@ -133,13 +133,13 @@ def test_dates_are_written_as_the_log_writes_them(tmp_path: Path, zone: str) -> 
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
-@given(values=st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=40), share=st.floats(0, 1), chunk=st.integers(1, 7))
-def test_the_moment_before_which_a_share_lies_is_one_of_the_events_own(values: list[int], share: float, chunk: int, dtype: type) -> None:
-    times: Any = np.array(values, np.int64).astype(dtype)
-    times = times / 2**40 if dtype is np.float64 else times
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "CHUNK", chunk)
-        assert moment_of(None, times, share) == np.sort(times)[min(int(share * len(times)), len(times) - 1)]
+def test_the_moment_before_which_a_share_lies_is_one_of_the_events_own(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    times: Any = np.random.default_rng(0).permutation(100).astype(dtype)
+    assert [moment_of(None, times, share) for share in (0, 0.8, 0.805, 1)] == [0, 80, 80, 99]
+    assert isinstance(moment_of(None, times, 0.8), int if dtype is np.int64 else float)
+    monkeypatch.setattr(cut_lists, "MOST_TIMES", 30)
+    sample = np.sort(times[::4])
+    assert moment_of(None, times, 0.8) == sample[20], "of many events, evenly spaced ones"
 
 
 @pytest.mark.parametrize("config", [LastSplit(), DateSplit(), LastSplit(unseen_items=0.4), DateSplit(unseen_items=0.4)])

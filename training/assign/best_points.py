@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.durable import flush
 from espalier.errors import InvalidConfig
 
 from ..assign.labelwise import Pairs
+from ..run_files import atomic_write
 
 MAX_PAIRS = 1 << 26
 """Most items times points times trees. A stored pair takes 12 bytes; while a block is predicted, each tree takes some 100 a pair."""
@@ -73,14 +73,8 @@ class BestPoints:
 
     def write(self, file: Path) -> None:
         """Write the state, all or nothing."""
-        unfinished = file.with_suffix(".part")
-        try:
-            with unfinished.open("wb") as stream:
-                np.savez(stream, done=np.array(self.done), point=self.point_IK, score=self.score_IK)
-            flush(unfinished)
-            unfinished.replace(file)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with atomic_write(file) as part, part.open("wb") as stream:
+            np.savez(stream, done=np.array(self.done), point=self.point_IK, score=self.score_IK)
 
     def read(self, file: Path) -> None:
         """Continue from a state that `write` wrote for the same items. Raises InvalidConfig."""

@@ -31,6 +31,7 @@ from espalier.tree import Tree
 from ..assign.best_points import BestPoints
 from ..assign.labelwise import Labelwise, Retention, ScoredTree, by_depth, by_share
 from ..assign.point_files import PointFile
+from ..run_files import atomic_write
 from ..versions import only_run
 
 log = logging.getLogger(__name__)
@@ -163,16 +164,11 @@ def _identity(bundle: Bundle, data: Path, assignment: Assignment) -> str:
 def _write(bundle: Bundle, best_points: BestPoints, out: Path) -> int:
     """Write all pairs, by item, best first, all or nothing. Returns their number."""
     schema = pa.schema([("item", pa.string()), ("place", pa.int32()), ("point", pa.int64()), ("score", pa.float32())])
-    unfinished, written = out.with_name(f".{out.name}.part"), 0
-    rows = max(1, ROWS // best_points.point_IK.shape[1])
-    try:
-        with pq.ParquetWriter(unfinished, schema) as writer:
-            for begin in range(0, len(best_points.item_I), rows):
-                pairs, rank = best_points.pairs(slice(begin, begin + rows))
-                columns = [bundle.items.ids_of(pairs.item), rank.astype(np.int32), pairs.point, pairs.score]
-                writer.write_table(pa.table(columns, schema=schema))
-                written += len(pairs.item)
-        unfinished.replace(out)
-    finally:  # on a full disk, an unfinished file would keep it full
-        unfinished.unlink(missing_ok=True)
+    rows, written = max(1, ROWS // best_points.point_IK.shape[1]), 0
+    with atomic_write(out) as part, pq.ParquetWriter(part, schema) as writer:
+        for begin in range(0, len(best_points.item_I), rows):
+            pairs, rank = best_points.pairs(slice(begin, begin + rows))
+            columns = [bundle.items.ids_of(pairs.item), rank.astype(np.int32), pairs.point, pairs.score]
+            writer.write_table(pa.table(columns, schema=schema))
+            written += len(pairs.item)
     return written

@@ -22,10 +22,11 @@ from scipy import sparse
 from espalier.errors import InvalidData
 
 from ..arrays import Float32, Float64, Int64
+from ..baselines.item_cf import COSINE
 from ..baselines.tuned_method import bytes_of, tune
 from ..data.user_item_matrix import damped_items
 from ..neighbours.cooccurrence import count_pairs, lists_of
-from ..neighbours.fit import fading
+from ..neighbours.fit import fading, scored_pairs
 from ..retrieval.scores import best_then_popular, by_popularity
 from ..retrieval.task import Fitted, Task
 from ..retrieval.tuning import Option, Options
@@ -57,9 +58,8 @@ def graph_filter(task: Task) -> Fitted:
         raise InvalidData("log", f"{len(users)} training users and {lists.item_count} items", "at least 2 of each")
     distinct = lists_of(lists, users, distinct=True)
     counts = count_pairs(distinct, np.ones(WINDOW), 1.0)
-    root_I = np.sqrt(np.maximum(distinct.events_I, 1)).astype(np.float32)
-    similarity_N = (counts.after_N + counts.before_N) / (np.repeat(root_I, np.diff(counts.offset_I1)) * root_I[counts.item_N])
-    linear_II = sparse.csr_array((similarity_N, counts.item_N, counts.offset_I1), shape=(lists.item_count, lists.item_count))
+    cosines = scored_pairs(counts, distinct.events_I, COSINE)
+    linear_II = sparse.csr_array((cosines.score_N, cosines.item_N, cosines.offset_I1), shape=(lists.item_count, lists.item_count))
     # float64: sums in float32 would depend on how many queries there are
     low_IW: Float64 = item_embeddings(lists, users, widest, seed=task.seed).astype(np.float64)
     low_IW /= np.maximum(np.linalg.norm(low_IW, axis=0), 1e-12)

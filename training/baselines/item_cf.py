@@ -3,9 +3,9 @@
     sim(i, j) = |U_i ∩ U_j| / sqrt(|U_i| · |U_j|),   score(j | history) = Σ_{i ∈ history} sim(i, j)
 
 Order and repeats do not count; all users do. Pairs and memory are as in `training.neighbours.cooccurrence`. `training.neighbours` is the
-tuned version of this method.
+tuned version of this method, which is one setting of its options.
 
-Legend: B queries, I items, M results, N pairs of items that a user has.
+Legend: B queries, M results.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from espalier.compiled_code import compiled
 
 from ..arrays import Int64
 from ..data.interactions import Interactions
-from ..neighbours.cooccurrence import LONGEST, Counts, count_pairs, lists_of
+from ..neighbours.cooccurrence import LONGEST, count_pairs, lists_of
+from ..neighbours.fit import scored_pairs
 from ..neighbours.neighbour_lists import NeighbourLists
-from ..retrieval.scores import by_popularity
 from ..retrieval.task import Fitted, Task, Trial
+from ..retrieval.tuning import Options
 
 GRID = (10, 20, 50, 100, 200, 500, 1000, 2000)
 """Numbers of neighbours an item that are tried."""
+COSINE: Options = {"row": 0.5, "column": 0.5, "shrink": 0.0, "power": 1.0, "back": 1.0}
 
 
 def rank(similar: NeighbourLists, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
@@ -43,17 +41,7 @@ def fit_item_cf(interactions: Interactions, users: Int64, neighbours: int) -> Ne
     """The most similar `neighbours` of each item, without itself, from `users` only (pass training users); ties by the lower row."""
     lists = lists_of(interactions, users, distinct=True)
     counts = count_pairs(lists, np.ones(LONGEST), damping=0.5)
-    score_N = np.empty(len(counts.item_N), np.float32)
-    _cosines(counts, lists.events_I, score_N)
-    return NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(lists.events_I)).limited(neighbours)
-
-
-@compiled()
-def _cosines(counts: Counts, users_I: NDArray[Any], score_N: NDArray[Any]) -> None:
-    """The similarities of all pairs. users_I: how many users an item has."""
-    for a in range(len(users_I)):
-        for n in range(counts.offset_I1[a], counts.offset_I1[a + 1]):
-            score_N[n] = (counts.after_N[n] + counts.before_N[n]) / np.sqrt(users_I[a] * users_I[counts.item_N[n]])
+    return scored_pairs(counts, lists.events_I, COSINE).limited(neighbours)
 
 
 def item_cf(task: Task) -> Fitted:

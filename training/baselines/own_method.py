@@ -53,9 +53,8 @@ def own_method(option: str, source: str) -> tuple[str, Method]:
     def fitted(task: Task) -> Fitted:
         begin, lists = time.perf_counter(), task.split.lists
         method = cast(OwnMethod, target() if isinstance(target, type) else target)
-        rows = [lists.item_of_event_E[lists.offset_U1[user] : lists.offset_U1[user + 1]] for user in task.split.train.tolist()]
         with _errors_named(option, source):
-            method.fit([task.items.ids_of(row.astype(np.int64)) for row in rows])
+            method.fit([task.items.ids_of(lists.of(user)) for user in task.split.train.tolist()])
 
         def rank(queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
             with _errors_named(option, source):

@@ -31,7 +31,7 @@ from espalier.errors import InvalidData
 from espalier.queries import HistoryKind, pad_histories
 
 from ..arrays import Float32, Int64
-from ..baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
+from ..baselines.proposal import Proposal
 from ..data.interactions import Interactions
 from ..data.splits import EvaluationPair, Split, without_seen
 from ..data.user_item_matrix import events_of_items
@@ -40,6 +40,7 @@ from ..deep.instances import InstanceSource
 from ..deep.optimiser import AVERAGE_EVERY, averaged_over
 from ..deep.scorers.encoders import WindowEncoder
 from ..deep.scorers.heads import dropped
+from ..deep.sequence.blocked_softmax import mean_log_sum, positions_in
 from ..retrieval.needs import Needs, of_steps, seconds_each
 from ..retrieval.scores import best_of_all
 from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Metric, Task, Trial
@@ -276,13 +277,31 @@ def _train_step(
     optimiser.zero_grad()
     with torch.autocast(device.type, torch.bfloat16, enabled=config.bfloat16):
         user_BD = network(history_BT, generator)
-        if config.loss == "full":
-            loss = full_softmax_loss(user_BD, network.item_ID, network.bias_I, target_BP)
-        else:
-            loss = sampled_softmax_loss(user_BD, network.item_ID, network.bias_I, target_BP, *proposal.draw(config.negatives, generator))
+    negatives = None if config.loss == "full" else proposal.draw(config.negatives, generator)
+    loss = targets_loss(user_BD, network.item_ID, network.bias_I, target_BP, negatives)
     loss.backward()
     optimiser.step()
     return loss.detach()
+
+
+def targets_loss(
+    user_BD: Tensor, item_ID: Tensor, bias_I: Tensor, target_BP: Tensor, negatives: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """The mean over instances of log Σ_i exp(s_i) − mean_{p ∈ targets} s_p: cross-entropy against the uniform distribution of the targets.
+
+    user_BD    float32 or bfloat16, in which products then run
+    target_BP  int64[B, P], −1 = none behind the first; a repeated target counts as often as it occurs
+    negatives  as `Proposal.draw` returns them, from which the sum is estimated; None: the sum is over all items
+    """
+    row_BP, is_target_BP = target_BP.clamp(min=0), target_BP >= 0
+    positive_BP = (item_ID[row_BP] * user_BD.float().unsqueeze(1)).sum(-1) + bias_I[row_BP]
+    if negatives is None:
+        log_sum = mean_log_sum(user_BD, item_ID, bias_I)
+    else:
+        negative_S, log_weight_S = negatives
+        own_B = positions_in(row_BP[:, 0].contiguous(), negative_S)
+        log_sum = mean_log_sum(user_BD, item_ID[negative_S], bias_I[negative_S] + log_weight_S, positive_BP[:, 0], own_B)
+    return log_sum - (torch.where(is_target_BP, positive_BP, 0).sum(1) / is_target_BP.sum(1)).mean()
 
 
 def _figure(model: ProductDnn, pairs: Sequence[EvaluationPair], config: ProductDnnConfig) -> float:

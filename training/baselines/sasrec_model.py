@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arrays import Float32, Int64
-from ..baselines.sampled_softmax import Proposal
+from ..baselines.proposal import Proposal
 from ..data.user_item_matrix import events_of_items
 from ..deep.directed_start import followers
 from ..deep.optimiser import AVERAGE_EVERY, averaged_over

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from espalier.bundle_files import sha256_of
 from espalier.errors import InvalidConfig
 
 from ..baselines.methods import FOR_VECTORS, METHODS, NEEDS
@@ -125,11 +126,9 @@ def export_queries(config: Path, data: Path | None, folder: Path) -> None:
 
 
 def _digest(source: str) -> str:
-    """SHA-256 of a file of lists, which tells it from an earlier file of this name; "" for a module."""
-    if not is_listed(Path(source)):
-        return ""
-    with Path(source).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """SHA-256 of a file of lists, or of an imported module's file; "" for a module without one. Modules that it imports are not read."""
+    path = source if is_listed(Path(source)) else sys.modules[source.partition(":")[0]].__file__
+    return "" if path is None else sha256_of(Path(path))
 
 
 def check_options(minutes: float | None, beams: list[int] | None, metrics: str | None, plot: Path | None) -> list[Metric]:

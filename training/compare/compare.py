@@ -5,7 +5,6 @@ Knows a configuration, names of methods, a time and files. Does not know how met
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import tempfile
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from espalier.bundle_files import sha256_of
 
 from ..arrays import Int64
 from ..compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, attempted, fused_methods, in_order, reason_of
@@ -199,8 +200,9 @@ def _empty_report(options: CompareOptions, contest: Contest, pairs: Sequence[Eva
     log_: dict[str, Any] = {"sha256": lists.fingerprint, "users": lists.user_count, "items": lists.item_count}
     log_ |= {"events": lists.event_count, "bad_rows": dict(lists.bad_rows)}
     if isinstance(config.data.split, FileSplit):
-        with config.data.split.test.open("rb") as test:
-            log_["test_sha256"] = hashlib.file_digest(test, "sha256").hexdigest()
+        log_["test_sha256"] = sha256_of(config.data.split.test)
+    if config.data.items is not None:
+        log_["items_sha256"] = sha256_of(config.data.items)
     return new_report(config, contest.metric, len(pairs)) | {
         "log": log_,
         "threads": torch.get_num_threads(),

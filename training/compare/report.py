@@ -30,6 +30,7 @@ from ..compare.verdict import Contestant, Field
 from ..data.splits import EvaluationPair, without_seen
 from ..publish import training_command
 from ..retrieval.task import Metric, Question
+from ..run_files import atomic_write
 from ..specification.deep import DeepConfig
 from ..specification.linear import LinearConfig
 
@@ -115,9 +116,8 @@ def continued(report: Report, file: Path, equal_keys: Sequence[str], kept_keys: 
 
 def save(report: Report, file: Path) -> None:
     """Replace the file in one step, so that a killed run leaves a whole file."""
-    partial = file.with_suffix(".part")
-    partial.write_text(json.dumps(report, indent=1) + "\n")
-    partial.replace(file)
+    with atomic_write(file) as part:
+        part.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def queries_file(file: Path) -> Path:
@@ -131,9 +131,8 @@ def save_figures(figures: Mapping[Key, Figures], file: Path) -> None:
         key_text = f"{method}|{seed}|{'' if beam is None else beam}"
         arrays[f"{key_text}|user"] = measured.user_B
         arrays |= {f"{key_text}|{metric}": values.astype(np.float32) for metric, values in measured.values.items()}
-    partial = file.with_suffix(".part.npz")
-    np.savez_compressed(partial, **arrays)
-    partial.replace(file)
+    with atomic_write(file) as part, part.open("wb") as stream:
+        np.savez_compressed(stream, **arrays)
 
 
 def read_figures(file: Path) -> dict[Key, Figures]:

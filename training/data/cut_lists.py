@@ -32,6 +32,8 @@ EventMask = Callable[[slice], NDArray[np.bool_]]
 
 LISTS_FILE = "lists.int32"
 """Name, inside the work folder, of the file with the events of cut lists."""
+MOST_TIMES = 1 << 24
+"""Most times that are sorted in memory."""
 
 
 def first_events(interactions: Interactions, count_U: Int64) -> EventMask:
@@ -86,34 +88,13 @@ def events_before(interactions: Interactions, time_E: Stamps, moment: int | floa
 
 
 def moment_of(value: int | float | str | None, time_E: Stamps, share: float) -> int | float:
-    """A configured time, or the time before which a `share` of the events is, in the log's numbers."""
+    """A configured time, or the time before which a `share` of the events is, in the log's numbers. Of more than MOST_TIMES events, evenly
+    spaced ones are counted."""
     if value is None:
-        return _nth_smallest(time_E, min(int(share * len(time_E)), len(time_E) - 1))
+        sample = np.sort(time_E[:: -(-len(time_E) // MOST_TIMES)])
+        moment: int | float = sample[min(int(share * len(sample)), len(sample) - 1)].item()
+        return moment
     return microseconds(value) if isinstance(value, str) else value
-
-
-def _nth_smallest(values_E: Stamps, n: int) -> int | float:
-    """The n-th smallest value, from 0, without a copy of all: bisection over int64 keys in the order of the values."""
-    low, high = (int(_keys(np.array([extreme(values_E)]))[0]) for extreme in (np.min, np.max))
-    while low < high:
-        middle = (low + high) // 2
-        chunks = (values_E[start : start + grouping.CHUNK] for start in range(0, len(values_E), grouping.CHUNK))
-        if sum(int(np.count_nonzero(_keys(chunk) <= middle)) for chunk in chunks) > n:
-            high = middle
-        else:
-            low = middle + 1
-    key = np.array([low])
-    if values_E.dtype == np.int64:
-        return int(key[0])
-    return float(np.where(key < 0, key ^ np.int64(2**63 - 1), key).view(np.float64)[0])
-
-
-def _keys(values: Stamps) -> Int64:
-    """int64 keys in the order of the values: integers themselves, or the bits of floats, inverted for negative numbers."""
-    if values.dtype == np.int64:
-        return np.asarray(values, np.int64)
-    bits = np.ascontiguousarray(values).view(np.int64)
-    return np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
 
 
 def iso(moment: int) -> str:

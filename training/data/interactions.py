@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from espalier.bundle_files import sha256_of
 from espalier.errors import InvalidData
 
 from ..arrays import Int32, Int64
@@ -152,8 +153,7 @@ def _fingerprint(path: Path) -> str:
     """SHA-256 of a file's bytes, or of a folder's names and their files' digests."""
     digests = []
     for file in files_of(path):
-        with file.open("rb") as stream:
-            digests.append((file.relative_to(path).as_posix(), hashlib.file_digest(stream, "sha256").hexdigest()))
+        digests.append((file.relative_to(path).as_posix(), sha256_of(file)))
     return digests[0][1] if path.is_file() else hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 

@@ -2,16 +2,15 @@
 
     2 qid:10 1:0.5 2:NULL 3:7 #docid = GX000-24-12369390 …        LETOR: grade, query, feature:value; the rest of the line is a comment
 
-Features are counted from 1. NULL and NaN are missing values. A feature that a line does not mention is missing, too, unless `absent` says
-that it is 0, as in sparse files; LETOR files mention all. Text is read line by line, gzipped or not. Errors name the line. Written by hand:
-scikit-learn's load_svmlight_file knows neither NULL nor document ids, and its errors name no line.
+Features are counted from 1. NULL and NaN are missing values. A feature that a line does not mention is missing in LETOR's text, where lines
+mention all, and 0 in SVMlight's. Text is read line by line, gzipped or not. Errors name the line. Written by hand: scikit-learn's
+load_svmlight_file does not know NULL, and its errors name no line.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
-import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
@@ -26,51 +25,43 @@ from espalier.errors import InvalidData
 from ..arrays import Float32
 from ..data.ranking_set import RankingSet
 
-Pairs = Callable[[str, int, list[str], str], list[str]]
-"""A line's location, its row, its fields after the grade and its comment → its `feature:value` fields."""
+Pairs = Callable[[str, int, list[str]], list[str]]
+"""A line's location, its row and its fields after the grade → its `feature:value` fields."""
 
 MAX_FEATURES = 1_000_000
-DOCID = re.compile(r"docid\s*=\s*(\S+)")
 
 
-def read_letor(path: Path, *, features: int | None = None, absent: float = math.nan) -> RankingSet:
-    """A file in LETOR's format.
+def read_letor(path: Path) -> RankingSet:
+    """A file in LETOR's format, with as many features as the highest number in it.
 
-    features  how many there are; None: the highest number in the file
-    absent    value of the features that a line does not mention
-
-    Item ids are those of `#docid = ID`, if every line has one. Raises InvalidData, which names the line, if the file is not in the format,
-    or if the lines of a query are not together.
+    Raises InvalidData, which names the line, if the file is not in the format, or if the lines of a query are not together.
     """
     query_ids: list[str] = []
     starts: list[int] = []
-    items: list[str] = []
 
-    def pairs(location: str, row: int, fields: list[str], comment: str) -> list[str]:
+    def pairs(location: str, row: int, fields: list[str]) -> list[str]:
         if not fields[:1] or not fields[0].startswith("qid:") or len(fields[0]) == 4:
             raise InvalidData(location, " ".join(fields)[:80], "a query, qid:ID, after the grade")
         query = fields[0].removeprefix("qid:")
         if not query_ids or query_ids[-1] != query:
             query_ids.append(query)
             starts.append(row)
-        if (docid := DOCID.search(comment)) is not None:
-            items.append(docid[1])
         return fields[1:]
 
-    values_RF, grades_R = _read(path, features, absent, pairs)
+    values_RF, grades_R = _read(path, None, math.nan, pairs)
     if len(set(query_ids)) != len(query_ids):
         repeated = next(query for position, query in enumerate(query_ids) if query in query_ids[:position])
         raise InvalidData(str(path), f"qid:{repeated} in two places", "the lines of a query together")
-    offset, item_ids = np.array([*starts, len(grades_R)], np.int64), tuple(items) if len(items) == len(grades_R) else None
-    return RankingSet(values_RF, grades_R, offset, _names(values_RF), tuple(query_ids), item_ids)
+    return RankingSet(values_RF, grades_R, np.array([*starts, len(grades_R)], np.int64), _names(values_RF), tuple(query_ids))
 
 
-def read_svmlight(path: Path, sizes: Path, *, features: int | None = None, absent: float = 0.0) -> RankingSet:
+def read_svmlight(path: Path, sizes: Path, *, features: int | None = None) -> RankingSet:
     """A file of `grade feature:value …` lines, and a file with each query's number of lines, as LightGBM reads them.
 
-    Arguments and errors as `read_letor`.
+    features  how many there are; None: the highest number in the file
+    Errors as `read_letor`.
     """
-    values_RF, grades_R = _read(path, features, absent, lambda location, row, fields, comment: fields)
+    values_RF, grades_R = _read(path, features, 0.0, lambda location, row, fields: fields)
     counts = array("q")
     with _opened(sizes) as file:
         for number, line in enumerate(file, start=1):
@@ -94,7 +85,7 @@ def _read(path: Path, features: int | None, absent: float, pairs: Pairs) -> tupl
     grades, rows, columns, values = array("f"), array("q"), array("q"), array("f")
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
-            body, _, comment = line.partition("#")
+            body = line.partition("#")[0]
             fields, location, row = body.split(), f"{path}, line {number}", len(grades)
             if not fields:
                 continue
@@ -103,7 +94,7 @@ def _read(path: Path, features: int | None, absent: float, pairs: Pairs) -> tupl
                 raise InvalidData(location, fields[0][:80], "a grade of at least 0")
             grades.append(grade)
             seen_columns = set()
-            for field in pairs(location, row, fields[1:], comment):
+            for field in pairs(location, row, fields[1:]):
                 name, _, text = field.partition(":")
                 value = math.nan if text.upper() == "NULL" else _number(text, math.inf)
                 if not name.isdecimal() or math.isinf(value):

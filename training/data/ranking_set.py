@@ -24,7 +24,6 @@ class RankingSet:
     query_offset   int64[Q + 1]: where the rows of each query begin, from 0 to R; every query has a row
     feature_names  F names, each once
     query_ids      Q ids, each once, or None
-    item_ids       R ids, or None
 
     Raises InvalidData if the arrays are not so.
     """
@@ -34,7 +33,6 @@ class RankingSet:
     query_offset: NDArray[np.int64]
     feature_names: tuple[str, ...]
     query_ids: tuple[str, ...] | None = None
-    item_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         features, grades, offset = self.features_RF, self.grades_R, self.query_offset
@@ -57,8 +55,6 @@ class RankingSet:
             raise InvalidData(f"features_RF[{int(infinite.argmax())}]", "infinity", "finite numbers, or NaN where one is missing")
         if self.query_ids is not None and (len(self.query_ids) != len(self) or len(set(self.query_ids)) != len(self)):
             raise InvalidData("query_ids", list(self.query_ids[:8]), f"{len(self)} different ids")
-        if self.item_ids is not None and len(self.item_ids) != rows:
-            raise InvalidData("item_ids", f"{len(self.item_ids)} ids", f"{rows}, one per row of features_RF")
 
     def __len__(self) -> int:
         return len(self.query_offset) - 1
@@ -79,7 +75,6 @@ class RankingSet:
             grades_R=self.grades_R[rows],
             query_offset=offset,
             query_ids=None if self.query_ids is None else tuple(self.query_ids[query] for query in queries),
-            item_ids=None if self.item_ids is None else tuple(self.item_ids[row] for row in rows),
         )
 
     def split(self, share: float, seed: int) -> tuple[RankingSet, RankingSet]:
@@ -89,20 +84,3 @@ class RankingSet:
             raise InvalidData("share", share, f"a share of {len(self)} queries that leaves some on both sides")
         order = np.random.default_rng(seed).permutation(len(self))
         return self.subset(np.sort(order[held_out:])), self.subset(np.sort(order[:held_out]))
-
-
-def concatenated(sets: list[RankingSet]) -> RankingSet:
-    """The queries of several sets with the same features, in order. Ids are kept if all sets have them."""
-    if len({part.feature_names for part in sets}) != 1:
-        raise InvalidData("parts", [part.feature_names[:4] for part in sets], "sets of the same features, at least one")
-    begins = np.cumsum([0, *(len(part.grades_R) for part in sets[:-1])])
-    queries = [part.query_ids for part in sets]
-    items = [part.item_ids for part in sets]
-    return RankingSet(
-        np.concatenate([part.features_RF for part in sets]),
-        np.concatenate([part.grades_R for part in sets]),
-        np.concatenate([np.zeros(1, np.int64), *(part.query_offset[1:] + begin for part, begin in zip(sets, begins, strict=True))]),
-        sets[0].feature_names,
-        None if None in queries else tuple(name for ids in queries if ids is not None for name in ids),
-        None if None in items else tuple(name for ids in items if ids is not None for name in ids),
-    )

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.durable import flush
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 
@@ -27,11 +22,10 @@ from ..deep.parallel import process, processes
 from ..deep.prepare import Prepared
 from ..deep.row_shares import gather_rows, map_rows
 from ..deep.scorers.model import NodeScorer
+from ..run_files import atomic_write, check_same_run, file_digests
 from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
-TREE_ARRAYS = ("level_offset", "first_child", "leaf_item")
-ANOTHER_RUN = "a {} of the same configuration, log, items and tree; delete it or leave out --resume to start anew"
 
 
 @dataclass
@@ -95,7 +89,7 @@ class Checkpoint:
         return all_rows_ND
 
     def _write(self, content: dict[str, Any]) -> None:
-        with _atomic_write(self.file) as stream:
+        with atomic_write(self.file) as part, part.open("wb") as stream:
             try:
                 torch.save(content | {"identity": self.identity}, stream)
             except RuntimeError as error:  # torch raises this one after the stream's own, of a full disk for example
@@ -113,8 +107,7 @@ class Checkpoint:
         except Exception as error:  # a damaged file raises almost anything
             expected = f"a readable checkpoint ({type(error).__name__}); delete it to start anew"
             raise InvalidConfig("--resume", str(self.file), expected) from error
-        if identity != self.identity:
-            raise InvalidConfig("--resume", str(self.file), ANOTHER_RUN.format("checkpoint"))
+        check_same_run(self.file, identity, self.identity)
         if processes() > 1:
             content = map_rows(content, lambda all_rows_ND: all_rows_ND[process() :: processes()].clone())
         self.model.load_state_dict(content["model"])
@@ -130,55 +123,18 @@ def step_of(file: Path) -> int:
     return int(progress["step"])
 
 
-def identity_of(config: DeepConfig, prepared: Prepared, tree: Tree) -> dict[str, str]:
-    """The configuration, log, items and tree of a run."""
-    return _tree_inputs(config, prepared) | {"tree": _digest(tree)}
-
-
-def _tree_inputs(config: DeepConfig, prepared: Prepared) -> dict[str, str]:
-    """The identity of all that a tree is made from. The catalogue depends on the log and a journal."""
+def tree_identity(config: DeepConfig, prepared: Prepared) -> dict[str, str]:
+    """The inputs of a run from which its tree is made. The catalogue depends on the log and a journal."""
     ids = hashlib.sha256("\0".join(prepared.items.column("id").to_pylist()).encode()).hexdigest()
-    earlier = "" if prepared.earlier is None else _digest(prepared.earlier.tree)
-    shared_start = "" if prepared.shared_start is None else _digest(prepared.shared_start.tree)
-    log = prepared.interactions.fingerprint
-    return {"config": config.model_dump_json(), "log": log, "items": ids, "earlier": earlier, "begun": shared_start}
+    trees = {"the earlier model": prepared.earlier, "the shared start": prepared.shared_start}
+    return {
+        "the configuration": config.model_dump_json(),
+        "the log": prepared.interactions.fingerprint,
+        **file_digests(config.data.model_copy(update={"log": None}), "data"),
+        "the items": ids,
+        **{name: "" if source is None else tree_digest(source.tree) for name, source in trees.items()},
+    }
 
 
-def _digest(tree: Tree) -> str:
+def tree_digest(tree: Tree) -> str:
     return hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()
-
-
-def stored_tree(file: Path, config: DeepConfig, prepared: Prepared, build: Callable[[], Tree], resume: bool) -> Tree:
-    """The tree of a resumed run, read from its file if there is one; otherwise a new tree, which is written there.
-    A rebuilt tree could differ: another processor or number of threads rounds differently.
-    Raises InvalidConfig if the file is damaged or another run's.
-    """
-    identity = json.dumps(_tree_inputs(config, prepared))
-    if resume and file.exists():
-        try:
-            with file.open("rb") as opened, np.load(opened) as arrays:
-                tree, stored_identity = Tree(*(arrays[name] for name in TREE_ARRAYS)), str(arrays["identity"])
-        except Exception as error:  # a damaged file raises almost anything
-            raise InvalidConfig("--resume", str(file), f"a readable tree ({type(error).__name__}); delete it to start anew") from error
-        if stored_identity != identity:
-            raise InvalidConfig("--resume", str(file), ANOTHER_RUN.format("tree"))
-        return tree
-    tree = build()
-    if resume and file.with_name("checkpoint.pt").exists():  # the tree file is gone: `restore` refuses another tree
-        return tree
-    with _atomic_write(file) as stream:
-        np.savez(stream, identity=identity, **{name: getattr(tree, name) for name in TREE_ARRAYS})
-    return tree
-
-
-@contextmanager
-def _atomic_write(file: Path) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `file` in one step at the end, once it is on the disk. After an error it is deleted."""
-    part_file = file.with_suffix(".part")
-    try:
-        with part_file.open("wb") as stream:
-            yield stream
-        flush(part_file)
-        part_file.replace(file)
-    finally:
-        part_file.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from espalier.bundle import Bundle
 from espalier.tree import Tree
 
 from ..data.splits import Split
-from ..deep.checkpoint import stored_tree
+from ..deep.checkpoint import tree_identity
 from ..deep.earlier import as_earlier
 from ..deep.export import FinalModel, export
 from ..deep.first_model import by_popularity
@@ -29,6 +29,7 @@ from ..deep.scorers.model import NodeScorer
 from ..deep.sequence.rules import with_rules
 from ..retrieval.needs import silence
 from ..retrieval.task import NO_DEADLINE, Deadline
+from ..run_files import stored_tree
 from ..specification.deep import DeepConfig, NeighboursConfig, SequenceConfig
 from ..versions import clear, first_files, only_run, work_folder
 
@@ -134,7 +135,7 @@ def _train(
         folder = work if number == 1 else work / f"round-{number}"
         folder.mkdir(exist_ok=True)
         build = partial(build_tree, config, prepared, device)
-        tree = shared_tree(partial(stored_tree, folder / "tree.npz", config, prepared, build, resume), device)
+        tree = shared_tree(partial(stored_tree, folder / "tree.npz", tree_identity(config, prepared), build, resume), device)
         if isinstance(config, NeighboursConfig):
             return tree, by_popularity(config, prepared, tree)
         model = fit(config, prepared, tree, device, folder, resume, deadline, last)

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from espalier.bundle_files import map_safetensors, write_safetensors
 from espalier.chunks import Chunks
-from espalier.durable import flush
 from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.tree import Tree
 
 from ..linear.node_centroids import Centroids
+from ..run_files import atomic_write
 from ..specification.linear import LinearOptions
 
 
@@ -99,13 +99,8 @@ def as_chunks(levels: Sequence[LevelScorers], tree: Tree, width: int) -> Chunks:
 
 def write_level(file: Path, level: LevelScorers) -> None:
     """Write a level's scorers, all or nothing."""
-    unfinished = file.with_suffix(".part")
-    try:
-        write_safetensors(unfinished, {field.name: getattr(level, field.name) for field in fields(level)})
-        flush(unfinished)
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)  # the disk may be full
+    with atomic_write(file) as part:
+        write_safetensors(part, {field.name: getattr(level, field.name) for field in fields(level)})
 
 
 def read_level(file: Path) -> LevelScorers:

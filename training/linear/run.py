@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,7 @@ from ..linear.stacking import learn_stacking
 from ..linear.stacking_examples import Train
 from ..linear.stacking_tables import Weighing
 from ..live.run_journal import read_run_journal
+from ..run_files import atomic_write, check_same_run, file_digests, stored_tree
 from ..specification.linear import LinearConfig
 from ..trees.hierarchical_kmeans import hierarchical_kmeans
 from ..versions import clear, first_files, only_run, work_folder
@@ -68,7 +69,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     begin = time.perf_counter()
     with first_files(work):
         prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
-    _check_identity(work / "identity", config, prepared.fingerprint)
+    _check_identity(work / "identity.json", config)
     threads = threads or cores()
     branching, max_leaf = config.tree.branching, config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])
 
@@ -84,10 +85,11 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
         trees = []
         for number in range(config.tree.count):
             seed = seed_of_tree(config.seed, number)
-            tree = hierarchical_kmeans(labels, branching, max_leaf, seed, threads)
+            folder = None if level_folder is None else folder_of_tree(level_folder, number)
+            build = partial(hierarchical_kmeans, labels, branching, max_leaf, seed, threads)
+            tree = build() if folder is None else stored_tree(folder / "tree.npz", {}, build, resume=True)  # `work` has checked identities
             log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
             with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
-                folder = None if level_folder is None else folder_of_tree(level_folder, number)
                 trained_chunks = fit_linear(points, tree, choice.options, threads, seed, bar.update, folder, centroids)
             chunks = with_stored_weights(trained_chunks, config.linear)
             del trained_chunks
@@ -130,16 +132,15 @@ def _choose_or_read(config: LinearConfig, prepared: Prepared, tree_of: TreeOf, t
 
     choice = choose(prepared.train, tree_of, config.linear, config.search.beam_size, threads, config.seed)
     chosen = {"cost": choice.options.cost, "gamma": choice.options.gamma}
-    unfinished = file.with_suffix(".part")
-    unfinished.write_text(json.dumps({"options": chosen, "report": choice.report}))
-    unfinished.replace(file)
+    with atomic_write(file) as part:
+        part.write_text(json.dumps({"options": chosen, "report": choice.report}))
     return choice
 
 
-def _check_identity(file: Path, config: LinearConfig, fingerprint: str) -> None:
-    identity = hashlib.sha256((config.model_dump_json() + fingerprint).encode()).hexdigest()
-    if file.is_file() and file.read_text() != identity:
-        raise InvalidConfig(
-            "--resume", str(file.parent), "the folder of a run with this configuration and data; leave out --resume to start anew"
-        )
-    file.write_text(identity)
+def _check_identity(file: Path, config: LinearConfig) -> None:
+    identity = {"the configuration": config.model_dump_json()} | file_digests(config.data, "data")
+    if file.is_file():
+        check_same_run(file.parent, json.loads(file.read_text()), identity)
+    else:
+        with atomic_write(file) as part:
+            part.write_text(json.dumps(identity))

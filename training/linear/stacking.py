@@ -31,6 +31,7 @@ from ..data.xmc import LabelledPoints
 from ..linear.choosing import MEASURES, RESULTS, measures_of
 from ..linear.stacking_examples import StackingExamples, Train, examples_of
 from ..linear.stacking_tables import Weighing, tables_of
+from ..run_files import atomic_write
 from ..specification.linear import StackingOptions
 
 log = logging.getLogger(__name__)
@@ -86,9 +87,8 @@ def learn_stacking(
             of_fold = examples_of(
                 data, held_positions, training_positions, weighing, train, ranking, depth, beam_size, options.points, seed
             )
-            unfinished = file.with_suffix(".part.npz")
-            np.savez(unfinished, features=of_fold.features, targets=of_fold.targets, rows=of_fold.rows, points=of_fold.points)
-            unfinished.replace(file)
+            with atomic_write(file) as part, part.open("wb") as stream:
+                np.savez(stream, features=of_fold.features, targets=of_fold.targets, rows=of_fold.rows, points=of_fold.points)
         with np.load(file) as arrays:
             fold_examples.append(dict(arrays))
         log.info("stacking: %d points held out so far", sum(len(of_fold["points"]) for of_fold in fold_examples))

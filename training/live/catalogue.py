@@ -16,6 +16,8 @@ from espalier.errors import InvalidData
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 
+from ..run_files import atomic_write
+
 JOURNAL = "live.db"
 """A model's journal, in its folder beside its versions."""
 PAGE = 1000
@@ -50,13 +52,11 @@ class JournalItems:
 
     def write(self, file: Path) -> None:
         """Write to a file, in one step."""
-        unfinished = file.with_name(file.name + ".part")
-        with unfinished.open("w") as stream:
+        with atomic_write(file) as part, part.open("w") as stream:
             for operation in self.operations:
                 body, is_gone = operation.body.to_bytes().decode(), operation.id in self.gone
                 values = operation.sequence, operation.id, operation.kind, body, operation.source_version, operation.at, is_gone
                 stream.write(json.dumps(values) + "\n")
-        unfinished.replace(file)
 
     @staticmethod
     def read(file: Path) -> JournalItems:

@@ -25,7 +25,7 @@ from espalier.label_counts import LabelCounts
 from espalier.manifest import InnerProductForm, ManifestDraft, MemoryFormula
 from espalier.memory import LARGEST_VALUE, Memory
 from espalier.node_rows import rounded, stored_as
-from espalier.placement.placer import needs_placement
+from espalier.placement.placer import trained_with
 from espalier.placement.popularity import MOST_EVENTS
 from espalier.queries import HistoryKind
 
@@ -74,11 +74,9 @@ def read_split(bundle: Bundle, file: Path, work: Path) -> Split:
 
 
 def put_since_training(bundle: Bundle, journal: JournalItems) -> list[str]:
-    """The ids of items with evidence that a version was not trained with. Of a fold that is unknown: all items with evidence."""
-    live = bundle.manifest.live
-    is_folded = live is not None and live.folded_from is not None
+    """The ids of items with evidence that training did not have: that of a version, or of the one from which it was folded."""
     with_evidence = (operation for operation in journal.put.values() if operation.body.has_evidence)
-    return [operation.id for operation in with_evidence if is_folded or needs_placement(bundle, operation)]
+    return [operation.id for operation in with_evidence if not trained_with(bundle, operation)]
 
 
 def learn_from_log(content: GraphContent, draft: ManifestDraft, lesson: Lesson) -> GraphContent:

@@ -79,7 +79,7 @@ def publish_fold(bundle: Bundle, state: LiveState, out: Path, lesson: Lesson | N
     The new bundle has the ranker of the old one. Raises BundleExists if `out` exists, InvalidData if no item would be left.
     """
     content = storable_content(bundle, folded(bundle, state.overlay(), state.table))
-    draft = fold_draft(bundle, out, state.sequence)
+    draft = fold_draft(bundle, out, state.overlay())
     draft = draft.model_copy(update={"data": draft.data | {"items": len(content.items)}, "metrics": {}})
     if lesson is not None and isinstance(content, GraphContent):
         content = learn_from_log(content, draft, lesson)

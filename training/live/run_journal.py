@@ -52,5 +52,6 @@ def with_live_items(earlier: Path, items: JournalItems, work: Path) -> Path:
     path = work / EARLIER / bundle.manifest.name / str(bundle.manifest.version)
     if not path.exists():
         state = replay_operations(bundle, journal_of(earlier), items.operations, time.time())
-        write_bundle(path, fold_draft(bundle, path, state.sequence), storable_content(bundle, folded(bundle, state.overlay(), state.table)))
+        overlay = state.overlay()
+        write_bundle(path, fold_draft(bundle, path, overlay), storable_content(bundle, folded(bundle, overlay, state.table)))
     return path

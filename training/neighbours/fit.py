@@ -95,14 +95,19 @@ class Neighbours:
 
 def neighbours_of(counts: Counts, near: Near, events_I: Int64, options: Options) -> Neighbours:
     """S and the history's weights for these options. near: called only if the options use near items."""
+    lists = scored_pairs(counts, events_I, options)
+    if options["near"]:
+        lists = _add_near(lists, near(), options["near"])
+    return Neighbours(lists, fading(options["recency"], options["longest"]), counts, near, events_I)
+
+
+def scored_pairs(counts: Counts, events_I: Int64, options: Options) -> NeighbourLists:
+    """C of these options."""
     damped_I = np.maximum(events_I, 1) + options["shrink"]
     score_N = np.empty(len(counts.item_N), np.float32)
     scales = (damped_I ** -options["row"], damped_I ** -options["column"])
     _scale(counts, *scales, float(options["back"]), float(options["power"]), score_N)
-    lists = NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(events_I))
-    if options["near"]:
-        lists = _add_near(lists, near(), options["near"])
-    return Neighbours(lists, fading(options["recency"], options["longest"]), counts, near, events_I)
+    return NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(events_I))
 
 
 def _add_near(lists: NeighbourLists, near: NearItems, weight: float) -> NeighbourLists:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -41,22 +41,12 @@ QUERIES, LEAST_QUERIES = 2000, 30
 """Most and least validation queries that choose places."""
 
 
-@dataclass(frozen=True)
-class SeenPlaced:
-    """A method whose answers have seen items at chosen places.
-
-    places  for each bucket of `espalier.memory`, one of PLACES
-    """
-
-    rank: Rank
-    places: tuple[int, ...]
-
-    def __call__(self, queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> Int64:
-        """As `Rank`."""
-        if exclude_seen:
-            return self.rank(queries, m, exclude_seen)
-        longest = max((len(query) for query in queries), default=0)
-        return placed(self.rank(queries, m + longest, exclude_seen), queries, self.places, m)
+def rank_placed(rank: Rank, places: Sequence[int], queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> Int64:
+    """As `Rank`, with seen items at chosen places. places: for each bucket of `espalier.memory`, one of PLACES."""
+    if exclude_seen:
+        return rank(queries, m, exclude_seen)
+    longest = max((len(query) for query in queries), default=0)
+    return placed(rank(queries, m + longest, exclude_seen), queries, places, m)
 
 
 def placed(rows_BN: Int64, histories: Sequence[Int64], places: Sequence[int], m: int) -> Int64:
@@ -90,7 +80,7 @@ def with_seen_placed(method: Method) -> Method:
             return fitted
         names = ", ".join({OWN: "as it is", LEFT_OUT: "left out"}.get(place, str(place)) for place in places)
         log.info("  seen items, last seen 0, 1, 2, 4, 8 and 16 places ago: %s", names)
-        return replace(fitted, rank=SeenPlaced(fitted.rank, places), options={**fitted.options, "seen": list(places)})
+        return replace(fitted, rank=partial(rank_placed, fitted.rank, places), options={**fitted.options, "seen": list(places)})
 
     return fit
 

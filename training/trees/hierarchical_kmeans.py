@@ -24,7 +24,7 @@ from espalier.tree import Tree, tree_from_children
 
 from ..arrays import Array
 from ..data.csr import Csr
-from ..trees.kmeans import nth_smallest
+from ..trees.kmeans import move_sides
 
 ROUNDS = 20
 FAST = {"reassoc", "contract", "arcp", "nsz", "nnan", "ninf"}
@@ -82,23 +82,14 @@ def _halved(indptr: Array, indices: Array, values: Array, members: Array, number
         difference[number[e]] -= value[e]
     for e in range(begin[other], begin[other + 1]):
         difference[number[e]] += value[e]
-    score, ordered = np.empty(count, np.float32), np.empty(count, np.float32)
-    for done in range(rounds):
+    score = np.empty(count, np.float32)
+    for _ in range(rounds):
         for k in range(count):
             near = np.float32(0)
             for e in range(begin[k], begin[k + 1]):
                 near += difference[number[e]] * value[e]
-            score[k] = ordered[k] = near
-        border, equal, moved = nth_smallest(ordered, half), half, 0
-        for k in range(count):
-            if score[k] < border:
-                equal -= 1
-        for k in range(count):  # of those at the border the first
-            near_enough = score[k] < border or (score[k] == border and equal > 0)
-            equal -= score[k] == border
-            moved += left[k] != near_enough
-            left[k] = near_enough
-        if done > 0 and moved == 0:
+            score[k] = near
+        if not move_sides(score, half, left):
             break
         for f in range(found):
             sums[0, f] = sums[1, f] = 0

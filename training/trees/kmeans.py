@@ -114,7 +114,7 @@ def _split_groups(
                 for d in range(width):
                     score += x_ID[item, d] * axis[d]
                 score_I[place] = score
-            if not _sides(score_I[start:stop], left, is_left):
+            if not move_sides(score_I[start:stop], left, is_left):
                 break
             sums[:] = 0
             for place in range(start, stop):
@@ -128,8 +128,8 @@ def _split_groups(
 
 
 @compiled()
-def _sides(score_R: Array, left: int, is_left_R: Array) -> bool:
-    """The `left` lowest scores are on the left, of equal ones the first; whether one changed side."""
+def move_sides(score_R: Array, left: int, is_left_R: Array) -> bool:
+    """Puts the `left` lowest scores on the left, of equal ones the first; returns whether one changed side."""
     border, equal, moved = nth_smallest(score_R.copy(), left), left, False
     for row in range(len(score_R)):
         equal -= score_R[row] < border

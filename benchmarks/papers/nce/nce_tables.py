@@ -36,7 +36,7 @@ from espalier.errors import InvalidData
 from espalier.hardware import hardware
 from espalier.metrics import ndcg
 from training.data.letor import read_letor, read_svmlight
-from training.data.ranking_set import RankingSet, concatenated
+from training.data.ranking_set import RankingSet
 from training.rankers.fit import Descent, fit_ranker
 from training.specification.ranker import HighwayConfig, LinearRankerConfig, RankerConfig, Scaling, Ties
 
@@ -53,6 +53,18 @@ class Fold:
     valid: RankingSet
     test: RankingSet
     max_grade: float
+
+
+def concatenated(sets: Sequence[RankingSet]) -> RankingSet:
+    """The queries of several sets with ids and the same features, in order."""
+    sizes = np.concatenate([np.diff(part.query_offset) for part in sets])
+    return RankingSet(
+        np.concatenate([part.features_RF for part in sets]),
+        np.concatenate([part.grades_R for part in sets]),
+        np.append(0, np.cumsum(sizes)),
+        sets[0].feature_names,
+        tuple(name for part in sets for name in part.query_ids or ()),
+    )
 
 
 def read_folds(folder: Path, name: str, seed: int) -> list[Fold]:

@@ -196,6 +196,13 @@ def test_engines_open_a_fold_which_is_stored_as_the_bundle_is(tmp_path: Path, ki
     live = fold.manifest.live
     assert live is not None
     assert (live.through, live.folded_from) == (state.sequence, 1)
+    rows, ids = fold.manifest.trained_items.items, fold.items.ids_of(np.arange(len(fold.items)))
+    assert [item_id for item_id in ids if bundle.items.row_of(item_id) >= 0] == ids[:rows] != ids
+    again = random_state(rng, fold)
+    folded_twice = write_fold(bundle.path.with_name("3"), fold, again.overlay(), again.table)
+    trained, ids = folded_twice.manifest.trained_items, folded_twice.items.ids_of(np.arange(len(folded_twice.items)))
+    assert (trained.created, trained.through) == (bundle.manifest.created, None)
+    assert [item_id for item_id in ids if bundle.items.row_of(item_id) >= 0] == ids[: trained.items]
     assert wrong_beams(open_engine(fold, "cpu", engine), fold, random_queries(rng, fold, 16), SearchParams.uniform(16, 5, 20)) == []
     stored = fold.chunks.entry_weight if engine == "sparse-cpu" else fold.stored_rows
     assert stored.dtype == dtype

@@ -26,7 +26,7 @@ from espalier.items import ItemTable
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.state import Change, LiveState
-from espalier.manifest import LiveInfo
+from espalier.manifest import LiveInfo, TrainedItems
 from espalier.queries import FeaturesKind, HistoryKind, TextKind, encode_features, encode_histories, encode_texts
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.search import SearchParams
@@ -274,7 +274,8 @@ def test_the_next_version_holds_what_is_live(journal: JournalOf, tmp_path: Path)
     assert (titles["new-a"], titles["new-b"], titles["item-5"], titles["item-7"]) == ("A", None, "Five", "Title 7")
     live = after.manifest.live
     assert live is not None
-    assert (live.through, live.folded_from) == (8, 1)
+    trained = TrainedItems(items=len(ids) - 2, created=before.manifest.created)
+    assert live == LiveInfo(through=8, folded_from=1, trained=trained)
     assert (after.manifest.name, after.manifest.version, after.manifest.data["items"]) == ("books", 2, len(ids))
     assert after.manifest.metrics["golden_overlap"] == 1
     assert "recall@10" in after.heldout().column_names
@@ -529,7 +530,9 @@ def test_live_items_of_a_linear_model_are_found_by_what_trained_them(shop: Path)
 
 def test_a_fold_of_a_linear_model_holds_its_live_items_and_is_measured_as_it_was(shop: Path) -> None:
     before, after = Bundle.open(shop / "1"), Bundle.open(shop / "3")
-    assert after.manifest.live == LiveInfo(through=7, folded_from=1)
+    kept = int(np.count_nonzero(before.items.rows_of(after.items.column("id").to_pylist()) >= 0))
+    trained_items = before.manifest.trained_items.model_copy(update={"items": kept})
+    assert after.manifest.live == LiveInfo(through=7, folded_from=1, trained=trained_items)
     assert (after.manifest.training, after.manifest.data["sha256"]) == (before.manifest.training, before.manifest.data["sha256"])
     assert "golden-spoon" in found_by(after, "golden spoon"), "it had no place"
     assert after.golden().column("text").equals(before.golden().column("text"))

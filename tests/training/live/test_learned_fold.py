@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.live.fold import content_of
 from espalier.live.operations import ItemBody, Operation
-from espalier.manifest import LiveInfo, MemoryFormula
+from espalier.manifest import LiveInfo, MemoryFormula, TrainedItems
 from espalier.memory import Memory
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
@@ -160,16 +161,24 @@ def test_what_is_counted_and_what_was_placed_are_together_no_more_than_a_bundle_
     assert memory.item[: memory.offset[1]].tolist() == [1, 4], "the largest, of which i1 is counted"
 
 
+def trained_items(items: int = 10, through: int | None = None) -> TrainedItems:
+    return TrainedItems(items=items, created=datetime.now(UTC), through=through)
+
+
 @pytest.mark.parametrize(
     ("live", "ids"),
     [
         (None, ["i0", "i2", "new"]),
         (LiveInfo(through=7), ["i1", "i2", "new"]),
-        (LiveInfo(through=7, folded_from=2), ["i0", "i1", "i2", "new", "i4"]),
+        (LiveInfo(through=12, folded_from=2, trained=trained_items(through=7)), ["i1", "i2", "new"]),
+        (LiveInfo(through=12, folded_from=2, trained=trained_items()), ["i0", "i2", "new"]),
+        (LiveInfo(through=12, folded_from=2, trained=trained_items(items=1)), ["i0", "i1", "i2", "new", "i4"]),
     ],
 )
 def test_rows_are_learned_of_items_whose_evidence_training_did_not_have(tmp_path: Path, live: LiveInfo | None, ids: list[str]) -> None:
     bundle = random_product(tmp_path, np.random.default_rng(0))
+    if live is not None and live.trained is not None:
+        live = live.model_copy(update={"trained": live.trained.model_copy(update={"created": bundle.manifest.created})})
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"live": live}))
     old, new = bundle.manifest.created.timestamp() - 1, bundle.manifest.created.timestamp() + 1
     bodies = {  # with the time of their evidence

@@ -1,0 +1,75 @@
+"""The files by which a killed run goes on: written in one step, and only for a run of the same configuration and inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel
+
+from espalier.bundle_files import sha256_of
+from espalier.durable import flush
+from espalier.errors import InvalidConfig
+from espalier.tree import Tree
+
+TREE_ARRAYS = ("level_offset", "first_child", "leaf_item")
+
+
+@contextmanager
+def atomic_write(file: Path) -> Iterator[Path]:
+    """A hidden path to write to, which replaces `file` at the end, once it is on the disk. After an error it is deleted: the disk may be
+    full."""
+    part_file = file.with_name(f".{file.name}.part")
+    try:
+        yield part_file
+        flush(part_file)
+        part_file.replace(file)
+    finally:
+        part_file.unlink(missing_ok=True)
+
+
+def file_digests(section: BaseModel, name: str) -> dict[str, str]:
+    """ "KEY PATH" → SHA-256 of each file that a section of a configuration names. Folders and files that are not there are left out."""
+    digests: dict[str, str] = {}
+    for key, value in section:
+        if isinstance(value, BaseModel):
+            digests |= file_digests(value, f"{name}.{key}")
+        elif isinstance(value, Path) and value.is_file():
+            digests[f"{name}.{key} {value}"] = sha256_of(value)
+    return digests
+
+
+def check_same_run(file: Path, stored: object, identity: Mapping[str, str]) -> None:
+    """Raise InvalidConfig, with the name of what has changed, unless a file is of a run with the identity of this one.
+
+    identity  name of an input → digest
+    """
+    if stored == identity:
+        return
+    earlier = stored if isinstance(stored, dict) else {}
+    changed = next((name for name, digest in identity.items() if earlier.get(name) != digest), "an input")
+    expected = f"a file of a run with the same configuration and inputs; changed: {changed}. Leave out --resume to start anew"
+    raise InvalidConfig("--resume", str(file), expected)
+
+
+def stored_tree(file: Path, identity: Mapping[str, str], build: Callable[[], Tree], resume: bool) -> Tree:
+    """The tree of a resumed run, read from its file if there is one; otherwise a new tree, which is written there.
+
+    A rebuilt tree could differ: another processor or number of threads rounds differently.
+    Raises InvalidConfig if the file is damaged or another run's.
+    """
+    if resume and file.exists():
+        try:
+            with file.open("rb") as opened, np.load(opened) as arrays:
+                tree, stored = Tree(*(arrays[name] for name in TREE_ARRAYS)), json.loads(str(arrays["identity"]))
+        except Exception as error:  # a damaged file raises almost anything
+            raise InvalidConfig("--resume", str(file), f"a readable tree ({type(error).__name__}); delete it to start anew") from error
+        check_same_run(file, stored, identity)
+        return tree
+    tree = build()
+    with atomic_write(file) as part, part.open("wb") as stream:
+        np.savez(stream, identity=json.dumps(identity), **{name: getattr(tree, name) for name in TREE_ARRAYS})
+    return tree
