@@ -58,7 +58,7 @@ def test_own_rows_combine_columns_by_the_length_of_their_texts_and_longer_texts_
     titles, notes = (as_matrix(vectoriser.documents(texts)).toarray() for texts in (TITLES, NOTES))
     monkeypatch.setattr(own_texts, "SHORT", 3)
     rows, median = text_rows(vectoriser, [TITLES, NOTES], column_weights([TITLES, NOTES]))
-    expected = np.sqrt(titles**2 + 3 / np.mean([11, 2, 2, 1]) * notes**2)  # titles have two and a half words
+    expected = np.sqrt(titles**2 + (3 / np.mean([11, 2, 2, 1])) ** (2 / 3) * notes**2)  # titles have two and a half words
     length = np.linalg.norm(expected, axis=1)
     assert_allclose(rows.toarray(), expected / np.sqrt(length * np.median(length))[:, None], atol=1e-6)
     assert median == pytest.approx(np.median(length))
@@ -92,7 +92,7 @@ def test_queries_are_made_of_two_to_five_words_of_an_item() -> None:
 
 def test_a_text_has_words_in_any_script() -> None:
     assert words_of("Café 27-inch MFC-9340, 紅茶と杯") == ["cafe", "27", "inch", "mfc", "9340", "紅", "茶", "と", "杯"]
-    assert column_weights([["a b", "", "a b c d e f"], ["紅" * 32], [""]]) == pytest.approx([1, 0.5, 1])
+    assert column_weights([["a b", "", "a b c d e f"], ["紅" * 64], [""]]) == pytest.approx([1, 0.5, 1])
     assert column_weights([["紅" * 32]], 1) == pytest.approx([0.25])
 
 

@@ -8,7 +8,7 @@ twice: shops repeat titles in descriptions. Rows are divided by the root of thei
 text of three words would need only one of the query's to be ahead of a long text with all of them.
 
 The words of a column are the mean over its texts. BM25F (Robertson, Zaragoza and Taylor 2004) weighs columns by hand, as
-`data.own_weights` does. Without it a is ½: a word among a hundred weighs less than a word of a title, which weighs as much as a brand. If
+`data.own_weights` does. Without it a is ⅓: a word among a hundred weighs less than a word of a title, which weighs as much as a brand. If
 other weights find clearly more for people's queries, these are used (`own_choices.py`).
 
 Knows texts and a vectoriser. Does not know files.
@@ -39,7 +39,7 @@ SHORT = 8
 """A column with at most so many words weighs 1."""
 COUNTED_TEXTS = 10_000
 """Most texts of a column whose words are counted, evenly spread: a million would take seconds."""
-RULE = 0.5
+RULE = 1 / 3
 """The default exponent a."""
 
 

@@ -98,7 +98,7 @@ class LogData(_Data, TextTable):
     """columns of `data.items` that are searched, whether or not a query led to the item. A word of a column whose texts are long
     says less"""
     own_weights: tuple[Annotated[FiniteFloat, Field(ge=0.001, le=1000)], ...] = ()
-    """weight of a word in each of these columns. None: √(8 / mean words) of a column, at most 1, or what finds clearly more of what at
+    """weight of a word in each of these columns. None: ∛(8 / mean words) of a column, at most 1, or what finds clearly more of what at
     least 30 queries of the log led to"""
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ cranfield        1,400 abstracts with titles and authors, and 225 questions. Fil
 cisi, cacm       1,460 and 3,204 abstracts with 76 and 52 questions. Files of github.com/B-F0X/Information-Retrieval in DIR/cisi, and of
                  github.com/philippexian/InformationRetrieval in DIR/cacm
 time             423 news stories with 83 questions. Files of github.com/Chaplinski/IR-Assignment3 in DIR/time
-npl              11,429 abstracts of a few lines with 93 questions. Files of github.com/stefreschke/Information-Retrieval in DIR/npl
+npl              11,426 abstracts of a few lines with 93 questions. Files of github.com/stefreschke/Information-Retrieval in DIR/npl
 mixed            as many items as wanted, each of the names and halves of the descriptions of two packages; a query is four words of one
                  item, which alone counts
 
