@@ -181,6 +181,18 @@ def test_a_new_item_of_several_columns_has_the_row_of_a_trained_one(shop: Bundle
     assert_allclose(length * as_matrix(features).toarray()[0], rows.toarray()[7], atol=1e-6)
 
 
+def test_a_text_counts_if_the_columns_have_no_known_word(shop: Bundle) -> None:
+    placement = LinearPlacement(shop)
+    for events in ((), ("kosto", "mivik")):
+        (without, _), (features, length) = (
+            placement._document_features(Evidence.of(shop, ItemBody(text="balan tuzen", fields=fields, events=events), shop.items, True))
+            for fields in (None, {"title": "unheard"})
+        )
+        assert length == 1
+        assert_allclose(as_matrix(features).toarray(), as_matrix(without).toarray())
+        assert len(features.indices)
+
+
 def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: Bundle, tmp_path: Path) -> None:
     bundle = trained(tmp_path, own(shop.path.parents[2], "title", "notes", own_weights=[0.1, 2.0]))
     columns = [[str(text) for text in bundle.items.column(name).to_pylist()] for name in ("title", "notes")]
