@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, SupportsIndex, TypedDict, TypeVar
 
@@ -339,20 +340,24 @@ def to_bytes(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, allow_nan=False, separators=(",", ":"), default=_number).encode()
 
 
-def _number(value: Any) -> int | float:
-    """A number of another library as one of Python. Raises TypeError for other values."""
-    for convert in (operator.index, float):
-        if hasattr(value, f"__{convert.__name__}__"):
-            return convert(value)
+def _number(value: Any) -> bool | int | float:
+    """A number or truth value of another library as one of Python. Raises TypeError for other values, also for arrays of one number."""
+    if not getattr(value, "shape", ()):
+        if "bool" in str(getattr(value, "dtype", "")):
+            return bool(value)
+        for convert in (operator.index, float):
+            with suppress(TypeError):  # some numbers have `__index__` and raise
+                if hasattr(value, f"__{convert.__name__}__"):
+                    return convert(value)
     raise TypeError(f"got {value!r} of the type {type(value).__name__}, expected a value of JSON")
 
 
 def integer(name: str, value: SupportsIndex) -> int:
-    """An integer of Python, NumPy or another library, as one of Python. Raises TypeError for other values."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: got {value!r}, expected an integer") from None
+    """An integer of Python, NumPy or another library, as one of Python. Raises TypeError for other values, also for True and False."""
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            return operator.index(value)
+    raise TypeError(f"{name}: got {value!r}, expected an integer")
 
 
 def as_integer(request: object, *names: str) -> None:

@@ -51,6 +51,8 @@ def check_same_run(file: Path, stored: object, identity: Mapping[str, str]) -> N
         return
     earlier = stored if isinstance(stored, dict) else {}
     changed = next((name for name, digest in identity.items() if earlier.get(name) != digest), "an input")
+    if identity.keys().isdisjoint(earlier):
+        changed = "the program"  # an earlier state of it had no such identities
     expected = f"a file of a run with the same configuration and inputs; changed: {changed}. Leave out --resume to start anew"
     raise InvalidConfig("--resume", str(file), expected)
 

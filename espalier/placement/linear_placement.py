@@ -63,13 +63,16 @@ class LinearPlacement:
 
         The texts of all columns have the length that training gives them; events bring the length nearer to 1, as queries do there.
         """
-        texts = {name: joined_text([(item.fields or {}).get(name)]) for name in self._column_weights} if item.document is not None else {}
-        if not any(texts.values()):
-            return (query_features(item) if item.document is None else _sum([item.document.normalised(), item.events.features])), 1.0
-        rows = [self.bundle.vectoriser.documents([text]) for text in texts.values()]
-        weights = self._column_weights.values()
-        squares = _sum([replace(row, values=np.square(np.float32(weight) * row.values)) for row, weight in zip(rows, weights, strict=True)])
+        if item.document is None:
+            return query_features(item), 1.0
+        weights = self._column_weights
+        rows = [self.bundle.vectoriser.documents([joined_text([(item.fields or {}).get(name)])]) for name in weights]
+        squares = _sum(
+            [replace(row, values=np.square(np.float32(weight) * row.values)) for row, weight in zip(rows, weights.values(), strict=True)]
+        )
         length = float(np.sqrt(squares.values.sum(dtype=np.float64))) / own_length(self.bundle)
+        if length == 0:  # the fields have no known word, but the text has
+            return _sum([item.document.normalised(), item.events.features]), 1.0
         features = _sum([replace(squares, values=np.sqrt(squares.values)).normalised(), item.events.features])
         return features, length ** (0.5 / (1 + len(item.events)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -37,7 +38,10 @@ HEADERS = {
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
 }
-"""Headers of every answer. no-cache: a browser always asks whether its copy is current, so an upgrade never mixes two releases."""
+"""Headers of every answer. no-cache: a browser always asks whether its copy is current, so a page that is loaded after an upgrade has only
+files of the new release."""
+GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))", re.I)
+"""In the Accept-Encoding of a client that takes gzip: a weight of 0 refuses it (RFC 9110, 12.4.2)."""
 
 
 class File(NamedTuple):
@@ -78,7 +82,7 @@ def _answer_function(file: File) -> Callable[[Request], Awaitable[Response]]:
         headers = HEADERS | {"ETag": file.tag}
         if matches(request.headers.get("If-None-Match", ""), file.tag.removeprefix("W/")):
             return Response(status_code=304, headers=headers)
-        if "gzip" in [coding.partition(";")[0].strip() for coding in request.headers.get("Accept-Encoding", "").lower().split(",")]:
+        if GZIP.search(request.headers.get("Accept-Encoding", "")):
             return Response(file.gzipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=file.media_type)
         return Response(file.content, headers=headers, media_type=file.media_type)
 

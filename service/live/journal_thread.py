@@ -325,7 +325,7 @@ class JournalThread:
                 self._on_lag(max(end - self.applied, 0))
                 self._replay()
                 self._apply_until(end, self.journal)
-                self._forget_erased()
+            self._forget_erased()
         except JournalError as error:
             self._remark(str(error))
             self._unreadable = True
@@ -336,6 +336,8 @@ class JournalThread:
     def _forget_erased(self) -> None:
         """Drop queries in memory that a command has erased from the journal. Raises JournalError."""
         erasures = self.journal.erasures()
+        if erasures != self._erasures:  # a message on its way may hold what was erased: such operations are applied from the journal, first
+            self._apply_until(self.journal.last_sequence(), self.journal)
         for version in self._joined_versions:
             if version.recent.erasures != erasures:
                 version.recent.read_again(self.journal, erasures)

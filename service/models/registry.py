@@ -147,7 +147,9 @@ class Registry:
         if name is None:
             if len(entries) > 1:
                 names = [other for other in entries if visible is None or other in visible]
-                raise InvalidQuery("model", MISSING, f"one of {', '.join(names)}")
+                raise InvalidQuery(
+                    "model", MISSING, f"one of {', '.join(names)}" if names else "a model that the key may use; none is here"
+                )
             if not entries:
                 raise NotReady("No model has come from the store yet; see /readyz.")
             name = next(iter(entries))

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
 import espalier_client
 from espalier_client import (
@@ -154,6 +155,8 @@ def test_numbers_of_numpy_are_sent_as_numbers_of_python(driver: Driver) -> None:
     floats: Json = dict.fromkeys(("min_score", "timeout_ms", "min_coverage"), np.float32(0.5))
     driver.retrieve([Query(rank_features={"age": one})], filter={"price": [one, np.float32(0.5)]}, **integers, **floats)
     driver.put_item("books", "b9", fields={"price": np.float32(0.5)}, source_version=one, count=one)
+    tensors = {"one": torch.tensor(1), "half": torch.tensor(0.5), "is": [np.True_, torch.tensor(False)]}  # a float's `__index__` raises
+    driver.put_item("books", "b9", fields=tensors)
     driver.load("books", one)
     driver.changes("books", one, np.uint8(2))
     driver.delete_item("books", "b9", source_version=one)
@@ -161,8 +164,10 @@ def test_numbers_of_numpy_are_sent_as_numbers_of_python(driver: Driver) -> None:
     query = {"history": [], "rank_features": {"age": 1.0}}
     put = {"fields": {"price": 0.5}, "source_version": 1, "count": 1}
     bodies = [json.loads(request.content) for request in stub.requests if request.content]
-    assert bodies == [given | {"queries": [query]}, put, {"version": 1, "default": True}]
-    assert [str(request.url.params) for request in stub.requests[3:]] == ["after=1&limit=2", "source_version=1"]
+    of_tensors = {"fields": {"one": 1, "half": 0.5, "is": [True, False]}}
+    assert bodies == [given | {"queries": [query]}, put, of_tensors, {"version": 1, "default": True}]
+    assert {type(value) for value in bodies[2]["fields"]["is"]} == {bool}
+    assert [str(request.url.params) for request in stub.requests[4:]] == ["after=1&limit=2", "source_version=1"]
 
 
 @pytest.mark.parametrize("results", [0, 1, 3])

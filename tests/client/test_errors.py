@@ -61,7 +61,11 @@ from tests.client.stub import KEY, URL, Driver, Json, Pieces, Stub, answer_to, a
         (lambda client: client.delete_item("books", "b9", source_version=1.5), "source_version: got 1.5, expected an integer"),
         (lambda client: client.node("books", 2.5), "number: got 2.5, expected an integer"),
         (lambda client: client.load("books", "3"), "version: got '3', expected an integer"),
-        (lambda client: client.put_item("books", "b9", fields={"at": object}), "expected a value of JSON"),
+        (lambda client: client.load("books", True), "version: got True, expected an integer"),
+        *(
+            (lambda client, value=value: client.put_item("books", "b9", fields={"at": value}), "of the type .*, expected a value of JSON")
+            for value in (object, b"1", np.array([1]), np.array([1.5, 2]))
+        ),
         (lambda _: Put("b9", valid_until=datetime(2030, 1, 31)), "zone"),
     ],
 )

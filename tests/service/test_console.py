@@ -53,8 +53,8 @@ def test_the_page_and_every_file_come_without_a_key_under_a_strict_policy_and_on
 @pytest.mark.parametrize(
     ("accepted", "encoding"),
     [
-        *((value, "gzip") for value in ("br, GZIP", "gzip;q=0.1", "gzip ; q=1.000,br;q=0")),
-        *((value, "identity") for value in ("", "br", "identity")),
+        *((value, "gzip") for value in ("br, GZIP", "gzip;q=0.1", "gzip ; q=1.000,br;q=0", "deflate;q=0, gzip;q=0.001")),
+        *((value, "identity") for value in ("", "br", "identity", "gzip;q=0", "br, gzip; q=0.000", "GZIP;Q=0.0 , br")),
     ],
 )
 def test_a_file_is_compressed_only_for_who_takes_gzip(running: Running, accepted: str, encoding: str) -> None:
@@ -86,6 +86,20 @@ def test_what_a_module_imports_is_there() -> None:
     imported = {(path.parent / name).resolve() for path in modules for name in imports.findall(path.read_text())}
     assert imported | {FOLDER / "app.js"} >= {*modules}
     assert [path for path in imported if not path.is_file()] == []
+
+
+def test_the_page_asks_for_all_modules_of_its_start_at_once() -> None:
+    imports = re.compile(r'^(?:import|export)[^;]*? from "([^"]+)"', re.M)
+    waiting, needed = [FOLDER / "app.js"], set()
+    while waiting:
+        module = waiting.pop()
+        if module not in needed:
+            needed.add(module)
+            waiting += [(module.parent / name).resolve() for name in imports.findall(module.read_text())]
+    named = re.findall(
+        r'<(?:link rel="modulepreload" href|script type="module" src)="console/([^"]+)"', (FOLDER / "index.html").read_text()
+    )
+    assert sorted(named) == sorted(module.relative_to(FOLDER).as_posix() for module in needed)
 
 
 def test_files_that_are_no_assets_are_not_served(tmp_path: Path) -> None:

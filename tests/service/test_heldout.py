@@ -136,6 +136,12 @@ def test_samples_are_bounded_in_number_bytes_and_by_request() -> None:
         samples.note("books", 1, [query(text="x" * 60_000)])
     kept = samples.of("books", 10_000)
     assert MAX_BYTES - 61_000 < sum(len(one.query) for one in kept) <= MAX_BYTES
+    samples.note("films", 1, [query(text="film")])
+    samples.forget("books")
+    assert (samples.of("books", 10), len(samples.of("films", 10))) == ([], 1)
+    for _ in range(MAX_BYTES // 61_000):
+        samples.note("books", 1, [query(text="x" * 60_000)])
+    assert len(samples.of("films", 10)) == 1, "what was forgotten takes no room"
     few = QuerySamples(3)
     for i in range(10):
         few.note("books", 1, [query(text=str(i))])

@@ -511,8 +511,11 @@ def test_each_key_gets_so_many_refusals_a_second_and_none_waits_for_long(held: l
 def test_a_request_without_a_model_is_told_only_of_the_models_of_its_key(tmp_path: Path, file: Path) -> None:
     for name in ("books", "films"):
         small_model(tmp_path / "models", name=name)
+    early = "early-0123456789abcd"
+    file.write_text(f'{FILE}\n[[keys]]\nname = "early"\nkey = "{early}"\nrole = "retrieve"\nmodels = ["not-there-yet"]\n')
+    told = {PARTNER: "one of books", SHOP: "one of books, films", early: "a model that the key may use; none is here"}
     with run(tmp_path / "models", keys_file=file) as running:
-        for key, said in ((PARTNER, "one of books"), (SHOP, "one of books, films")):
+        for key, said in told.items():
             headers = {"Authorization": f"Bearer {key}"}
             refused = running.client.post("/retrieve", json={"queries": [{"history": []}]}, headers=headers)
             assert (refused.status_code, refused.json()["errors"][0]["expected"]) == (422, said)

@@ -94,6 +94,8 @@ def test_processes_add_up_also_those_that_ended_until_their_counts_are_old(tmp_p
         assert len(read) == files
         assert most_frequent(unknown_ids.summed(read), "books", now) == ([("c", 4), ("a", 3), ("b", 1)] if files else [])
     assert unknown_ids.read(tmp_path) == []
+    (tmp_path / "unknown_13.json").symlink_to("dropped-while-it-is-read")
+    assert unknown_ids.read(tmp_path) == []
 
 
 def test_customers_unknown_ids_are_counted_and_those_of_background_requests_are_not(versions: Path) -> None:

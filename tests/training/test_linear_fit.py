@@ -199,6 +199,10 @@ def test_what_was_chosen_before_a_run_was_killed_is_not_chosen_again(tmp_path: P
     with pytest.raises(InvalidConfig, match=rf"--resume: .* changed: data.train {raw['data']['train']}"):
         trained(tmp_path, raw, resume=True)
     npz_files(tmp_path, train=points_of(300))
+    (kept / "identity.json").rename(kept / "identity")
+    with pytest.raises(InvalidConfig, match=r"--resume: .* changed: the program"):
+        trained(tmp_path, raw, resume=True)
+    (kept / "identity").rename(kept / "identity.json")
     validation = trained(tmp_path, raw, resume=True).manifest.metrics["validation"]
     assert {name: validation[name] for name in chosen} == chosen
     assert not kept.exists()

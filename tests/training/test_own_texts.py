@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ def test_own_rows_combine_columns_by_the_length_of_their_texts_and_longer_texts_
     assert_allclose(rows.toarray(), expected / np.sqrt(length * np.median(length))[:, None], atol=1e-6)
     assert median == pytest.approx(np.median(length))
     assert np.linalg.norm(rows.toarray(), axis=1)[0] > 1.2, "the longest text"
+    rows, median = text_rows(vectoriser, [TITLES], [1.0])
+    assert median == pytest.approx(np.median(np.linalg.norm(titles, axis=1)[[0, 1, 2, 4]])), "an item without a text does not count"
+    assert rows[[3]].nnz == 0
     with pytest.raises(InvalidData, match=r"data\.own_texts: got .texts of 1 items., expected words"):
         text_rows(vectoriser, [["unheard"], [""]], [1.0, 1.0])
 
@@ -97,19 +101,26 @@ def test_a_text_has_words_in_any_script() -> None:
 
 
 def test_queries_of_an_item_count_beside_its_own_texts_the_more_there_are() -> None:
-    points = csr_array(np.eye(5, dtype=np.float32)[[0, 1, 2, 2, 2]])
-    labels = csr_array(np.eye(3, dtype=np.float32)[[0, 1, 1, 1, 2]])
-    length = np.array([[1], [4], [2]], np.float32)
-    own = csr_array(length * np.eye(5, dtype=np.float32)[[3, 3, 4]])
-    own_B = np.array([False, False, False, False, True])  # the last is a text of an item, and nobody asked for it
+    points = csr_array(np.eye(5, dtype=np.float32)[[0, 1, 2, 2, 0, 2]])
+    labels = csr_array(np.eye(4, dtype=np.float32)[[0, 1, 1, 1, 3, 2]])
+    length = np.array([[1], [4], [2], [0]], np.float32)
+    own = csr_array(length * np.eye(5, dtype=np.float32)[[3, 3, 4, 4]])
+    own_B = np.array([False, False, False, False, False, True])  # the last is a text of an item, and nobody asked for it
     data = LabelledPoints(points, labels, own_B, own_B)
-    labels, centroids = label_features(data, OwnTexts(own, (), 1, 5), LinearOptions())
+    tree_rows, centroids = label_features(data, OwnTexts(own, (), 1, 5), LinearOptions())
     one, three = 1 / (1 + 5), 3 / (3 + 5)
-    second = three * np.array([0, 1, 2, 0, 0]) / np.sqrt(5) + [0, 0, 0, 1, 0]
-    expected = [[one, 0, 0, 1, 0], second, [0, 0, 0, 0, 1]]
-    directions = np.array([row / np.linalg.norm(row) for row in expected])
-    assert_allclose(centroids.toarray(), directions * [[1], [4 ** (1 - three)], [2]], atol=1e-6)
-    assert_allclose(np.linalg.norm(labels.toarray(), axis=1), 1, atol=1e-6, err_msg="a tree is built from directions")
+    second = three * np.array([0, 1, 2, 0, 0]) / np.sqrt(5)
+    queries = np.array([[one, 0, 0, 0, 0], second, [0, 0, 0, 0, 0], [one, 0, 0, 0, 0]])
+    texts = np.eye(5)[[3, 3, 4, 4]] * [[1], [1], [1], [0]]
+    directions = (queries + texts) / np.linalg.norm(queries + texts, axis=1, keepdims=True)
+    assert_allclose(centroids.toarray(), directions * [[1], [4 ** (1 - three)], [2], [1]], atol=1e-6)
+    both = np.hstack([queries, texts])
+    assert_allclose(tree_rows.toarray(), both / np.linalg.norm(both, axis=1, keepdims=True), atol=1e-6, err_msg="from directions")
+    for asked_B, own_queries in ((own_B, math.inf), (np.ones(6, np.bool_), 5.0)):  # queries weigh nothing, or there are none
+        without = LabelledPoints(points, labels, asked_B, asked_B)
+        tree_rows, centroids = label_features(without, OwnTexts(own, (), 1, own_queries), LinearOptions())
+        assert_allclose(tree_rows.toarray(), texts, atol=1e-6)
+        assert_allclose(centroids.toarray(), own.toarray())
 
 
 def test_a_query_of_people_that_is_a_text_of_items_is_learned_from(tmp_path: Path) -> None:
@@ -179,6 +190,20 @@ def test_a_new_item_of_several_columns_has_the_row_of_a_trained_one(shop: Bundle
     features, length = LinearPlacement(shop)._document_features(evidence)
     rows, _ = text_rows(shop.vectoriser, columns, column_weights(columns))
     assert_allclose(length * as_matrix(features).toarray()[0], rows.toarray()[7], atol=1e-6)
+    with_queries = Evidence.of(shop, ItemBody(fields=fields, events=("kosto", "mivik")), shop.items, takes_fields=True)
+    assert LinearPlacement(shop)._document_features(with_queries)[1] == pytest.approx(length ** (1 / (1 + 2))) != length
+
+
+def test_a_text_counts_if_the_columns_have_no_known_word(shop: Bundle) -> None:
+    placement = LinearPlacement(shop)
+    for events in ((), ("kosto", "mivik")):
+        (without, _), (features, length) = (
+            placement._document_features(Evidence.of(shop, ItemBody(text="balan tuzen", fields=fields, events=events), shop.items, True))
+            for fields in (None, {"title": "unheard"})
+        )
+        assert length == 1
+        assert_allclose(as_matrix(features).toarray(), as_matrix(without).toarray())
+        assert len(features.indices)
 
 
 def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: Bundle, tmp_path: Path) -> None:

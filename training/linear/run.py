@@ -40,6 +40,8 @@ from ..trees.hierarchical_kmeans import hierarchical_kmeans
 from ..versions import clear, first_files, only_run, work_folder
 
 log = logging.getLogger(__name__)
+CHOSEN = "chosen.json"
+"""The first file in a work folder that depends on the configuration and data, of which `identity.json` is written before."""
 
 
 def fit_version(config: LinearConfig, out: Path, resume: bool = False, journal: Path | None = None, device: Device = "auto") -> Bundle:
@@ -77,7 +79,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
         labels, centroids = label_features(points, prepared.own_texts, config.linear)
         return hierarchical_kmeans(labels, branching, max_leaf, config.seed, threads), centroids
 
-    choice = _choose_or_read(config, prepared, tree_of, threads, work / "chosen.json")
+    choice = _choose_or_read(config, prepared, tree_of, threads, work / CHOSEN)
     log.info("C = %g, γ = %g, %.1f s after the start", choice.options.known_cost, choice.options.ranking.gamma, time.perf_counter() - begin)
 
     def grow_trees(points: LabelledPoints, level_folder: Path | None = None) -> list[TreeChunks]:
@@ -139,8 +141,8 @@ def _choose_or_read(config: LinearConfig, prepared: Prepared, tree_of: TreeOf, t
 
 def _check_identity(file: Path, config: LinearConfig) -> None:
     identity = {"the configuration": config.model_dump_json()} | file_digests(config.data, "data")
-    if file.is_file():
-        check_same_run(file.parent, json.loads(file.read_text()), identity)
+    if file.is_file() or (file.parent / CHOSEN).is_file():  # without an identity: of an earlier state of this program
+        check_same_run(file.parent, json.loads(file.read_text()) if file.is_file() else None, identity)
     else:
         with atomic_write(file) as part:
             part.write_text(json.dumps(identity))
