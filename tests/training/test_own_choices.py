@@ -64,6 +64,7 @@ def test_people_who_ask_by_descriptions_change_what_columns_weigh() -> None:
 
 def test_weights_are_judged_by_what_all_items_scored_would_find() -> None:
     vectoriser, columns, texts = _by_notes(60)
+    columns[1] = [" ".join(note.split()[: 4 + row % 21]) for row, note in enumerate(columns[1])]  # rows of several lengths
     labels = np.zeros((40, 60), np.float32)
     labels[np.arange(40), np.arange(40)], labels[:, 59] = 2, 1
     asked = _asked(vectoriser, texts[:40], csr_array(labels))
