@@ -47,6 +47,7 @@ class LinearPlacement:
 
     def __init__(self, bundle: Bundle, columns: Sequence[str] | None = None) -> None:
         self.bundle, self.takes_fields = bundle, finds_by_words(bundle)
+        self._own_length = own_length(bundle) if self.takes_fields else 1.0
         self._columns = columns
         self._lock = threading.Lock()
 
@@ -70,7 +71,7 @@ class LinearPlacement:
         squares = _sum(
             [replace(row, values=np.square(np.float32(weight) * row.values)) for row, weight in zip(rows, weights.values(), strict=True)]
         )
-        length = float(np.sqrt(squares.values.sum(dtype=np.float64))) / own_length(self.bundle)
+        length = float(np.sqrt(squares.values.sum(dtype=np.float64))) / self._own_length
         if length == 0:  # the fields have no known word, but the text has
             return _sum([item.document.normalised(), item.events.features]), 1.0
         features = _sum([replace(squares, values=np.sqrt(squares.values)).normalised(), item.events.features])

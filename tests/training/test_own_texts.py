@@ -227,7 +227,7 @@ def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: B
             LinearPlacement(damaged)
     damaged = with_parts(bundle, tmp_path / "damaged" / "1", {"data": bundle.manifest.data | {"own_length": 0.0}}, {})
     with pytest.raises(BundleCorrupt, match=r"own_length of the manifest is 0.0, expected a number above 0"):
-        LinearPlacement(damaged)._document_features(evidence)
+        LinearPlacement(damaged)
 
 
 def _counted(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
