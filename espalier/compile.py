@@ -235,7 +235,8 @@ def _code_of(function: str, types: str) -> bytes:
     dispatcher, arguments = function_of(function), types_of(types)
     dispatcher.compile(arguments)
     result = dispatcher.overloads[arguments]
-    if result.lifted or result.library.has_dynamic_globals:
+    parts = result._asdict()
+    if parts["lifted"] or parts["library"].has_dynamic_globals:
         raise ValueError(f"{function}: it has addresses of this process in it, and cannot be kept")
     content: bytes = dumps(result._reduce())
     return content
