@@ -76,7 +76,8 @@ class RankFeatures:
         None: there are none.
         """
         features_NF = np.full((len(rows_N), len(self.names)), np.nan, np.float32)
-        retrieval = {"retrieval.position": np.arange(1, len(rows_N) + 1), "retrieval.rank": ranks_N, "retrieval.score": scores_N}
+        log_position_N = np.log(np.arange(1, len(rows_N) + 1))
+        retrieval = {"retrieval.log_position": log_position_N, "retrieval.rank": ranks_N, "retrieval.score": scores_N}
         columns: dict[str, Any] = {name: values for name, values in retrieval.items() if name in self._column}
         columns |= {name: _attribute(name, column_I, rows_N, live) for name, column_I in self._attributes.items()}
         if self._historic:

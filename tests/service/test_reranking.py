@@ -122,7 +122,7 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("history", "rows", "sent", "expected"),
     [
-        ([], [4, 9], None, {"retrieval.position": [1, 2], "retrieval.rank": [-1, -2], "retrieval.score": [1, 0.5]}),
+        ([], [4, 9], None, {"retrieval.log_position": [0, np.log(2)], "retrieval.rank": [-1, -2], "retrieval.score": [1, 0.5]}),
         ([6, 7, 6, 8], [6, 8], None, {"history.seen": [1, 0]}),  # an item seen twice was seen last
         ([], [6, 8], None, {"history.length": [0, 0]} | {name: [NAN, NAN] for name in HISTORY if name != "history.length"}),
         ([], [2, 3], None, {"attribute.year": [1992, NAN], "attribute.free": [1, 0], "attribute.price": [0.5, 0.75]}),
@@ -151,7 +151,7 @@ def test_a_column_that_is_no_number_is_no_feature(plain: Bundle, column: str, wh
         RankFeatures(plain, (f"attribute.{column}",))
 
 
-@pytest.mark.parametrize("names", [("history.worst",), ("leaf",), ("retrieval.position", "retrieval.position"), ("item.",), ("query.a b",)])
+@pytest.mark.parametrize("names", [("history.worst",), ("leaf",), ("leaf.norm", "leaf.norm"), ("item.",), ("query.a b",)])
 def test_names_are_checked(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"no feature of a candidate|twice"):
         RankerInfo(features=names, depth=1, max_depth=2)
@@ -164,7 +164,7 @@ def test_names_are_checked(names: tuple[str, ...]) -> None:
 @pytest.fixture(scope="module")
 def ranked(plain: Bundle) -> Bundle:
     """Version 2 of it: the later year first, then the later place; the price that a caller sends counts most."""
-    return add_ranker(plain, {"attribute.year": 1.0, "retrieval.position": 0.25, "item.price": -100.0, "query.late": 1.0})
+    return add_ranker(plain, {"attribute.year": 1.0, "retrieval.log_position": 0.25, "item.price": -100.0, "query.late": 1.0})
 
 
 @pytest.mark.parametrize("price", [3e38, -3e38])
@@ -200,7 +200,7 @@ def test_a_query_is_ranked_alike_in_any_batch(plain: Bundle, seed: int) -> None:
 
 def test_a_ranker_that_answers_otherwise_or_does_not_fit_its_manifest_is_not_served(plain: Bundle, ranked: Bundle) -> None:
     assert verify_ranker(ranked, Reranker(ranked)) < 1e-5, "which orders golden items otherwise than they were found"
-    names = ("attribute.year", "retrieval.position")
+    names = ("attribute.year", "retrieval.log_position")
     golden, other = plain.golden(), weighted_sum(dict(zip(names, (1.0, 0.5), strict=True)))
     graph = weighted_sum(dict(zip(names, (1.0, 3.5), strict=True)))
     scores = golden_scores(plain, golden, RankFeatures(plain, names), other)
@@ -262,10 +262,10 @@ def test_models_of_vectors_and_of_features_can_have_one(tmp_path: Path) -> None:
     vectors = make_bundle(tmp_path, rng, complete_tree(rng.permutation(8), 2), kind="vector", name="vectors")
     kind = vectors.manifest.query
     assert isinstance(kind, VectorKind)
-    reranker = Reranker(add_ranker(vectors, {"retrieval.position": 1.0, "leaf.norm": 0.0}))
+    reranker = Reranker(add_ranker(vectors, {"retrieval.log_position": 1.0, "leaf.norm": 0.0}))
     assert reranker.rerank(encode_vectors(kind, [[1.0] * 4]), result_of([[5, 6, 7]]), 3).retrieved_BM.tolist() == [[2, 1, 0]]
     linear = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 3), Ranking(own="log_activation", gamma=1))
-    assert Reranker(add_ranker(linear, {"retrieval.position": 1.0})).features.names == ("retrieval.position",)
+    assert Reranker(add_ranker(linear, {"retrieval.log_position": 1.0})).features.names == ("retrieval.log_position",)
 
 
 # -- the service -----------------------------------------------------------------------------------------------------
@@ -287,7 +287,8 @@ def test_the_answer_is_in_the_rankers_order_also_outside_of_the_event_loop(serve
     items = answer["results"][0]["items"]
     assert [item["fields"]["year"] for item in items] == [1997, 1996, 1995]
     assert ids(answer["results"][0]) == ["item-7", "item-6", "item-5"]  # of the best 8; item-3 has no year
-    assert [item["rerank_score"] for item in items] == [1999.0, 1997.75, 1996.5]
+    expected = [1997 + 0.25 * np.log(8), 1996 + 0.25 * np.log(7), 1995 + 0.25 * np.log(6)]
+    assert [item["rerank_score"] for item in items] == pytest.approx(expected)
     assert [item["score"] for item in items] == pytest.approx([1 / 8, 1 / 7, 1 / 6])
     assert answer["timing"]["rerank_ms"] > 0
     assert served.engines["books"].calls[-1][1].m_B.tolist() == [8]
@@ -327,7 +328,7 @@ def test_callers_send_features_and_the_stage_is_counted_where_it_ran(served: Run
     first, second = served.retrieve(queries=queries, m=8, beam_size=20, rerank=True)["results"]
     assert ids(first) == ["item-5", "item-4", "item-2", "item-1", "item-0", "item-6", "item-7", "item-3"]
     assert first["unknown"] == ["gone"]
-    assert second["items"][0]["rerank_score"] == 1999 + 5
+    assert second["items"][0]["rerank_score"] == pytest.approx(1997 + 0.25 * np.log(8) + 5)
 
     def counted() -> float:
         for line in served.client.get("/metrics").text.splitlines():
@@ -357,7 +358,7 @@ def test_explain_says_what_moved(served: Running, plain: Bundle, ranked: Bundle)
         told = explained[item["id"]]
         assert (told["outcome"], told["place"], told["retrieved_place"]) == ("returned", place, ids(before).index(item["id"]) + 1)
         assert told["rerank_score"] == pytest.approx(item["rerank_score"])
-        assert told["rank_features"]["retrieval.position"] == told["retrieved_place"]
+        assert told["rank_features"]["retrieval.log_position"] == pytest.approx(np.log(told["retrieved_place"]))
         assert told["rank_features"]["item.price"] is None
     behind = [explained[item_id] for item_id in ids(before)[:8] if item_id not in ids(result)]
     assert [told["outcome"] for told in behind] == ["below_m"] * 5

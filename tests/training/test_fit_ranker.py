@@ -71,7 +71,7 @@ def split_of(bundle: Bundle) -> QuerySplit:
 
 def test_candidates_are_what_the_model_retrieves_with_their_grades(bundle: Bundle) -> None:
     graded = graded_queries(bundle, 70, 4)
-    engine, features = ReferenceEngine(bundle), RankFeatures(bundle, ("attribute.worth", "retrieval.position"))
+    engine, features = ReferenceEngine(bundle), RankFeatures(bundle, ("attribute.worth", "retrieval.log_position"))
     found = retrieve(engine, features, graded, 12, 64)
     assert len(found.ranking) == 70
     assert found.rows_BM.shape == (70, 12)
@@ -80,7 +80,7 @@ def test_candidates_are_what_the_model_retrieves_with_their_grades(bundle: Bundl
         grade_of = dict(zip(graded.items[b].tolist(), graded.grades[b].tolist(), strict=True))
         assert found.ranking.grades_R[own].tolist() == [grade_of.get(row, 0) for row in found.rows_BM[b].tolist()]
         assert found.ranking.features_RF[own, 0].tolist() == bundle.items.values("worth", found.rows_BM[b])
-        assert found.ranking.features_RF[own, 1].tolist() == list(range(1, 13))
+        assert found.ranking.features_RF[own, 1] == pytest.approx(np.log(np.arange(1, 13)))
     assert found.quality(None, 10)["ndcg"] == pytest.approx(float(ndcg_at_m(found.rows_BM, found.relevant, 10).mean()))
     perfect = found.quality(found.ranking.grades_R, 12)
     assert perfect["recall"] == pytest.approx(found.quality(None, 12)["recall"])
@@ -129,7 +129,7 @@ def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: 
     for row, expected in ((plain, test["retrieved"]), (ranked, test["reranked"])):
         assert (row["ndcg"], row["recall"]) == pytest.approx((expected["ndcg"], expected["recall"]), abs=1e-3)
     assert verify_ranker(added, Reranker(added)) == 0  # it has no golden queries
-    assert "ranker: of the best 32, at most 32, by retrieval.position, " in inspect(added)
+    assert "ranker: of the best 32, at most 32, by retrieval.log_position, " in inspect(added)
     assert "ranker" not in inspect(bundle)
     assert added.manifest.files["scorer.onnx"] == bundle.manifest.files["scorer.onnx"]
 
@@ -141,7 +141,7 @@ def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
     assert added.manifest.ranker.features == ("attribute.worth",)
     assert added.manifest.ranker.training["queries"] == 20
     for names, why in (
-        (("attribute.maker",), "some of retrieval.position"),
+        (("attribute.maker",), "some of retrieval.log_position"),
         (("query.hour",), "some of"),
         (("history.worst",), "no feature of a candidate"),
     ):

@@ -132,7 +132,7 @@ def test_dropout_is_drawn_per_item_once_for_all_layers_and_never_in_serving() ->
 
 def test_z_scores_have_mean_0_and_deviation_1_and_what_is_missing_is_0_and_said_beside() -> None:
     data = synthetic(3).features_RF
-    standardise = Standardise(data, "z-score", missing=True)
+    standardise = Standardise(data, "z-score")
     out = standardise(torch.from_numpy(data)).numpy()
     assert (standardise.outputs, out.shape[1]) == (5, 5)  # of the third feature alone
     known = ~np.isnan(data)
@@ -144,10 +144,17 @@ def test_z_scores_have_mean_0_and_deviation_1_and_what_is_missing_is_0_and_said_
     assert_allclose([out[:, 4].mean(), out[:, 4].std()], [0, 1], atol=1e-5)
 
 
+def test_a_value_that_was_rarely_missing_in_training_is_no_large_input_when_it_is_missing() -> None:
+    data = np.linspace(0, 1, 10_000, dtype=np.float32)[:, None]
+    data[7] = NAN
+    out = Standardise(data, "z-score")(torch.from_numpy(data))
+    assert 4.9 < out[7, 1] < 5.1
+
+
 @pytest.mark.parametrize("scaling", ["z-score", "quantile"])
 def test_constant_and_wholly_missing_features_are_0_for_any_value(scaling: Scaling) -> None:
     data = np.tile(np.array([[0.1, NAN, 3e8]], np.float32), (50, 1))
-    standardise = Standardise(data, scaling, missing=True)
+    standardise = Standardise(data, scaling)
     out = standardise(torch.tensor([[0.1, 5.0, -1.0], [7.0, NAN, 3e8]]))
     assert out.abs().max() == 0
     assert standardise.outputs == 3
@@ -158,8 +165,8 @@ def test_quantile_scaling_rises_and_hardly_depends_on_units(seed: int, exponent:
     rng = np.random.default_rng(seed)
     raw = rng.random((500, 1)).astype(np.float32) + 0.01
     other = (raw**exponent * 1e3).astype(np.float32)
-    first = Standardise(raw, "quantile", missing=False)(torch.from_numpy(raw)).numpy()[:, 0]
-    second = Standardise(other, "quantile", missing=False)(torch.from_numpy(other)).numpy()[:, 0]
+    first = Standardise(raw, "quantile")(torch.from_numpy(raw)).numpy()[:, 0]
+    second = Standardise(other, "quantile")(torch.from_numpy(other)).numpy()[:, 0]
     assert (np.diff(first[np.argsort(raw[:, 0])]) >= -1e-6).all()
     assert np.abs(first - second).mean() < 0.1
     assert np.abs(first).max() < 4
@@ -240,7 +247,7 @@ def test_queries_of_one_item_or_of_equal_grades_are_passed_over() -> None:
 def test_other_features_and_none_are_refused() -> None:
     data = synthetic(1)
     with pytest.raises(InvalidData, match="features_RF"):
-        Standardise(np.zeros((0, 3), np.float32), "z-score", missing=False)
+        Standardise(np.zeros((0, 3), np.float32), "z-score")
     with pytest.raises(InvalidData, match=r"valid\.feature_names"):
         fit_ranker(data, replace(data, feature_names=("a", "b", "c", "x")), FAST)
     with pytest.raises(InvalidData, match="features_RF"):
@@ -250,12 +257,12 @@ def test_other_features_and_none_are_refused() -> None:
 # -- ONNX -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "scaling", "missing"), [("linear", "z-score", False), ("highway", "quantile", True)])
+@pytest.mark.parametrize(("kind", "scaling"), [("linear", "z-score"), ("highway", "quantile")])
 def test_the_graph_scores_as_the_ranker_does_or_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, scaling: Scaling, missing: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, scaling: Scaling
 ) -> None:
     data = synthetic(1)
-    ranker = fit_ranker(data, None, ranker_config(kind=kind, scaling=scaling, missing=missing, max_epochs=5))
+    ranker = fit_ranker(data, None, ranker_config(kind=kind, scaling=scaling, max_epochs=5))
     (tmp_path / "ranker.onnx").write_bytes(ranker_onnx(ranker))
     model = onnx.load(tmp_path / "ranker.onnx")
     onnx.checker.check_model(model, full_check=True)

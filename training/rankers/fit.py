@@ -44,14 +44,14 @@ class Descent:
 
     batch_queries  queries of a step; the loss is the mean over them of each one's mean over its items
     max_norm       highway: the longest that a unit's incoming weights may be; None: no limit
-    average        the result is a running mean of the weights over about so many epochs; 0: the last weights
+    average        the result is a running mean of the weights over about so many epochs
     least_rate     training ends when the learning rate falls below
     validate_at    k of the NDCG@k by which the epoch is chosen
     """
 
     batch_queries: int = 16
     max_norm: float | None = 1.0
-    average: float = 0.0
+    average: float = 1.0
     least_rate: float = 1e-4
     validate_at: int = 10
 
@@ -191,7 +191,7 @@ class _Run:
 def new_ranker(train: RankingSet, config: RankerConfig) -> Ranker:
     """An untrained ranker: features standardised as those of some rows, weights drawn from the seed."""
     generator = torch.Generator().manual_seed(config.seed)
-    standardise = Standardise(train.features_RF, config.scaling, config.missing)
+    standardise = Standardise(train.features_RF, config.scaling)
     function = (
         HighwayFunction(standardise.outputs, config.hidden, LAYERS, config.dropout, INIT_STD, generator)
         if isinstance(config, HighwayConfig)

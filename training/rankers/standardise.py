@@ -20,12 +20,13 @@ from ..specification.ranker import Scaling
 
 QUANTILES = 16
 """Pieces of the map to the normal distribution."""
+RAREST = 0.2
+"""Smallest standard deviation by which an indicator is divided: what was missing once in a million rows is no input of a thousand."""
 
 
 class Standardise(nn.Module):
-    """(x − mean) / std, 0 where x is missing.
+    """(x − mean) / std, 0 where x is missing; then, for each feature with missing values, its standardised indicator "is missing".
 
-    missing   append, for each feature with missing values, its standardised indicator "is missing"
     scaling   `quantile`: first map x by a rising piecewise linear function from the training quantiles to those of the normal distribution;
               values beyond the outermost quantiles map to these
 
@@ -38,7 +39,7 @@ class Standardise(nn.Module):
     rise_FK: Tensor
     flagged: Tensor
 
-    def __init__(self, features_RF: NDArray[np.float32], scaling: Scaling, missing: bool) -> None:
+    def __init__(self, features_RF: NDArray[np.float32], scaling: Scaling) -> None:
         super().__init__()
         if features_RF.ndim != 2 or 0 in features_RF.shape:
             raise InvalidData("features_RF", list(features_RF.shape), "at least one row and one feature")
@@ -50,13 +51,14 @@ class Standardise(nn.Module):
             self.register_buffer("rise_FK", torch.from_numpy(rise_FK.astype(np.float32)))
             values_RF = _mapped(torch.from_numpy(values_RF), torch.from_numpy(knots_FK), torch.from_numpy(rise_FK)).numpy()
         self.scaling = scaling
-        flagged = np.flatnonzero(absent_RF.any(axis=0) & ~absent_RF.all(axis=0)) if missing else np.zeros(0, np.int64)
+        flagged = np.flatnonzero(absent_RF.any(axis=0) & ~absent_RF.all(axis=0))
         self.register_buffer("flagged", torch.from_numpy(flagged))
         columns_RF = np.concatenate([values_RF, absent_RF[:, flagged].astype(np.float64)], axis=1)
         is_known_RF = ~np.isnan(columns_RF)
         count_F = np.maximum(is_known_RF.sum(axis=0), 1)
         mean_F = np.where(is_known_RF, columns_RF, 0).sum(axis=0) / count_F
         std_F = np.sqrt((np.where(is_known_RF, columns_RF - mean_F, 0) ** 2).sum(axis=0) / count_F)
+        std_F[features_RF.shape[1] :] = np.maximum(std_F[features_RF.shape[1] :], RAREST)
         varies_F = std_F > 1e-7 * np.abs(mean_F)  # smaller deviations are float32 rounding
         self.register_buffer("mean", torch.from_numpy(mean_F.astype(np.float32)))
         self.register_buffer("scale", torch.from_numpy(np.divide(1, std_F, out=np.zeros_like(std_F), where=varies_F).astype(np.float32)))

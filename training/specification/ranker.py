@@ -25,8 +25,6 @@ class _Ranker(Section):
     all their orders"""
     scaling: Scaling = "z-score"
     """scaling of features: `"z-score"`, `"quantile"`. `"quantile"`: a rising piecewise linear map to the normal distribution"""
-    missing: bool = False
-    """add a feature that marks missing values"""
     learning_rate: float = Field(default=3e-3, gt=0)
     """first learning rate. Halved after an epoch in which the training loss did not improve"""
     max_epochs: int = Field(default=50, ge=1)

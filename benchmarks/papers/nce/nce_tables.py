@@ -91,8 +91,8 @@ def read_folds(folder: Path, name: str, seed: int) -> list[Fold]:
 # -- candidates -----------------------------------------------------------------------------------------------------------
 
 # The lists were made with validation figures; both losses have the same.
-NETWORK = HighwayConfig(hidden=64, dropout=0.3, learning_rate=0.003, missing=True, max_epochs=200, patience=15)
-LINE = LinearRankerConfig(learning_rate=0.02, missing=True, max_epochs=200, patience=15)
+NETWORK = HighwayConfig(hidden=64, dropout=0.3, learning_rate=0.003, max_epochs=200, patience=15)
+LINE = LinearRankerConfig(learning_rate=0.02, max_epochs=200, patience=15)
 DESCENT = Descent(max_norm=None, average=4.0)
 LAMBDAMART = BoostingConfig(loss="lambdarank", trees=500, row_share=0.8, feature_share=0.5, random_splits=False)
 
@@ -100,9 +100,7 @@ LAMBDAMART = BoostingConfig(loss="lambdarank", trees=500, row_share=0.8, feature
 def candidates(function: str, loss: Any, seed: int) -> list[RankerConfig | BoostingConfig | dict[str, Any]]:
     pairs = itertools.product
     if function == "rank-svm":
-        return [
-            {"cost": cost, "scaling": scaling, "missing": True} for cost, scaling in pairs((0.01, 0.1, 1.0, 10.0), ("z-score", "quantile"))
-        ]
+        return [{"cost": cost, "scaling": scaling} for cost, scaling in pairs((0.01, 0.1, 1.0, 10.0), ("z-score", "quantile"))]
     if function in ("linear", "highway"):
         network = LINE if function == "linear" else NETWORK
         return [

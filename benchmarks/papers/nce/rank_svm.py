@@ -25,11 +25,11 @@ MAX_PAIRS = 3_000_000
 """Of more pairs a seeded sample is taken: their differences are a dense array."""
 
 
-def fit_rank_svm(train: RankingSet, cost: float, scaling: Scaling = "z-score", missing: bool = False, seed: int = 0) -> Ranker:
+def fit_rank_svm(train: RankingSet, cost: float, scaling: Scaling = "z-score", seed: int = 0) -> Ranker:
     """A linear ranker.
 
-    cost              C
-    scaling, missing  of features, as `RankerConfig` has them
+    cost     C
+    scaling  of features, as `RankerConfig` has it
 
     Raises InvalidData where no query has items of different grades.
     """
@@ -40,7 +40,7 @@ def fit_rank_svm(train: RankingSet, cost: float, scaling: Scaling = "z-score", m
     share = min(1.0, MAX_PAIRS / len(pairs_P2))
     if share < 1:
         pairs_P2 = pairs_P2[rng.choice(len(pairs_P2), MAX_PAIRS, replace=False)]
-    standardise = Standardise(train.features_RF, scaling, missing)
+    standardise = Standardise(train.features_RF, scaling)
     inputs_RF = standardise(torch.from_numpy(train.features_RF)).numpy().astype(np.float64)
     difference_PF = inputs_RF[pairs_P2[:, 0]] - inputs_RF[pairs_P2[:, 1]]
     sign_P = np.where(np.arange(len(difference_PF)) % 2, -1.0, 1.0)  # LIBLINEAR needs two classes; the loss is symmetric
