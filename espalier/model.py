@@ -241,6 +241,7 @@ class Model:
         pruned    on `level` an ancestor was not among the best `beam_size` nodes, or on the last level the item itself not among the best
                   m; `cut` is the key of the last of these. In a forest, level and cut are those of the first tree
         below_m   a tree scored the item, but stacking, or the mean over a forest's trees, put it below the first m
+        excluded  the item is in the history, and the model leaves such items out
         unknown   the model has no such item
         """
         items = _listed("items", items, "a list of item ids")
@@ -249,7 +250,7 @@ class Model:
         m, beam_size = defaults.m if m is None else m, defaults.beam_size if beam_size is None else beam_size
         result = self.engine.search(batch, SearchParams.uniform(1, beam_size, m, trace=True))
         rows = self.bundle.items.rows_of([str(item) for item in items]).tolist()
-        outcomes = [{"item": str(item)} | self._outcome(row, result) for item, row in zip(items, rows, strict=True)]
+        outcomes = [{"item": str(item)} | self._outcome(row, batch, result) for item, row in zip(items, rows, strict=True)]
         names = {"item": pa.string(), "outcome": pa.string(), "rank": pa.int64(), "score": pa.float32()}
         schema = pa.schema(names | {"level": pa.int64(), "cut": pa.float32()})
         return as_frame(pa.Table.from_pylist(outcomes, schema=schema), self.frame)
@@ -372,9 +373,11 @@ class Model:
         batch.check(len(self.bundle.items))
         return batch
 
-    def _outcome(self, row: int, result: SearchResult) -> dict[str, object]:
+    def _outcome(self, row: int, queries: QueryBatch, result: SearchResult) -> dict[str, object]:
         if row < 0:
             return {"outcome": "unknown"}
+        if self.bundle.memory is not None and self.bundle.memory.leaves_out(queries.array[0], row):
+            return {"outcome": "excluded"}
         positions = np.flatnonzero(result.item_rows_BM[0] == row)
         if len(positions):
             return {"outcome": "returned", "rank": int(positions[0]) + 1, "score": float(result.scores_BM[0, positions[0]])}

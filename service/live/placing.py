@@ -34,7 +34,7 @@ def with_candidates(
     refusals: list[Refusal] = []
     for begin in range(0, len(writes), PLACED_AT_ONCE):
         for write, candidates in _candidates(writes[begin : begin + PLACED_AT_ONCE], versions, default):
-            if isinstance(candidates, InvalidInput) and _has_only_a_count(write):
+            if isinstance(candidates, InvalidInput) and _changes_only_the_count(write, default):
                 placeable.append(replace(write, candidates={}))  # the items of its stored evidence are gone: its row stays
             elif isinstance(candidates, Exception):
                 refusals.append(Refusal(write, candidates))
@@ -95,10 +95,11 @@ def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
     return body if placed is None or placed.by == FIELDS else None
 
 
-def _has_only_a_count(write: Write) -> bool:
-    """Whether a write is placed by stored evidence, and its request has a count but neither evidence nor fields."""
+def _changes_only_the_count(write: Write, default: LiveVersion) -> bool:
+    """Whether a write is placed by stored evidence because its request has a count. Its fields, if it has any, are no evidence."""
     body = write.request.body
-    return write.evidence is not None and body.count is not None and not body.has_evidence and body.fields is None
+    no_new_evidence = not body.has_evidence and (body.fields is None or not default.takes_fields)
+    return write.evidence is not None and body.count is not None and no_new_evidence
 
 
 def _unknown(request: Put | Delete, default: LiveVersion) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 import scipy.sparse as sp
 
 import espalier
-from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_tree
 from espalier.errors import BundleExists, InvalidInput, InvalidQuery
 from espalier.frames import as_table, lists_of
 from espalier.manifest import Ranking
+from espalier.memory import BUCKETS
 from espalier.model import Model
 from espalier.queries import HistoryKind, QueryBatch, encode_histories
 from espalier.search import SearchParams, SearchResult
@@ -210,6 +212,18 @@ def test_an_item_that_a_tree_scored_is_below_m_where_trees_are_merged(tmp_path: 
     scored = {*stacked.search([query], m=len(ids), beam_size=2).column("item").to_pylist()}
     assert found["below_m"]["item"] in scored
     assert found["pruned"]["item"] not in scored
+
+
+def test_an_item_of_the_history_that_the_model_leaves_out_was_not_cut(tmp_path: Path) -> None:
+    """A wider beam never finds it: it was said to be pruned, as if one could."""
+    rng = np.random.default_rng(7)
+    tree = random_tree(rng, 3, 3)
+    memory = random_memory(rng, tree.item_count, 5)
+    leaving_out_the_last = replace(memory, left_out=np.arange(BUCKETS) == 0)
+    lists = Model(make_bundle(tmp_path, rng, tree, "product", memory=leaving_out_the_last), "cpu", frame="arrow")
+    history = ["item-1", "item-2"]
+    outcomes = lists.explain(history, history, m=tree.item_count, beam_size=64).column("outcome").to_pylist()
+    assert outcomes == ["returned", "excluded"]
 
 
 def test_figures_are_those_of_training(model: Model) -> None:

@@ -207,6 +207,9 @@ def test_an_item_whose_evidence_is_gone_keeps_its_leaf_when_its_count_changes(li
     changed = live.put("new", count=9)
     assert (changed.outcome, changed.placed) == ("updated", where)
     assert live.get("new").body.count == 9
+    relabelled = live.put("new", count=10, fields={"title": "New"})
+    assert (relabelled.outcome, relabelled.placed) == ("updated", where), "the request sent no evidence that could be wrong"
+    assert (live.get("new").body.count, live.get("new").body.fields) == (10, {"title": "New"})
     with pytest.raises(InvalidInput):
         live.put("new", like=("item-2",))
 

@@ -41,9 +41,11 @@ from training.data.xmc import LabelledPoints
 from training.golden import golden_answers
 from training.inspect import inspect
 from training.linear import run as linear_run
-from training.linear.prepare import written_features
+from training.linear.prepare import prepare, written_features
 from training.publish import publish
 from training.rankers.log_queries import from_log
+from training.specification.linear import LinearConfig
+from training.specification.models import SPECIFICATION
 
 TREE = {"branching": 4, "max_leaf": 4}
 
@@ -385,10 +387,28 @@ def test_queries_of_the_log_are_held_out_and_texts_of_items_are_not(tmp_path: Pa
     assert (len(parts.train), len(parts.valid), len(parts.test)) == (243, 27, 30), "nor does a ranker learn from them"
 
 
+def test_queries_of_the_same_words_are_one_query_which_is_learned_from_or_held_out(tmp_path: Path) -> None:
+    """Of a log with queries in capitals, too, all test queries were learned from: with the other letters."""
+    rng, rows = np.random.default_rng(1), []
+    for _ in range(50):
+        text = " ".join(f"wört{number}" for number in rng.integers(30, size=3))
+        rows += [
+            (form, f"item{number}") for number, form in enumerate((text, text.title(), text.upper().replace("Ö", "O\u0308"), text + "!"))
+        ]
+    pl.DataFrame(rows, schema=["query", "item"], orient="row").write_csv(tmp_path / "log.csv")
+    data = {"format": "log", "train": str(tmp_path / "log.csv"), "test_share": 0.2}
+    config = SPECIFICATION.checked({"kind": "xr-linear", "name": "words", "data": data})
+    assert isinstance(config, LinearConfig)
+    prepared = prepare(config)
+    assert (len(prepared.train), len(prepared.test)) == (40, 10)
+    assert set(np.diff(prepared.train.labels.indptr)) == set(np.diff(prepared.test.labels.indptr)) == {4}, "each has the items of all forms"
+    assert prepared.written_queries.to_pylist() == [text for text, _ in rows[::4] if text in {*prepared.written_queries.to_pylist()}]
+
+
 def test_a_log_of_the_items_own_texts_chooses_nothing(tmp_path: Path) -> None:
-    """In other letters and with other signs, too."""
+    """In other letters, with accents and with other signs, too."""
     raw = titled_items(tmp_path, 300, 0, train=str(tmp_path / "log.csv"))
-    text = pl.col("title").str.to_uppercase().str.replace(" ", ", ").alias("query")
+    text = pl.col("title").str.to_uppercase().str.replace_many(["A", "E", " "], ["Á", "E\u0301", ", "]).alias("query")
     pl.read_parquet(tmp_path / "items.parquet").select(text, pl.col("id").alias("item")).write_csv(tmp_path / "log.csv")
     bundle = trained(tmp_path, raw)
     assert bundle.manifest.data["tested"] == "made of words of the items"

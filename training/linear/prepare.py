@@ -23,7 +23,7 @@ from espalier.errors import MISSING, BundleCorrupt, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, QueryBatch, TextKind
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
-from espalier.text.vectoriser import Vectoriser
+from espalier.text.vectoriser import Vectoriser, words_of
 
 from ..data.csr import Csr, as_matrix, as_rows, normalised, read_by_rows
 from ..data.item_tables import item_table
@@ -218,7 +218,7 @@ def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
 
 def _from_texts(config: LinearConfig, data: LogData, run_journal: RunJournal | None, vectoriser: Vectoriser | None) -> Prepared:
     bad_rows = BadRows(data.bad_rows, data.SECTION)
-    pairs = pl.DataFrame(schema=PAIRS) if data.train is None else _read_pairs(data, data.train, bad_rows)
+    pairs = pl.DataFrame(schema=PAIRS) if data.train is None else _with_one_text_each(_read_pairs(data, data.train, bad_rows))
     if data.items is None:
         items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
     else:
@@ -285,14 +285,29 @@ def _text_pairs(items: ItemTable, texts: Sequence[str], people_texts: pl.Series)
     return pairs.filter((pl.col("query") != "") & ~pl.col("query").is_in(people_texts.implode()))
 
 
+def _with_one_text_each(pairs: pl.DataFrame) -> pl.DataFrame:
+    """The log with one text, the first, for queries of the same words. They are one query to the model: one may not be learned from and the
+    other be held out.
+    """
+    queries = pairs.select(pl.col("query").unique(maintain_order=True))
+    text = pl.col("query").first().over(_words_of(queries["query"]))
+    return pairs.join(queries.with_columns(text.alias("text")), on="query", maintain_order="left").select(
+        pl.col("text").alias("query"), pl.exclude("query", "text")
+    )
+
+
 def _other_queries(queries: pl.DataFrame, columns: Sequence[Sequence[str]]) -> pl.DataFrame:
     """The queries (a column of distinct texts) whose words are not those of an item's text, or of all its texts together."""
     if not columns:
         return queries
     joined_texts = [" ".join(filter(None, texts)) for texts in zip(*columns, strict=True)]
-    texts = pl.DataFrame({"query": [text for column in (*columns, joined_texts) for text in column]}, schema={"query": pl.String})
-    words = pl.col("query").str.to_lowercase().str.extract_all(r"\w+").list.join(" ")
-    return queries.join(texts, on=words, how="anti", maintain_order="left")
+    texts = _words_of(pl.Series([text for column in (*columns, joined_texts) for text in column], dtype=pl.String))
+    return queries.filter(~_words_of(queries["query"]).is_in(texts.implode()))
+
+
+def _words_of(texts: pl.Series) -> pl.Series:
+    """The words of each text, as the model reads them, with blanks between them."""
+    return pl.Series([" ".join(words_of(text)) for text in texts], dtype=pl.String)
 
 
 def _check_something_is_left(config: LinearConfig, labels: Csr) -> None:
