@@ -93,7 +93,7 @@ def make_ready(name: str = "espalier") -> None:
         started = time.monotonic()
         subprocess.run([sys.executable, "-m", "espalier.compile", "--write", name], check=False, preexec_fn=end_with_parent)
         if open_file(package) is None:
-            log.warning("no compiled code was kept, for the reasons above, so this process compiles in memory: see docs/operate.md")
+            log.warning("no compiled code was kept, for the reasons above, so it compiles in memory; NUMBA_CACHE_DIR may name a folder")
             for function, types in read_signatures(package):
                 function_of(function).compile(types_of(types))
         log.info("compiled %s in %.0f s", name, time.monotonic() - started)

@@ -412,7 +412,7 @@ def warn_of_unknown_settings(settings: Settings) -> None:
 
 
 def _hint(setting: str | None) -> str:
-    return "docs/reference.md lists all settings" if setting is None else f"the nearest is {setting}"
+    return "`espalier serve --help` lists all settings" if setting is None else f"the nearest is {setting}"
 
 
 def refusals(error: ValidationError) -> list[str]:

@@ -98,9 +98,11 @@ def scratch(parent: Path) -> Iterator[Path]:
 
 
 def training_command() -> str | None:
-    """The command line of `espalier` or of `python -m training`, quoted for a shell; None in any other process."""
+    """The command line of `espalier`, also as `python -m`, or of `python -m training`, quoted for a shell; None in any other process."""
     program, *arguments = sys.argv
-    is_ours = Path(program).name == "espalier" or Path(program) == Path(__file__).with_name("__main__.py")
+    path = Path(program)
+    modules = Path(__file__).with_name("__main__.py"), Path(__file__).parents[1] / "espalier_cli" / "__main__.py"
+    is_ours = path.name == "espalier" or path in modules
     return shlex.join(["espalier", *arguments]) if is_ours else None
 
 

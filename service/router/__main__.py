@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.
     """Serve until a signal to stop. Returns the exit code."""
     parser = argparse.ArgumentParser(prog=prog, description="Serve a models folder whose items are on shards.", epilog=environment())
     parser.add_argument("--shards", help="addresses of services that hold shards, comma-separated, in any order")
-    parser.add_argument("--config", type=Path, help="a TOML file, see docs/operate.md; --shards wins")
+    parser.add_argument("--config", type=Path, help=f"a TOML file with the keys {', '.join(RouterConfig.model_fields)}; --shards wins")
     parser.add_argument("--host", help="address to listen on (ESPALIER_HOST)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (ESPALIER_PORT)")
     options = parser.parse_args(arguments)

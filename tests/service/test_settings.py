@@ -104,7 +104,7 @@ def test_a_wrong_secret_is_refused_without_being_shown(
         ("ESPALIER_RETRIEVE_KEY", "the nearest is ESPALIER_RETRIEVE_KEYS"),
         ("ESPALIER_RETREIVE_KESY", "the nearest is ESPALIER_RETRIEVE_KEYS"),
         ("espalier_admin_key", "the nearest is ESPALIER_ADMIN_KEYS"),
-        ("ESPALIER_WAREHOUSE_KEYRING_FOLDER", "docs/reference.md lists all settings"),
+        ("ESPALIER_WAREHOUSE_KEYRING_FOLDER", "`espalier serve --help` lists all settings"),
     ],
 )
 def test_keys_under_a_name_that_is_no_setting_end_the_start(
@@ -125,8 +125,8 @@ def test_a_variable_that_is_no_setting_is_logged_with_the_nearest_one(
             wrong.setenv(f"ESPALIER_{name}", value)
         warn_of_unknown_settings(Settings())
     assert sorted(caplog.messages) == [
-        "ESPALIER_COLOUR_OF_THE_SKY is no setting and has no effect; docs/reference.md lists all settings",
-        "ESPALIER_KEY is no setting and has no effect; docs/reference.md lists all settings",
+        "ESPALIER_COLOUR_OF_THE_SKY is no setting and has no effect; `espalier serve --help` lists all settings",
+        "ESPALIER_KEY is no setting and has no effect; `espalier serve --help` lists all settings",
         "ESPALIER_MODLES is no setting and has no effect; the nearest is ESPALIER_MODELS",
     ]
     caplog.clear()

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import espalier_cli.__main__
 import training.__main__
 from benchmarks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.bundle import RANKER, Bundle
@@ -154,8 +155,11 @@ def test_a_ranker_is_published_with_its_scores_of_the_golden_items_and_the_figur
     assert not (models / "3").exists()
 
 
-def test_the_manifest_says_the_command_that_trained_it(source: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", [training.__main__.__file__, "fit", "--config", "my shop.toml"])
+@pytest.mark.parametrize("program", [training.__main__.__file__, espalier_cli.__main__.__file__, "/usr/bin/espalier"])
+def test_the_manifest_says_the_command_that_trained_it(
+    source: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr("sys.argv", [program, "fit", "--config", "my shop.toml"])
     published = publish(tmp_path / "models" / "shop" / "1", bare(source), answers, metrics, [2])
     assert published.manifest.command == "espalier fit --config 'my shop.toml'"
     monkeypatch.setattr("sys.argv", ["/usr/bin/pytest", "-q"])  # another program
