@@ -177,11 +177,10 @@ class _Reranking:
         reranker = checked.model.reranker
         if final.reranked is None or reranker is None:
             return None
-        score_M = final.reranked.score_BM[b]
-        scored = int(np.count_nonzero(~np.isnan(score_M)))
-        candidates = result.item_rows_BM[b, :scored], result.ranks_BM[b, :scored], result.scores_BM[b, :scored]
+        count = min(int(final.eligible_B[b]), checked.depth)
+        candidates = result.item_rows_BM[b, :count], result.ranks_BM[b, :count], result.scores_BM[b, :count]
         features_NF = reranker.features.of(encoded.queries, b, *candidates, encoded.caller_features[b], view.candidates)
-        return _Reranking(reranker.features.names, final.reranked.retrieved_BM[b], score_M, features_NF)
+        return _Reranking(reranker.features.names, final.reranked.retrieved_BM[b], final.reranked.score_BM[b], features_NF)
 
     def place_of(self, retrieved: int) -> int:
         return int(np.flatnonzero(self.place_M == retrieved)[0])

@@ -369,6 +369,19 @@ def test_explain_says_what_moved(served: Running, plain: Bundle, ranked: Bundle)
     assert moved == {item_id: pair for item_id, pair in places.items() if pair[0] != pair[1]}
 
 
+def test_explain_shows_what_the_ranker_saw_of_all_its_candidates_though_a_score_is_not_finite(plain: Bundle, tmp_path: Path) -> None:
+    own = add_ranker(plain, {"item.price": 10.0}, version=32)
+    assert own.manifest.ranker is not None
+    with_ranker(plain, tmp_path / "books" / "2", own.manifest.ranker, own.graph(RANKER), own.golden()[:0])
+    with run(tmp_path, lambda bundle: open_engine(bundle, "cpu", "onnx-cpu"), max_explained=16) as real:
+        found = ids(real.retrieve(queries=[{"history": ["item-1"]}], m=8, beam_size=20)["results"][0])
+        queries = [{"history": ["item-1"], "item_features": {found[0]: {"price": 3e38}, found[7]: {"price": 2.0}}}]
+        body: Json = {"queries": queries, "m": 8, "beam_size": 20, "rerank": True, "explain_items": found}
+        told = {item["id"]: item for item in real.retrieve(**body)["results"][0]["explain"]["items"]}
+    assert [told[item_id]["rank_features"]["item.price"] is not None for item_id in found] == [True, *[False] * 6, True]
+    assert (told[found[0]]["rerank_score"], told[found[7]]["rerank_score"]) == (None, 20.0)
+
+
 @pytest.mark.parametrize(
     ("body", "field", "expected"),
     [
