@@ -194,7 +194,7 @@ def _reason(error: Exception) -> str:
     if status is not None:
         return status[1].strip() + (f" ({code[1]})" if code is not None else "")
     messages = re.findall(r'message: "([^"]{1,200})"', text)
-    if messages:
+    if messages and "OpenCredentials" not in text:  # whose first line names the file
         return str(messages[-1])
     if "TimedOut" in text:
         return "no answer in time"

@@ -108,15 +108,22 @@ class Swapper:
         self.retire_unsearched(entry)
 
     def retire_unsearched(self, entry: Entry) -> None:
-        """Retire shard versions that no router has searched for a while, except the highest. With a serving.json, retire none."""
+        """Retire shard versions that no router has searched for a while, except the highest. With a serving.json, retire none.
+
+        The version that was searched last stays, too: at night no router may ask for minutes, and the version is still its default.
+        """
         if entry.serving is not None or len(entry.ready) <= SHARD_VERSIONS:
             return
         highest = sorted(entry.ready, reverse=True)[:SHARD_VERSIONS]
+        last_search = max((loaded.shard.searched_at for loaded in entry.ready.values() if loaded.shard is not None), default=-inf)
         with entry.lock:
             ready = {
                 version: loaded
                 for version, loaded in entry.ready.items()
-                if version in highest or loaded.shard is None or loaded.shard.lingers(self._settings.shard_linger_s)
+                if version in highest
+                or loaded.shard is None
+                or loaded.shard.lingers(self._settings.shard_linger_s)
+                or loaded.shard.searched_at == last_search > -inf
             }
             if len(ready) < len(entry.ready):
                 self._publish(entry, ready, entry.version)

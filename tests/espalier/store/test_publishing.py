@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import obstore
 import pytest
 from obstore.exceptions import BaseError
 
@@ -121,7 +122,7 @@ def test_parts_that_azure_drops_do_not_matter_if_another_process_has_written_the
     files: Objects, monkeypatch: pytest.MonkeyPatch, other_wrote: bool
 ) -> None:
     """The answer is Azurite's. Azure commits the parts of the first process that is done, and forgets the others'."""
-    content, put = b"12345678", objects.obstore.put
+    content, put = b"12345678", obstore.put
 
     def put_parts(*arguments: Any, use_multipart: bool, **options: Any) -> Any:
         if not use_multipart:
@@ -131,7 +132,7 @@ def test_parts_that_azure_drops_do_not_matter_if_another_process_has_written_the
         raise BaseError("400 Bad Request: <Code>InvalidBlockList</Code>")
 
     monkeypatch.setattr(objects, "PART_BYTES", 4)
-    monkeypatch.setattr(objects.obstore, "put", put_parts)
+    monkeypatch.setattr(obstore, "put", put_parts)
     with nullcontext() if other_wrote else pytest.raises(StoreUnavailable, match="InvalidBlockList"):
         files.write("blob", iter([content]), len(content))
 
@@ -302,6 +303,9 @@ def test_errors_name_the_store_and_no_secret(s3_only: Objects, tmp_path: Path, m
     with pytest.raises(StoreError, match="s3://models/here/models: Connection refused") as refused:
         find_models(Objects("s3://models/here"))
     assert "not-shown" not in str(refused.value)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", f"{tmp_path}/nothing.json")
+    with pytest.raises(StoreUnavailable, match=r"gs://models: .* service account file from .*nothing\.json: No such file"):
+        Objects("gs://models")
     with pytest.raises(StoreMissing, match="no such folder"):
         Objects(f"file://{tmp_path}/nothing")
 
