@@ -284,8 +284,8 @@ class Settings(BaseSettings):
     shard_linger_s: Seconds = Field(
         default=30.0,
         ge=0,
-        description="Seconds after its last search for which a shard's version below the two highest still serves. The version that was "
-        "searched last stays.",
+        description="Seconds after its last search for which a shard's version below the two highest still serves. It stays "
+        "until the highest was searched after it.",
     )
     probe_per_s: float | None = Field(
         default=None,

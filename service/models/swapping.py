@@ -110,12 +110,13 @@ class Swapper:
     def retire_unsearched(self, entry: Entry) -> None:
         """Retire shard versions that no router has searched for a while, except the highest. With a serving.json, retire none.
 
-        The version that was searched last stays, too: at night no router may ask for minutes, and the version is still its default.
+        Versions stay until a router has searched the highest after them, too: at night no router may ask for minutes, and they are still
+        its default and its candidate.
         """
         if entry.serving is not None or len(entry.ready) <= SHARD_VERSIONS:
             return
         highest = sorted(entry.ready, reverse=True)[:SHARD_VERSIONS]
-        last_search = max((loaded.shard.searched_at for loaded in entry.ready.values() if loaded.shard is not None), default=-inf)
+        search_of_highest = shard.searched_at if (shard := entry.ready[highest[0]].shard) is not None else inf
         with entry.lock:
             ready = {
                 version: loaded
@@ -123,7 +124,7 @@ class Swapper:
                 if version in highest
                 or loaded.shard is None
                 or loaded.shard.lingers(self._settings.shard_linger_s)
-                or loaded.shard.searched_at == last_search > -inf
+                or loaded.shard.searched_at > search_of_highest
             }
             if len(ready) < len(entry.ready):
                 self._publish(entry, ready, entry.version)
