@@ -282,7 +282,10 @@ class Settings(BaseSettings):
     )
     shard: int | None = Field(default=None, ge=0, description="Number of the only shard to serve from a folder of shards. None: all.")
     shard_linger_s: Seconds = Field(
-        default=30.0, ge=0, description="Seconds after its last search for which a shard's version below the two highest still serves."
+        default=30.0,
+        ge=0,
+        description="Seconds after its last search for which a shard's version below the two highest still serves. It stays "
+        "until the highest was searched after it.",
     )
     probe_per_s: float | None = Field(
         default=None,

@@ -28,6 +28,7 @@ MAX_PARTS = 9_000
 """Most parts of one object; S3 allows 10,000. Larger files have larger parts."""
 LIST_PAGE = 1000
 NO_BUCKET = "NoSuchBucket|ContainerNotFound"
+PARTS_DROPPED = "InvalidBlockList"
 READ_S, WRITE_S = 20, 300
 """Read timeouts of a store for reading and for writing: joining the parts of a large upload takes a store minutes."""
 _RETRIES: Any = {
@@ -121,13 +122,20 @@ class Objects:
         return content
 
     def write(self, key: str, chunks: Iterator[bytes], size: int) -> None:
-        """Write an object as a whole, or not at all if `chunks` raises. Large objects are uploaded in parts."""
+        """Write an object as a whole, or not at all if `chunks` raises. Large objects are uploaded in parts.
+
+        Several processes may write the same content under one key. When one of them is done, Azure drops the parts of the others.
+        """
         with self._store_errors(key):
             if size <= PART_BYTES:
                 obstore.put(self._store, key, b"".join(chunks), use_multipart=False)
             else:
                 part_bytes = max(PART_BYTES, -(-size // MAX_PARTS))
-                obstore.put(self._store, key, chunks, use_multipart=True, chunk_size=part_bytes, max_concurrency=PARTS)
+                try:
+                    obstore.put(self._store, key, chunks, use_multipart=True, chunk_size=part_bytes, max_concurrency=PARTS)
+                except BaseError as error:
+                    if PARTS_DROPPED not in str(error) or (stored := self.head(key)) is None or stored.size != size:
+                        raise
 
     def create(self, key: str, content: bytes) -> bool:
         """Write an object unless it exists. False if it exists."""
@@ -186,7 +194,7 @@ def _reason(error: Exception) -> str:
     if status is not None:
         return status[1].strip() + (f" ({code[1]})" if code is not None else "")
     messages = re.findall(r'message: "([^"]{1,200})"', text)
-    if messages:
+    if messages and "OpenCredentials" not in text:  # whose first line names the file
         return str(messages[-1])
     if "TimedOut" in text:
         return "no answer in time"

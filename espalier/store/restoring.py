@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,9 +51,12 @@ def choose(store: Objects, name: str, at: float | None = None) -> str:
     ids = find_backups(store, name)
     if not ids:
         raise StoreMissing(f"{store.url}: no backup of {name!r}")
-    candidates = [backup_id for backup_id in ids if at is None or time_of(backup_id) <= at]
+    if at is None:
+        return ids[-1]
+    candidates = [backup_id for backup_id in ids if time_of(backup_id) <= at]
     if not candidates:
-        raise InvalidInput("--at", at, f"a time from the oldest backup of {name!r} on, {ids[0].partition('-')[0]}")
+        time_text = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        raise InvalidInput("--at", time_text, f"a time from the oldest backup of {name!r} on, {ids[0].partition('-')[0]}")
     return candidates[-1]
 
 

@@ -108,15 +108,23 @@ class Swapper:
         self.retire_unsearched(entry)
 
     def retire_unsearched(self, entry: Entry) -> None:
-        """Retire shard versions that no router has searched for a while, except the highest. With a serving.json, retire none."""
+        """Retire shard versions that no router has searched for a while, except the highest. With a serving.json, retire none.
+
+        Versions stay until a router has searched the highest after them, too: at night no router may ask for minutes, and they are still
+        its default and its candidate.
+        """
         if entry.serving is not None or len(entry.ready) <= SHARD_VERSIONS:
             return
         highest = sorted(entry.ready, reverse=True)[:SHARD_VERSIONS]
+        search_of_highest = shard.searched_at if (shard := entry.ready[highest[0]].shard) is not None else inf
         with entry.lock:
             ready = {
                 version: loaded
                 for version, loaded in entry.ready.items()
-                if version in highest or loaded.shard is None or loaded.shard.lingers(self._settings.shard_linger_s)
+                if version in highest
+                or loaded.shard is None
+                or loaded.shard.lingers(self._settings.shard_linger_s)
+                or loaded.shard.searched_at > search_of_highest
             }
             if len(ready) < len(entry.ready):
                 self._publish(entry, ready, entry.version)

@@ -287,8 +287,10 @@ def test_a_time_chooses_the_last_backup_until_then(files: Objects) -> None:
     add(files, *ids)
     assert choose(files, "books") == ids[2]
     assert choose(files, "books", (NOW - timedelta(hours=1.5)).timestamp()) == ids[1]
-    with pytest.raises(InvalidInput, match=f"--at: got .*, expected a time from the oldest backup of 'books' on, {ids[0][:15]}"):
-        choose(files, "books", (NOW - timedelta(hours=4)).timestamp())
+    too_early = NOW - timedelta(hours=4)
+    said = f"--at: got '{too_early:%Y-%m-%dT%H:%M:%SZ}', expected a time from the oldest backup of 'books' on, {ids[0][:15]}"
+    with pytest.raises(InvalidInput, match=said):
+        choose(files, "books", too_early.timestamp())
     with pytest.raises(StoreMissing, match="no backup of 'films'"):
         choose(files, "films")
 

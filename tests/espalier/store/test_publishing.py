@@ -10,13 +10,16 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import obstore
 import pytest
+from obstore.exceptions import BaseError
 
 from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle, find_versions
@@ -112,6 +115,26 @@ def test_large_files_go_in_parts(s3_only: Objects, books: Path, monkeypatch: pyt
     assert found.content == content
     assert found.etag is not None
     assert found.etag.endswith('-3"')  # S3's tag of an object of three parts
+
+
+@pytest.mark.parametrize("other_wrote", [True, False])
+def test_parts_that_azure_drops_do_not_matter_if_another_process_has_written_the_object(
+    files: Objects, monkeypatch: pytest.MonkeyPatch, other_wrote: bool
+) -> None:
+    """The answer is Azurite's. Azure commits the parts of the first process that is done, and forgets the others'."""
+    content, put = b"12345678", obstore.put
+
+    def put_parts(*arguments: Any, use_multipart: bool, **options: Any) -> Any:
+        if not use_multipart:
+            return put(*arguments, use_multipart=False, **options)
+        if other_wrote:
+            files.create("blob", content)
+        raise BaseError("400 Bad Request: <Code>InvalidBlockList</Code>")
+
+    monkeypatch.setattr(objects, "PART_BYTES", 4)
+    monkeypatch.setattr(obstore, "put", put_parts)
+    with nullcontext() if other_wrote else pytest.raises(StoreUnavailable, match="InvalidBlockList"):
+        files.write("blob", iter([content]), len(content))
 
 
 def test_a_version_with_other_content_is_refused_and_nothing_of_it_is_sent(store: Objects, books: Path) -> None:
@@ -280,6 +303,9 @@ def test_errors_name_the_store_and_no_secret(s3_only: Objects, tmp_path: Path, m
     with pytest.raises(StoreError, match="s3://models/here/models: Connection refused") as refused:
         find_models(Objects("s3://models/here"))
     assert "not-shown" not in str(refused.value)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", f"{tmp_path}/nothing.json")
+    with pytest.raises(StoreUnavailable, match=r"gs://models: .* service account file from .*nothing\.json: No such file"):
+        Objects("gs://models")
     with pytest.raises(StoreMissing, match="no such folder"):
         Objects(f"file://{tmp_path}/nothing")
 

@@ -124,8 +124,15 @@ def test_a_version_that_routers_still_search_stays_beside_two_higher_ones(
         put(tmp_path, [shards[3][0]])
         until(lambda: 4 in served(service)["0"], "the folder was looked at")
         assert served(service)["1"] == [1, 2, 3]
+        assert status(service, wholes[1], shards[1][1]) == 200
+        now[0] += 100
+        put(tmp_path, [shards[3][1]])
+        until(lambda: served(service)["1"] == [1, 2, 3, 4], "no router has asked for a higher version")
+        assert status(service, wholes[0], shards[0][1]) == 200
         now[0] += 1
-        until(lambda: served(service)["1"] == [2, 3], "version 1 has gone")
+        assert status(service, wholes[3], shards[3][1]) == 200
+        now[0] += 61
+        until(lambda: served(service)["1"] == [3, 4], "version 1 has gone")
         assert status(service, wholes[0], shards[0][1]) == 410
 
 
