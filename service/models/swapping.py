@@ -115,9 +115,9 @@ class Swapper:
         """
         if entry.serving is not None or len(entry.ready) <= SHARD_VERSIONS:
             return
-        highest = sorted(entry.ready, reverse=True)[:SHARD_VERSIONS]
-        search_of_highest = shard.searched_at if (shard := entry.ready[highest[0]].shard) is not None else inf
         with entry.lock:
+            highest = sorted(entry.ready, reverse=True)[:SHARD_VERSIONS]
+            search_of_highest = shard.searched_at if (shard := entry.ready[highest[0]].shard) is not None else inf
             ready = {
                 version: loaded
                 for version, loaded in entry.ready.items()
