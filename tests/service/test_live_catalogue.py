@@ -212,6 +212,8 @@ def test_an_item_whose_evidence_is_gone_keeps_its_leaf_when_its_count_changes(li
     assert (live.get("new").body.count, live.get("new").body.fields) == (10, {"title": "New"})
     with pytest.raises(InvalidInput):
         live.put("new", like=("item-2",))
+    with pytest.raises(InvalidInput):
+        live.put("new", count=11, like=("item-2",))
 
 
 def test_a_count_is_not_taken_while_nobody_can_make_its_row(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
