@@ -44,7 +44,7 @@ from training.rankers.second_stage import StageConfig, collect, fit
 from training.specification.ranker import HighwayConfig, ranker_config
 
 M = 10
-TREES = tuple(itertools.product((15, 31, 63), (0.05, 0.1)))
+TREES = tuple(itertools.product((7, 15, 31, 63), (0.02, 0.05, 0.1)))
 
 
 def quality(candidates: Candidates, scores_R: NDArray[np.float32] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
