@@ -260,8 +260,8 @@ class MemoryInfo(_Strict):
     weight   λ, a normal float32: engines multiply by it in float32, and some would take a smaller number for 0
     length   number of a history's last items that count
     entries  of the sparse matrix item → item
-    repeat   repeat term of an item of the history, by how many items came after its last occurrence: 0, 1, 2–3, 4–7, 8–15, 16 and more
-    left_out for which of these buckets the items of the history are excluded
+    repeat   what each occurrence of an item in the history adds to mem, by how many items came after it: 0, 1, 2–3, 4–7, 8–15, 16 and more
+    left_out for which of these buckets items are excluded, if their last occurrence is in it
     search   `pushed`: by key on every level
     formula  how the entries were computed; None: live items' events add no entries
     """

@@ -4,8 +4,9 @@
     mem(inner node)     = the largest mem of the eligible leaves below it, 0 where none has any
     key(n)              = rank(n) + λ · mem(n)
 
-r(b), the repeat term, is 0 for items outside the history. For an item of the history it depends on how many items came after the item's
-last occurrence; these numbers are grouped in buckets. An item whose bucket is left out is excluded, as if the query excluded it.
+r(b), the repeat term, is 0 for items outside the history. For an item of the history it is a sum over its occurrences; each adds a number
+that depends on how many items came after it. These numbers of items are grouped in buckets. An item is excluded, as if the query excluded
+it, if the bucket of its last occurrence is left out.
 
 Beams are cut and leaves ordered by key; only the rank is passed down the tree. This module has the arrays and their checks.
 `memory_lists.py` computes mem for a history.
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt
 from espalier.manifest import LARGEST, MemoryFormula, MemoryInfo
+from espalier.queries import MAX_HISTORY
 from espalier.read_only import read_only
 from espalier.stored_arrays import Dtypes, check_arrays, check_length, check_rows
 
@@ -36,7 +38,7 @@ MAX_VISITS = 1 << 20
 """Most entries that a query may add up: history length times the entries of the longest item. Some 70 ms."""
 LARGEST_VALUE = float(np.finfo(np.float16).max)
 BUCKETS = 6
-"""Buckets of how many items came after an item's last occurrence: 0, 1, 2–3, 4–7, 8–15, 16 and more."""
+"""Buckets of how many items came after an occurrence: 0, 1, 2–3, 4–7, 8–15, 16 and more."""
 NO_REPEAT, NONE_LEFT_OUT = read_only(np.zeros(BUCKETS, np.float32), np.zeros(BUCKETS, np.bool_))
 DTYPES: Dtypes = {"offset": np.int64, "item": np.int32, "value": np.float16, "weight": np.float32}
 """The arrays of memory.safetensors."""
@@ -51,8 +53,8 @@ class Memory:
     value       float16[E]: S[a, item] ≥ 0
     weight      float32[length]: w_d ≥ 0, for d = 0, the last item of a history, and so on
     key_weight  λ > 0
-    repeat      float32[BUCKETS]: r of a bucket ≥ 0
-    left_out    bool[BUCKETS]: whether items of a bucket are excluded
+    repeat      float32[BUCKETS]: what an occurrence adds to r, by its bucket; ≥ 0
+    left_out    bool[BUCKETS]: whether an item is excluded, by the bucket of its last occurrence
     formula     how S was computed from lists of items; None: unknown
     """
 
@@ -100,9 +102,8 @@ class Memory:
             terms[source] = terms.get(source, 0.0) + self.key_weight * weight * (
                 value_of(source) if value_of else self.value_of(source, item)
             )
-        positions = np.flatnonzero(items_T == item)
-        if len(positions):
-            terms[item] = terms.get(item, 0.0) + self.key_weight * float(self.repeat[bucket_of(int(positions[0]))])
+        for position in np.flatnonzero(items_T == item).tolist():
+            terms[item] = terms.get(item, 0.0) + self.key_weight * float(self.repeat[bucket_of(position)])
         return sorted(((source, term) for source, term in terms.items() if term > 0), key=lambda entry: -entry[1])
 
     def leaves_out(self, history_T: NDArray[Any], item: int) -> bool:
@@ -150,14 +151,15 @@ class Memory:
             raise BundleCorrupt("weight: expected at least one, finite and at least 0")
         if len(self.weight) * longest > MAX_VISITS:
             raise BundleCorrupt(f"weight: {len(self.weight)} places over rows of up to {longest} entries, at most {MAX_VISITS} together")
-        largest_mem = float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0)) + float(self.repeat.max())
+        largest_mem = float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0))
+        largest_mem += MAX_HISTORY * float(self.repeat.max())
         for quantity, largest in (("", largest_mem), ("key_weight · ", self.key_weight * largest_mem)):
             if not largest <= LARGEST / 2:
                 raise BundleCorrupt(f"value: {quantity}sums of weight · value reach {largest:.3g}, expected at most {LARGEST / 2:.3g}")
 
 
 def bucket_of(position: int) -> int:
-    """The bucket for a number of items after an item's last occurrence (`position`, from the end of the history)."""
+    """The bucket for a number of items after an occurrence (`position`, from the end of the history)."""
     return min(position.bit_length(), BUCKETS - 1)
 
 

@@ -61,7 +61,7 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
             most_live += entries.length[source] if source < len(entries.length) else 0
             d += 1
     repeat, local_I = trained[4], trained[5]
-    repeats, age_D = newest(history_T) if repeat.max() > 0 else (np.empty(0, np.int64), np.empty(0, np.int64))
+    repeats, bonus_D = repeat_terms(history_T, repeat) if repeat.max() > 0 else (np.empty(0, np.int64), np.empty(0, np.float64))
     leaves = np.empty(min(total + most_live + len(repeats), len(sum_L)), np.int64)
     handles = np.empty(min(most_live + len(repeats), len(sum_R)), np.int64)
     leaf_count, handle_count, d = 0, 0, 0
@@ -106,7 +106,7 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
             sum_L[leaf - leaf_offset] += term
         d += 1
     for i in range(len(repeats)):
-        row, term = local_row(repeats[i], local_I), np.float64(repeat[bucket_of(age_D[i])])
+        row, term = local_row(repeats[i], local_I), bonus_D[i]
         if row < 0 or row - items >= len(sum_R) or not term > 0:
             continue
         if row >= items:
@@ -126,18 +126,38 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
 @compiled()
 def newest(history_T: Array) -> Any:
     """int64[D] and int64[D]: the distinct items of a history, and the age of each one's last occurrence."""
+    numbers, distinct = occurrences(history_T), 0
+    for i in range(len(numbers)):
+        if i == 0 or numbers[i] >> AGE_BITS != numbers[distinct - 1] >> AGE_BITS:
+            numbers[distinct] = numbers[i]
+            distinct += 1
+    return numbers[:distinct] >> AGE_BITS, numbers[:distinct] & LAST_AGE
+
+
+@compiled()
+def repeat_terms(history_T: Array, repeat: Array) -> Any:
+    """int64[D] and float64[D]: the distinct items of a history, and r of each, its newest occurrence added first."""
+    numbers, distinct = occurrences(history_T), 0
+    row_D, term_D = np.empty(len(numbers), np.int64), np.zeros(len(numbers), np.float64)
+    for occurrence in numbers:
+        row = occurrence >> AGE_BITS
+        if distinct == 0 or row_D[distinct - 1] != row:
+            row_D[distinct] = row
+            distinct += 1
+        term_D[distinct - 1] += np.float64(repeat[bucket_of(occurrence & LAST_AGE)])
+    return row_D[:distinct], term_D[:distinct]
+
+
+@compiled()
+def occurrences(history_T: Array) -> Any:
+    """int64: item << AGE_BITS | age for each item of a history, ascending."""
     numbers, count, highest = np.empty(len(history_T), np.int64), 0, np.int64(0)
     for t in range(len(history_T) - 1, -1, -1):
         if history_T[t] >= 0:
             numbers[count] = (history_T[t] << AGE_BITS) + count
             highest = max(highest, numbers[count])
             count += 1
-    numbers, distinct = in_order(numbers[:count], highest, AGE_BITS), 0
-    for i in range(count):
-        if i == 0 or numbers[i] >> AGE_BITS != numbers[distinct - 1] >> AGE_BITS:
-            numbers[distinct] = numbers[i]
-            distinct += 1
-    return numbers[:distinct] >> AGE_BITS, numbers[:distinct] & LAST_AGE
+    return in_order(numbers[:count], highest, AGE_BITS)
 
 
 @compiled()

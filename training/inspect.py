@@ -101,7 +101,7 @@ def _stages(manifest: Manifest) -> Iterator[str]:
         if any(memory.repeat) or any(memory.left_out):
             terms = zip(memory.repeat, memory.left_out, strict=True)
             names = ", ".join("left out" if left_out else f"+{memory.weight * bonus:.3g}" for bonus, left_out in terms)
-            yield f"items of the history, by the places since they came last (0, 1, 2, 4, 8, 16 and more): {names}"
+            yield f"each time an item is in the history, by the items after it (0, 1, 2, 4, 8, 16 and more): {names}"
     if (stacking := manifest.stacking) is not None:
         gain = stacking.training.get("gain")
         gain_text = "" if gain is None else f"; gain of nDCG@5 and recall@10 when it was trained {gain!s:.20}"

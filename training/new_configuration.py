@@ -29,6 +29,7 @@ from .data.log_files import without_end
 from .data.log_values import MICROSECONDS, BadRows, Timestamps, is_text_type
 from .data.parquet_logs import files_of, is_parquet, name_of, opened
 from .data.text_files import TextTableFile, encoding_of, fields_of, line_of, open_text, quoted_fields, separator_of
+from .neighbours.cooccurrence import LONGEST, lists_of
 from .specification.linear import LogData
 from .specification.log_format import LOG_FORMAT, BadRowsPolicy, Column, CsvFormat, TextTable, TimestampType
 from .specification.models import LINEAR_KINDS, SPECIFICATION
@@ -47,6 +48,8 @@ DATES = (
 TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 """Formats of dates, in each order of day and month, and of times, other than ISO 8601. With dots, the day comes first everywhere."""
 MOST_IN_WINDOW = 200
+MANY_REPEATS = 0.2
+"""If at least this share of the events is of items that the user had before, as in logs of songs, to find these is part of the task."""
 
 
 @dataclass(frozen=True)
@@ -347,11 +350,22 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
     layout.notes.append(f"{interactions.user_count:,} users, {interactions.item_count:,} items, {interactions.event_count:,} events")
     format_text = ", ".join(f"{key} = {_toml(value)}" for key, value in form.items())
     lines = [f"log = {_toml(str(layout.log))}", f"format = {{ {format_text} }}"]
-    if interactions.order != "none" or kind in (None, "otm-sequence", "neighbours"):
-        return kind or "otm-sequence", lines
-    window = int(np.clip(np.quantile(length_U, 0.95), 1, MOST_IN_WINDOW))
-    more = [f"windows = [{window}] # lists have no order: one window, as long as 95 of 100 lists", "targets = 20"]
-    return kind, [*lines, "", "[instances]", *more]
+    if interactions.order == "none" and kind not in (None, "otm-sequence", "neighbours"):
+        window = int(np.clip(np.quantile(length_U, 0.95), 1, MOST_IN_WINDOW))
+        more = [f"windows = [{window}] # lists have no order: one window, as long as 95 of 100 lists", "targets = 20"]
+        lines += ["", "[instances]", *more]
+    return kind or "otm-sequence", [*lines, *_repeats(layout, interactions)]
+
+
+def _repeats(layout: Layout, interactions: Interactions) -> list[str]:
+    """The lines that let items of the history be answers, if many events are of such items."""
+    events = np.minimum(np.diff(interactions.offset_U1), LONGEST).sum()
+    distinct = lists_of(interactions, np.arange(interactions.user_count), distinct=True).length_U.sum()
+    repeats = events - distinct
+    if repeats < MANY_REPEATS * events:
+        return []
+    layout.notes.append(f"{repeats / events:.0%} of the events are of an item that the user had before: such items count as answers")
+    return ["", "[search]", "exclude_seen = false # true: choose and measure without items of the history"]
 
 
 def _checked_events(layout: Layout, form: dict[str, object], scratch: Path) -> Interactions:

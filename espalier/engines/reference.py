@@ -218,7 +218,8 @@ class ReferenceEngine(Engine):
         mask = every_item(tree) if mask is None else mask.of_tree(t)
         excluded = set() if params.exclude_BE is None else set(params.exclude_BE[b][params.exclude_BE[b] != NO_ITEM].tolist())
         if self._memory is not None:
-            excluded |= {row for row, bucket in self._repeated(queries.array[b]).items() if self._memory.left_out[bucket]}
+            last_age = {row: ages[0] for row, ages in self._ages(queries.array[b]).items()}
+            excluded |= {row for row, age in last_age.items() if self._memory.left_out[min(age.bit_length(), 5)]}
         if not excluded:
             return mask
         eligible_N, gone = mask.eligible_N.copy(), 0
@@ -265,21 +266,23 @@ class ReferenceEngine(Engine):
         for item, weight in zip(known_T.tolist(), memory.weight.astype(np.float64), strict=False):
             entries = slice(memory.offset[item], memory.offset[item + 1])
             mem_N[tree.leaf_of_item[memory.item[entries]]] += weight * memory.value[entries].astype(np.float64)
-        for item, bucket in self._repeated(history_T).items():
-            mem_N[tree.leaf_of_item[item]] += float(memory.repeat[bucket])
+        for item, ages in self._ages(history_T).items():
+            mem_N[tree.leaf_of_item[item]] += sum(float(memory.repeat[min(age.bit_length(), 5)]) for age in ages)
         mem_N[~eligible_N] = 0
         for level in range(tree.height, 1, -1):
             nodes = np.asarray(tree.level(level))
             np.maximum.at(mem_N, tree.parent[nodes], mem_N[nodes])
         return np.float32(memory.key_weight) * mem_N.astype(np.float32)
 
-    def _repeated(self, history_T: NDArray[Any]) -> dict[int, int]:
-        """The items of a history that this tree holds, each with its bucket: the bits of the number of items that follow it, at most 5."""
-        oldest_first, shard = history_T[history_T >= 0].tolist(), self.bundle.shard
-        later_items = {item: len(oldest_first) - 1 - position for position, item in enumerate(oldest_first)}
-        if shard is not None:
-            later_items = {row: later_items[item] for row, item in enumerate(shard.items.tolist()) if item in later_items}
-        return {item: min(count.bit_length(), 5) for item, count in later_items.items()}
+    def _ages(self, history_T: NDArray[Any]) -> dict[int, list[int]]:
+        """The items of a history that this tree holds, each with how many items follow each of its occurrences, ascending."""
+        row_of = None if self.bundle.shard is None else {item: row for row, item in enumerate(self.bundle.shard.items.tolist())}
+        ages: dict[int, list[int]] = {}
+        for age, item in enumerate(history_T[history_T >= 0][::-1].tolist()):
+            row = item if row_of is None else row_of.get(item)
+            if row is not None:
+                ages.setdefault(row, []).append(age)
+        return ages
 
     def lift_of_lists(self, lists: MemoryLists, b: int) -> NDArray[np.float32]:
         """float32[N]: λ · mem of every node for query b, from lists of mem that the query brings."""

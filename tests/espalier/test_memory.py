@@ -37,7 +37,7 @@ from espalier.read_only import read_only
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.tree import complete_tree, tree_from_children
 from tests.espalier.bundle.parts import content_of, draft_of, remembering
-from tests.espalier.test_signature import assert_same, last_buckets
+from tests.espalier.test_signature import assert_same, buckets_of
 from training.golden import golden_answers
 from training.inspect import inspect
 
@@ -52,9 +52,9 @@ def mem_of(bundle: Bundle, history_T: NDArray[np.int64], allowed: set[int]) -> d
             item = int(memory.item[e])
             if item in allowed:
                 at_leaf[item] = at_leaf.get(item, 0.0) + float(memory.weight[d]) * float(memory.value[e])
-    for item, bucket in last_buckets(history_T).items():
+    for item, buckets in buckets_of(history_T).items():
         if item in allowed:
-            at_leaf[item] = at_leaf.get(item, 0.0) + float(memory.repeat[bucket])
+            at_leaf[item] = at_leaf.get(item, 0.0) + sum(float(memory.repeat[bucket]) for bucket in buckets)
     mem: dict[int, float] = {}
     for item, total in at_leaf.items():
         node = int(tree.leaf_of_item[item])
@@ -165,7 +165,7 @@ def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
 
 LIVE_ROW = 3
 """Of the first handle: items 0 … 2 are trained."""
-REPEAT = np.array([0.25, 0, 0.5, 0, 0, 0], np.float32)
+REPEAT = np.array([0.25, 0.125, 0.5, 0, 0, 0], np.float32)
 ENTRIES = np.array([0, 2, 2, 2]), np.array([1, 2], np.int32), np.array([2, 1], np.float32), np.array([1, 0.5], np.float32)
 TRAINED = read_only(*ENTRIES, REPEAT, np.empty(0, np.int64))
 
@@ -186,8 +186,8 @@ def live_entries() -> tuple[EntryArrays, Any]:
 
 LIVE = live_entries()
 HISTORY = np.array([LIVE_ROW, 0, 0])
-EXPECTED = {0: 0.25, 1: 3.0, 2: 4.5, LIVE_ROW: 8.0}
-"""The weights of item 0 are 1 and .5; items of the history have a repeat term for themselves."""
+EXPECTED = {0: 0.375, 1: 3.0, 2: 4.5, LIVE_ROW: 8.0}
+"""The weights of item 0 are 1 and .5; items of the history have a repeat term for themselves, item 0 twice."""
 
 
 @pytest.mark.parts

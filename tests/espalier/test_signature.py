@@ -110,11 +110,12 @@ LINEAR = Family(linear_shapes(), draw_small_linear, linear_bundle, ("sparse-cpu"
 each_family = pytest.mark.parametrize("family", [GRAPHS, LINEAR], ids=["graphs", "linear"])
 
 
-def last_buckets(history_T: NDArray[np.int64]) -> dict[int, int]:
-    """The items of a history, and the bucket of how many places ago each came last."""
-    newest_first = [int(a) for a in history_T[::-1] if a >= 0]
-    places = {item: newest_first.index(item) for item in newest_first}
-    return {item: [place < 1, place < 2, place < 4, place < 8, place < 16, True].index(True) for item, place in places.items()}
+def buckets_of(history_T: NDArray[np.int64]) -> dict[int, list[int]]:
+    """The items of a history, and the buckets of how many places ago each came, the last time first."""
+    buckets: dict[int, list[int]] = {}
+    for place, item in enumerate(int(a) for a in history_T[::-1] if a >= 0):
+        buckets.setdefault(item, []).append([place < 1, place < 2, place < 4, place < 8, place < 16, True].index(True))
+    return buckets
 
 
 def eligible_rows(bundle: Bundle, queries: QueryBatch, params: SearchParams, b: int) -> set[int]:
@@ -123,7 +124,7 @@ def eligible_rows(bundle: Bundle, queries: QueryBatch, params: SearchParams, b: 
     rows = np.arange(bundle.tree.item_count) if mask is None else np.flatnonzero(mask.eligible_N[bundle.tree.leaf_of_item])
     excluded = set() if params.exclude_BE is None else set(params.exclude_BE[b].tolist())
     if bundle.memory is not None:
-        excluded |= {item for item, bucket in last_buckets(queries.array[b]).items() if bundle.memory.left_out[bucket]}
+        excluded |= {item for item, buckets in buckets_of(queries.array[b]).items() if bundle.memory.left_out[buckets[0]]}
     return set(rows.tolist()) - excluded
 
 

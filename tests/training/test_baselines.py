@@ -469,19 +469,22 @@ def rank_rows(queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> ND
 
 
 @pytest.mark.parametrize(
-    ("places", "found"),
+    ("places", "by_count", "found"),
     [
-        ((repeats.OWN,) * 6, [0, 1, 2, 3, 4, 5]),
-        ((repeats.LEFT_OUT,) * 6, [0, 2, 4, 5, 6, 7]),
-        ((0, repeats.OWN, repeats.LEFT_OUT, 0, 0, 0), [3, 0, 2, 4, 5, 6]),
-        ((0, 0, 2, 0, 0, 0), [3, 9, 1, 0, 2, 4]),
-        ((100, 5, 5, 0, 0, 0), [0, 2, 4, 5, 6, 9]),
+        ((repeats.OWN,) * 6, False, [0, 1, 2, 3, 4, 5]),
+        ((repeats.LEFT_OUT,) * 6, True, [0, 2, 4, 5, 6, 7]),
+        ((0, repeats.OWN, repeats.LEFT_OUT, 0, 0, 0), False, [3, 0, 2, 4, 5, 6]),
+        ((0, 0, 2, 0, 0, 0), False, [3, 9, 1, 0, 2, 4]),
+        ((0, 0, 0, 0, 0, 0), False, [3, 9, 1, 0, 2, 4]),
+        ((0, 0, 0, 0, 0, 0), True, [1, 3, 9, 0, 2, 4]),
+        ((2, 2, 0, 0, 0, 0), True, [1, 0, 3, 9, 2, 4]),
+        ((100, 5, 5, 0, 0, 0), False, [0, 2, 4, 5, 6, 9]),
     ],
 )
-def test_seen_items_stand_where_their_buckets_say(places: tuple[int, ...], found: list[int]) -> None:
-    """Item 3 came last now, 9 one place ago and 1 two; 3 earlier, too."""
-    history = np.array([-1, 3, 1, 9, 3])
-    rank = partial(repeats.rank_placed, rank_rows, places)
+def test_seen_items_stand_where_their_buckets_say(places: tuple[int, ...], by_count: bool, found: list[int]) -> None:
+    """Item 3 came last now, 9 one place ago and 1 two; 3 came once more, 1 twice."""
+    history = np.array([-1, 1, 3, 1, 1, 9, 3])
+    rank = partial(repeats.rank_placed, rank_rows, places, by_count)
     assert rank([history], 6, exclude_seen=False).tolist() == [found]
     assert rank([history], 6, exclude_seen=True).tolist() == [[0, 2, 4, 5, 6, 7]]
 
@@ -493,12 +496,12 @@ def test_a_method_places_seen_items_as_validation_queries_say(again: bool) -> No
     for _ in range(60):
         history = rng.choice(np.arange(4, 60), 5, replace=False)
         pairs.append(EvaluationPair(0, history, history[-2:-1] if again else np.array([3])))
-    places = repeats.best_places(rank_rows, pairs, Metric("recall", 1), has_order=True)
+    places, _ = repeats.best_places(rank_rows, pairs, Metric("recall", 1), has_order=True)
     if again:
         assert places[1] in (0, 2, 5), "within the least of the cuts"
     else:
         assert places == (repeats.OWN,) * 6, "a place that changes nothing is not taken"
-    assert repeats.best_places(rank_rows, pairs[:29], Metric("recall", 1), has_order=True) == (repeats.OWN,) * 6
+    assert repeats.best_places(rank_rows, pairs[:29], Metric("recall", 1), has_order=True) == ((repeats.OWN,) * 6, False)
 
 
 def test_places_are_chosen_by_the_top_of_a_list_and_by_its_length() -> None:
@@ -507,9 +510,21 @@ def test_places_are_chosen_by_the_top_of_a_list_and_by_its_length() -> None:
     for number in range(60):
         history = rng.choice(np.arange(12, 60), 2, replace=False)
         pairs.append(EvaluationPair(0, history, history[:1] if number % 2 else np.array([8])))
-    places = repeats.best_places(rank_rows, pairs, Metric("recall", 50), has_order=True)
+    places, _ = repeats.best_places(rank_rows, pairs, Metric("recall", 50), has_order=True)
     assert places[1] in (0, 2, 5)
     assert places[0] not in (0, 2, 5)
+
+
+@pytest.mark.parametrize("favourite", [False, True])
+def test_the_most_frequent_item_stands_first_if_it_comes_again(favourite: bool) -> None:
+    """Else the last one does. The least of the cuts is 10."""
+    rng, pairs = np.random.default_rng(4), []
+    for _ in range(60):
+        often, *once = rng.choice(np.arange(12, 60), 12, replace=False).tolist()
+        pairs.append(EvaluationPair(0, np.array([often, often, *once]), np.array([often if favourite else once[-1]])))
+    places, by_count = repeats.best_places(rank_rows, pairs, Metric("recall", 1), has_order=False)
+    assert set(places) == {0}
+    assert by_count == favourite
 
 
 def test_every_baseline_places_seen_items_where_they_count() -> None:

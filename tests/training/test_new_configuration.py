@@ -585,6 +585,20 @@ def test_an_item_table_has_the_same_options(tmp_path: Path) -> None:
     assert (table.column("Titel").to_pylist(), table.column("Preis").to_pylist()) == (["Käse", "Brot", "Müsli"], [2.5, 3.0, 1.25])
 
 
+@pytest.mark.parametrize("repeats", [19, 20])
+def test_items_of_the_history_are_answers_if_many_events_repeat_them(tmp_path: Path, repeats: int) -> None:
+    """Of 100 events, so many are of the user's first item."""
+    lists = [[f"i{user}-{place}" for place in range(20)] for user in range(5)]
+    for number in range(repeats):
+        lists[number % 5][-1 - number // 5] = lists[number % 5][0]
+    log = tmp_path / "songs.csv"
+    log.write_text("user,item\n" + "".join(f"u{user},{item}\n" for user, items in enumerate(lists) for item in items))
+    raw = written(log, time="file")
+    assert raw.get("search") == ({"exclude_seen": False} if repeats == 20 else None)
+    note = "# - 20% of the events are of an item that the user had before"
+    assert (note in log.with_name("new.toml").read_text()) == (repeats == 20)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["otm-sequence", "xr-linear"])
 def test_what_it_writes_is_trained_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:

@@ -371,6 +371,30 @@ def test_items_that_come_again_are_lifted(tmp_path: Path) -> None:
     assert not heard.left_out[:2].any()
 
 
+@pytest.mark.parametrize("shares", [(0.2, 0, 0.6, 0, 0, 0), (0.6, 0.2, 0.2, 0, 0, 0), (0.2, -np.inf, 0.4, 0, 0, 0)])
+@pytest.mark.parametrize("weight", [0, 4])
+def test_a_trial_of_a_repeat_term_finds_what_a_search_with_it_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], weight: float
+) -> None:
+    """Items come several times in the same history."""
+    trials: list[Figures] = []
+
+    def choose(values: Any, figures_of: Any, *, has_order: bool) -> tuple[float, ...]:
+        trials.append(figures_of(shares))
+        return shares
+
+    monkeypatch.setattr(ranking, "chosen_by_bucket", choose)
+    rng = np.random.default_rng(5)
+    lists = [rng.choice(rng.choice(ITEMS, 4, replace=False), 12).tolist() for _ in range(200)]
+    run = run_on(tmp_path, lists)
+    config = run.config.model_copy(update={"search": run.config.search.model_copy(update={"beam_size": ITEMS})})
+    chosen = dataclasses.replace(run, config=config).chosen(repeat="auto", weight=weight)
+    assert chosen.memory is not None
+    searches = Searches(config, run.topology, run.model, list(run.prepared.split.validation), chosen.ranking.own)
+    rows_BM, _ = searches.ranked(chosen.ranking.gamma, chosen.memory, searches.ms[-1])
+    assert_array_equal(trials[0].figure_CB, searches.figures_of(rows_BM).figure_CB)
+
+
 @pytest.mark.parametrize("weight", [0, 4])
 def test_items_that_never_come_again_are_left_out(tmp_path: Path, weight: float) -> None:
     bought = run_on(tmp_path, loops(300, again=0)).chosen(repeat="auto", weight=weight).memory

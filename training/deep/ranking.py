@@ -5,13 +5,13 @@ neighbours; a trial reorders leaves that searches have found (`reweighing.py`). 
 are repeated. Then the memory gets the fewest neighbours an item that lose at most half a percent. It is used only if it finds more than the
 tree alone by over a standard error. Differences are paired by query.
 
-The repeat term is chosen last: the bonus of items in the history, or whether they are left out. There is a value for each bucket of
-positions, in multiples of D, the mean over queries of the largest key less the 200th. A trial reorders the best leaves of one search and
-the leaves of the history. With seen items excluded the term has no effect, so it is chosen without that exclusion.
+The repeat term is chosen last: what each occurrence in the history adds to an item, or whether items of the history are left out. There is
+a value for each bucket of positions, in multiples of D, the mean over queries of the largest key less the 200th. A trial reorders the best
+leaves of one search and the leaves of the history. With seen items excluded the term has no effect, so it is chosen without that exclusion.
 
 Knows searches and their figures. Does not know how neighbours are counted or a bundle is written.
 
-Legend: B queries, C candidate leaves, T history, D its distinct items, M results.
+Legend: B queries, C candidate leaves, T history, D its distinct items, M results, K buckets.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidData
 from espalier.manifest import Calibration, Ranking
 from espalier.memory import BUCKETS, Memory, bucket_of
-from espalier.memory_sums import newest
-from espalier.read_only import read_only
 
 from ..deep.calibration import calibrate
 from ..deep.memory import FIT_S, NEIGHBOUR_COUNTS, memory_source, with_sorted_rows
@@ -238,23 +236,28 @@ class _RepeatedLeaves:
         longest = max(block.rows.shape[1] for block in searches.blocks)
         rows_BM, _ = searches.ranked(gamma, memory, min(self._m + longest, tree.item_count))
         self._candidates.add(rows_BM)
-        histories = [newest(*read_only(np.ascontiguousarray(row_T))) for block in searches.blocks for row_T in block.rows]
-        self._candidates.add(padded([rows_D for rows_D, _ in histories]))
+        histories = [row_T[row_T >= 0] for block in searches.blocks for row_T in block.rows]
+        self._candidates.add(padded([np.unique(history_T) for history_T in histories]))
         memory_BC = np.zeros(self._candidates.leaf_BC.shape, np.float32)
         if memory is not None:
             memory_BC = np.float32(memory.key_weight) * self._candidates.memory(searches.lists(memory))
         self._key_BC = self._candidates.keys(gamma, memory_BC)
-        self._bucket_BC = np.full(self._key_BC.shape, BUCKETS)  # BUCKETS: not in the history
-        for bucket_C, leaf_C, (rows_D, age_D) in zip(self._bucket_BC, self._candidates.leaf_BC, histories, strict=True):
-            for leaf, age in zip(tree.leaf_of_item[rows_D].tolist(), age_D.tolist(), strict=True):
-                bucket_C[leaf_C == leaf] = bucket_of(age)
+        self._last_BC = np.full(self._key_BC.shape, BUCKETS)  # the bucket of the last occurrence; BUCKETS: not in the history
+        self._count_BCK = np.zeros((*self._key_BC.shape, BUCKETS), np.float32)  # occurrences
+        for last_C, count_CK, leaf_C, history_T in zip(self._last_BC, self._count_BCK, self._candidates.leaf_BC, histories, strict=True):
+            for age, leaf in enumerate(tree.leaf_of_item[history_T][::-1].tolist()):
+                is_leaf_C = leaf_C == leaf
+                last_C[is_leaf_C] = np.minimum(last_C[is_leaf_C], bucket_of(age))
+                count_CK[is_leaf_C, bucket_of(age)] += 1
         best_BM = -np.sort(-self._key_BC, axis=1)[:, : self._m]
         self.spread = float(np.mean([best_M[0] - best_M[np.isfinite(best_M)][-1] for best_M in best_BM]))
 
     def measured(self, shares: tuple[float, ...]) -> Figures:
         """The figures with one value for each bucket, in multiples of D."""
-        bonus = np.array([*(share if share == LEFT_OUT else share * self.spread for share in shares), 0.0], np.float32)
-        return self._searches.figures_of(self._candidates.best(self._key_BC + bonus[self._bucket_BC], self._m))
+        is_left_out_K = np.array([*(share == LEFT_OUT for share in shares), False])
+        bonus_K = np.array([0.0 if share == LEFT_OUT else share * self.spread for share in shares], np.float32)
+        key_BC = np.where(is_left_out_K[self._last_BC], np.float32(LEFT_OUT), self._key_BC + self._count_BCK @ bonus_K)
+        return self._searches.figures_of(self._candidates.best(key_BC, self._m))
 
 
 def _with_fewest_neighbours(reweighed: ReweighedSearches, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:

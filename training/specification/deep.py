@@ -269,7 +269,7 @@ class MemoryConfig(Section):
     the 200 items that a history's memory ranks highest. 0: no memory. `"auto"`: the best for validation users, or no memory where they do
     not gain more than a standard error"""
     repeat: Literal["auto", "none"] = "auto"
-    """`"auto"`: items of the history get a bonus, by how many positions ago they came last, or are left out, whichever is best for
+    """`"auto"`: items of the history get a bonus, by how often and how many positions ago they came, or are left out, whichever is best for
     validation users, if it gains more than a standard error; no effect on queries that exclude seen items. `"none"`: they rank like any
     other"""
 
