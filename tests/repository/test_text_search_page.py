@@ -19,7 +19,7 @@ from tests.service.running import run as serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
-SECTION = (ROOT / "docs" / "text-search.md").read_text().partition("## The same on the sample\n")[2].partition("\n## ")[0]
+SECTION = (ROOT / "docs" / "text-search.md").read_text().partition("## An example on the sample\n")[2].partition("\n## ")[0]
 
 
 def run(folder: Path, command: str) -> None:
