@@ -142,9 +142,7 @@ class Settings(BaseSettings):
         default=None, description="Where models come from: s3://BUCKET/PATH, gs://…, az://… or file:///FOLDER. `models` is then a cache."
     )
     store_poll_s: Seconds = Field(default=10.0, gt=0, description="Seconds between two looks at the store; after failures, up to a minute.")
-    store_keep: int = Field(
-        default=2, ge=1, description="Number of highest versions of a model from the store that stay on disk even if they are not needed."
-    )
+    store_keep: int = Field(default=2, ge=1, description="Highest versions of a model from the store that stay on disk even if unused.")
     backup: Annotated[str, AfterValidator(check_url)] | None = Field(
         default=None, description="URL of the store for backups of journals, removals and defaults. A host that follows another makes none."
     )
@@ -159,7 +157,7 @@ class Settings(BaseSettings):
     )
     precision: Precision = Field(
         default="float32",
-        description="Precision of node rows in `triton` and of weights in `sparse-cuda`. Half precision is faster and smaller, but rounds.",
+        description="Precision of rows in `triton` and of weights in `sparse-cuda`. Half precision is faster and smaller, but rounds.",
     )
     threads: int = Field(
         default=1, ge=1, le=MAX_THREADS, description="Threads inside one CPU search. One worker per core with one thread each scales best."
@@ -174,8 +172,8 @@ class Settings(BaseSettings):
     )
     tls_certificate: Path | None = Field(
         default=None,
-        description="PEM file of the service's certificate and the intermediate ones. With it, all addresses speak only TLS. This and "
-        "other TLS files are read again when they change.",
+        description="PEM file of the service's certificate and the intermediate ones. With it, all addresses speak only TLS 1.2 or "
+        "newer. TLS files are read again when they change.",
     )
     tls_key: Path | None = Field(default=None, description="PEM file of that certificate's key, without a password.")
     tls_client_ca: Path | None = Field(
@@ -193,7 +191,7 @@ class Settings(BaseSettings):
         default=200,
         ge=0,
         le=10_000,
-        description="Microseconds. A query that a free CPU engine answers in less is searched by the event loop itself. 0: none is.",
+        description="Microseconds. Shorter queries are searched by the event loop itself if a CPU engine is free. 0: none.",
     )
     max_queue: int = Field(default=1024, ge=1, description="Most queries that wait for one model's engine; more are answered 429.")
     max_queue_ms: Milliseconds = Field(
@@ -218,7 +216,7 @@ class Settings(BaseSettings):
         default=4.0,
         ge=1,
         le=1_000_000,
-        description="Largest factor by which the beam may grow if a filter leaves few items. 1: it does not grow.",
+        description="Largest factor by which a filter may widen the beam.",
     )
     max_answer_values: int = Field(
         default=200_000,
@@ -228,7 +226,7 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         default=1024,
         ge=1,
-        description="Most connections per worker. A new connection beyond it replaces an idle one; if all are busy, it gets 503.",
+        description="Most connections per worker. A further one replaces an idle one; if all are busy, it gets 503.",
     )
     head_timeout_s: Seconds = Field(default=10.0, gt=0, description="Seconds in which the head of a request must have arrived.")
     keep_alive_s: Seconds = Field(
@@ -247,7 +245,7 @@ class Settings(BaseSettings):
         default=65_536,
         ge=1,
         le=1 << 18,
-        description="Most live items of one model. More are answered 507 until a fold; deletes are still accepted.",
+        description="Most live items of one model; more are answered 507 until a fold.",
     )
     follow: Annotated[str, AfterValidator(service_address)] | None = Field(
         default=None,
@@ -278,26 +276,25 @@ class Settings(BaseSettings):
     poll_s: Seconds | None = Field(
         default=None,
         gt=0,
-        description="Seconds between looks for new versions in the models folder. None: only admin requests load them; with a store 1.",
+        description="Seconds between looks for new versions. None: only admin requests load them; with a store 1.",
     )
     shard: int | None = Field(default=None, ge=0, description="Number of the only shard to serve from a folder of shards. None: all.")
     shard_linger_s: Seconds = Field(
         default=30.0,
         ge=0,
-        description="Seconds after its last search for which a shard's version below the two highest still serves. It stays "
-        "until the highest was searched after it.",
+        description="Seconds after its last search for which a shard's version below the two highest still serves.",
     )
     probe_per_s: float | None = Field(
         default=None,
         ge=0,
         le=1000,
-        description="Held-out and golden queries that are replayed per second, version and worker, to monitor recall. None or 0: none.",
+        description="Held-out and golden queries that each worker replays per second and version, to monitor recall.",
     )
     sample_queries: int = Field(
         default=0,
         ge=0,
         le=MAX_SAMPLES,
-        description="Number of customers' most recent queries that each worker keeps in memory for admins; 0: none.",
+        description="Customers' most recent queries that each worker keeps in memory for admins.",
     )
     load_timeout_s: Seconds = Field(
         default=600.0, gt=0, description="Seconds for which a change of versions waits for every worker. After that it is reverted."
@@ -305,7 +302,7 @@ class Settings(BaseSettings):
     mask_cache_bytes: int = Field(
         default=256 << 20,
         ge=0,
-        description="Memory for the masks of filters, per loaded version; twice that with live items. A mask takes a byte per node.",
+        description="Memory for the masks of filters, per loaded version; twice that with live items.",
     )
     drain_delay_s: Seconds = Field(
         default=0.0, ge=0, description="Seconds between the signal to stop and the end of listening. /readyz answers 503 meanwhile."

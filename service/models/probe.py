@@ -1,8 +1,9 @@
 """The recall probe: replays held-out and golden queries against every version that serves, at a low rate, while it serves requests.
 
 The metrics therefore show lower recall, or other scores than at export, before customers notice. They also show the quality of a loaded
-version that is not the default. These queries see no live items; live_replay.py has those that do. All go through the version's queue and
-wait for room; they do not count as requests. Knows queries and their expected answers.
+version that is not the default. Each query's recall is compared with its own at export: recall over a few hundred queries is noisy. These
+queries see no live items; live_replay.py has those that do. All go through the version's queue and wait for room; they do not count as
+requests. Knows queries and their expected answers.
 
 Legend: M results.
 """

@@ -32,16 +32,15 @@ class HistogramRow(NamedTuple):
 
 COUNTERS = {
     "espalier_requests_total": CounterRow(
-        "Answered POST /retrieve requests and lines of streams. A status that ends in -client is an error that the client's "
-        "own deadline or condition caused.",
+        "Answered retrievals, lines of streams too. A status that ends in -client is an error that the client itself caused.",
         ("model", "status"),
     ),
     "espalier_version_requests_total": CounterRow(
-        "Retrievals by the version that they came to, lines of streams too: answered, refused (429), late (504) or failed.",
+        "Retrievals by their version, lines of streams too: answered, refused (429), late (504) or failed.",
         ("model", "version", "outcome"),
     ),
     "espalier_shadow_requests_total": CounterRow(
-        "Requests that a candidate was to answer a second time: compared, failed, or left_out because it is large or others are under way.",
+        "Requests for a shadow: compared, failed, or left_out because it is large or others are under way.",
         ("model", "version", "outcome"),
     ),
     "espalier_background_requests_total": CounterRow(
@@ -56,12 +55,12 @@ COUNTERS = {
     "espalier_degraded_total": CounterRow("Queries that were searched with a smaller beam, to keep their deadline.", ("model",)),
     "espalier_unknown_ids_total": CounterRow("Ids in queries of answered requests that the catalogue does not have.", ("model",)),
     "espalier_auth_failures_total": CounterRow(
-        "Requests refused because of their key, by the role of the route and the reason: missing, malformed, unknown, "
-        "expired, role (a key of another role), model (it may not name this one) or off (the role has no keys).",
+        "Requests refused because of their key, by the role of the route and the reason: missing, malformed, unknown, expired, role (of "
+        "another role), model (not this one) or off (the role has no keys).",
         ("role", "reason"),
     ),
     "espalier_key_requests_total": CounterRow(
-        "Retrievals by the name of their key, lines of streams too: admitted, or limited (429 for the key's own limits).",
+        "Retrievals by the name of their key, lines of streams too: admitted, or limited (429).",
         ("key", "outcome"),
     ),
     "espalier_reload_total": CounterRow(
@@ -71,8 +70,8 @@ COUNTERS = {
         "Queries that the probe replayed: answered, late (no room for 5 s) or failed.", ("model", "version", "outcome")
     ),
     "espalier_refused_connections_total": CounterRow(
-        "Connections that were refused or cut off: too_many, crowded_out (idle, to make room), head_too_large, head_too_slow, "
-        "malformed, not_read or handshake (of TLS, which failed or took too long).",
+        "Connections that were refused or cut off: too_many, crowded_out (idle, to make room), head_too_large, head_too_slow, malformed, "
+        "not_read or handshake (of TLS).",
         ("reason",),
     ),
     "espalier_worker_cpu_seconds_total": CounterRow("Processor time of a worker and its predecessors.", ("worker",)),
@@ -80,8 +79,8 @@ COUNTERS = {
     "espalier_live_backup_failures_total": CounterRow("Failures to back a model up, or to delete its old backups.", ("model",)),
     "espalier_shard_searches_total": CounterRow("Searches of routers that a shard answered.", ("model",)),
     "espalier_shard_refused_total": CounterRow(
-        "Searches of routers that a shard did not answer: unknown_masks (the router sends them and asks again), not_served, "
-        "invalid, full, late, not_ready or failed.",
+        "Searches that a shard did not answer: unknown_masks (the router sends them and asks again), not_served, invalid, full, late, "
+        "not_ready or failed.",
         ("reason",),
     ),
     "espalier_store_bytes_total": CounterRow("Bytes that were downloaded from the store."),
@@ -111,8 +110,7 @@ GAUGES = {
     ),
     "espalier_model_info": GaugeRow("1 if the version serves, 0 while it is being loaded.", "livemax", ("model", "version", "engine")),
     "espalier_model_default_version": GaugeRow(
-        "The version that answers a request that names none; 0 while none is ready, NaN for a model that was found later and "
-        "never was ready.",
+        "The default version; 0 while none is ready, NaN for a model that was found later and never was ready.",
         "livemin",
         ("model",),
     ),
@@ -128,7 +126,7 @@ GAUGES = {
         "Recall@m of the probe's held-out queries when the model was exported.", "livemax", ("model", "version", "m")
     ),
     "espalier_probe_drift": GaugeRow(
-        "Mean absolute difference between the scores of golden queries now and at export; of several shards, now and at first.",
+        "Mean absolute difference between the scores of golden queries now and at export (of several shards: at first).",
         "livemax",
         ("model", "version"),
     ),
@@ -143,7 +141,7 @@ GAUGES = {
         "Committed operations that the worker furthest behind has not applied, when last looked at.", "livemax", ("model",)
     ),
     "espalier_live_backup_timestamp_seconds": GaugeRow(
-        "Unix time at which the newest backup in ESPALIER_BACKUP was made, or last found to hold everything; absent without one.",
+        "Unix time at which the newest backup was made, or last found to hold everything.",
         "livemax",
         ("model",),
     ),
@@ -151,7 +149,7 @@ GAUGES = {
         "1 from when the journal cannot be written or read until it can: writes are answered 503.", "livemax", ("model",)
     ),
     "espalier_live_canary_recall": GaugeRow(
-        "Share of the latest inserts that the probe finds by their own evidence; NaN if there are none.",
+        "Share of the latest inserts that the probe finds by their own evidence.",
         "livemin",
         ("model", "version"),
     ),
@@ -166,9 +164,7 @@ GAUGES = {
     "espalier_router_replicas": GaugeRow(
         "Replicas of a shard that answer: the lowest number that any router process sees.", "livemin", ("model", "version", "shard")
     ),
-    "espalier_models_disk_free_bytes": GaugeRow(
-        "Bytes that the service may still write to the disk of the models folder, where journals and the store's copies are too.", "livemin"
-    ),
+    "espalier_models_disk_free_bytes": GaugeRow("Bytes that the service may still write to the disk of the models folder.", "livemin"),
     "espalier_models_disk_bytes": GaugeRow("Size of the disk of the models folder.", "livemax"),
     "espalier_gpu_memory_bytes": GaugeRow("Memory in use on a GPU, by all processes.", "livemax", ("device",)),
     "espalier_gpu_memory_limit_bytes": GaugeRow("Memory that a GPU has.", "livemax", ("device",)),
@@ -194,7 +190,7 @@ HISTOGRAMS = {
         SECONDS,
     ),
     "espalier_version_request_seconds": HistogramRow(
-        "From the head of a request, or the arrival of a line of a stream, to its answer, by the version that answered.",
+        "From the arrival of a request, or of a line of a stream, to its answer, by version.",
         SECONDS,
         ("model", "version"),
     ),
@@ -202,7 +198,7 @@ HISTOGRAMS = {
         "Share of the items of a default version's answer that its candidate's has too.", SHARES, ("model", "version")
     ),
     "espalier_shadow_seconds": HistogramRow(
-        "Engine time of a query of requests that both answered, by the version that answers (default) and the candidate.",
+        "Engine time of a query that both answered, of the default and the candidate.",
         SECONDS,
         ("model", "version", "of"),
     ),
@@ -210,7 +206,7 @@ HISTOGRAMS = {
         "Stages of answered requests: queue, encode, search, serialise, and rerank where it was requested.", SECONDS, ("model", "stage")
     ),
     "espalier_query_seconds": HistogramRow(
-        "Engine wall time ÷ queries in the call, once per request; beam is the power of two at or below the beam size.",
+        "Engine wall time ÷ queries in the call; beam is the power of two at or below the beam size.",
         SECONDS,
         ("model", "engine", "beam"),
     ),

@@ -19,7 +19,7 @@ from tests.service.running import run as serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
-SECTION = (ROOT / "docs" / "text-search.md").read_text().partition("## The same on the sample\n")[2].partition("\n## ")[0]
+SECTION = (ROOT / "docs" / "text-search.md").read_text().partition("## An example on the sample\n")[2].partition("\n## ")[0]
 
 
 def run(folder: Path, command: str) -> None:
@@ -50,7 +50,7 @@ def test_the_request_is_answered_as_the_page_says(checkout: Path) -> None:
     with serving(checkout / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
         found = running.client.post("/retrieve", json=body).json()["results"][0]
         described = running.client.get("/models/debian-kinds").json()
-    said = {item: float(score) for item, score in re.findall(r"`([a-z0-9.-]+)` \((\.\d+)\)", SECTION)}
+    said = {item: float(score) for item, score in re.findall(r"`([a-z0-9.+-]+)`\s\((\.\d+)\)", SECTION)}
     assert [item["id"] for item in found["items"]] == list(said)
     for item in found["items"]:
         assert item["score"] == pytest.approx(said[item["id"]], abs=0.03)

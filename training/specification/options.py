@@ -98,15 +98,10 @@ def as_markdown() -> str:
     lines = [
         "# Options",
         "",
-        "All keys of all kinds, with the first sentence of each description. `espalier options KIND` prints the whole,",
-        "with types and limits. Words in italics restrict a row to kinds, or to values of the section's own kind. This page is generated:",
-        "`espalier options --markdown > docs/options.md`.",
-        "",
-        "kind | meaning",
-        "---|---",
+        "All keys of all [kinds](train.md#the-configuration), with the first sentence of each description. `espalier options KIND` prints",
+        "the whole, with types and limits. Words in italics restrict a row to kinds, or to values of the section's own kind. This page is",
+        "generated: `espalier options --markdown > docs/options.md`.",
     ]
-    for _, sections in FAMILIES:
-        lines += [f"`{kind}` | {_first_line(section)}" for section in sections for kind in kinds_of(section)]
     shared = _shared_keys(SPECIFICATION.sections)
     lines += ["", "## All models (`fit --config`)", *_table(shared, _every_kind(SPECIFICATION.sections))]
     for title, sections in PAGE_PARTS:
