@@ -88,14 +88,6 @@ def test_retrieve_and_that_cookies_are_not_kept(driver: Driver) -> None:
     assert ["Cookie" in request.headers for request in stub.requests] == [False, False]
 
 
-def test_whose_request_it_is_is_said_in_headers(driver: Driver) -> None:
-    stub = Stub()
-    driver.open(stub).retrieve([Query()], user="Zoë/1", group="beta")
-    driver.retrieve([Query()])
-    given = [(request.headers.get("Espalier-User"), request.headers.get("Espalier-Group")) for request in stub.requests]
-    assert given == [("Zo%C3%AB/1", "beta"), (None, None)]
-
-
 def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
     stub = Stub()
     queries = [Query(vector=np.array([0.5, 2], np.float32), exclude=(id for id in ("b1",))), Query(history=["b2"], exclude_seen=True)]
@@ -175,21 +167,6 @@ def test_an_answer_has_a_result_of_each_query(driver: Driver, results: int) -> N
     document = answer_to({"queries": [{"history": ["b1"]}] * results})
     with pytest.raises(InvalidAnswer, match=f"{results} results of 2 queries"):
         driver.open(lambda _: httpx.Response(200, json=document)).retrieve([Query(), Query()])
-
-
-def test_what_is_chosen_of_a_catalogue_is_sent(driver: Driver) -> None:
-    stub = Stub()
-    driver.open(stub)
-    driver.facets("books", "price", filter={"section": ["libs", "games"], "year": {"min": 1990}}, limit=3, version=2)
-    driver.node("books", tree=1, limit=5, version=2)
-    driver.item_path("books", "b1", tree=1, version=2)
-    sent = [dict(request.url.params) for request in stub.requests]
-    assert json.loads(sent[0].pop("filter")) == {"section": ["libs", "games"], "year": {"min": 1990}}
-    assert sent == [
-        {"column": "price", "limit": "3", "version": "2"},
-        {"tree": "1", "limit": "5", "version": "2"},
-        {"item": "b1", "tree": "1", "version": "2"},
-    ]
 
 
 @pytest.mark.parametrize(

@@ -233,12 +233,6 @@ def test_what_is_no_answer_is_an_error_and_not_asked_again(
         assert [request.headers["Accept-Encoding"] for request in stub.requests] == ["identity"]
 
 
-@pytest.mark.parametrize("status", [204, 205])
-def test_a_status_without_an_answer_is_an_error(driver: Driver, status: int) -> None:
-    with pytest.raises(InvalidAnswer, match=NO_ANSWER):
-        driver.open(Stub([reply(b"", status)])).retrieve([Query()])
-
-
 @pytest.mark.parametrize("status", ["1e999", "200", "399", "600", "true", '"422"', "null", "-1", "[]", "400"])
 def test_a_line_of_a_stream_has_a_status_of_a_refusal(driver: Driver, status: str) -> None:
     driver.open(Stub([reply(f'{{"title": "x", "status": {status}}}'.encode())]))
@@ -247,12 +241,6 @@ def test_a_line_of_a_stream_has_a_status_of_a_refusal(driver: Driver, status: st
     else:
         with pytest.raises(InvalidAnswer):
             list(driver.retrieve_stream(asking("a")))
-
-
-@pytest.mark.parametrize("media_type", ["application/json", "Application/JSON; charset=utf-8", "application/x-ndjson"])
-def test_what_is_an_answer_is_read(driver: Driver, media_type: str) -> None:
-    driver.open(Stub([reply(RIGHT, 200, {"Content-Type": media_type, "Content-Encoding": "identity"})]))
-    assert ids([driver.retrieve([Query()])]) == ["a"]
 
 
 # -- as long as it likes --------------------------------------------------------------------------------------------------

@@ -169,12 +169,6 @@ def test_lines_that_were_turned_away_are_sent_again_alone_and_keep_their_place(d
     assert stub.lines == [list("abcde"), ["b", "d"]]
 
 
-def test_lines_that_are_turned_away_for_good_are_handed_out(driver: Driver) -> None:
-    stub = Stub([streamed(found("a"), dump(problem(429)), found("c")), *[streamed(dump(problem(503))) for _ in range(2)]])
-    assert ids(driver.open(stub, retries=2).retrieve_stream([*asking(*"abc"), *asking("d")], chunk_lines=3)) == ["a", 503, "c", "d"]
-    assert stub.lines == [list("abc"), ["b"], ["b"], ["d"]]
-
-
 def test_a_refusal_of_the_whole_request_is_tried_again_or_raised(driver: Driver) -> None:
     stub = Stub([whole(503, {"Retry-After": "2"}), streamed(found("a")), whole(401)])
     outcomes = driver.open(stub).retrieve_stream(asking("a", "b"), chunk_lines=1)
@@ -303,12 +297,6 @@ def test_a_bulk_is_sent_in_chunks_and_answered_in_order(driver: Driver) -> None:
         stub.requests.clear()
         list(driver.bulk("books", [Put(f"b{n}", text="x" * (most // 3)) for n in range(5)], chunk_lines=lines))
         assert [len(lines) for lines in sent(stub)] == [2, 2, 1]
-
-
-def test_a_line_says_when_a_worker_was_behind(driver: Driver) -> None:
-    line = written({"id": "b1"}) | {"status": 202, "unknown": ["b9"]}
-    [outcome] = driver.open(Stub([streamed(dump(line))])).bulk("books", puts("b1"))
-    assert outcome == ItemOutcome("b1", "inserted", 1, False, ("b9",))
 
 
 def test_after_a_broken_connection_all_that_have_no_outcome_are_sent_again_in_order(driver: Driver) -> None:

@@ -117,25 +117,6 @@ def test_failures_are_counted_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert propose(report.points_of(document), 1e9)[0].best is None
 
 
-def test_figures_are_medians_of_the_rounds_and_counts_are_sums() -> None:
-    with answering(lambda number, body: 200) as target:
-        cell = measure(replace(load(target), rounds=3), 8, 3)
-    for loop in cell["loops"].values():
-        assert loop["p99_ms"] == sorted(loop["rounds_p99_ms"])[1]
-        assert loop["statuses"] == {"200": loop["samples"]}
-    assert cell["loops"]["open"]["samples"] == 3 * 20
-    assert cell["loops"]["open"]["offered_per_s"] == 400
-
-
-def test_recall_is_left_out_where_a_query_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cell_module, "PAUSE_S", 0)
-    with answering(lambda number, body: 503 if body["queries"][0]["history"] == ["b"] else 200) as target:
-        cell = measure(load(target), 8, 3)
-    assert cell["recall"] is None
-    assert cell["recall_unanswered"] == 1
-    assert any("no recall, 1 of its queries were not answered" in warning for warning in report.warnings({"cells": [cell]}))
-
-
 @pytest.mark.parametrize(
     ("refused", "named"), [(["b"], "query 2 of 2: 422"), (["a"], "/retrieve: 422, no")], ids=["a later query", "the first request"]
 )
@@ -249,13 +230,6 @@ def test_no_two_writes_are_equal_and_each_is_a_whole_request() -> None:
     assert head.splitlines()[0] == b"PUT /prefix/models/a%2Fb%20c/items/loadtest-item-3 HTTP/1.1"
     assert b"Authorization: Bearer k" in head
     assert json.loads(body) == put.body
-
-
-@pytest.mark.parametrize("kind", ["vector", "features", "text"])
-def test_evidence_is_a_query_of_any_kind(kind: str) -> None:
-    values = {"vector": (0.5, 1.0), "features": {"indices": [3], "values": [1.0]}, "text": "words"}[kind]
-    query = Query(kind, values)  # type: ignore[arg-type]  # parametrised strings
-    assert Writes([query]).put(0).body["events"] == [query.body()[kind]]
 
 
 @given(per_s=st.floats(1, 500), writes_per_s=st.floats(0.5, 500), seconds=st.floats(0.1, 3))
