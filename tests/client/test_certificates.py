@@ -70,6 +70,17 @@ def test_new_files_hold_for_new_connections(secured: Listening, authority: Autho
         assert client.ready().ready
 
 
+def test_wrong_files_keep_those_of_before_and_are_logged_once(
+    secured: Listening, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair, seconds = authority.signs("shop"), itertools.count()
+    certificates = Certificates(ca=authority.ca, certificate=pair.certificate, key=pair.key, clock=lambda: next(seconds))
+    pair.key.write_text("-----BEGIN")
+    for _ in range(3):
+        assert ready(secured, certificates)
+    assert [record.levelno for record in caplog.records if "stay in use" in record.getMessage()] == [logging.ERROR]
+
+
 @pytest.mark.parametrize("given", [{"certificate": "service.pem"}, {"key": "service.key"}])
 def test_a_certificate_needs_its_key(authority: Authority, tmp_path: Path, given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected both or neither"):

@@ -169,6 +169,21 @@ def test_an_answer_has_a_result_of_each_query(driver: Driver, results: int) -> N
         driver.open(lambda _: httpx.Response(200, json=document)).retrieve([Query(), Query()])
 
 
+def test_what_is_chosen_of_a_catalogue_is_sent(driver: Driver) -> None:
+    stub = Stub()
+    driver.open(stub)
+    driver.facets("books", "price", filter={"section": ["libs", "games"], "year": {"min": 1990}}, limit=3, version=2)
+    driver.node("books", tree=1, limit=5, version=2)
+    driver.item_path("books", "b1", tree=1, version=2)
+    sent = [dict(request.url.params) for request in stub.requests]
+    assert json.loads(sent[0].pop("filter")) == {"section": ["libs", "games"], "year": {"min": 1990}}
+    assert sent == [
+        {"column": "price", "limit": "3", "version": "2"},
+        {"tree": "1", "limit": "5", "version": "2"},
+        {"item": "b1", "tree": "1", "version": "2"},
+    ]
+
+
 @pytest.mark.parametrize(
     ("method", "arguments", "sent", "body"),
     [

@@ -18,7 +18,6 @@ from tests import ROOT
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'espalier[ray]'")
 
 from ray.exceptions import ActorUnavailableError
-from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import ServeDeploySchema
 
 from deploy.ray.app import build
@@ -351,16 +350,12 @@ def test_replicas_look_for_new_versions_and_live_items_have_one_writer(monkeypat
     ("given", "says"),
     [
         ({"shards": []}, "shards"),
-        ({"shards": [{"folder": "s"}]}, "shards.0.count"),
-        ({"shards": [SHARDS | {"count": 0}]}, "shards.0.count"),
         ({"shards": [SHARDS | {"replica": 2}]}, "shards.0.replica"),
-        ({"shards": [SHARDS | {"gpus": -1}]}, "shards.0.gpus"),
         ({"shards": [SHARDS | {"replicas": 2, "autoscale": {"max": 3}}]}, "expected one of them"),
         ({"shards": [SHARDS | {"autoscale": {"min": 3, "max": 2}}]}, "expected at least min, 3"),
         ({"shards": [SHARDS, SHARDS]}, "books-shards-0"),
         ({"shards": [SHARDS | {"settings": {"treads": 2}}]}, "shards.0.settings: treads: expected no such key"),
         ({"shards": [SHARDS], "settings": {"timeout_ms": 0}}, "timeout_ms"),
-        ({"shards": [SHARDS], "ingress": {"settings": {"threads": 0}}}, "ingress.settings: threads"),
         ({"shards": [SHARDS], "router": {"hedge": 2}}, "router.hedge"),
         (  # Ray logs it
             {"shards": [SHARDS], "ingress": {"settings": {"admin_keys": "a-key-of-sixteen-characters"}}},

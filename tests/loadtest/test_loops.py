@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,11 +21,11 @@ from espalier.metrics import precision_recall_f
 from loadtest import cell as cell_module
 from loadtest import loops, report
 from loadtest.cell import Load, _with_writes, measure, recall_at_m, without_items
-from loadtest.loops import Answered, arrivals, closed_loop, each_once, open_loop, request_bytes, statuses
+from loadtest.loops import Answered, arrivals, each_once, open_loop, request_bytes, statuses
 from loadtest.proposal import propose
 from loadtest.queries import Query
 from loadtest.target import Json, ServiceRefused, Target
-from loadtest.writes import PREFIX, Writes, delete_all, mixed, put_bytes
+from loadtest.writes import PREFIX, Writes, mixed, put_bytes
 from tests.loadtest.stub import Request, stub
 
 ANSWER: Json = {"engine": "stub", "results": [{"items": [{"id": "a", "score": 1.0}], "complete": True, "degraded": False, "unknown": []}]}
@@ -85,13 +84,6 @@ def test_every_request_is_sent_once_and_answers_find_their_requests() -> None:
         answered = each_once(target.address, requests, 4)
     assert sorted(seen, key=int) == [str(i) for i in range(40)]
     assert {answer.number: answer.status for answer in answered} == {i: 0 if i == 7 else 200 if i % 2 else 503 for i in range(40)}
-
-
-def test_a_service_that_goes_away_ends_a_loop() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    with pytest.raises(ServiceRefused, match=f"127.0.0.1:{port}: no connection"):
-        closed_loop(("127.0.0.1", port), [REQUEST], 1, 0.1)
 
 
 def load(target: Target) -> Load:
@@ -169,16 +161,6 @@ def test_what_is_due_and_never_sent_counts_as_unanswered() -> None:
     assert len(answered) == 50
     assert {answer.status for answer in answered} == {0}
     assert sorted(answer.number for answer in answered) == list(range(50))
-
-
-@pytest.mark.parametrize(("grace_s", "status"), [(0.05, 0), (30.0, 200)])
-def test_a_closed_loop_waits_for_its_last_answers_as_long_as_it_is_told(grace_s: float, status: int) -> None:
-    with holding() as (target, let_go):
-        release = threading.Timer(0.5, let_go.set)
-        release.start()
-        found = closed_loop(target.address, [REQUEST], 1, 0.05, grace_s=grace_s)
-        release.join()
-    assert [one.status for one in found] == [status]
 
 
 def test_an_answer_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,11 +249,3 @@ def test_a_mixed_loop_measures_both_and_deletes_what_it_has_put() -> None:
     assert (written["samples"], written["failed"], written["statuses"]) == (12, 0, {"201": 12})
     assert sorted(put) == sorted(deleted) == sorted(f"{PREFIX}{n}" for n in range(12))
     assert keys == {("POST", ""): 24, ("PUT", "Bearer writes"): 12, ("POST", "Bearer writes"): 1}
-
-
-def test_what_is_not_deleted_is_told() -> None:
-    missing = "\n".join(json.dumps({"id": item, "status": 404 if item == "gone" else 200}) for item in ("a", "gone"))
-    with stub(lambda request: (200, missing)) as target:
-        delete_all(target, "books", ["a", "gone"])
-    with pytest.raises(ServiceRefused, match="no answer"):
-        delete_all(target, "books", ["a"])

@@ -12,18 +12,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.random_bundles import make_bundle, random_tree
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
-from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.hardware import hardware
-from espalier.metrics import precision_recall_f
-from espalier.search import SearchParams
 from loadtest import sweep as sweep_module
 from loadtest.cell import measure
 from loadtest.queries import read_queries
