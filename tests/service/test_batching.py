@@ -105,6 +105,15 @@ async def test_requests_that_come_while_the_engine_is_busy_share_the_next_call(e
     assert batcher.depth == 0
 
 
+async def test_where_calls_end_at_deadlines_a_short_one_cuts_no_other_request_short(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=16, calls=2)
+    async with held(engine, batcher) as first, held(engine, batcher) as second:
+        now = asyncio.get_running_loop().time()
+        tasks = await accepted(*(ask(batcher, i, deadline=now + ends) for i, ends in enumerate((30, 30.01, 2, 30), 1)))
+    await asyncio.gather(first, second, *tasks)
+    assert sorted(calls(engine)) == [[0], [0], [1, 2], [3], [4]]
+
+
 async def test_each_request_of_a_call_keeps_its_own_beam_m_exclusions_and_mask(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher, mask = new_batcher(max_batch=16), NodeMask(np.arange(ITEMS) % 2 == 1, ITEMS // 2)
     excluding = SearchParams.uniform(2, beam_size=8, m=2, exclude_BE=np.array([[0, 2, 4], [1, -1, -1]]))

@@ -177,6 +177,16 @@ async def test_as_many_calls_run_at_once_as_the_limits_say(new_batcher: NewBatch
     assert [type(error) for error in failed] == [EngineFailed] * 2
 
 
+async def test_an_engine_of_several_calls_is_told_the_nearest_deadline_of_a_call(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=16, calls=2)
+    async with held(engine, batcher) as first, held(engine, batcher) as second:
+        tasks = await accepted(*(ask(batcher, i, deadline=50 + i) for i in range(2)))
+    await asyncio.gather(first, second, *tasks)
+    assert [context.deadline for context in engine.contexts[:2]] == [None, None]
+    assert {context.deadline for context in engine.contexts[2:]} <= {50, 51}
+    assert engine.contexts[2].deadline == 50
+
+
 # -- which queries the event loop searches for itself: those that are known to be short, where the engine is free ---------
 
 
