@@ -13,7 +13,7 @@ import pytest
 
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_CONTEXT, NodeMask, SearchContext, SearchParams, SearchResult
-from service.batching.admission import Limits
+from service.batching.admission import Admission, Limits
 from service.batching.batcher import Batcher
 from service.batching.priority import Priority
 from service.batching.request_parts import Answer
@@ -258,6 +258,25 @@ async def test_a_full_queue_refuses_and_says_when_to_try_again_but_not_while_not
     await asyncio.gather(*tasks)
     assert (await ask(batcher, 5)).batch == 1
     assert len((await ask(new_batcher(max_queue=3), *range(9))).result.count_B) == 9
+
+
+async def test_accepted_work_counts_as_offered_unless_it_would_have_waited(
+    engine: FakeEngine, new_batcher: NewBatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Overload lasts as long as more is offered than can be done; what waits for room offers no more than there is room for."""
+    offered: list[tuple[int, bool]] = []
+    monkeypatch.setattr(Admission, "accepted", lambda self, count, busy: offered.append((count, busy)))
+    batcher = new_batcher()
+    await learnt(engine, batcher, query_s=1e-3)
+    await idle(batcher)
+    await ask(batcher, 1, 2)
+    await idle(batcher)
+    await ask(batcher, 3, priority=Priority.PATIENT)
+    await idle(batcher)
+    async with held(engine, batcher) as first:
+        (second,) = await accepted(ask(batcher, 4))
+    await asyncio.gather(first, second)
+    assert offered == [(1, False), (2, False), (1, False), (1, True)]
 
 
 async def test_a_patient_request_that_finds_no_room_by_its_deadline_has_expired(engine: FakeEngine, new_batcher: NewBatcher) -> None:
