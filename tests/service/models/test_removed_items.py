@@ -121,6 +121,26 @@ def test_removed_items_stay_removed_when_their_list_is_lost(models: Path, how: s
         assert running.found() == [0, 1, 2]
 
 
+def test_a_file_that_becomes_readable_is_read_though_it_was_not_written(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after chmod, which changes neither its time nor its size."""
+    denied = [True]
+    read_bytes = Path.read_bytes
+
+    def deny(path: Path) -> bytes:
+        if denied[0] and path.name == "removed.json":
+            raise PermissionError(13, "Permission denied")
+        return read_bytes(path)
+
+    DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
+    monkeypatch.setattr(Path, "read_bytes", deny)
+    with run(models) as running:
+        [reason] = running.registry.not_ready()
+        assert "books/removed.json: got 'Permission denied'" in reason
+        denied[0] = False
+        until(lambda: not running.registry.not_ready(), "ready")
+        assert running.found() == [1, 2, 3]
+
+
 def test_a_models_folder_that_cannot_be_listed_is_said_once(
     models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
