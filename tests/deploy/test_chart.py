@@ -90,21 +90,15 @@ def objects(schema: Json, values: Json, path: str = "") -> list[tuple[str, Json,
     "wrong",
     [
         {"shard": {"count": 2}},
-        {"shards": {"replica": 2}},
         {"shards": {"count": -1}},
-        {"monitoring": {"podMonitor": "yes"}},
         {"monitoring": {"objectives": {"errorRatio": 99.9}}},
-        {"monitoring": {"runbook": "docs/alerts.md"}},
         {"settings": {"ESPALIER_PROBE_PER_S": "0"}},
-        {"ingress": {"enabled": True, "paths": []}},
         {"shards": {"resources": {"requests": {"cpu": "two"}}}},
         {"model": "../models"},
         {"models": {"store": "ftp://bucket"}},
-        {"settings": {"ESPALIER_TIMEOUT_MS": 500}},
         {"settings": {"ESPALIER_ADMIN_KEYS": KEY}},
         {"router": {"settings": {"ESPALIER_PORT": "80"}}},
         {"image": {"digest": "latest"}},
-        {"live": {"enabled": "yes"}},
     ],
     ids=str,
 )
@@ -260,17 +254,6 @@ def test_without_shards_one_deployment_has_a_service_a_budget_a_policy_and_the_i
     assert all(not name.endswith("-fleet") for name in named(case, "ConfigMap"))
 
 
-def test_what_is_asked_for_by_default_suits_the_sample() -> None:
-    """Two processors and 2 GiB in all, and no volume: the sample is in the image."""
-    [workload] = workloads("defaults").values()
-    assert workload["spec"]["replicas"] == 2
-    assert container(workload)["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"}
-    assert [volume["name"] for volume in pod(workload)["volumes"]] == ["tmp"]
-    assert environment("defaults", workload)["ESPALIER_WORKERS"] == "1"
-    parts = [VALUES[part] for part in ("single", "shards", "router")]
-    assert all(part["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"} for part in parts)
-
-
 def test_without_shards_a_pod_has_a_copy_of_the_store_or_a_claim_and_one_pod_writes_a_journal() -> None:
     [copies] = workloads("single").values()
     [volume] = [volume for volume in pod(copies)["volumes"] if volume["name"] == "models"]
@@ -346,17 +329,6 @@ def test_the_policy_lets_the_namespace_of_prometheus_in_and_the_probe_runs(case:
         assert peer in rule["from"], name
     for name, workload in workloads(case).items():
         assert float(environment(case, workload)["ESPALIER_PROBE_PER_S"]) > 0, name
-
-
-def test_a_pod_monitor_selects_the_pods_of_its_case() -> None:
-    for case in ("single", "store"):
-        labels = [workload["spec"]["template"]["metadata"]["labels"] for workload in workloads(case).values()]
-        [*selectors] = [monitor["spec"]["selector"] for monitor in named(case, "PodMonitor").values()]
-        for own in labels:
-            component = own["app.kubernetes.io/component"]
-            found = [one for one in selectors if component in one["matchExpressions"][0]["values"]]
-            assert len(found) == 1, component
-            assert found[0]["matchLabels"].items() <= own.items()
 
 
 def chart_groups() -> list[Json]:

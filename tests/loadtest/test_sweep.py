@@ -12,18 +12,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.random_bundles import make_bundle, random_tree
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
-from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.hardware import hardware
-from espalier.metrics import precision_recall_f
-from espalier.search import SearchParams
 from loadtest import sweep as sweep_module
 from loadtest.cell import measure
 from loadtest.queries import read_queries
@@ -48,7 +44,7 @@ def with_held_out(folder: Path, bundle: Bundle, heldout: pa.Table) -> Bundle:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A models folder with `books`, whose 60 held-out queries are of all kinds, and `points`, which takes vectors."""
+    """A models folder with `books`, whose 60 held-out queries are of all kinds."""
     rng = np.random.default_rng(7)
     plain, folder = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("models")
     tree = random_tree(rng, 6, 3)
@@ -63,11 +59,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     relevant[5], relevant[6] = [], ["no-such-item"]
     strings = pa.list_(pa.string())
     with_held_out(folder, books, pa.table({"history": pa.array(histories, strings), "relevant": pa.array(relevant, strings)}))
-    points = make_bundle(plain, rng, tree, kind="vector", integer=False, name="points", max_beam_size=64, max_m=40)
-    vectors = rng.normal(size=(20, 4)).tolist()
-    wanted = [[f"item-{i}" for i in rng.integers(0, tree.item_count, 5)] for _ in vectors]
-    floats = pa.list_(pa.float32())
-    with_held_out(folder, points, pa.table({"vector": pa.array(vectors, floats), "relevant": pa.array(wanted, strings)}))
     return folder
 
 
@@ -110,16 +101,6 @@ def test_recall_through_http_is_what_evaluate_measures(sweep: Callable[..., int]
     found = {(cell["beam_size"], cell["m"]): cell["recall"] for cell in document(tmp_path)["cells"]}
     assert found == {(row["beam_size"], row["m"]): row["recall"] for row in expected}
     assert len(set(found.values())) > 3
-
-
-def test_recall_of_vectors_is_that_of_a_direct_search(sweep: Callable[..., int], folder: Path, tmp_path: Path) -> None:
-    assert sweep("--model", "points", "--beam", "4,16", "--m", "10") == 0
-    bundle = Bundle.open(folder / "points" / "1")
-    held_out = read_heldout(bundle)
-    for cell in document(tmp_path)["cells"]:
-        params = SearchParams.uniform(len(held_out.queries), cell["beam_size"], 10)
-        result = open_engine(bundle, engine="onnx-cpu").search(held_out.queries, params)
-        assert cell["recall"] == precision_recall_f(result.item_rows_BM, held_out.relevant, 10)[1].mean()
 
 
 def test_the_files_hold_every_cell_and_loop(
@@ -195,17 +176,6 @@ def test_queries_from_a_file_without_relevant_items(
     assert " \\* |" in line  # few samples are marked
 
 
-def test_queries_from_a_file_are_measured_like_the_same_ones_of_the_bundle(sweep: Callable[..., int], folder: Path, tmp_path: Path) -> None:
-    assert sweep("--beam", "8,32") == 0
-    expected = [cell["recall"] for cell in document(tmp_path)["cells"]]
-    table = Bundle.open(folder / "books" / "1").heldout()
-    known = [[item for item in ids if item != "no-such-item"] for ids in table.column("relevant").to_pylist()]
-    file = tmp_path / "mine.parquet"
-    pq.write_table(table.set_column(1, "relevant", pa.array(known, pa.list_(pa.string()))).append_column("day", pa.array([1] * 60)), file)
-    assert sweep("--beam", "8,32", "--queries", str(file)) == 0
-    assert [cell["recall"] for cell in document(tmp_path)["cells"]] == expected
-
-
 # -- resuming -------------------------------------------------------------------------------------------------------------
 
 
@@ -243,7 +213,6 @@ def test_cells_of_other_settings_are_never_mixed(sweep: Callable[..., int], tmp_
         (["--seconds", "0.06"], "settings seconds 0.05'"),
         (["--rate", "50"], "settings rate_per_s None'"),
         (["--exclude-seen"], "settings exclude_seen False'"),
-        (["--model", "points"], "model name books'"),
     ):
         assert sweep("--resume", *options) == 1
         message = capsys.readouterr().err
@@ -265,16 +234,12 @@ def test_cells_of_other_settings_are_never_mixed(sweep: Callable[..., int], tmp_
     ("options", "wanted"),
     [
         (["--url", "https://127.0.0.1"], "--url: got 'https://127.0.0.1', expected http://HOST:PORT of the service itself: TLS"),
-        (["--url", "localhost:8000"], "--url: got 'localhost:8000', expected http://HOST:PORT"),
         (["--url", "http://127.0.0.1:9"], "GET http://127.0.0.1:9/models/books: no answer"),
         (["--model", "films"], "/models/films: 404, "),
         (["--key", "a-key-that-nobody-knows"], "/models/books: 401, "),
         (["--version", "7"], "--version: got 7, expected a version of books that is loaded: 1"),
         (["--beam", "8,65"], "--beam: got 65, expected 1 to 64, the limit of model books"),
-        (["--m", "41"], "--m: got 41, expected 1 to 40, the limit of model books"),
         (["--models", "/nowhere"], "--models names the folder with books/1 on this machine, --queries a file of your own"),
-        (["--queries", "/nowhere.jsonl"], "No such file or directory: '/nowhere.jsonl'"),
-        (["--model", "points", "--exclude-seen"], "--exclude-seen: got 'vector queries'"),
         (["--timeout-ms", "1e9"], "timeout_ms: got 1000000000.0, expected at most 60000"),
     ],
 )
@@ -286,17 +251,6 @@ def test_what_cannot_be_asked_ends_the_run_at_once(
     assert message.startswith("error: ")
     assert wanted in message
     assert not (tmp_path / "sweep.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("--beam", "8,x"), ("--beam", "0"), ("--m", ""), ("--seconds", "x"), ("--rate", "0"), ("--budget-ms", "nan")]
-)
-def test_options_that_are_no_numbers_are_refused(
-    sweep: Callable[..., int], capsys: pytest.CaptureFixture[str], option: str, value: str
-) -> None:
-    with pytest.raises(SystemExit):
-        sweep(option, value)
-    assert f"argument {option}: got {value!r}, expected" in capsys.readouterr().err
 
 
 def test_a_bundle_that_the_service_does_not_serve_is_refused(
@@ -313,10 +267,7 @@ def test_a_bundle_that_the_service_does_not_serve_is_refused(
     [
         ("[1]", "line 1: got \\[1\\], expected an object with one of history"),
         ('{"history": ["a"]}\n{"history"', "line 2: .* a JSON object"),
-        ('{"history": ["a"], "vector": [1]}', "line 1: .* an object with one of history, vector, features, text"),
         ('{"history": "item-1"}', "line 1: history: got 'item-1', expected a list of item ids"),
-        ('{"history": [], "relevant": [3]}', "line 1: relevant: got \\[3\\], expected a list of item ids"),
-        ('{"vector": [1, "2"]}', "line 1: vector: .* a list of finite numbers"),
         ('{"vector": [1]}\n{"history": []}', "got 'history and vector', expected queries of one kind"),
     ],
 )

@@ -23,7 +23,7 @@ from tests.service.models.registry import add_version
 from tests.service.own_time import pass_time, settled
 from tests.service.running import Json, Running, bearer, problem, run, small_model
 
-RETRIEVE, ADMIN = "retrieve-key-0001", "admin-key-00000001"
+ADMIN = "admin-key-00000001"
 COLD: Json = {"history": []}
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -146,14 +144,6 @@ async def test_a_request_larger_than_a_batch_takes_several_calls(engine: FakeEng
     assert [set(range(ITEMS)) - set(rows.tolist()) for rows in answer.result.item_rows_BM] == [{i} for i in range(10)]
 
 
-async def test_a_call_never_exceeds_the_batch_and_keeps_the_order(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_batch=4)
-    async with held(engine, batcher):
-        tasks = await accepted(ask(batcher, 1, 2, 3), ask(batcher, 4, 5), ask(batcher, 6))
-    await asyncio.gather(*tasks)
-    assert calls(engine) == [[0], [1, 2, 3], [4, 5, 6]]
-
-
 async def test_an_engine_failure_fails_only_the_requests_of_its_call(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=16)
     async with held(engine, batcher) as busy:
@@ -162,30 +152,6 @@ async def test_an_engine_failure_fails_only_the_requests_of_its_call(engine: Fak
     with pytest.raises(EngineFailed, match="out of memory"):
         await busy
     assert (await behind).result.count_B.tolist() == [2]
-
-
-async def test_queries_that_take_long_one_after_the_other_do_not_share_a_call(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    """On a CPU nobody gets an answer before the end of a call, so that a call is only filled up to a millisecond."""
-    batcher = new_batcher(max_batch=16)
-    await learnt(engine, batcher, query_s=0.003)
-    async with held(engine, batcher) as busy:
-        tasks = await accepted(*(ask(batcher, i) for i in (1, 2, 3)))
-    await asyncio.gather(busy, *tasks)
-    assert calls(engine) == [[0], [0], [1], [2], [3]]
-
-
-async def test_a_traced_request_is_alone_in_its_call_and_whole(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_batch=4)
-    async with held(engine, batcher):
-        tasks = await accepted(
-            ask(batcher, 1),
-            batcher.search(queries(2), SearchParams.uniform(1, 3, 3, trace=True)),
-            ask(batcher, 3),
-            batcher.search(queries(4, 5, 6, 7, 8, 9), SearchParams.uniform(6, 3, 3, trace=True)),
-        )
-    await asyncio.gather(*tasks)
-    assert calls(engine) == [[0], [1], [2], [3], [4, 5, 6, 7, 8, 9]]
-    assert [call[1].trace for call in engine.calls] == [False, False, True, False, True]
 
 
 async def test_each_request_is_told_of_its_own_queries_alone_whether_their_scores_are_finite(new_batcher: NewBatcher) -> None:
@@ -230,36 +196,6 @@ async def test_draining_finishes_what_was_accepted_wakes_who_waits_and_gives_up_
     async with held(engine, batcher) as busy:
         assert not await batcher.drain(0)
     await busy
-
-
-def test_an_idle_batcher_holds_nothing_of_its_last_call(engine: FakeEngine) -> None:
-    """A version is freed when nobody holds it; an expired request's traceback does."""
-
-    class Caller:
-        """Stands for what a request's frames hold."""
-
-    async def request(batcher: Batcher, caller: Caller) -> None:
-        assert caller is not None
-        await ask(batcher, 1, deadline=batcher._clock() + 0.01)
-
-    async def scenario() -> None:
-        batcher = Batcher(engine, Limits(), "test")
-        engine.go.clear()
-        caller = Caller()
-        alive = weakref.ref(caller)
-        with pytest.raises(DeadlinePassed):
-            await request(batcher, caller)
-        del caller
-        engine.go.set()
-        await ask(batcher, 2)
-        assert alive() is None
-        await batcher.drain(10)
-
-    gc.disable()
-    try:
-        asyncio.run(scenario())
-    finally:
-        gc.enable()
 
 
 # -- deadlines ------------------------------------------------------------------------------------------------------------
@@ -307,16 +243,6 @@ async def test_near_the_deadline_the_beam_shrinks_as_far_as_allowed(
     assert (answer.beam_size, answer.degraded) == (32, False)
 
 
-async def test_a_request_that_wants_all_or_nothing_keeps_its_beam(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(smallest_beam_size=4)
-    await learnt(engine, batcher, query_s=0.002, beam_size=32)
-    async with held(engine, batcher, beam_size=1):
-        (whole,) = await accepted(ask(batcher, 1, beam_size=32, deadline=100, fixed_beam=True))
-        await pass_time(100 - 0.002 - 1e-9)
-    answer = await whole
-    assert (answer.beam_size, answer.degraded) == (32, False)
-
-
 # -- a queue with an end --------------------------------------------------------------------------------------------------
 
 
@@ -332,22 +258,6 @@ async def test_a_full_queue_refuses_and_says_when_to_try_again_but_not_while_not
     await asyncio.gather(*tasks)
     assert (await ask(batcher, 5)).batch == 1
     assert len((await ask(new_batcher(max_queue=3), *range(9))).result.count_B) == 9
-
-
-async def test_in_overload_one_large_request_behind_a_small_one_is_no_queue(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    """As after a stall, which is taken for the cost of a query: the call that runs was believed to be short, and what waits is not."""
-    batcher = new_batcher(max_queue=16, burst_s=60)
-    await learnt(engine, batcher, query_s=0.1)
-    async with held(engine, batcher):
-        (waiting,) = await accepted(ask(batcher, *range(16)))
-        with pytest.raises(QueueFull):
-            await ask(batcher, 1)
-    await waiting
-    async with held(engine, batcher):
-        tasks = await accepted(ask(batcher, *range(15)))
-        tasks += await accepted(ask(batcher, 1))
-    await asyncio.gather(*tasks)
-    assert batcher._admission.overloaded
 
 
 async def test_accepted_work_counts_as_offered_unless_it_would_have_waited(
@@ -393,25 +303,3 @@ async def test_room_is_given_when_the_engine_takes_what_waits_not_when_it_has_an
     engine.go.set()
     await asyncio.gather(*tasks)
     assert [item for call in calls(engine) for item in call] == list(range(6))
-
-
-async def test_room_that_a_cancelled_request_leaves_is_given_on(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_queue=1)
-    async with held(engine, batcher):
-        goes, second, third = await accepted(ask(batcher, 1), *(ask(batcher, i, priority=Priority.PATIENT) for i in (2, 3)))
-        goes.cancel()
-        await settled()
-        assert batcher.depth == 1  # the second has come in
-    await asyncio.gather(second, third)
-    assert calls(engine) == [[0], [2], [3]]
-
-
-async def test_streams_leave_room_for_a_burst_and_cause_no_overload(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_batch=1)
-    await learnt(engine, batcher, query_s=0.002)
-    async with held(engine, batcher):
-        streams = await accepted(*(ask(batcher, i, priority=Priority.PATIENT) for i in range(1, 9)))
-        assert batcher.depth == 1
-        singles = await accepted(*(ask(batcher, i) for i in range(20, 30)))
-        assert batcher.depth == 11
-    await asyncio.gather(*streams, *singles)

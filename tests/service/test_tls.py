@@ -1,4 +1,4 @@
-"""TLS on the service's address: certificates, which change while it runs, clients that must show one, and what is no TLS."""
+"""TLS on the service's address, and where the service is a client of others: certificates, which change while it runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import socket
 import ssl
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,12 @@ import pytest
 from service.__main__ import main
 from service.healthcheck import main as healthcheck
 from service.http.connection import Connection
-from service.tls import CertificatesUnusable, calling, certificates_of_service
+from service.live.writer_feed import FeedFailed, WriterFeed
+from service.router.config import RouterConfig
+from service.router.connections import HttpTransport
+from service.router.transport import ReplicaFailed
+from service.tls import Certificates, CertificatesUnusable, calling, certificates_of_service
+from service.watched_files import WatchedFiles
 from tests.certificates import Authority, Pair
 from tests.service.listening import Listening, get, listening, post, retrieval
 from tests.waiting import until
@@ -72,30 +77,6 @@ def test_an_answer_that_comes_before_its_body_is_whole(models: Path, authority: 
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_request_may_come_with_the_end_of_the_handshake(secured: Listening, authority: Authority) -> None:
-    """As TLS 1.3 lets a client do."""
-    into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
-    with secured.connected() as wire:
-        tls = client(authority).wrap_bio(into, out, server_hostname="localhost")
-        while True:
-            try:
-                tls.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                wire.send(out.read())
-                into.write(wire.raw.recv(1 << 16))
-        tls.write(get("/livez"))
-        wire.send(out.read())  # the last message of the handshake, and the request
-        into.write(wire.raw.recv(1 << 16))
-        answer = b""
-        while b"alive" not in answer:
-            try:
-                answer += tls.read()
-            except ssl.SSLWantReadError:
-                into.write(wire.raw.recv(1 << 16))
-        assert answer.startswith(b"HTTP/1.1 200 ")
-
-
 def test_a_client_that_reads_slowly_gets_all_of_an_answer_that_ends_the_connection(
     models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,20 +112,6 @@ def test_a_client_that_takes_nothing_is_cut_off(models: Path, authority: Authori
         until(lambda: not running.server._connections.open)
         assert running.refused("not_read") == 1
         assert wire.ended()
-
-
-def test_a_client_that_reads_again_gets_more_answers(models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.__main__.BUFFER_BYTES", 4096)
-    with listening(models, **own(authority.signs("service"))) as running, running.connected(4096, client(authority)) as wire:
-        assert wire.ask(get("/livez")).status == 200
-        wire.send(get("/static-offline-docs/swagger-ui-bundle.js") + get("/openapi.json") + get("/livez"))
-        (connection,) = running.server._connections.open
-        assert isinstance(connection, Connection)
-        until(lambda: connection.flow.write_paused)
-        assert len(wire.reply().body) > 1 << 20
-        assert wire.reply().document["openapi"]
-        assert wire.reply().document == {"alive": True}
-        assert not connection.flow.write_paused
 
 
 def test_an_idle_connection_does_not_hold_up_the_end(models: Path, authority: Authority) -> None:
@@ -185,12 +152,6 @@ def test_clients_that_reset_at_any_moment_leave_nothing(secured: Listening, capl
     until(lambda: not secured.server._connections.open and not secured.server.server_state.connections)
     gc.collect()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_a_handshake_has_the_time_of_a_head(models: Path, authority: Authority) -> None:
-    with listening(models, **own(authority.signs("service"), head_timeout_s=0.2)) as running, running.connected() as wire:
-        assert wire.ended()
-        until(lambda: running.refused("handshake") == 1)
 
 
 def test_silent_handshakes_count_as_connections_and_make_room(models: Path, authority: Authority) -> None:
@@ -278,15 +239,11 @@ def test_files_that_were_never_right_are_an_error_that_names_them(authority: Aut
     ("settings", "said"),
     [
         ({"TLS_CERTIFICATE": "service.pem"}, "both of ESPALIER_TLS_CERTIFICATE and ESPALIER_TLS_KEY"),
-        ({"TLS_KEY": "service.key"}, "both of ESPALIER_TLS_CERTIFICATE and ESPALIER_TLS_KEY"),
         ({"TLS_CLIENT_CA": "ca.pem"}, "beside ESPALIER_TLS_CLIENT_CA"),
         ({"TLS_CERTIFICATE": "service.pem", "TLS_KEY": "ca.pem"}, "no certificate with its key"),
-        ({"TLS_CA": "service.key"}, "no certificates in PEM"),
-        ({"TLS_CLIENT_KEY": "service.key"}, "both of ESPALIER_TLS_CLIENT_CERTIFICATE and ESPALIER_TLS_CLIENT_KEY"),
         ({"TLS_CLIENTS_CA": "ca.pem"}, "no such setting, so it would protect nothing"),
         ({"ADMIN_ADRESS": "127.0.0.1:1"}, "no such setting, so it would protect nothing"),
         ({"ADMIN_ADDRESS": "127.0.0.1"}, "an address and its port"),
-        ({"ADMIN_ADDRESS": "http://127.0.0.1:1"}, "an address and its port"),
     ],
 )
 def test_settings_that_would_not_protect_are_refused(
@@ -323,3 +280,75 @@ def test_the_healthcheck_knows_how_the_service_is(
         assert healthcheck([]) == 1
         assert healthcheck(["/livez"]) == 0
     assert healthcheck([]) == 1
+
+
+# -- the service as a client: a router of its shards, and a host of the one that it follows --------------------------------
+
+
+@pytest.fixture
+def other(models: Path, authority: Authority) -> Iterator[Listening]:
+    """A service of localhost, without its address in its certificate, whose clients must show one."""
+    with listening(models, **own(authority.signs("service", "localhost"), tls_client_ca=authority.ca)) as running:
+        yield running
+
+
+@asynccontextmanager
+async def transport(certificates: Certificates | None = None) -> AsyncIterator[HttpTransport]:
+    made = HttpTransport(RouterConfig(connect_timeout_s=5.0), certificates)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.mark.real_time
+async def test_a_router_reaches_shards_that_want_its_certificate(other: Listening, authority: Authority) -> None:
+    address = f"https://localhost:{other.address[1]}"
+    async with transport(calling(authority.ca, *authority.signs("router"))) as router:
+        assert await router.served_shards(address, 5) == frozenset()
+    for certificates in (None, calling(authority.ca, None, None)):
+        async with transport(certificates) as stranger:
+            with pytest.raises(ReplicaFailed) as failed:
+                await stranger.served_shards(address, 5)
+            assert failed.value.reason == "connection"
+
+
+@pytest.mark.real_time
+async def test_the_addresses_of_a_name_have_its_certificate(other: Listening, authority: Authority) -> None:
+    port = other.address[1]
+    async with transport(calling(authority.ca, *authority.signs("router"))) as router:
+        found = await router.addresses(f"dns+https://localhost:{port}")
+        assert f"https://127.0.0.1:{port}" in found
+        assert await router.served_shards(f"https://127.0.0.1:{port}", 5) == frozenset()
+        router.forget(f"https://127.0.0.1:{port}")
+        with pytest.raises(ReplicaFailed):  # an address that is no name's has to be in the certificate itself
+            await router.served_shards(f"https://127.0.0.1:{port}", 5)
+
+
+@pytest.mark.real_time
+async def test_a_router_shows_its_new_certificate(other: Listening, authority: Authority, tmp_path: Path) -> None:
+    """The first one is signed by nobody whom the shard knows."""
+    now = 0.0
+    (tmp_path / "other").mkdir()
+    stranger = Authority(tmp_path / "other").signs("router")
+    certificates = calling(authority.ca, *stranger)
+    certificates._watched = WatchedFiles(certificates._files, lambda: now)
+    address = f"https://localhost:{other.address[1]}"
+    async with transport(certificates) as router:
+        with pytest.raises(ReplicaFailed):
+            await router.served_shards(address, 5)
+        for old, new in zip(stranger, authority.signs("renewed"), strict=True):
+            new.replace(old)
+        now = 1.0
+        assert await router.served_shards(address, 5) == frozenset()
+
+
+def test_a_host_follows_a_writer_with_tls(other: Listening, authority: Authority) -> None:
+    url = f"https://localhost:{other.address[1]}"
+    known = calling(authority.ca, *authority.signs("follower"))
+    with closing(WriterFeed(url, None, known)) as feed, pytest.raises(FeedFailed, match="answers 403: The admin routes are off"):
+        feed.changes("books", 0)
+    for certificates in (None, calling(authority.ca, None, None)):
+        with closing(WriterFeed(url, None, certificates)) as feed, pytest.raises(FeedFailed, match="does not answer"):
+            feed.changes("books", 0)
+    until(lambda: other.refused("handshake") == 2)

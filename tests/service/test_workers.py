@@ -18,7 +18,9 @@ import pytest
 from service.__main__ import listen, main
 from service.processes.supervisor import Supervisor
 from service.settings import Settings
+from service.tls import calling
 from service.watch.unknown_ids import most_frequent, read, summed
+from tests.certificates import Authority
 from tests.service.models.registry import add_version
 from tests.service.processes import ANSWERED, BODY, COMPILING_S, exit_code, process_state, service
 from tests.service.running import small_model
@@ -108,20 +110,6 @@ def test_a_worker_that_is_killed_takes_no_history_with_it(models: Path) -> None:
         assert counts() == [{"lost": 8}] * 8
         assert {health["since"] for health in healths()} == since
         assert len(since) == 1
-
-
-def test_a_worker_that_comes_in_for_another_removes_what_the_others_do(models: Path) -> None:
-    with service(models, 2) as running:
-        assert running.request("PUT", "/models/books/removed", {"ids": ["item-7"]})[0] == 200
-        (models / "books" / "removed.json").unlink()
-        running.replace_workers()
-        assert "item-7" not in running.served()[1]
-        assert "books/removed.json: the file is gone; the 1 ids" in running.request("GET", "/models/books")[1]["reason"]
-        assert running.metric('espalier_desired_state_wrong{model="books"}') == 1
-        assert running.request("GET", "/readyz")[0] == 200
-        assert running.request("PUT", "/models/books/removed", {"ids": []})[0] == 200
-        assert "item-7" in running.served()[1]
-        assert running.metric('espalier_desired_state_wrong{model="books"}') == 0
 
 
 def test_while_the_models_folder_is_away_the_workers_that_have_loaded_serve_on(models: Path) -> None:
@@ -297,3 +285,35 @@ def test_a_second_signal_stops_at_once(models: Path, workers: int) -> None:
         running.process.send_signal(signal.SIGTERM)
         assert exit_code(running) == (-signal.SIGTERM if workers == 1 else 1)
         begun.socket.close()
+
+
+# -- TLS: workers share two addresses --------------------------------------------------------------------------------------
+
+
+def test_workers_share_both_addresses_and_new_certificates(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.signs("service")
+    small_model(tmp_path / "models")
+    files = {"TLS_CERTIFICATE": pair.certificate, "TLS_KEY": pair.key, "TLS_CLIENT_CA": authority.ca}
+    settings = {f"ESPALIER_{name}": str(file) for name, file in files.items()} | {"ESPALIER_ADMIN_ADDRESS": "127.0.0.1:0"}
+    with service(tmp_path / "models", 2, **settings) as running:
+        running.tls = calling(authority.ca, *pair).current()
+
+        def by_operators(path: str) -> tuple[int, Any]:
+            return running.asked(running.admin_port, "GET", path)
+
+        for _ in range(8):
+            assert running.request("POST", "/retrieve", {"queries": [{"history": ["item-1"]}], "m": 2})[0] == 200
+            assert running.request("GET", "/models/books/removed")[0] == 404
+            assert running.request("GET", "/metrics")[0] == 404
+            assert by_operators("/models/books/removed")[0] == 200
+            assert running.asked(running.admin_port, "GET", "/metrics", Authorization="")[0] == 200
+        until(lambda: 'espalier_requests_total{model="books",status="200"} 8' in by_operators("/metrics")[1], "both workers are counted")
+        authority.signs("service")
+        until(lambda: "".join(running.log).count("certificates have changed: ") == 2, "both workers have the new certificate")
+        assert running.request("GET", "/readyz")[0] == 200
+        running.replace_workers()
+        assert running.request("GET", "/readyz")[0] == by_operators("/readyz")[0] == 200
+        running.process.send_signal(signal.SIGTERM)
+        assert exit_code(running) == 0
+    assert "Traceback" not in "".join(running.log)

@@ -43,11 +43,10 @@ def change_of(operation: Operation) -> dict[str, Any]:
 
 
 class Writer:
-    """A service with nothing but the feed, two operations a page. status: what it answers."""
+    """A service with nothing but the feed, two operations a page."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
-        self.status = 200
         self.sequence: int | None = None
         self.identity = "first"
         self.dropped = 0
@@ -57,8 +56,6 @@ class Writer:
         parts = urlsplit(path)
         after = int(parse_qs(parts.query)["after"][0])
         self.asked.append((after, key))
-        if self.status != 200:
-            return self.status, json.dumps({"detail": "It is tired."}).encode()
         assert parts.path == "/models/books/changes"
         new = [operation for operation in self.operations if operation.sequence > after][:2]
         end = max((operation.sequence for operation in self.operations), default=0)

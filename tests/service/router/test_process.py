@@ -61,13 +61,9 @@ def test_a_router_outlives_its_shards(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ((), "shards is missing"),
-        (("--shards", "localhost:8000"), "expected the address of a service"),
         (("--shards", "dns+ftp://shards"), "expected the address of a service"),
-        (("--shards", "http://shard:99999"), "expected the address of a service"),
         (("--shards", "http://shard/\r\nX-Evil: 1"), "expected the address of a service"),
-        (("--config", "missing.toml"), "missing.toml"),
         (("--config", "wrong.toml"), "hedge"),
-        (("--config", "torn.toml"), "expected a TOML file"),
         (("--config", "secret.toml"), "key: got 'a key'"),
         (("--config", "header.toml"), "key: got 'a key', expected a key of ASCII"),
         (("--config", "other.toml"), "hedges: got 1, expected no such key"),
@@ -78,7 +74,6 @@ def test_what_is_wrong_with_its_options_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("wrong.toml").write_text("shards = ['http://127.0.0.1:1']\nhedge = 2\n")
-    Path("torn.toml").write_text("shards = [")
     Path("secret.toml").write_text("key = 17171717\n")
     Path("header.toml").write_text('key = "17171717\\r\\nX-Evil: 1"\n')
     Path("other.toml").write_text("hedges = 1\n")
