@@ -42,10 +42,11 @@ BUSY = (0, 408, 429, 500, 502, 503, 504)
 class Load:
     """The settings that all cells of a sweep share.
 
-    rate_per_s    of the open loop; None: LOAD_SHARE of the cell's capacity
-    rounds        of each loop
-    writes_per_s  of the mixed loop, which is an open loop with writes; 0 leaves it out
-    writer        the service with a key for writes
+    rate_per_s       of the open loop; None: LOAD_SHARE of the cell's capacity
+    rounds           of each loop
+    writes_per_s     of the mixed loop, which is an open loop with writes; 0 leaves it out
+    writer           the service with a key for writes
+    longest_history  of those that the model takes as evidence of a write
     """
 
     target: Target
@@ -60,6 +61,7 @@ class Load:
     seed: int = 0
     writes_per_s: float = 0.0
     writer: Target | None = None
+    longest_history: int | None = None
 
     def body(self, query: Query, beam_size: int, m: int) -> Json:
         """A body of POST /retrieve with one query."""
@@ -185,7 +187,7 @@ def _capacity(load: Load, requests: Sequence[bytes]) -> tuple[int, Json]:
 
 def _with_writes(load: Load, requests: Sequence[bytes], rate: float, seeds: Sequence[int]) -> tuple[Json, Json]:
     """The mixed loop: the figures of its retrievals, and those of its writes. The items that it put are deleted at the end."""
-    writer, writes = load.writer or load.target, Writes(load.queries)
+    writer, writes = load.writer or load.target, Writes(load.queries, load.longest_history)
     numbers = itertools.count()  # shared by all rounds, so that no two writes are equal
 
     def put(_: int) -> bytes:

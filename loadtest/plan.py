@@ -128,7 +128,7 @@ def plan_of(host: str | None, options: argparse.Namespace) -> Plan:
         reload_every_s=options.reload_every,
         rng=random.Random(options.seed),
         writer=parse_url(host, options.write_key or None),
-        writes=Writes(queries) if options.write_rate else None,
+        writes=Writes(queries, model["query"].get("length")) if options.write_rate else None,
         write_numbers=itertools.count(),
         per_writer=options.write_rate / users(options.write_rate) if options.write_rate else 0.0,
     )

@@ -13,18 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.errors import BundleNotFound, InvalidConfig, InvalidData
-from espalier.queries import KIND_NAMES, HistoryKind
+from espalier.queries import KIND_NAMES
 
 from .target import Json
 
 Kind = Literal["history", "vector", "features", "text"]
+LONGEST_HISTORY = 1000
+"""A service takes no longer history by default."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +77,16 @@ def open_served(model: Json, models: Path) -> Bundle:
 
 
 def held_out(bundle: Bundle) -> list[Query]:
-    """A bundle's held-out queries as in `espalier evaluate`: histories keep their last T known ids."""
-    heldout, items = read_heldout(bundle), bundle.items
+    """A bundle's held-out queries as in `espalier evaluate`: histories have their known ids, at most the last LONGEST_HISTORY."""
+    heldout, items, kind = read_heldout(bundle), bundle.items, bundle.manifest.query.kind
     relevant = [tuple(items.ids_of(rows)) for rows in heldout.relevant]
-    if isinstance(bundle.manifest.query, HistoryKind):
-        histories = [tuple(items.ids_of(row[row >= 0].astype(np.int64))) for row in heldout.queries.array]
-        return [Query("history", history, ids) for history, ids in zip(histories, relevant, strict=True)]
-    kind = bundle.manifest.query.kind
     queries = bundle.heldout().column(kind).take(pa.array(heldout.table_row_B)).to_pylist()
-    return [Query(kind, tuple(query) if kind == "vector" else query, ids) for query, ids in zip(queries, relevant, strict=True)]
+    if kind == "history":
+        rows_of_queries = (items.rows_of(ids) for ids in queries)
+        queries = [tuple(items.ids_of(rows[rows >= 0][-LONGEST_HISTORY:])) for rows in rows_of_queries]
+    elif kind == "vector":
+        queries = list(map(tuple, queries))
+    return [Query(kind, query, ids) for query, ids in zip(queries, relevant, strict=True)]
 
 
 def read_queries(file: Path) -> list[Query]:

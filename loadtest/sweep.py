@@ -133,6 +133,7 @@ def sweep(options: argparse.Namespace, command: str) -> int:
         seed=options.seed,
         writes_per_s=options.writes or 0.0,
         writer=parse_url(options.url, options.write_key) if options.writes else None,
+        longest_history=model["query"].get("length"),
     )
     document = new_document(load, model, options, command)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -30,16 +30,20 @@ class Put(NamedTuple):
 class Writes:
     """The writes of one test, numbered from 0. No two are equal, so that no write is `unchanged`.
 
-    items  number of ids, which are written in turn
+    longest  most ids of a history that the model takes as evidence; the last ones are sent. None: any number
+    items    number of ids, which are written in turn
     """
 
-    def __init__(self, queries: Sequence[Query], items: int = ITEMS) -> None:
-        self._queries, self._items = [query for query in queries if query.values], items  # an empty query is no evidence
+    def __init__(self, queries: Sequence[Query], longest: int | None = None, items: int = ITEMS) -> None:
+        self._queries = [query for query in queries if query.values]  # an empty query is no evidence
+        self._longest, self._items = longest, items
         self._began = time.time_ns() // 1000  # so that the writes of a later test are not `stale`
 
     def put(self, number: int) -> Put:
         query = self._queries[number % len(self._queries)]
         values = list(query.values) if isinstance(query.values, tuple) else query.values
+        if query.kind == "history" and isinstance(values, list) and self._longest is not None:
+            values = values[-self._longest :]
         return Put(f"{PREFIX}{number % self._items}", {"events": [values], "source_version": self._began + number})
 
     def ids(self, count: int) -> list[str]:

@@ -205,6 +205,7 @@ def test_no_two_writes_are_equal_and_each_is_a_whole_request() -> None:
     assert {put.id for put in puts} == {f"{PREFIX}{n}" for n in range(4)} == set(writes.ids(20))
     assert len({put.body["source_version"] for put in puts}) == 20
     assert [put.body["events"] for put in puts[:3]] == [[["a", "b"]], [["c"]], [["a", "b"]]]  # an empty history is no evidence
+    assert Writes(QUERIES, longest=1).put(0).body["events"] == [["b"]]  # a service refuses longer histories as evidence
     assert writes.ids(2) == [f"{PREFIX}0", f"{PREFIX}1"]
     assert Writes(QUERIES).put(0).body["source_version"] > puts[0].body["source_version"]
     put = Writes(QUERIES).put(3)
