@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import time
@@ -14,14 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from starlette.types import Message
 
 from service import lifecycle
 from service.http import memory_budget
+from service.http.connection import CONNECTION
 from service.http.memory_budget import Budget, Reservation
-from service.http.retrieve_route import FREE_BYTES, FREE_VALUES
+from service.http.retrieve_route import FREE_BYTES, FREE_VALUES, send_body
+from service.http.stream_route import _Lines
 from service.retrieval.retrieve import BLOCK_ROWS
+from tests.service.conversation import Conversation
 from tests.service.listening import Listening, Wire, direct, listening, post, retrieval
-from tests.service.running import Json, problem, run, small_model
+from tests.service.own_time import pass_time
+from tests.service.running import Json, Running, problem, run, small_model
 from tests.waiting import until
 
 __all__ = ["large"]
@@ -146,6 +152,35 @@ def test_a_stream_that_is_not_read_holds_one_answer_of_the_largest_size(large: P
     assert len(engine.calls) < 100  # nothing is searched for long for a client that has gone
 
 
+def test_an_unread_stream_leaves_nothing_behind(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even a reference cycle, which the collector may not visit for hours."""
+
+    async def scenario(running: Running) -> None:
+        talk = Conversation(running, "/retrieve/stream")
+        assert await talk.head() == 200
+        talk.take(False)
+        talk.say(*[json.dumps(many(1)).encode()] * 5)
+        calls = running.engines["books"].calls
+        calls.clear()
+        while not calls:
+            await asyncio.sleep(0)
+        while not talk.task.done():  # a time that passes before the answer waits to be taken is none to that
+            await pass_time(60)
+        await talk.task
+
+    monkeypatch.setattr("service.http.retrieve_route.MIN_BYTES_PER_S", 1 << 40)
+    with run(large, stream_idle_s=60) as running:
+        running.client.runner.run(scenario(running))
+        gc.collect()
+        gc.disable()
+        try:
+            running.client.runner.run(scenario(running))
+            # A thread that parsed a line lets go of it a moment after its end; a cycle would stay.
+            until(lambda: not [found for found in gc.get_objects() if isinstance(found, _Lines)], "nothing is left")
+        finally:
+            gc.enable()
+
+
 # -- memory -------------------------------------------------------------------------------------------------------------
 
 
@@ -266,3 +301,20 @@ def test_lines_wait_for_room_go_on_and_count_until_they_are_answered(service: Li
         until(lambda: bodies.available == bodies.units, "answered lines are counted no more")
         wire.send(chunk(b""))
         assert len(received(wire)) == 3
+
+
+def test_nothing_is_sent_to_a_client_that_has_gone() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    left: list[bool] = []
+    connection = SimpleNamespace(is_gone=True, abandon_answer=lambda: left.append(True))
+    scope = {CONNECTION: connection}
+    assert asyncio.run(send_body(send, scope, b"answer", 1.0)) is False
+    assert sent == []
+    assert left, "or the server logs an error about the answer"
+    connection.is_gone = False
+    assert asyncio.run(send_body(send, scope, b"answer", 1.0)) is True
+    assert sent == [{"type": "http.response.body", "body": b"answer"}]

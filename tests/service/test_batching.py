@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -303,3 +305,69 @@ async def test_room_is_given_when_the_engine_takes_what_waits_not_when_it_has_an
     engine.go.set()
     await asyncio.gather(*tasks)
     assert [item for call in calls(engine) for item in call] == list(range(6))
+
+
+async def test_a_traced_request_is_alone_in_its_call_and_whole(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=4)
+    async with held(engine, batcher):
+        tasks = await accepted(
+            ask(batcher, 1),
+            batcher.search(queries(2), SearchParams.uniform(1, 3, 3, trace=True)),
+            ask(batcher, 3),
+            batcher.search(queries(4, 5, 6, 7, 8, 9), SearchParams.uniform(6, 3, 3, trace=True)),
+        )
+    await asyncio.gather(*tasks)
+    assert calls(engine) == [[0], [1], [2], [3], [4, 5, 6, 7, 8, 9]]
+    assert [call[1].trace for call in engine.calls] == [False, False, True, False, True]
+
+
+def test_an_idle_batcher_holds_nothing_of_its_last_call(engine: FakeEngine) -> None:
+    """A version is freed when nobody holds it; an expired request's traceback does."""
+
+    class Caller:
+        """Stands for what a request's frames hold."""
+
+    async def request(batcher: Batcher, caller: Caller) -> None:
+        assert caller is not None
+        await ask(batcher, 1, deadline=batcher._clock() + 0.01)
+
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(), "test")
+        engine.go.clear()
+        caller = Caller()
+        alive = weakref.ref(caller)
+        with pytest.raises(DeadlinePassed):
+            await request(batcher, caller)
+        del caller
+        engine.go.set()
+        await ask(batcher, 2)
+        assert alive() is None
+        await batcher.drain(10)
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()
+
+
+async def test_room_that_a_cancelled_request_leaves_is_given_on(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_queue=1)
+    async with held(engine, batcher):
+        goes, second, third = await accepted(ask(batcher, 1), *(ask(batcher, i, priority=Priority.PATIENT) for i in (2, 3)))
+        goes.cancel()
+        await settled()
+        assert batcher.depth == 1  # the second has come in
+    await asyncio.gather(second, third)
+    assert calls(engine) == [[0], [2], [3]]
+
+
+async def test_streams_leave_room_for_a_burst_and_cause_no_overload(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1)
+    await learnt(engine, batcher, query_s=0.002)
+    async with held(engine, batcher):
+        streams = await accepted(*(ask(batcher, i, priority=Priority.PATIENT) for i in range(1, 9)))
+        assert batcher.depth == 1
+        singles = await accepted(*(ask(batcher, i) for i in range(20, 30)))
+        assert batcher.depth == 11
+    await asyncio.gather(*streams, *singles)
