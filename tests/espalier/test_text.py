@@ -158,28 +158,6 @@ def test_normalising_twice_changes_nothing(text: str) -> None:
 # -- words ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("Tea-pot, 1.7l!", ["tea", "pot", "1", "7l"]),
-        ("snake_case", ["snake", "case"]),
-        ("हिन्दी में", ["हिन्दी", "में"]),  # vowel signs and virama are marks, no letters
-        ("東京タワー", ["東", "京", "タ", "ワ", "ー"]),
-        ("東京2020年", ["東", "京", "2020", "年"]),
-        ("人々", ["人", "々"]),
-        ("한국 음식", ["한국", "음식"]),
-        ("葛\U000e0100飾❤\ufe0f", ["葛", "飾"]),
-        ("a\ud800b", ["a", "b"]),
-        (" \t\n…", []),
-    ],
-)
-def test_what_a_word_is(text: str, words: list[str]) -> None:
-    block = TextBlock(unit="word", n=1, max_share=1, unknown=0)
-    vectoriser = Vectoriser.fit([text, "xyz"], [block])
-    assert sorted(names_of(vectoriser)) == sorted({*words, "xyz"})
-    assert words_of(text) == words
-
-
 # -- rows against the definition ------------------------------------------------------------------------------------------
 
 ALPHABETS = st.sampled_from(["ab ", "abc de-", "aé1, ", "東京のタ kß", "हिन्दी क", "a\U0001d400\U00010400😀 b", "\ud800\udc00ab "])
