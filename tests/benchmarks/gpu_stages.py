@@ -54,9 +54,3 @@ def hang(started: str) -> Iterator[Row]:
     Path(started).write_text(f"{os.getpid()} {child.pid}\n")
     yield {"case": "before", "ok": True}
     signal.pause()
-
-
-def mode(to: str) -> Iterator[Row]:
-    """What a stage's environment says of Triton's interpreter."""
-    Path(to).write_text(os.environ.get("TRITON_INTERPRET", "compiled"))
-    yield {"case": "it", "ok": True}

@@ -214,7 +214,6 @@ def test_workers_that_disagree_are_reported() -> None:
     assert rules([FIRST, SECOND, replace(right, status=503, shown=None)], logged(FIRST, SECOND)) == {"disagree"}
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_a_service_whose_workers_are_killed_loses_nothing_and_applies_nothing_twice(tmp_path: Path) -> None:
     found = chaos(tmp_path, kills=4)
@@ -224,7 +223,6 @@ def test_a_service_whose_workers_are_killed_loses_nothing_and_applies_nothing_tw
     assert replay_seconds(tmp_path / "replay", 300)["operations"] == 300
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_a_service_under_failures_does_every_kind_of_operation(tmp_path: Path) -> None:
     found = live_history(tmp_path, seconds=20, seed=3)

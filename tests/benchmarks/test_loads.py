@@ -44,7 +44,6 @@ def test_a_refused_retrieval_is_sent_again_after_a_pause(monkeypatch: pytest.Mon
     assert (probed.refused, pauses, len(probed.visible_s), probed.found_at_once) == (2, [PAUSE_S, PAUSE_S], 1, 1)
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_every_worker_is_asked_for_every_item_and_a_short_run_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a bundle of which a search finds every item that is near its evidence."""

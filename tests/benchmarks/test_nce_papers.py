@@ -23,7 +23,7 @@ from training.rankers.export import ranker_onnx
 from training.rankers.fit import new_ranker
 from training.specification.ranker import HighwayConfig, ranker_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 
 def write_letor(path: Path, seed: int) -> None:

@@ -50,7 +50,7 @@ def test_a_node_counts_the_instances_that_have_a_target_below(pairs: list[tuple[
     assert [level.tolist() for level in found] == [[len(below[n]) for n in tree.level(h)] for h in range(tree.height + 1)]
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 
 def test_a_node_is_relevant_where_an_item_below_is() -> None:

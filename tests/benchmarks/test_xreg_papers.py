@@ -23,7 +23,7 @@ from benchmarks.papers.xreg.xlr import _Objective, fit_xlr
 from benchmarks.papers.xreg.xmc_baselines import of_relevance
 from training.data.xmc import LabelledPoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 POINTS = np.eye(12, 20, dtype=np.float32) + np.eye(12, 20, 1, dtype=np.float32)
 LABELS = np.eye(12, 6, dtype=np.float32) + np.eye(12, 6, -6, dtype=np.float32)
 

@@ -40,7 +40,7 @@ from espalier.bundle_writer import write_bundle
 from espalier.engines import open_engine
 from espalier.engines.compiled.engine import DenseSearch
 from espalier.engines.compiled.mlp import packed
-from espalier.engines.encoder import read_length
+from espalier.engines.encoder import read_length, takes_any_length
 from espalier.engines.overflow_scores import dense_logits
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import Layer, ScorerWeights, verified_weights
@@ -338,6 +338,25 @@ def test_a_history_is_read_at_the_power_of_two_that_holds_it_and_at_most_at_its_
     assert read_length(history_T) == read
     history_T[length - items + 1 :] = -1  # padding behind and between items is read
     assert read_length(history_T) == read
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "is_own"),
+    [
+        ("history_leaves", ["B", "T"], True),
+        ("history_leaves", [None, None], True),
+        ("history_leaves", ["B", 6], False),
+        ("history_leaves", None, False),
+        ("history_nodes", ["B", "L", "T"], True),
+        ("history_nodes", ["B", "L", 6], False),
+        ("vector", ["B", "F"], False),
+    ],
+)
+def test_only_histories_whose_length_is_no_number_are_cut(name: str, shape: list[str | int | None] | None, is_own: bool) -> None:
+    rows = helper.make_tensor_value_info("node_rows", onnx.TensorProto.FLOAT, ["N", 4])
+    query = helper.make_tensor_value_info(name, onnx.TensorProto.INT64, shape)
+    graph = helper.make_graph([], "query", [rows, query], [])
+    assert takes_any_length(helper.make_model(graph)) is is_own
 
 
 # -- ONNX Runtime as engines start it -----------------------------------------------------------------------------------

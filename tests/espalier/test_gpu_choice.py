@@ -26,7 +26,7 @@ from espalier.engines.triton import gpu_engine
 from espalier.engines.triton.graph_engine import TritonSearch
 from tests.espalier.gpu_families import GRAPHS, LINEAR, Family, each_family
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 
 def small(folder: Path, family: Family) -> Bundle:

@@ -481,6 +481,12 @@ def test_the_least_recently_used_masks_are_dropped_beyond_the_bound_and_a_larger
     assert builds.count == before + 2
 
 
+def test_a_range_that_is_open_at_one_end_has_all_values_on_that_side() -> None:
+    filters = shop()
+    for year in ({"max": 2000}, {"min": 1990}):
+        assert items_of(filters.mask(filters.parse({"year": year}, {}))) == ["a", "b", "c"]
+
+
 def test_removed_items_pass_no_filter_until_the_next_set() -> None:
     """Only items of the catalogue can be removed."""
     filters = shop()

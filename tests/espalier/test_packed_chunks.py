@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
+from safetensors.numpy import load_file
 
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_chunks, random_queries, random_tree, tree_over
 from espalier.bundle import Bundle
@@ -120,6 +121,18 @@ def test_a_gpu_gets_the_same_tiles_of_stored_as_of_widened_weights() -> None:
     assert tiles == others
     for name in ChunkTiles._fields:
         assert_array_equal(getattr(stored, name), getattr(expected, name))
+
+
+def test_a_bundle_of_float32_is_written_as_before_and_twice_as_large(tmp_path: Path) -> None:
+    narrow = stored_in_float16(tmp_path)
+    wide = Bundle.open(tmp_path / "linear" / "1")
+    assert narrow.manifest.scorer.model_dump()["dtype"] == "float16"
+    assert "dtype" not in wide.manifest.scorer.model_dump()
+    assert set(load_file(wide.path / "chunks.safetensors")) == set(ARRAYS)
+    assert 2 * sum(array.nbytes for array in packed(narrow.chunks).values()) < wide.chunks.nbytes
+    assert_array_equal(narrow.chunks.entry_weight, wide.chunks.entry_weight.astype(np.float16))
+    assert widened(narrow.chunks).entry_weight.dtype == np.float32
+    assert widened(wide.chunks) is wide.chunks
 
 
 def test_weights_that_float16_cannot_hold_stay_float32() -> None:

@@ -28,7 +28,7 @@ from espalier.engines.triton.kernels.matmul import matmul
 from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
 from espalier.engines.triton.torch_operators import constant_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((2, 3, 4)).astype(np.float32)

@@ -363,6 +363,12 @@ def test_the_last_operation_of_every_id_stays(journal: Journal) -> None:
     assert journal.last_sequence() == 7
 
 
+def test_operations_from_a_sequence_on_all_stay(journal: Journal) -> None:
+    appended(journal, [put("a", number) for number in range(8)])
+    assert compact(journal, on_disk(), keep_from=6).operations == 5
+    assert [operation.sequence for operation in journal.since(0, 9)] == [6, 7, 8]
+
+
 def test_no_sequence_number_is_given_again_after_a_compaction(journal: Journal) -> None:
     appended(journal, [put("a"), put("b")])
     with journal.exclusive() as connection:
