@@ -13,8 +13,8 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def card(name: str | None) -> Iterator[Row]:
-    yield {"case": "device", "gpu": name is not None, "card": name, "versions": {"torch": "2"}, "host": "a host"}
+def card(name: str) -> Iterator[Row]:
+    yield {"case": "device", "gpu": True, "card": name, "versions": {"torch": "2"}, "host": "a host"}
 
 
 def two(ran: str) -> Iterator[Row]:

@@ -22,8 +22,8 @@ def stage(name: str, function: str, given: Arguments | None = None, limit_s: flo
     return Stage(name, f"tests.benchmarks.gpu_stages:{function}", sizes, quick=sizes, **more)
 
 
-def card(name: str | None = "NVIDIA Test 1") -> Stage:
-    sizes = ({"name": name}, 60.0)
+def card() -> Stage:
+    sizes = ({"name": "NVIDIA Test 1"}, 60.0)
     return Stage("card", "tests.benchmarks.gpu_stages:card", sizes, sizes, sizes)
 
 

@@ -211,6 +211,15 @@ def test_parts_of_a_table_and_joined_tables_hash_no_id_again(monkeypatch: pytest
     assert joined.to_table().equals(table.to_table())
 
 
+def test_titles_and_attributes_come_back_by_row(tmp_path: Path) -> None:
+    source = pa.table({"title": ["A", None, "C"], "id": ["a", "b", "c"], "tags": [["x"], [], ["y", "z"]], "price": [1.5, 2.0, None]})
+    table = reopened(ItemTable.build(source), tmp_path / "items.arrow")
+    assert table.fields == ("title", "id", "tags", "price")
+    assert table.values("title", np.array([2, 1, 2])) == ["C", None, "C"]
+    assert table.values("tags", np.array([2])) == [["y", "z"]]
+    assert table.to_table().equals(source.set_column(1, "id", source.column("id").cast(pa.large_string())))
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
