@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
-    pytest.skip("triton is not installed", allow_module_level=True)
+pytest.importorskip("triton", reason="there are no wheels of it outside Linux")
 
 from benchmarks.gpu import correctness, profiling, search_speed, sparse_speed, timing
 from benchmarks.gpu.graph_models import TorchSearch

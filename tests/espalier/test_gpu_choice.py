@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from espalier.errors import DeviceUnavailable, UnsupportedGraph
 from espalier.search import Device, Precision
 from espalier.tree import complete_tree
 
-if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
-    pytest.skip("triton is not installed", allow_module_level=True)
+pytest.importorskip("triton", reason="there are no wheels of it outside Linux")
 
 
 from espalier.engines.triton import gpu_engine

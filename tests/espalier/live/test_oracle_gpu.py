@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from espalier.manifest import LinearScorer
 from espalier.search import SearchParams
 from tests.espalier.live.test_oracle import Oracle, graphs, linear
 
-if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
-    pytest.skip("triton is not installed", allow_module_level=True)
+pytest.importorskip("triton", reason="there are no wheels of it outside Linux")
 
 
 from espalier.engines.triton.cells import FixedShapes, Tuning

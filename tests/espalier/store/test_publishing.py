@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -501,6 +502,16 @@ def test_a_disk_that_fills_up_is_a_clean_error(files: Objects, large: Path, cach
     with pytest.raises(CacheFull, match=r"no room for version 1 of \d+ bytes \(No space left on device\)"):
         fetch(files, "large", 1, cache, full)
     assert os.listdir(cache / "large") == [".fetch.lock"]
+
+
+def test_two_processes_do_not_download_the_same_version_at_once(files: Objects, large: Path, cache: Path) -> None:
+    publish(files, [large])
+    (cache / "large").mkdir(parents=True)
+    with (cache / "large" / ".fetch.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(BeingFetched, match="another process downloads"):
+            fetch(files, "large", 1, cache)
+    assert fetch(files, "large", 1, cache) > 0
 
 
 def test_of_many_at_once_one_downloads(files: Objects, large: Path, cache: Path) -> None:
