@@ -180,12 +180,6 @@ def test_a_write_without_an_answer_comes_once_or_not_and_not_after_a_later_one(s
     }
 
 
-@pytest.mark.parametrize("status", [412, 422, 507])
-def test_a_write_that_was_refused_is_not_done(status: int) -> None:
-    refused = replace(put(0, 2.0, token="x"), status=status, outcome="", if_match=7)
-    assert "unasked" in rules([FIRST, refused], logged(FIRST, put(2, 2.0, token="x")))
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
