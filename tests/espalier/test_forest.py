@@ -38,6 +38,7 @@ from espalier.text.sparse_rows import SparseRows
 from tests.espalier.second_stages import POINTS, SIGMOID, F, Form, random_stacking, random_tail, rewritten, with_stacking, with_tail
 from tests.espalier.test_signature import L3_HINGE, assert_alone_as_together, assert_same
 from training.golden import golden_answers
+from training.inspect import inspect
 from training.linear.prepare import written_features
 
 
@@ -396,3 +397,20 @@ def test_a_margin_knows_the_cut_at_the_candidates(tmp_path: Path) -> None:
     margins = golden_answers(bundle, queries, pa.nulls(8), params).column("margin").to_numpy()
     keys = [ReferenceEngine(bundle).scored_items(queries, params, b).keys for b in range(8)]
     assert_array_equal(margins, np.minimum(ranks_BM[:, 2] - ranks_BM[:, 3], [own[4] - own[5] for own in keys]))
+
+
+def test_a_manifest_says_nothing_of_what_its_bundle_lacks(tmp_path: Path) -> None:
+    """One tree is written as before there were forests."""
+    (stacked, plain), (tailed, forest) = with_stacking(tmp_path / "a", 3), with_tail(tmp_path / "b", 3)
+    assert (plain.stacking, forest.tail) == (None, None)
+    said, of_forest = ((bundle.path / "manifest.json").read_text() for bundle in (plain, forest))
+    assert not [name for name in ("trees", "tail", "stacking") if f'"{name}"' in said]
+    assert '"trees"' in of_forest
+    assert '"tail"' not in of_forest
+    assert not list(plain.path.glob("*-2.safetensors"))
+    assert plain.alone == (plain,)
+    assert plain.trees == ((plain.tree, plain.chunks),)
+    assert tailed.manifest.tail is not None
+    assert [alone.manifest.tail for alone in tailed.alone] == [None, None]
+    assert f"stacking: a network orders the best 6 anew, {POINTS} training points vote" in inspect(stacked)
+    assert "stacking" not in inspect(plain)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,6 +31,7 @@ from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
+from espalier.memory_sums import add_up, of_leaves
 from espalier.queries import PADDING, HistoryKind, QueryBatch
 from espalier.read_only import read_only
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
@@ -159,6 +161,55 @@ def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
         verify_golden(bundle, Forgetful(bundle), golden)
 
 
+# -- sums ----------------------------------------------------------------------------------------------------------------
+
+LIVE_ROW = 3
+"""Of the first handle: items 0 … 2 are trained."""
+REPEAT = np.array([0.25, 0, 0.5, 0, 0, 0], np.float32)
+ENTRIES = np.array([0, 2, 2, 2]), np.array([1, 2], np.int32), np.array([2, 1], np.float32), np.array([1, 0.5], np.float32)
+TRAINED = read_only(*ENTRIES, REPEAT, np.empty(0, np.int64))
+
+
+def live_entries() -> tuple[EntryArrays, Any]:
+    """Of item 0: to item 1, which training knows better, to item 2, and to the live one. Others are over, or come later."""
+    lists = EntryLists(3, 1)
+    lists.close(lists.add(1, (0, 0, 1)), 2)
+    for target in (LIVE_ROW, 2, 1):
+        lists.add(2, (0, 0, target))
+    found = lists.snapshot(2)
+    lists.close(lists.add(3, (0, 0, LIVE_ROW)), 4)
+    lists.close(2, 4)
+    lists.add(4, (0, 0, 2))
+    (value,) = read_only(np.array([0, 9, 5, 3, 1, 9, 9], np.float32))
+    return found, value
+
+
+LIVE = live_entries()
+HISTORY = np.array([LIVE_ROW, 0, 0])
+EXPECTED = {0: 0.25, 1: 3.0, 2: 4.5, LIVE_ROW: 8.0}
+"""The weights of item 0 are 1 and .5; items of the history have a repeat term for themselves."""
+
+
+@pytest.mark.parts
+def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
+    """One is trained and one live; so in sums of live leaves alone."""
+    (history_T, leaf_of_item), sum_L, sum_R = read_only(HISTORY, np.arange(3)), np.zeros(3), np.zeros(1)
+    leaves, handles = add_up(history_T, TRAINED, LIVE, leaf_of_item, 0, sum_L, sum_R)
+    assert {leaf: sum_L[leaf] for leaf in leaves.tolist()} | {LIVE_ROW + handle: sum_R[handle] for handle in handles.tolist()} == EXPECTED
+
+
+@pytest.mark.parts
+@pytest.mark.parametrize("more_sources", [0, 4])
+def test_live_leaves_have_the_same_sums(more_sources: int) -> None:
+    """Those of a shard, too: its memory has the entries of all items of the whole, of which the shard holds some."""
+    trained = *read_only(np.pad(TRAINED[0], (0, more_sources), mode="edge")), *TRAINED[1:]
+    *arrays, leaf_of_item = read_only(HISTORY[None], np.array([0, 4]), np.array(list(EXPECTED)), np.arange(3))
+    sum_L, sum_R = np.zeros(3), np.zeros(1)
+    assert of_leaves(*arrays, trained, LIVE, leaf_of_item, 0, sum_L, sum_R).tolist() == list(EXPECTED.values())
+    assert not sum_L.any()
+    assert not sum_R.any()
+
+
 # -- the ONNX engine ---------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +301,21 @@ def test_every_snapshot_stays_as_lists_would_have_been(steps: list[tuple[int, bo
         assert open_entries(entries).tolist() == numbers
         by_other = {value % 64: value for _, value in wanted}
         assert of_others([-1, *range(42), 10**6], entries) == [by_other.get(other, 0) for other in (-1, *range(42), 10**6)]
+
+
+def test_a_snapshot_of_full_arrays_is_not_led_past_their_end() -> None:
+    """The first entry of a key that had none lies in the arrays that replaced those of the snapshot."""
+    lists = EntryLists(5, 4, 600)
+    for number in range(1, entry_lists.FIRST):
+        lists.add(1, (1, 0, number, 0, 7))
+    full = lists.snapshot(1)
+    assert lists.used == len(full.rows)
+    late = lists.add(2, (3, 0, 500, 0, 8))
+    assert late == len(full.rows)
+    assert (full.first[3], full.by_other[500]) == (0, 0)
+    assert under([3], full) == []
+    assert of_others([500, 1], full) == [0, 7]
+    assert of_others([500, 1], lists.snapshot(2)) == [8, 7]
 
 
 def test_arrays_are_worn_when_a_quarter_is_closed_or_half_is_not_in_order() -> None:
