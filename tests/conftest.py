@@ -33,6 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
     reruns.configure(config)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What runs before a release, in an image or in a browser alone is slow, too."""
+    if any(item.get_closest_marker(name) for name in ("release", "stack", "console", "hostile")):
+        item.add_marker("slow")
+
+
 @pytest.fixture(autouse=True)
 def _policy_of_compiled_code(request: pytest.FixtureRequest) -> Iterator[None]:
     """As a service that a test starts in this process sets a policy too, it is set after the test once more."""

@@ -13,8 +13,8 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def card(name: str | None) -> Iterator[Row]:
-    yield {"case": "device", "gpu": name is not None, "card": name, "versions": {"torch": "2"}, "host": "a host"}
+def card(name: str) -> Iterator[Row]:
+    yield {"case": "device", "gpu": True, "card": name, "versions": {"torch": "2"}, "host": "a host"}
 
 
 def two(ran: str) -> Iterator[Row]:
@@ -54,9 +54,3 @@ def hang(started: str) -> Iterator[Row]:
     Path(started).write_text(f"{os.getpid()} {child.pid}\n")
     yield {"case": "before", "ok": True}
     signal.pause()
-
-
-def mode(to: str) -> Iterator[Row]:
-    """What a stage's environment says of Triton's interpreter."""
-    Path(to).write_text(os.environ.get("TRITON_INTERPRET", "compiled"))
-    yield {"case": "it", "ok": True}

@@ -52,7 +52,6 @@ def report_of(benchmark: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPat
     return report
 
 
-@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize(
     ("benchmark", "options", "keys"),
@@ -91,7 +90,6 @@ def test_every_row_has_its_figures(
     assert len({tuple(map(str, row.values())) for row in report["rows"]}) == len(report["rows"]) > 1
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_every_system_answers_the_same_queries_and_is_timed_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beam beside HNSW and exact search over its own rows."""
@@ -111,7 +109,6 @@ def test_every_system_answers_the_same_queries_and_is_timed_in_two_parts(tmp_pat
     assert by_name.get("hnsw", 1) >= engine_cpu.RECALL
 
 
-@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize("engine", live_speed.ENGINES)
 def test_live_items_are_found(tmp_path: Path, engine: str) -> None:
@@ -159,12 +156,6 @@ def test_recall_is_reported_by_shards_and_beams_and_passes_where_nothing_is_lost
     assert [row["standard_error"] for row in report["rows"] if row["same"] == 1] == [0] * sum(row["same"] == 1 for row in report["rows"])
 
 
-def test_recall_fails_where_the_only_shard_gives_other_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = with_heldout(tmp_path, "vector")
-    monkeypatch.setattr(shard_recall, "in_pairs", lambda *_: {"same": 0.5, "standard_error": 0.0})
-    assert shard_recall.main(["--model", str(bundle.path), "--shards", "1", "--beam", "64", "--m", "3"]) == 1
-
-
 # -- a long tail ----------------------------------------------------------------------------------------------------------
 
 
@@ -189,16 +180,6 @@ def test_all_users_of_a_long_tail_count(tmp_path: Path) -> None:
         assert found["most_mib"] > 50
 
 
-@pytest.mark.slow
-@pytest.mark.release
-def test_without_a_comparison_a_long_tail_reports_the_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = report_of(long_tail, tmp_path, monkeypatch, "--items 500 --counting")
-    assert report["log"]["items"] == 500
-    assert [row["method"] for row in report["counting"]] == list(long_tail.COUNTED)
-    assert {row["users"] for row in report["counting"]} == {report["log"]["users"]}
-    assert "compare" not in report
-
-
 # -- the way of a request -------------------------------------------------------------------------------------------------
 
 LIMITS = {
@@ -211,7 +192,6 @@ LIMITS = {
 """Walk → most files, most functions: those of a busy machine, where what a thread does after the answer is seen before it."""
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_no_walk_through_the_code_is_longer_than_its_limit(tmp_path: Path) -> None:
     file = tmp_path / "walks.json"

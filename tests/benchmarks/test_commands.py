@@ -49,7 +49,6 @@ def test_modules_import_each_other_by_their_long_names() -> None:
             assert not {name for name in imported if name.split(".")[0] == "tests"}, path
 
 
-@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_says_what_it_measures(name: str) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu.gpu_all import MORE, NO_GPU, ROOT, WRONG, main
+from benchmarks.gpu.gpu_all import ROOT, WRONG, main
 from benchmarks.gpu.lines import COLUMNS, latest, read
 from benchmarks.gpu.stages import STAGES, Stage, groups
-from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 Arguments = dict[str, Any]
 
@@ -26,8 +22,8 @@ def stage(name: str, function: str, given: Arguments | None = None, limit_s: flo
     return Stage(name, f"tests.benchmarks.gpu_stages:{function}", sizes, quick=sizes, **more)
 
 
-def card(name: str | None = "NVIDIA Test 1") -> Stage:
-    sizes = ({"name": name}, 60.0)
+def card() -> Stage:
+    sizes = ({"name": "NVIDIA Test 1"}, 60.0)
     return Stage("card", "tests.benchmarks.gpu_stages:card", sizes, sizes, sizes)
 
 
@@ -109,46 +105,6 @@ def test_a_stage_that_fails_leaves_its_lines_the_others_go_on_and_it_alone_is_ru
     assert begun(out) == [*first, "card", "crash"]
     assert main(["--out", str(out), "--again", "--only", "two"], stages) == WRONG  # what failed before is still in the report
     assert ran.read_text() == "ran\nran\n"
-
-
-def test_without_a_gpu_it_says_so_and_runs_what_needs_none_in_the_interpreter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, to = tmp_path / "out", tmp_path / "mode"
-    sizes = ({"to": str(to)}, 60.0)
-    stages = [card(None), stage("mode", "mode", {"to": str(to)}, without_gpu=sizes), stage("two", "two", {"ran": str(tmp_path / "ran")})]
-    assert main(["--out", str(out), "--quick"], stages) == NO_GPU
-    assert to.read_text() == "1"
-    assert "no NVIDIA GPU, not run: two" in capsys.readouterr().err
-    assert not (tmp_path / "ran").exists()
-    assert next(out.glob("*.json")).name.startswith("gpu_all_no-gpu_")
-    assert main(["--out", str(out), "--quick"], [card(), *stages[1:]]) == 0
-    assert to.read_text() == "compiled"
-
-
-COMMAND = """
-import sys
-from benchmarks.gpu.stages import Stage
-from benchmarks.gpu.gpu_all import main
-card = Stage("card", "tests.benchmarks.gpu_stages:card", ({"name": "one"}, 60))
-hang = Stage("hang", "tests.benchmarks.gpu_stages:hang", ({"started": sys.argv[2]}, 300))
-sys.exit(main(["--out", sys.argv[1]], [card, hang]))
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_leaves_the_lines_and_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    out, started = tmp_path / "out", tmp_path / "started"
-    run = subprocess.Popen([sys.executable, "-c", COMMAND, str(out), str(started)], cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        until(lambda: any(row["case"] == "before" for row in read(out / "gpu_all.jsonl")), "the stage began", within_s=60)
-        run.send_signal(number)
-        assert run.wait(60) == (MORE if number == signal.SIGTERM else -signal.SIGKILL)
-    finally:
-        run.kill()
-        run.wait()
-    until(lambda: not any(alive(int(pid)) for pid in started.read_text().split()), "the stage and its child ended", within_s=60)
-    attempt = latest(read(out / "gpu_all.jsonl"))["hang"]
-    assert ([row["case"] for row in attempt.rows], attempt.status) == (["before"], None)
-    assert bool(list(out.glob("gpu_all_*.json"))) == (number == signal.SIGTERM)
 
 
 # -- the stages that there are --------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
-    pytest.skip("triton is not installed", allow_module_level=True)
+pytest.importorskip("triton", reason="there are no wheels of it outside Linux")
 
 from benchmarks.gpu import correctness, profiling, search_speed, sparse_speed, timing
 from benchmarks.gpu.graph_models import TorchSearch
@@ -24,7 +22,7 @@ from espalier.engines.stages import Leaves, TreeQuery
 from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.engines.triton.linear_engine import SparseCudaSearch
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 
 def once(run: Any, least: int = 1) -> float:
@@ -128,18 +126,3 @@ def test_narrower_beams_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "candidates kept, expected" in found["replay"]
     monkeypatch.setattr(correctness, "SparseCudaSearch", narrower(SparseCudaSearch))
     assert {"integer", "replay"} <= set(wrong(correctness.sparse_cuda("float32", 4, False, "cpu", seed=2)))
-
-
-def test_kernels_that_fail_are_no_reason_for_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An encoder that cannot be run looks like an unknown one; of a scorer that `triton` knows it is wrong."""
-
-    def fails(*arguments: Any) -> None:
-        raise RuntimeError("an illegal memory access")
-
-    monkeypatch.setattr("espalier.engines.triton.torch_graph.matmul", fails)
-    monkeypatch.setattr(correctness, "EXPORTED", (("product", (8,)), ("attention", (8,))))
-    rows = list(correctness.triton("float32", 0, False, device="cpu"))
-    exported = {row["form"]: row for row in rows if row["check"] == "exported"}
-    assert exported["product"]["ok"] is False
-    assert "illegal memory access" in exported["product"]["note"]
-    assert exported["attention"]["ok"] is None

@@ -180,12 +180,6 @@ def test_a_write_without_an_answer_comes_once_or_not_and_not_after_a_later_one(s
     }
 
 
-@pytest.mark.parametrize("status", [412, 422, 507])
-def test_a_write_that_was_refused_is_not_done(status: int) -> None:
-    refused = replace(put(0, 2.0, token="x"), status=status, outcome="", if_match=7)
-    assert "unasked" in rules([FIRST, refused], logged(FIRST, put(2, 2.0, token="x")))
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -214,7 +208,6 @@ def test_workers_that_disagree_are_reported() -> None:
     assert rules([FIRST, SECOND, replace(right, status=503, shown=None)], logged(FIRST, SECOND)) == {"disagree"}
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_a_service_whose_workers_are_killed_loses_nothing_and_applies_nothing_twice(tmp_path: Path) -> None:
     found = chaos(tmp_path, kills=4)
@@ -224,7 +217,6 @@ def test_a_service_whose_workers_are_killed_loses_nothing_and_applies_nothing_tw
     assert replay_seconds(tmp_path / "replay", 300)["operations"] == 300
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_a_service_under_failures_does_every_kind_of_operation(tmp_path: Path) -> None:
     found = live_history(tmp_path, seconds=20, seed=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return call
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_next_item_has_a_row_for_each_method_seed_and_beam(log: list[str], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(task: Task) -> Fitted:
@@ -100,7 +99,6 @@ def test_next_item_has_a_row_for_each_method_seed_and_beam(log: list[str], run: 
     assert [row for row in report["differences"] if (row["first"], row["second"], row["metric"]) == ("neighbours", "recipe", "ndcg@10")]
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_a_refit_is_measured_on_the_same_queries_as_the_model_before_it(log: list[str], run: Run, tmp_path: Path) -> None:
     replaced = {"otm-robust": "otm-sequence", "windows = [4, 2]": "targets = 1", "hidden = [8]\n": "", "node_dim = 6": "node_dim = 8"}
@@ -115,7 +113,6 @@ def test_a_refit_is_measured_on_the_same_queries_as_the_model_before_it(log: lis
     assert report["gain"]["hr10"] == pytest.approx(after["hr10"] - before["hr10"])
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_a_fixed_split_is_two_files_of_users(tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(2)
@@ -131,21 +128,6 @@ def test_a_fixed_split_is_two_files_of_users(tmp_path: Path, run: Run) -> None:
     assert rows["neighbours"]["queries"] == USERS
     assert report["config"]["data"]["format"]["order"] == "none"
     assert (report["config"]["data"]["log"], report["config"]["data"]["split"]["test"]) == ("train.txt", "test.txt"), "no folders"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "--set: got None, expected one of amazon-book-kgat"),
-        (["--train", "missing", "--test", "missing"], "--train: got 'missing', expected a file that exists"),
-        (["--train", "missing"], "--test: got None"),
-        (["--set", "amazon-book-kgat"], "--data: got None"),
-        (["--set", "amazon-book-kgat", "--train", "here"], "--set: got 'amazon-book-kgat'"),
-    ],
-)
-def test_a_fixed_split_says_what_is_missing(options: Sequence[str], message: str, run: Run) -> None:
-    with pytest.raises(SystemExit, match=f"^error: {message}"):
-        run(fixed_split, *options)
 
 
 # -- names of logs --------------------------------------------------------------------------------------------------------
@@ -183,25 +165,6 @@ def test_another_log_is_read_as_its_configuration_says_or_by_default(tmp_path: P
     for more, name, user in ((["--config", str(config)], "books", "reader"), ([], "log", "user")):
         real = real_logs.load(options("--log", str(log), *more))
         assert (real.name, real.log, real.config.data.format.model_dump()["user"]) == (name, log, user)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("", "--set: got None, expected one of debian-depends, ml-1m, sasrec-amazon-games, s3rec-yelp"),
-        ("--data . --set ml-1m,s3rec-yelp", "--set: got 'ml-1m,s3rec-yelp', expected one name"),
-        ("--set ml-1m", "--data: got None, expected a folder that holds ml-1m/ratings.dat.gz"),
-        ("--data s3rec-yelp --set s3rec-yelp", "expected a folder that holds s3rec-yelp/Yelp.txt.gz, which is missing"),
-        ("--log nothing.csv", "--log: got 'nothing.csv', expected a file that exists"),
-        ("--log ml-1m/ratings.dat.gz --set ml-1m", "expected no --data and --set beside it"),
-        ("--log ml-1m/ratings.dat.gz --config nothing.toml", "--config: got 'nothing.toml', expected a TOML file that exists"),
-    ],
-)
-def test_what_is_missing_is_named(sets: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str) -> None:
-    monkeypatch.chdir(sets)
-    with pytest.raises(SystemExit) as ended:
-        real_logs.load(options(*arguments.split()))
-    assert message in str(ended.value)
 
 
 # -- hidden items ---------------------------------------------------------------------------------------------------------

@@ -24,11 +24,10 @@ from benchmarks.papers.otm.otm_table2 import (
     optimal_labels,
     ranks,
 )
-from espalier.errors import InvalidConfig
 from tests.pictures import Pictures
 from training.specification.deep import RobustObjective
 from training.specification.models import read_deep_config
-from training.specification.networks import MlpScorer, ProductScorer
+from training.specification.networks import ProductScorer
 from training.trees.balanced import random_tree
 
 
@@ -50,7 +49,7 @@ def test_a_node_counts_the_instances_that_have_a_target_below(pairs: list[tuple[
     assert [level.tolist() for level in found] == [[len(below[n]) for n in tree.level(h)] for h in range(tree.height + 1)]
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 
 def test_a_node_is_relevant_where_an_item_below_is() -> None:
@@ -116,17 +115,6 @@ def test_every_tree_method_changes_the_configuration_into_a_valid_one() -> None:
     assert configs["otm-robust"].objective == RobustObjective()
     assert configs["tdm-same-scorer"].scorer == ProductScorer()
     assert {method for method, config in configs.items() if config.objective.gamma} == {"otm-robust"}
-
-
-def test_a_method_may_be_changed_key_by_key() -> None:
-    config = otm_real_trees.method_config(CONFIG, 'otm-robust+objective.gamma=0.25+scorer.kind="mlp"')
-    assert (config.objective.gamma, config.scorer.kind) == (0.25, "mlp")
-    for order in ('scorer.node_dim=48+scorer.kind="mlp"', 'scorer.kind="mlp"+scorer.node_dim=48'):
-        scorer = otm_real_trees.method_config(CONFIG, f"otm-robust+{order}").scorer
-        assert scorer == MlpScorer(node_dim=48)
-    for wrong in ("otm-robust+gamma=1", "otm-robust+scorer.kind=mlp", "otm-robust+objective.gamma=2"):
-        with pytest.raises(InvalidConfig):
-            otm_real_trees.method_config(CONFIG, wrong)
 
 
 def test_rows_are_written_after_every_method_and_not_made_twice(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 
-from benchmarks.service import wire_formats
 from benchmarks.service.wire_formats import RATIOS, parser_of, ranked, request_of, summary
 from benchmarks.service.wire_prototypes import messages, unpacked
 from service.retrieval.schemas import RetrieveRequest
@@ -41,10 +38,3 @@ def test_ratios_are_those_of_the_same_rounds() -> None:
     rows = [dict.fromkeys(RATIOS, value) for value in (2.0, 2.0, 2.0)]
     found = summary(rows, base)
     assert (found["p50_ms"], found["p50_ms_ratio"], found["server_cpu_us_ratios"]) == (2.0, 1.0, [0.5, 2.0])
-
-
-def test_who_lacks_a_package_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_formats, "NEEDED", ("json", "no_such_package.part"))
-    monkeypatch.setattr(sys, "argv", ["wire_formats"])
-    with pytest.raises(SystemExit, match=r"no_such_package\.part: not installed.*pip install grpcio protobuf msgpack"):
-        wire_formats.main()

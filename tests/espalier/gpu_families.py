@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -28,8 +27,7 @@ from tests.espalier.test_signature import (
     shapes,
 )
 
-if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
-    pytest.skip("triton is not installed", allow_module_level=True)
+pytest.importorskip("triton", reason="there are no wheels of it outside Linux")
 
 
 from espalier.engines.triton import graph_engine, linear_engine

@@ -108,7 +108,6 @@ def shop(compiled_shop: Shop, tmp_path: Path) -> Shop:
 # -- who compiles, and who reads ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_what_was_compiled_is_read_and_nothing_is_written(shop: Shop) -> None:
     before = {path: path.stat().st_mtime_ns for path in shop.kept.iterdir()}
@@ -118,7 +117,6 @@ def test_what_was_compiled_is_read_and_nothing_is_written(shop: Shop) -> None:
     assert {path: path.stat().st_mtime_ns for path in shop.kept.iterdir()} == before
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_a_call_that_is_not_written_down_is_compiled_in_memory_or_refused(shop: Shop) -> None:
     assert shop.read("from shop.price import price\nprint(int(price(2.5) * 2), sum(price.stats.cache_hits.values()))") == [15, 0]
@@ -128,7 +126,6 @@ def test_a_call_that_is_not_written_down_is_compiled_in_memory_or_refused(shop: 
     assert len([*shop.kept.glob("shop-*")]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_code_compiled_beside_what_was_read_shares_nothing_with_it(shop: Shop) -> None:
     """numba's sort and argsort have parts of one name, which only a number tells apart."""
@@ -143,7 +140,6 @@ assert list(y[numba.njit(lambda y: np.argsort(y))(y)]) == list(numba.njit(lambda
     assert shop.read(READ.replace("print(", f"{own}\nprint(")) == [30, 3]
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_of_three_that_start_at_once_one_compiles_and_the_others_wait(shop: Shop) -> None:
     shutil.rmtree(shop.kept)
@@ -184,7 +180,6 @@ def damage_a_page(shop: Shop) -> None:
     shop.file.write_bytes(whole[:begin] + bytes(len(whole[begin : begin + 4096])) + whole[begin + 4096 :])
 
 
-@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize(
     ("change", "said", "price"),
@@ -209,7 +204,6 @@ def test_nothing_stale_half_written_or_damaged_is_taken_for_code(shop: Shop, cha
 # -- sources, processors, switches --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_code_is_named_by_all_that_it_was_made_of(shop: Shop) -> None:
     before = sources_digest(shop.package)
@@ -224,7 +218,6 @@ def test_code_is_named_by_all_that_it_was_made_of(shop: Shop) -> None:
         (shop.package / name).write_text(former)
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_sources_that_change_while_they_are_imported_are_not_kept(shop: Shop) -> None:
     """`price` would have the new rate under the name of the old one, to which the sources return."""
@@ -242,14 +235,12 @@ print(main(["--write", "shop"]))
     assert shop.read() == [30, 0]
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_bounds_checks_and_other_processors_have_code_of_their_own(shop: Shop) -> None:
     for more in ({"NUMBA_BOUNDSCHECK": "1"}, {"NUMBA_OPT": "1"}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
         assert shop.read(**more) == [30, 0]
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_code_of_the_baseline_is_taken_where_there_is_none_of_the_processor(shop: Shop) -> None:
     shop.file.unlink()
@@ -267,7 +258,6 @@ def test_code_of_the_baseline_is_taken_where_there_is_none_of_the_processor(shop
 # -- damage -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_a_file_with_any_damaged_page_is_not_read(shop: Shop) -> None:
     """Truncated anywhere, a page of zeros anywhere, or under another name."""
@@ -287,7 +277,6 @@ def test_a_file_with_any_damaged_page_is_not_read(shop: Shop) -> None:
         CodeFile(shop.file)
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_an_open_file_is_read_to_its_end_after_another_took_its_place(shop: Shop) -> None:
     opened = CodeFile(shop.file)
@@ -345,7 +334,6 @@ def test_a_package_without_signatures_is_not_complete() -> None:
         assert command.main([option, "espalier_client"]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_code_that_cannot_be_compiled_is_said_and_no_folder_is_blamed(shop: Shop) -> None:
     (shop.package / "signatures.txt").write_text(f"{SOURCES['signatures.txt']}shop.price:price (int64,int64)\n")
@@ -355,7 +343,6 @@ def test_code_that_cannot_be_compiled_is_said_and_no_folder_is_blamed(shop: Shop
     assert said.splitlines()[-1] == "shop: no complete and sound file of compiled code"
 
 
-@pytest.mark.slow
 @pytest.mark.release
 def test_a_service_that_can_keep_nothing_compiles_before_it_is_ready(shop: Shop) -> None:
     program = "import logging\nlogging.basicConfig(level=20)\nfrom espalier.compile import make_ready\nmake_ready('shop')\n" + READ
@@ -408,7 +395,6 @@ KERNELS = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.timeout(1600)
 def test_compiled_code_stays_within_its_arrays(tmp_path: Path) -> None:

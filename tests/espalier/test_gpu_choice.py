@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,14 @@ from espalier.errors import DeviceUnavailable, UnsupportedGraph
 from espalier.search import Device, Precision
 from espalier.tree import complete_tree
 
-if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
-    pytest.skip("triton is not installed", allow_module_level=True)
+pytest.importorskip("triton", reason="there are no wheels of it outside Linux")
 
 
 from espalier.engines.triton import gpu_engine
 from espalier.engines.triton.graph_engine import TritonSearch
 from tests.espalier.gpu_families import GRAPHS, LINEAR, Family, each_family
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 
 def small(folder: Path, family: Family) -> Bundle:

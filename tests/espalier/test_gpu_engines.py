@@ -5,7 +5,7 @@ What only a GPU can show (CUDA graphs, the compiled kernels' answers, times) is 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
 import json
 import sys
@@ -59,8 +59,7 @@ from tests.espalier.test_signature import (
     many_exclusions,
 )
 
-if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
-    pytest.skip("triton is not installed", allow_module_level=True)
+pytest.importorskip("triton", reason="there are no wheels of it outside Linux")
 
 import triton
 import triton.language as tl
@@ -74,7 +73,7 @@ from espalier.engines.triton.kernels.numbers import log_sigmoid
 from espalier.engines.triton.linear_engine import FEATURES, SparseCudaSearch
 from tests.espalier.gpu_families import GRAPHS, LINEAR, Family, each_family
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 ONE, BUSY = (FixedShapes(batches=(batch,), m_sizes=(64,)) for batch in (1, 65))
 

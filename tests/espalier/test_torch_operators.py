@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,13 @@ from benchmarks.synthetic import trained_kind
 from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt, UnsupportedGraph
 
-if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
-    pytest.skip("triton is not installed", allow_module_level=True)
+pytest.importorskip("triton", reason="there are no wheels of it outside Linux")
 
 from espalier.engines.triton.kernels.matmul import matmul
 from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
 from espalier.engines.triton.torch_operators import constant_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((2, 3, 4)).astype(np.float32)

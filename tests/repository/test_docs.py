@@ -147,7 +147,6 @@ def test_make_commands_name_targets_and_variables_of_the_makefile(document: str,
         assert re.search(rf"^{name} [?:]= ?" if assigned else rf"^{name}:", makefile, re.MULTILINE), f"{document}: {command}"
 
 
-@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize(("document", "command"), PYTHON)
 def test_python_commands_name_modules_and_options_that_exist(document: str, command: str) -> None:
@@ -158,7 +157,6 @@ def test_python_commands_name_modules_and_options_that_exist(document: str, comm
     assert [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", described)] == [], f"{document}: {command}"
 
 
-@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize(("document", "command"), INSTALLED)
 def test_commands_of_an_installation_and_their_options_exist(document: str, command: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from tests import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 PAGE = (ROOT / "docs" / "live.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -30,7 +30,7 @@ from training.data.interactions import read_interactions
 from training.data.splits import split_log, without_seen
 from training.specification.models import read_deep_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 README = (ROOT / "README.md").read_text()
 PAGES = README + "\n".join((ROOT / f"docs/{page}.md").read_text() for page in ("judge", "train", "serve"))

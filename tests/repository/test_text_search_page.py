@@ -17,7 +17,7 @@ from espalier.engines import open_engine
 from tests import ROOT
 from tests.service.running import run as serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 SECTION = (ROOT / "docs" / "text-search.md").read_text().partition("## An example on the sample\n")[2].partition("\n## ")[0]
 

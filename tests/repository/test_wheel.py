@@ -35,6 +35,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "__compiled__"))
     for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
         shutil.copyfile(ROOT / name, source / name)
+    return unpacked(source, folder)
+
+
+def unpacked(source: Path, folder: Path) -> Path:
+    """A folder with the contents of the wheel of a source."""
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
@@ -72,33 +77,16 @@ def test_the_client_is_a_wheel_of_its_own(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "espalier_client", tmp_path / "espalier_client", ignore=shutil.ignore_patterns("__pycache__"))
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(tmp_path),
-        "deploy/client",
-    ]
-    subprocess.run(build, check=True, capture_output=True, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    with ZipFile(wheel) as content:
-        content.extractall(tmp_path / "site")
-    assert {path.name for path in (tmp_path / "site").iterdir()} == {"espalier_client", f"espalier_client-{__version__}.dist-info"}
+    site = unpacked(tmp_path / "deploy/client", tmp_path)
+    assert {path.name for path in site.iterdir()} == {"espalier_client", f"espalier_client-{__version__}.dist-info"}
     files = {path.name for path in (ROOT / "espalier_client").iterdir() if path.is_file()}
-    assert {path.name for path in (tmp_path / "site/espalier_client").iterdir()} == files
+    assert {path.name for path in (site / "espalier_client").iterdir()} == files
     whole, alone = (tomllib.loads((tmp_path / name).read_text())["project"] for name in ("pyproject.toml", "deploy/client/pyproject.toml"))
     assert alone["dependencies"] == whole["optional-dependencies"]["client"]
     assert [alone[name] for name in ("version", "requires-python")] == [whole[name] for name in ("version", "requires-python")]
-    done = subprocess.run(
-        [sys.executable, "-c", "import espalier_client; print(espalier_client.__file__)"],
-        cwd=tmp_path / "site", env=environment(tmp_path / "site"), capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.stdout.strip() == str(tmp_path / "site/espalier_client/__init__.py")
+    command = [sys.executable, "-c", "import espalier_client; print(espalier_client.__file__)"]
+    done = subprocess.run(command, cwd=site, env=environment(site), capture_output=True, text=True)
+    assert done.stdout.strip() == str(site / "espalier_client/__init__.py")
 
 
 def test_a_log_becomes_a_model_that_is_asked_and_served(installed: Path) -> None:

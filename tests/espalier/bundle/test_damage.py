@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from espalier.errors import (
     BundleError,
     BundleNotFound,
     EspalierError,
-    InvalidConfig,
     UnsupportedSchema,
     spelled,
 )
@@ -122,8 +122,8 @@ def test_no_changed_cut_grown_or_missing_part_is_opened(copied: tuple[Path, tupl
 # -- files whose checksums are right --------------------------------------------------------------------------------------
 
 
-def test_nonsense_is_refused_by_the_name_of_its_part(copied: tuple[Path, tuple[str, ...]]) -> None:
-    path, parts = copied
+def test_nonsense_is_refused_by_the_name_of_its_part_and_random_damage_refused_or_read(copied: tuple[Path, tuple[str, ...]]) -> None:
+    rng, (path, parts) = np.random.default_rng(3), copied
     for part in parts:
         whole = (path / part).read_bytes()
         for content in (b"", b"nonsense", b"\xff" * 64, b"PAR1" + bytes(40) + b"PAR1"):
@@ -131,20 +131,11 @@ def test_nonsense_is_refused_by_the_name_of_its_part(copied: tuple[Path, tuple[s
             reseal(path)
             with pytest.raises(BundleCorrupt, match=part):
                 read_everything(Bundle.open(path))
-        (path / part).write_bytes(whole)
-
-
-def test_random_damage_is_refused_or_read(copied: tuple[Path, tuple[str, ...]]) -> None:
-    rng, (path, parts) = np.random.default_rng(3), copied
-    for part in parts:
-        whole = (path / part).read_bytes()
         for damaged in damages(whole, rng, 20):
             (path / part).write_bytes(damaged)
             reseal(path)
-            try:
+            with suppress(BundleError):
                 read_everything(Bundle.open(path))
-            except BundleError:
-                continue
         (path / part).write_bytes(whole)
 
 
@@ -216,17 +207,8 @@ def test_bytes_with_some_changed_are_refused_or_read(name: str, data: st.DataObj
     damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with suppress(EspalierError):
         read(bytes(damaged))
-    except EspalierError:
-        return
-
-
-@pytest.mark.parametrize("name", ["query", "answer", "live row", "manifest"])
-@given(body=st.binary(max_size=200))
-def test_garbage_is_refused(name: str, body: bytes) -> None:
-    with pytest.raises(EspalierError):
-        FORMATS[name][1](body)
 
 
 @pytest.mark.parametrize("name", ["query", "answer", "live row", "body of an operation", "offsets of n-grams"])
@@ -298,7 +280,6 @@ def calibration(knots: object) -> dict[str, Any]:
         ("graphs", "ranking/own", "softmax", r"ranking\.own: "),
         ("graphs", "scorer/dtype", "float8", r"scorer\.graphs\.dtype: "),
         ("graphs", "scorer/form", {"kind": "mixture"}, r"scorer\.graphs\.form: "),
-        ("graphs", "scorer/state_levels", 3, "expected 1, or 4, the tree's levels, got 3"),
         ("graphs", "scorer/state_levels", 5, "expected 1, or 4, the tree's levels, got 5"),
         ("graphs", "tree/levels", 1, r"tree\.levels: "),
         ("graphs", "files/query.onnx/sha256", "0", "files"),
@@ -311,7 +292,6 @@ def calibration(knots: object) -> dict[str, Any]:
         ("graphs", "ranking/calibration", calibration([[0, 0]]), "knots: .*at least 2"),
         ("graphs", "ranking/calibration", calibration([[0, 0], [0, 1]]), "knots: .*ascending"),
         ("graphs", "ranking/calibration", calibration([[0, 1], [1, 1]]), "knots: .*ascending"),
-        ("graphs", "ranking/calibration", calibration([[1, 0], [0, 1]]), "knots: .*ascending"),
         ("graphs", "ranking/calibration", calibration([[0, 0], [1, float("inf")]]), "knots: .*finite"),
         ("graphs", "ranking/calibration", calibration([[0, 0], [1, 1e39]]), "knots: .*finite"),
         ("graphs", "ranking/calibration", calibration([*SIXTEEN, [16, 16]]), "knots: .*at most 16"),
@@ -386,14 +366,6 @@ def test_a_manifest_without_the_formats_name_is_refused(original: Bundle) -> Non
     for content in (changed(original, "format", ABSENT), b"[]", b"3", b"null", b"{}"):
         with pytest.raises(UnsupportedSchema, match=r'format null with schema_version (1|null); expected format "espalier-bundle"'):
             parse_manifest(content, "manifest.json")
-
-
-@pytest.mark.parametrize(("value", "spelling"), [(None, "null"), (True, "true"), (False, "false"), ("x", '"x"')])
-def test_a_wrong_value_is_spelled_as_in_json(original: Bundle, value: object, spelling: str) -> None:
-    with pytest.raises(BundleCorrupt, match=f"manifest.json: tree: got {spelling}, expected"):
-        parsed(original, "tree", value)
-    in_python = str(value).lower() if isinstance(value, bool) else repr(value)
-    assert str(InvalidConfig("kind", value, "a kind")) == f"kind: got {in_python}, expected a kind"
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"schema_version": 1', b"\xff\xfe\x00", b"[" * 100_000])
@@ -582,10 +554,6 @@ def test_a_row_with_a_child_twice_or_in_no_order_is_refused(children: list[int])
         one_node([0, 1], [0, 2, 4], [0, 1, *children], 2).check(TWO_CHILDREN)
 
 
-def test_rows_side_by_side_may_begin_with_any_child() -> None:
-    one_node([0, 1, 2], [0, 2, 2, 4], [0, 1, 0, 1], 3).check(TWO_CHILDREN)
-
-
 def test_a_node_of_more_children_than_chunks_can_number_is_refused() -> None:
     """A row with entries for 2^16 of its children would be taken for one without an entry."""
     for children in (MAX_CHILDREN, MAX_CHILDREN + 1):
@@ -602,49 +570,37 @@ def test_a_node_of_more_children_than_chunks_can_number_is_refused() -> None:
 # -- limits of a memory ---------------------------------------------------------------------------------------------------
 
 
-def one_row(entries: int, items: int, places: int = 1, weight: float = 1.0, key_weight: float = 1.0) -> Memory:
-    """A memory of which the first item has all entries."""
-    offset = np.full(items + 1, entries)
+def one_row(entries: int = 1, places: int = 1, weight: float = 1.0, key_weight: float = 1.0) -> Memory:
+    """A memory of MAX_ROW + 1 items, of which the first has all entries."""
+    offset = np.full(MAX_ROW + 2, entries)
     offset[0] = 0
     values, weights = np.ones(entries, np.float16), np.full(places, weight, np.float32)
     return Memory(offset, np.arange(entries, dtype=np.int32), values, weights, key_weight)
 
 
-LARGEST = float(np.finfo(np.float32).max) / 2
+LARGEST, PLACES = float(np.finfo(np.float32).max) / 2, MAX_VISITS // MAX_ROW
 
 
 @pytest.mark.parametrize(
-    ("within", "beyond", "items", "said"),
+    ("within", "beyond", "said"),
     [
+        ({"entries": MAX_ROW}, {"entries": MAX_ROW + 1}, f"{MAX_ROW + 1} entries of an item"),
         (
-            one_row(MAX_ROW, MAX_ROW + 1),
-            one_row(MAX_ROW + 1, MAX_ROW + 1),
-            MAX_ROW + 1,
-            f"{MAX_ROW + 1} entries of an item",
+            {"entries": MAX_ROW, "places": PLACES},
+            {"entries": MAX_ROW, "places": PLACES + 1},
+            f"{PLACES + 1} places over rows of up to {MAX_ROW} entries, at most {MAX_VISITS} together",
         ),
+        ({"weight": 0.99 * LARGEST, "key_weight": 1e-30}, {"weight": 1.01 * LARGEST, "key_weight": 1e-30}, "sums of weight"),
+        ({"weight": 0.99 * LARGEST}, {"weight": 1.01 * LARGEST}, "value: sums of weight · value reach"),
         (
-            one_row(MAX_ROW, MAX_ROW, MAX_VISITS // MAX_ROW),
-            one_row(MAX_ROW, MAX_ROW, MAX_VISITS // MAX_ROW + 1),
-            MAX_ROW,
-            f"{MAX_VISITS // MAX_ROW + 1} places over rows of up to {MAX_ROW} entries, at most {MAX_VISITS} together",
-        ),
-        (
-            one_row(1, 1, weight=0.99 * LARGEST, key_weight=1e-30),
-            one_row(1, 1, weight=1.01 * LARGEST, key_weight=1e-30),
-            1,
-            "sums of weight",
-        ),
-        (one_row(1, 1, weight=0.99 * LARGEST), one_row(1, 1, weight=1.01 * LARGEST), 1, "value: sums of weight · value reach"),
-        (
-            one_row(1, 1, weight=0.99 * LARGEST / 1e30, key_weight=1e30),
-            one_row(1, 1, weight=1.01 * LARGEST / 1e30, key_weight=1e30),
-            1,
+            {"weight": 0.99 * LARGEST / 1e30, "key_weight": 1e30},
+            {"weight": 1.01 * LARGEST / 1e30, "key_weight": 1e30},
             "value: key_weight · sums of weight · value reach",
         ),
     ],
 )
-def test_a_memory_has_limits(within: Memory, beyond: Memory, items: int, said: str) -> None:
+def test_a_memory_has_limits(within: dict[str, Any], beyond: dict[str, Any], said: str) -> None:
     """Entries of a row, entries that one query adds up, and the largest of mem and of its part of a key."""
-    within.check(items)
+    one_row(**within).check(MAX_ROW + 1)
     with pytest.raises(BundleCorrupt, match=said):
-        beyond.check(items)
+        one_row(**beyond).check(MAX_ROW + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,14 @@ from espalier.manifest import LinearScorer
 from espalier.search import SearchParams
 from tests.espalier.live.test_oracle import Oracle, graphs, linear
 
-if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
-    pytest.skip("triton is not installed", allow_module_level=True)
+pytest.importorskip("triton", reason="there are no wheels of it outside Linux")
 
 
 from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.engines.triton.linear_engine import SparseCudaSearch
 
-pytestmark = [pytest.mark.slow, pytest.mark.release]
+pytestmark = pytest.mark.release
 
 SHAPES = FixedShapes(batches=(1, 3), m_sizes=(8, 64), excluded=4)
 

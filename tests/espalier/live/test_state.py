@@ -380,7 +380,6 @@ def tail(feature: list[int], value: list[float]) -> dict[str, Any]:
     ("values", "rest", "said"),
     [
         ([np.nan], {}, "finite"),
-        ([np.inf], {}, "finite"),
         ([0], {"memory_to": (("a", np.nan),)}, "finite"),
         ([0], {"memory_from": (("a", np.inf),)}, "finite"),
         ([0], {"memory_to": (("a", -1.0),)}, "a number below 0"),

@@ -1,6 +1,6 @@
 """Messages between a router and a shard: what is encoded comes back, and what cannot be is refused by the name of its field.
 
-Damage of any other kind is among that of all formats, in tests/espalier/bundle/test_any_damage.py.
+Damage of any other kind is among that of all formats, in tests/espalier/bundle/test_damage.py.
 """
 
 from __future__ import annotations
