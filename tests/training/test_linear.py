@@ -33,7 +33,7 @@ from training.linear.examples import Examples
 from training.linear.fit import fit_linear
 from training.linear.label_features import mean_points, pifa, weighted_sums
 from training.linear.node_centroids import node_centroids
-from training.linear.solver import BLOCK, _logistic, train_children
+from training.linear.solver import _logistic, train_children
 from training.specification.linear import LinearOptions, LinearTree
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
@@ -173,15 +173,6 @@ def test_a_logistic_step_is_the_root_of_its_equation(margin: float, square: floa
         low, high = (low, middle) if middle - margin > square * gain else (middle, high)
     root = min(max(low, -30), 30)
     assert margin + push == pytest.approx(root, abs=2e-3 + 1e-5 * square * cost)
-
-
-def test_more_children_than_one_block_are_independent_of_each_other() -> None:
-    data = random_points(np.random.default_rng(5), 50, 15, 3)
-    positives = [data.labels_of(b).tolist() for b in range(50)]
-    few = solved(data.points, np.arange(50), positives, 3)[0]
-    shifted = [[child + BLOCK + 5 for child in own] for own in positives]
-    many = solved(data.points, np.arange(50), shifted, BLOCK + 9)[0]
-    assert_allclose(many[:, BLOCK + 5 : BLOCK + 8], few, atol=1e-3)
 
 
 def test_small_weights_are_left_out_and_a_node_without_points_has_none() -> None:
@@ -375,17 +366,6 @@ def test_without_evidence_an_estimate_is_the_base_rate_or_a_half() -> None:
             assert_allclose(np.exp(found.ranks_BM[found.leaves_BM == leaf]), mean, rtol=1e-3)
 
 
-def test_a_point_that_only_a_beam_brought_costs_as_much_as_the_mean_of_the_others() -> None:
-    positive_from, child = np.array([0, 2, 3, 3]), np.array([0, 1, 1], np.int32)
-    relevance = np.array([0.25, 0.5, 0.125], np.float32)
-    examples = Examples(np.arange(3), positive_from, child, np.ones(3, np.float32))
-    made, root = (examples.of_relevance(relevance, 10, of_root=of_root) for of_root in (False, True))
-    assert made.cost is not None
-    assert root.cost is not None
-    assert_allclose(made.cost, np.array([0.5, 0.125, 0.3125]) * 10 / 0.3125)
-    assert_allclose(root.cost, [10, 10, 10])
-
-
 # -- the search -----------------------------------------------------------------------------------------------------------
 
 
@@ -495,18 +475,6 @@ def test_a_trial_learns_from_a_limited_part(monkeypatch: pytest.MonkeyPatch) -> 
     part = data.take(choosing._most_values(data.points, 0))
     assert data.points.nnz // 2 - 40 < part.points.nnz <= data.points.nnz // 2
     assert 250 < len(part) < 350
-
-
-def test_folds_hold_out_each_point_once_at_most() -> None:
-    unseen = np.arange(0, 2000, 4)
-    for held, learned in choosing._folds(unseen, 2000, 3):
-        assert np.isin(held, unseen).all()
-        assert sorted([*held, *learned]) == list(range(2000))
-    folds = list(choosing._folds(np.arange(1200), 1200, 3))
-    assert len(folds) == 4
-    assert sorted(np.concatenate([held for held, _ in folds])) == list(range(1200))
-    for held, learned in folds:
-        assert sorted([*held, *learned]) == list(range(1200))
 
 
 def test_a_trial_of_many_points_learns_from_a_quarter_and_from_all_texts_of_items() -> None:
