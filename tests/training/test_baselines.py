@@ -46,9 +46,6 @@ from training.retrieval.needs import LEAST_S, available_bytes
 from training.retrieval.task import Deadline, Fitted, Metric
 from training.retrieval.tuning import Options
 
-LISTS = [[0, 1, 1], [1, 2], [1, 2, 3], [3]]
-"""Users of item: 0 → {0}, 1 → {0 1 2}, 2 → {1 2}, 3 → {2 3}."""
-
 
 def test_popularity_counts_users_not_events_and_breaks_ties_by_row() -> None:
     assert fit_popularity(log_of([[2, 2, 2, 1], [3, 1], [3]], items=5), np.arange(3)).best_I.tolist() == [1, 3, 2, 0, 4]

@@ -363,6 +363,18 @@ def test_a_tree_that_cannot_be_trained_is_tried_once_and_its_fusions_are_not_jud
 # -- the plan, and what is not judged ---------------------------------------------------------------------------------------
 
 
+def test_the_recipe_plans_as_many_steps_as_training_makes_in_its_time(log: Path, tmp_path: Path) -> None:
+    config = settings(log, steps=1000)
+    prepared = prepare(config, None, tmp_path)
+    costs = recipe.Costs(start_s=2.0, step_s=0.1, search_s=0.001)
+    short = recipe.shortened(config, prepared, costs, 50.0).optimiser
+    rounds_s = short.steps // short.validate_every * 0.001 * len(prepared.split.validation)
+    assert short.steps * 0.1 * recipe.SLOWER + rounds_s == pytest.approx(50, abs=0.3)
+    assert short.learning_rate_at(short.steps) == 0, "the schedule ends with the last step"
+    assert recipe.shortened(config, prepared, costs, 1e6) is config
+    assert recipe.shortened(config, prepared, costs, 0).optimiser.steps == 1
+
+
 @pytest.mark.parametrize("kind", ["otm-robust", "otm-sequence", "content"])
 def test_a_recipe_that_begins_with_what_was_measured_trains_the_same_model(log: Path, tmp_path: Path, kind: str) -> None:
     raw = settings(log, steps=4).model_dump(mode="json")

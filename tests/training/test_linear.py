@@ -366,6 +366,17 @@ def test_without_evidence_an_estimate_is_the_base_rate_or_a_half() -> None:
             assert_allclose(np.exp(found.ranks_BM[found.leaves_BM == leaf]), mean, rtol=1e-3)
 
 
+def test_a_point_that_only_a_beam_brought_costs_as_much_as_the_mean_of_the_others() -> None:
+    positive_from, child = np.array([0, 2, 3, 3]), np.array([0, 1, 1], np.int32)
+    relevance = np.array([0.25, 0.5, 0.125], np.float32)
+    examples = Examples(np.arange(3), positive_from, child, np.ones(3, np.float32))
+    made, root = (examples.of_relevance(relevance, 10, of_root=of_root) for of_root in (False, True))
+    assert made.cost is not None
+    assert root.cost is not None
+    assert_allclose(made.cost, np.array([0.5, 0.125, 0.3125]) * 10 / 0.3125)
+    assert_allclose(root.cost, [10, 10, 10])
+
+
 # -- the search -----------------------------------------------------------------------------------------------------------
 
 
@@ -475,6 +486,18 @@ def test_a_trial_learns_from_a_limited_part(monkeypatch: pytest.MonkeyPatch) -> 
     part = data.take(choosing._most_values(data.points, 0))
     assert data.points.nnz // 2 - 40 < part.points.nnz <= data.points.nnz // 2
     assert 250 < len(part) < 350
+
+
+def test_folds_hold_out_each_point_once_at_most() -> None:
+    unseen = np.arange(0, 2000, 4)
+    for held, learned in choosing._folds(unseen, 2000, 3):
+        assert np.isin(held, unseen).all()
+        assert sorted([*held, *learned]) == list(range(2000))
+    folds = list(choosing._folds(np.arange(1200), 1200, 3))
+    assert len(folds) == 4
+    assert sorted(np.concatenate([held for held, _ in folds])) == list(range(1200))
+    for held, learned in folds:
+        assert sorted([*held, *learned]) == list(range(1200))
 
 
 def test_a_trial_of_many_points_learns_from_a_quarter_and_from_all_texts_of_items() -> None:

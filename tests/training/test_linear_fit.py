@@ -484,6 +484,43 @@ def test_the_probe_knows_the_golden_scores_of_a_forest(tmp_path: Path) -> None:
         np.testing.assert_allclose(stored_M, score_M, rtol=1e-3)
 
 
+def test_an_explanation_tells_what_each_tree_did(forest_shop: Path, forest: Bundle) -> None:
+    with run(forest_shop / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
+        wanted = ["yellow-lamp", "yellow-chair", "red-bucket", "gone"]
+        body = {"model": "shop", "version": 1, "queries": [{"text": "yellow lamp"}], "m": 2, "beam_size": 1, "explain_items": wanted}
+        result = running.client.post("/retrieve", json=body).json()["results"][0]
+    explained = result["explain"]
+    assert len(explained["trees"]) == TREES
+    assert explained["levels"] == explained["trees"][0]["levels"]
+    for tree, (own, _) in zip(explained["trees"], forest.trees, strict=True):
+        assert tree["levels"][-1]["level"] == own.height
+        assert tree["levels"][-1]["kept"] == tree["levels"][-1]["candidates"]
+    best = explained["items"][0]
+    assert (best["outcome"], best["place"]) == ("returned", 1)
+    assert np.exp(best["rank"]) == pytest.approx(result["items"][0]["score"], rel=1e-5)
+    mean = sum(np.exp(tree["rank"]) for tree in best["trees"] if tree["outcome"] == "scored") / TREES
+    assert mean == pytest.approx(result["items"][0]["score"], rel=1e-5)
+    assert best["features"][0]["feature"] in ("yellow", "lamp", "yellow lamp")
+    text_row = forest.vectoriser.transform(["yellow lamp"])
+    names = forest.vectoriser.features_of(text_row.indices)
+    item = int(forest.items.rows_of(["yellow-lamp"])[0])
+    for entry in best["features"]:
+        at = names.index(entry["feature"])
+        paths = [(tree, chunks, tree.ancestors(tree.leaf_of_item[[item]])[0][1:]) for tree, chunks in forest.trees]
+        sums = [sum(float(chunks.weights_of(tree, int(node), text_row.indices)[at]) for node in path) for tree, chunks, path in paths]
+        assert entry["contribution"] == pytest.approx(np.mean(sums) * text_row.values[at], rel=1e-4), "the mean over the trees"
+    for item in explained["items"][1:3]:
+        outcomes = [tree["outcome"] for tree in item["trees"]]
+        if item["outcome"] == "pruned":
+            assert outcomes == ["pruned"] * TREES
+            assert all(tree["rank"] is None or tree["rank"] <= tree["cut"] for tree in item["trees"])
+        elif item["outcome"] == "below_m":
+            assert "scored" in outcomes
+            assert np.exp(item["cut"]) == pytest.approx(result["items"][-1]["score"], rel=1e-5)
+    assert {item["outcome"] for item in explained["items"][1:3]} <= {"pruned", "below_m", "returned"}
+    assert explained["items"][3] == {"id": "gone", "outcome": "unknown"}
+
+
 # -- new leaves -------------------------------------------------------------------------------------------------------------
 
 

@@ -35,7 +35,7 @@ from training.baselines.sasrec_model import SasRecConfig, Training, start_table
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split
 from training.deep.directed_start import followers
-from training.deep.scorers.transformer import SequenceEncoder
+from training.deep.scorers.transformer import BUCKETS, SequenceEncoder, buckets_of
 from training.deep.sequence import blocked_softmax
 from training.deep.sequence.batches import SequenceSource
 from training.deep.sequence.blocked_softmax import positions_in, softmax_loss
@@ -72,6 +72,17 @@ def planted_log() -> tuple[Interactions, Split]:
     lists = [(rng.permutation(PLANTED_ITEMS // GROUPS)[:8] * GROUPS + group).tolist() for group in groups]
     log = log_of(lists, items=PLANTED_ITEMS)
     return log, split_of(log, 200, 50, 50)
+
+
+def test_distances_have_buckets_that_widen_and_the_first_place_its_own() -> None:
+    bucket_TT = buckets_of(600)
+    assert bucket_TT[599, 0] == bucket_TT[0, 0] == BUCKETS - 1
+    of_distance = bucket_TT[599, 1:].flip(0)  # distances 0 … 598
+    assert of_distance[:16].tolist() == list(range(16))
+    steps = of_distance.diff()
+    assert ((steps == 0) | (steps == 1)).all()
+    assert of_distance.max() == BUCKETS - 2
+    assert (bucket_TT[7, 1:8] == of_distance[:7].flip(0)).all()
 
 
 # -- losses ---------------------------------------------------------------------------------------------------------------
@@ -157,6 +168,20 @@ def test_another_seed_gives_another_model_and_rounds_are_measured() -> None:
     assert np.abs(one.item_vectors - other.item_vectors).max() > 1e-3
     narrow = fit_product_dnn(split, replace(config, bfloat16=True), seed=1).item_vectors
     assert 0 < np.abs(one.item_vectors - narrow).mean() < 0.03
+
+
+def test_the_product_dnns_weights_of_the_best_round_are_kept_and_training_ends_after_the_patience() -> None:
+    _, split = planted_log()
+    # At so large a step the model is soon worse than it was.
+    config = replace(SMALL, learning_rate=1.0, max_steps=400, round_steps=2, patience=2, init="random")
+    model = fit_product_dnn(split, config, seed=3)
+    steps, recalls = zip(*model.curve, strict=True)
+    best = recalls.index(max(recalls))
+    assert len(recalls) == best + 3
+    assert steps[-1] < 400
+    pairs = split.validation
+    found_BM = model.rank([pair.history for pair in pairs], 10, exclude_seen=True)
+    assert precision_recall_f(found_BM, [pair.relevant for pair in pairs], 10)[1].mean() == pytest.approx(max(recalls))
 
 
 def test_queries_and_splits_that_make_no_sense_are_refused_by_name() -> None:
@@ -378,6 +403,14 @@ def test_a_deadline_ends_training_early_with_what_there_is() -> None:
     assert fitted.share == pytest.approx(1 / 140)
     assert len(fitted.trials) == 1
     assert fitted.rank([np.array([3])], 4, exclude_seen=True).min() >= 0
+
+
+def test_of_several_configurations_the_best_by_the_metric_is_kept() -> None:
+    hopeless = replace(TINY, learning_rate=1e-9, init="random")
+    fitted = fit_sasrec(planted_task(), [hopeless, TINY])
+    assert fitted.options["learning_rate"] == TINY.learning_rate
+    assert [trial.options["learning_rate"] for trial in fitted.trials] == [1e-9, 1e-2]
+    assert fitted.trials[1].figure > fitted.trials[0].figure
 
 
 def test_training_goes_on_from_the_best_round_with_a_falling_rate_and_the_best_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,20 @@ def test_the_logit_is_that_of_the_paper_s_unit(seed: int, windows: list[int], di
             assert_allclose(logits_BC[b], expected, rtol=1e-9, atol=1e-9)
 
 
+def test_gradients_are_those_of_finite_differences() -> None:
+    torch.manual_seed(1)
+    model = small_scorer((2, 1), 2, 6).double()
+    history_BLT, nodes_BC = torch.tensor([[[3, 4, 5]], [[-1, 2, 1]]]), torch.tensor([[1, 2, 3], [4, 5, 0]])
+
+    def logits(rows_ND: Tensor, *_: Tensor) -> Tensor:
+        table_ND = rows_ND.clone()  # gradients of a parameter's looked-up rows bypass autograd's own bookkeeping
+        state_BLS = model.head.state(model.encoder(history_BLT, table_ND))
+        scored: Tensor = model.head(state_BLS[:, 0], table_ND[nodes_BC])
+        return scored
+
+    assert torch.autograd.gradcheck(logits, (model.node_rows, *model.head.parameters()))
+
+
 def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(2)
     model, rng = small_scorer(), np.random.default_rng(2)

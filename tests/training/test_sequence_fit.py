@@ -22,15 +22,18 @@ from tests.training.content_logs import KINDS, SIZE, write_log
 from tests.training.logs import log_of
 from tests.training.runs import Begun, begun, exported, weights
 from training.data.csr import as_matrix
+from training.data.interactions import Interactions
 from training.data.splits import LEARNED_VALIDATION
+from training.data.user_item_matrix import events_of_items
 from training.deep.directed_start import followers
 from training.deep.export import FinalModel
-from training.deep.first_model import INVERSE_TEMPERATURE
-from training.deep.prepare import prepare
+from training.deep.first_model import INVERSE_TEMPERATURE, popularity_biases, rows_from_embeddings
+from training.deep.prepare import item_embeddings, prepare
 from training.deep.run import train_and_export, wants_refit
 from training.deep.scorers.row_table import lookup
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import WindowStates
+from training.deep.sequence.batches import SequenceBatch, TrainedPositions, trained_positions
 from training.deep.sequence.rules import with_rules
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.validation import search_pairs, validation_pairs
@@ -107,6 +110,17 @@ def test_a_trained_bundle_answers_with_the_successor_and_says_what_it_reads(bund
     assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.5
 
 
+def test_windows_start_from_who_took_what_a_transformer_from_what_follows_what_and_both_from_popularity(log: Path, tmp_path: Path) -> None:
+    run = begun(settings(log, scorer={"init": "embeddings", "node_dim": 16}), tmp_path / "log")
+    assert isinstance(run.model.encoder, SequenceQuery)
+    first, second = (run.model.node_rows.detach()[:, part.columns] for part in run.model.encoder.typed_parts)
+    assert first.shape[1] == second.shape[1] == 8
+    learned, seed = (run.prepared.interactions, run.prepared.split.train), run.config.seed
+    for part, found in ((first, item_embeddings(run.prepared, 7, seed)), (second, followers(*learned, 7, seed))):
+        assert_allclose(part[:, :-1], rows_from_embeddings(run.tree, found, run.config.scorer.init_std), rtol=1e-5)
+        assert_allclose(part[:, -1], popularity_biases(run.tree, events_of_items(*learned), run.config.objective.gamma), rtol=1e-6)
+
+
 def test_items_that_follow_the_same_item_start_alike_though_no_list_has_both() -> None:
     log = log_of([[0, 1], [0, 2]] * 20 + [[3, 4], [4, 5]] * 20 + [[6]])
     found = followers(log, np.arange(log.user_count), 4, seed=1)
@@ -170,6 +184,19 @@ def test_a_log_in_which_users_have_nothing_in_common_is_refused(tmp_path: Path, 
     run = begun(settings(file, data={"format": {"min_user_events": 1}, "split": split}), tmp_path)
     with pytest.raises(InvalidData, match=rf"'\d+ training users and {items} items', expected at least 2 of each"):
         _ = run.tree
+
+
+def test_a_steps_targets_are_drawn_as_the_configuration_says(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = begun(settings(log, instances={"targets": 3, "nearness": 2.5, "cold_share": 0.1}), tmp_path / "log")
+    asked: list[tuple[Any, ...]] = []
+
+    def recorded(lists: Interactions, batch: SequenceBatch, *options: Any) -> TrainedPositions:
+        asked.append(options[:3])
+        return trained_positions(lists, batch, *options)
+
+    monkeypatch.setattr("training.deep.sequence.steps.trained_positions", recorded)
+    run.steps.make(0)
+    assert asked == [(3, 2.5, 0.1)]
 
 
 # -- content ------------------------------------------------------------------------------------------------------------

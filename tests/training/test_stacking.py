@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from espalier.errors import InvalidConfig
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from espalier.stacking import FARTHEST, FEATURES, NETWORK, TABLES, StackingNetwork
+from tests.service.running import run
 from tests.training.points import npz_files, unit
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
@@ -302,3 +304,30 @@ def test_candidates_do_not_depend_on_blocks_of_points_and_are_those_that_are_ser
     served = open_engine(bundle, "cpu").search(queries_of(bundle, TEST), SearchParams.uniform(len(TEST), 10, 5))
     assert_array_equal(rows_BC, served.item_rows_BM)  # with few items all of it
     assert_allclose(np.exp(ranks_BC), served.scores_BM, rtol=1e-4)
+
+
+def test_stacking_is_served_and_explained(tmp_path: Path, stacked: Bundle) -> None:
+    shutil.copytree(stacked.path, tmp_path / "parity" / "2")
+    assert stacked.stacking is not None
+    assert (stacked.stacking.info.candidates, stacked.stacking.tables.points) == (5, 700)
+    row = as_rows(parity(1, seed=2).points)
+    query = {"features": {"indices": row.indices.tolist(), "values": row.values.astype(float).tolist()}}
+    explained: dict[str, Any] = {}
+    with run(tmp_path, lambda bundle: open_engine(bundle, "cpu")) as running:
+        described = running.client.get("/models/parity").json()
+        body = {"model": "parity", "queries": [query], "m": 3, "beam_size": 2}
+        for begin in range(0, LABELS, 8):
+            wanted = [str(label) for label in range(begin, begin + 8)]
+            result = running.client.post("/retrieve", json=body | {"explain_items": wanted}).json()["results"][0]
+            explained |= {entry["id"]: entry for entry in result["explain"]["items"]}
+    assert (described["version"], described["stacking"]["candidates"]) == (2, 5)
+    assert len(result["explain"]["trees"]) == 1
+    for place, item in enumerate(result["items"], 1):
+        entry = explained[item["id"]]
+        assert (entry["outcome"], entry["place"], entry["trees"][0]["outcome"]) == ("returned", place, "scored")
+        assert np.exp(entry["rank"]) == pytest.approx(item["score"], rel=1e-5)
+    outcomes = [entry["outcome"] for entry in explained.values()]
+    assert outcomes.count("returned") == 3
+    assert {"below_m", "pruned"} <= set(outcomes)
+    cuts = [np.exp(entry["cut"]) for entry in explained.values() if entry["outcome"] == "below_m"]
+    assert_allclose(cuts, result["items"][-1]["score"], rtol=1e-5)

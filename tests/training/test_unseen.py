@@ -19,6 +19,7 @@ from torch import Tensor
 from benchmarks.random_bundles import random_tree
 from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
 from espalier.bundle_writer import with_parts
+from espalier.content import rows as rows_module
 from espalier.content.rows import ContentRows
 from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt, EspalierError, InvalidConfig
@@ -100,6 +101,28 @@ def test_an_item_put_in_by_its_fields_alone_is_found_by_users_of_its_kind(bundle
     assert (found_BM == len(known)).any(1).tolist() == [kind == 2 for kind in range(KINDS)]
     away = np.linalg.norm(row.values - ContentRows(bundle).of([body.fields or {}])[0])
     assert away > 0.1, "a row by content alone is shorter, and its bias lower"
+
+
+def test_rows_of_fields_are_what_training_computed(bundle: Bundle) -> None:
+    held = held_out_log(bundle)
+    unseen_I = held.unseen_I
+    assert unseen_I.sum() == KINDS * SIZE // 5
+    assert unseen_I[np.concatenate([pair.relevant for pair in held.of_unseen()])].all()
+    assert len(held.of_unseen()) < len(held.pairs)
+    rows_ID = ContentRows(bundle).of(fields_of(bundle))
+    leaf_rows_ID = bundle.node_rows_ND[bundle.tree.leaf_of_item]
+    assert_allclose(rows_ID[unseen_I], leaf_rows_ID[unseen_I], rtol=1e-3, atol=1e-5)  # which are rounded to float16
+    own = np.abs(rows_ID - leaf_rows_ID).max(1)
+    assert (own[~unseen_I] > 1e-3).mean() > 0.9, "other items have a part of their own"
+
+
+def test_an_items_row_does_not_depend_on_others(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "BLOCK", 500)  # some hundred items are several blocks
+    content, fields = ContentRows(bundle), fields_of(bundle)
+    several = content.of(fields * 2)
+    assert_array_equal(several[: len(fields)], several[-len(fields) :])
+    assert_array_equal(content.of(fields[7:8])[0], several[7])
+    assert content.of([]).shape == (0, bundle.graph_scorer.node_dim)
 
 
 def test_graphs_of_other_shapes_and_numbers_are_refused(bundle: Bundle, tmp_path: Path) -> None:

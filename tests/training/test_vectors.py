@@ -36,7 +36,7 @@ from training.deep.export import most_stored_queries
 from training.deep.first_model import build_model
 from training.deep.instances import InstanceSource
 from training.deep.jtm_samples import draw_samples
-from training.deep.prepare import build_tree, prepare
+from training.deep.prepare import build_tree, item_embeddings, prepare
 from training.deep.topology import Topology
 from training.deep.validation import validation_recall
 from training.deep.vector_start import item_means, start_of
@@ -270,6 +270,16 @@ def test_blocks_of_vectors_change_nothing(log: Path, tmp_path: Path, monkeypatch
     assert_allclose(item_means(interactions, queries, start.projected, WIDTH), means, atol=1e-4)
     monkeypatch.setattr(vector_start, "SAMPLE", 5 * WIDTH)
     assert len(start_of(interactions, queries, 8, seed=1).axes_kF) == 5
+
+
+def test_items_without_training_queries_get_the_vector_of_another(log: Path, tmp_path: Path) -> None:
+    config = deep_config(settings(log))
+    prepared = prepare(config, None, tmp_path)
+    lone = dataclasses.replace(prepared, split=dataclasses.replace(prepared.split, train=prepared.split.train[:2]))
+    embeddings_ID = item_embeddings(lone, 64, 1)
+    assert embeddings_ID.shape == (CLUSTERS * SIZE, WIDTH)
+    assert embeddings_ID.any(axis=1).all()
+    assert len(np.unique(embeddings_ID, axis=0)) <= 3
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,7 @@ from training.live.catalogue import JournalItems, read_items
 from training.live.joined_log import with_journal, with_live_fields
 from training.live.replay import replay_operations
 from training.live.splitting import most_children, split_for_padding
+from training.rankers.log_queries import from_log
 from training.specification.models import deep_config
 from training.versions import clear
 
@@ -143,6 +144,15 @@ def test_items_that_are_gone_leave_lists_and_queries(split: Split, tmp_path: Pat
     assert [ids(joined, user) for user in (0, 1, 2)] == [["i0", "i1", "i2"], ["i5"], ["i0", "i1", "i2"]]
     assert [(pair.history.tolist(), pair.relevant.tolist()) for pair in joined.validation] == [([0, 1], [2])]
     assert [(pair.history.tolist(), pair.relevant.tolist()) for pair in joined.test] == [([0], [3])]
+
+
+def test_items_join_what_is_learned_once_all_is_chosen_too(split: Split, tmp_path: Path) -> None:
+    later = replace(split, final=(split.lists, np.arange(split.lists.user_count)))
+    joined = with_journal(later, items_of(put(1, "a", events=(["i1", "i2"],)), delete(2, "i3")), tmp_path)
+    final = joined.whole()
+    assert_array_equal(final.lists.item_of_event_E, joined.lists.item_of_event_E)
+    assert set(joined.train) < set(final.train)
+    assert ids(joined, joined.lists.user_count - 1) == ["i1", "i2", "a"]
 
 
 def test_nothing_left_is_an_error(split: Split, tmp_path: Path) -> None:
@@ -529,6 +539,25 @@ def test_a_fold_of_a_linear_model_holds_its_live_items_and_is_measured_as_it_was
     recall = np.mean(after.heldout().column("recall@10").to_pylist())
     assert after.manifest.metrics["test"]["raw"][0]["recall"] == pytest.approx(recall)
     assert recall > np.mean(before.heldout().column("recall@10").to_pylist()) - 0.1
+
+
+def test_queries_of_a_ranker_have_the_rows_of_the_new_version(shop: Path) -> None:
+    bundle = Bundle.open(shop / "2")
+    kind = bundle.manifest.query
+    assert isinstance(kind, TextKind)
+    (white,) = bundle.items.rows_of(["white-spoon"])  # behind the item that is gone, so its row is another one now
+    wanted = encode_texts(kind, bundle.vectoriser, ["buy a white spoon"]).features
+    split = from_log(bundle, None, "training", False)
+    parts = [(part.queries.features, part.items) for part in (split.train, split.valid, split.test)]
+    rows = np.concatenate([items for _, own in parts for items in own])
+    assert rows.min() >= 0
+    found = [
+        own[b].tolist()
+        for features, own in parts
+        for b in range(len(own))
+        if features.take(np.array([b])).indices.tolist() == wanted.indices.tolist()
+    ]
+    assert [white] in found
 
 
 def test_features_train_labels_that_the_points_lack(tmp_path: Path) -> None:

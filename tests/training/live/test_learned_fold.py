@@ -243,6 +243,20 @@ def test_fitted_rows_are_where_the_gradient_of_their_loss_is_zero(tmp_path: Path
     assert np.abs(rows_IS - start_IS).max() > 0.01
 
 
+def test_rows_that_rank_far_above_all_others_are_fitted(tmp_path: Path) -> None:
+    """Once they had outgrown the others from fold to fold, the sum of the others was 0, and all that followed was NaN."""
+    rng = np.random.default_rng(0)
+    tree = random_tree(rng, 3, 4)
+    rows = rng.normal(size=(tree.node_count, 4)).astype(np.float32)
+    leaf_I = tree.leaf_of_item[:2]
+    rows[leaf_I] *= 1000
+    bundle = make_bundle(tmp_path, rng, tree, "product", gamma=0.5, integer=False, rows=rows)
+    histories = [rng.integers(0, len(bundle.items), 3) for _ in range(20)]
+    mean_IS, events_I = mean_states(bundle, np.array([0, 1]), histories[:2], 2)
+    fitted = fitted_rows(bundle, leaf_I, mean_IS, events_I, np.full(2, 0.05, np.float32), histories)
+    assert np.isfinite(fitted).all()
+
+
 # -- `espalier fold --log` --------------------------------------------------------------------------------------
 
 
