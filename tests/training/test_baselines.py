@@ -46,19 +46,9 @@ from training.retrieval.needs import LEAST_S, available_bytes
 from training.retrieval.task import Deadline, Fitted, Metric
 from training.retrieval.tuning import Options
 
-LISTS = [[0, 1, 1], [1, 2], [1, 2, 3], [3]]
-"""Users of item: 0 → {0}, 1 → {0 1 2}, 2 → {1 2}, 3 → {2 3}."""
-
 
 def test_popularity_counts_users_not_events_and_breaks_ties_by_row() -> None:
     assert fit_popularity(log_of([[2, 2, 2, 1], [3, 1], [3]], items=5), np.arange(3)).best_I.tolist() == [1, 3, 2, 0, 4]
-
-
-def test_popularity_leaves_out_what_was_seen_and_pads() -> None:
-    popularity = fit_popularity(log_of(LISTS), np.arange(4))
-    histories = [np.array([1, 1, 3]), np.array([], np.int64)]
-    assert popularity.rank(histories, 3, exclude_seen=True).tolist() == [[2, 0, -1], [1, 2, 3]]
-    assert popularity.rank(histories, 5, exclude_seen=False).tolist() == [[1, 2, 3, 0, -1]] * 2
 
 
 @given(seed=st.integers(0, 2**32 - 1), neighbours=st.integers(1, 12), block=st.integers(1, 15), exclude_seen=st.booleans())

@@ -15,10 +15,8 @@ from pydantic import BaseModel, ValidationError
 from espalier.errors import InvalidConfig
 from tests import ROOT
 from tests.training.commands import command
-from training.specification.deep import SequenceConfig
 from training.specification.linear import LinearConfig
 from training.specification.models import SPECIFICATION, deep_config, read_config, read_deep_config, window_config
-from training.specification.networks import MlpScorer, ProductScorer
 from training.specification.options import as_markdown, as_text, kinds, options, section_of
 from training.specification.ranker import ranker_config
 from training.specification.sections import sections_in
@@ -226,26 +224,6 @@ def test_values_at_their_limits_are_taken() -> None:
     tail = {"data": NPZ, "tree": {"count": 2}, "tail": {"form": "product"}}
     assert isinstance(checked_linear(tail), LinearConfig)
     SPECIFICATION.checked({"kind": "xreg", "name": "any", "data": NPZ, "linear": {"intercept": "base-rate"}})
-
-
-def test_a_scorer_and_an_objective_have_the_defaults_of_their_kind() -> None:
-    product, mlp, attention = (window_config(raw(scorer={"kind": kind})).scorer for kind in ("product", "mlp", "attention"))
-    assert product == deep_config(raw()).scorer == ProductScorer(node_dim=128, hidden=(256,), dropout=0.3)
-    assert mlp == MlpScorer(node_dim=24, hidden=(128, 64, 24))
-    assert (attention.node_dim, attention.hidden) == (mlp.node_dim, mlp.hidden)
-    sequence = deep_config(raw(kind="otm-sequence", scorer={"heads": 4}))
-    assert isinstance(sequence, SequenceConfig)
-    assert (sequence.scorer.kind, sequence.scorer.heads, sequence.scorer.node_dim) == ("sequence", 4, "auto")
-    kinds = {kind: deep_config(raw(kind=kind)).objective.model_dump() for kind in ("otm-robust", "otm", "otm-no-bs", "tdm", "plt")}
-    negatives = {"negatives": 200, "negative_decay": 0.7}
-    beam = {"beam_size": 200, "gamma": 0, "warm_start": 0} | negatives
-    assert kinds == {
-        "otm-robust": beam | {"beam_size": 50, "gamma": 0.5, "random_nodes": 50, "level_decay": 0.7},
-        "otm": beam | {"random_nodes": 0},
-        "otm-no-bs": beam,
-        "tdm": negatives,
-        "plt": {},
-    }
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.toml")), ids=lambda file: file.stem)

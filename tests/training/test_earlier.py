@@ -112,20 +112,6 @@ def recall(config: DeepConfig, prepared: Prepared, topology: Topology, model: No
 # -- weights and tree come back ---------------------------------------------------------------------------------------------
 
 
-def test_training_starts_with_the_tree_and_the_weights_of_the_bundle(bundle: Bundle, log: Path, tmp_path: Path) -> None:
-    config = going_on(bundle, log)
-    prepared, _ = opened(config, tmp_path)
-    tree = build_tree(config, prepared)
-    for name in ("level_offset", "first_child", "leaf_item"):
-        assert_array_equal(getattr(tree, name), getattr(bundle.tree, name))
-    state = build_model(config, tree, prepared).state_dict()
-    assert_array_equal(state.pop("node_rows").numpy(), bundle.node_rows_ND)
-    weights = bundle.weights()
-    assert state.keys() == weights.keys()
-    for name, tensor in state.items():
-        assert_array_equal(tensor.numpy(), weights[name], err_msg=name)
-
-
 def test_a_bundle_without_weights_cannot_be_trained_on(bundle: Bundle, log: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(bundle.path, tmp_path / "planted" / "1"))
     manifest = json.loads((path / "manifest.json").read_text())

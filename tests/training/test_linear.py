@@ -33,7 +33,7 @@ from training.linear.examples import Examples
 from training.linear.fit import fit_linear
 from training.linear.label_features import mean_points, pifa, weighted_sums
 from training.linear.node_centroids import node_centroids
-from training.linear.solver import BLOCK, _logistic, train_children
+from training.linear.solver import _logistic, train_children
 from training.specification.linear import LinearOptions, LinearTree
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
@@ -173,15 +173,6 @@ def test_a_logistic_step_is_the_root_of_its_equation(margin: float, square: floa
         low, high = (low, middle) if middle - margin > square * gain else (middle, high)
     root = min(max(low, -30), 30)
     assert margin + push == pytest.approx(root, abs=2e-3 + 1e-5 * square * cost)
-
-
-def test_more_children_than_one_block_are_independent_of_each_other() -> None:
-    data = random_points(np.random.default_rng(5), 50, 15, 3)
-    positives = [data.labels_of(b).tolist() for b in range(50)]
-    few = solved(data.points, np.arange(50), positives, 3)[0]
-    shifted = [[child + BLOCK + 5 for child in own] for own in positives]
-    many = solved(data.points, np.arange(50), shifted, BLOCK + 9)[0]
-    assert_allclose(many[:, BLOCK + 5 : BLOCK + 8], few, atol=1e-3)
 
 
 def test_small_weights_are_left_out_and_a_node_without_points_has_none() -> None:

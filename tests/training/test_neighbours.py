@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidConfig
 from tests.training.logs import log_of, task_of
 from training.baselines import methods
 from training.data.splits import EvaluationPair
@@ -26,7 +25,7 @@ from training.neighbours.cooccurrence import Counts, Lists, count_pairs, lists_o
 from training.neighbours.fit import WIDE, Neighbours, count, fading, neighbours_of
 from training.neighbours.near_items import near_items, nearest
 from training.retrieval import scores as scores_module
-from training.retrieval.scores import best_of_all, by_popularity, empty_rows, filled, keep_best
+from training.retrieval.scores import best_of_all, keep_best
 from training.retrieval.task import Deadline, Trial
 from training.retrieval.tuning import Option, Options, Remembered, search
 from training.specification.log_format import Order
@@ -42,13 +41,6 @@ def test_it_finds_the_top_of_a_hill_and_measures_nothing_twice() -> None:
     tried = [tuple(trial.options.values()) for trial in found.trials]
     assert len(tried) == len(set(tried)) < 4 * 4 * 3
     assert found.ended is None
-
-
-def test_equal_figures_keep_the_start() -> None:
-    start = {"a": 2, "b": "y"}
-    found = search(lambda _: 0.5, [start], [Option("a", (1, 2, 3)), Option("b", ("x", "y"), ordered=False)], NEVER)
-    assert found.best.options == start
-    assert len(found.trials) == 4
 
 
 @pytest.mark.parametrize(
@@ -72,11 +64,6 @@ def test_from_beyond_the_grid_the_way_back_is_the_same() -> None:
     assert [option.beside(6, direction) for direction in (1, -1)] == [18, 2]
     assert option.beside(18, -1) == 2  # the largest of the grid
     assert option.beside(2, -1) == 1
-
-
-def test_it_climbs_from_the_best_start() -> None:
-    found = search(lambda o: float(o["a"] ** 2), [{"a": 1}, {"a": -2}, {"a": 0}], [Option("a", (-3, -2, -1, 0, 1, 2))], NEVER)
-    assert found.best.options == {"a": -3}
 
 
 def test_a_deadline_ends_it_with_the_best_so_far() -> None:
@@ -126,10 +113,6 @@ def test_the_number_of_trials_is_limited() -> None:
     assert found.ended == "the search reached its limit; trials: 5"
 
 
-def test_a_grid_says_what_it_tries() -> None:
-    assert str(Option("a", (1, 2), times=2)) == "a: 1, 2 then ×÷2"
-
-
 # -- the best items of rows of scores -----------------------------------------------------------------------------------
 
 
@@ -169,20 +152,6 @@ def test_whole_rows_are_ranked_in_blocks_of_any_size(block: int, most_scores: in
     for b, history in enumerate(histories):
         unseen = [item for item in np.argsort(-score_BI[b]).tolist() if item not in history and item != 4]
         assert found[b].tolist() == unseen + [-1] * (8 - len(unseen))
-
-
-def test_popular_items_follow_what_was_found() -> None:
-    rows = np.array([[3, -1, -1], [-1, -1, -1], [1, 0, 2]])
-    histories = [np.array([1, 1]), np.array([], np.int64), np.array([3])]
-    popular = by_popularity(np.array([5, 9, 9, 0]))
-    assert popular.tolist() == [1, 2, 0, 3]
-    assert filled(rows.copy(), histories, popular, exclude_seen=True).tolist() == [[3, 2, 0], [1, 2, 0], [1, 0, 2]]
-    assert filled(rows.copy(), histories, popular, exclude_seen=False).tolist() == [[3, 1, 2], [1, 2, 0], [1, 0, 2]]
-
-
-def test_an_answer_has_at_least_one_place() -> None:
-    with pytest.raises(InvalidConfig, match="m: got 0"):
-        empty_rows(2, 0)
 
 
 # -- item neighbours ------------------------------------------------------------------------------------------------------

@@ -103,17 +103,6 @@ def test_texts_that_lead_to_items_are_learned_by_xr_linear_whatever_the_name_of_
     assert written(log, kind="xreg")["kind"] == "xreg"
 
 
-def test_a_log_of_texts_keeps_its_separator_and_columns_that_are_not_used_are_named(tmp_path: Path) -> None:
-    log = tmp_path / "searches.csv"
-    log.write_text("query;product;price;city\n" + "".join(f"find {item}, please;{item};1;x\n" for _, item, _ in rows()))
-    raw = written(log)
-    assert raw["data"] == {"format": "log", "train": str(log), "query": "query", "item": "product", "separator": ";"}
-    assert "# - not used: columns 'price', 'city'\n" in (tmp_path / "new.toml").read_text()
-    log.write_text(text(",", rows(), "user_id,movieId,rating,timestamp"))
-    written(log)
-    assert "# - not used: column 'rating'\n" in (tmp_path / "new.toml").read_text()
-
-
 def test_a_log_of_users_who_search_needs_a_kind_or_a_column(tmp_path: Path) -> None:
     log = tmp_path / "both.csv"
     log.write_text("user,query,item\n" + "".join(f"{user},find {item},{item}\n" for user, item, _ in rows()))
@@ -248,16 +237,6 @@ def test_counters_and_a_damaged_time_are_no_other_unit(tmp_path: Path) -> None:
     raw, comments = new(log)
     assert {"timestamp_type": "seconds", "bad_rows": "skip"}.items() <= raw["data"]["format"].items()
     assert "left out, unreadable timestamp: 10;" in comments
-
-
-def test_nanoseconds_are_read_from_parquet_integers(tmp_path: Path) -> None:
-    user, item, at = zip(*rows(), strict=True)
-    pq.write_table(pa.table({"user": user, "item": item, "time": [moment * 10**9 + 1 for moment in at]}), tmp_path / "log.parquet")
-    form = written(tmp_path / "log.parquet")["data"]["format"]
-    assert form["timestamp_type"] == "nanoseconds"
-    log = read(tmp_path / "log.parquet", **form)
-    assert log.time_of_event_E is not None
-    assert log.time_of_event_E[0] == min(at) * 10**6
 
 
 @pytest.mark.parametrize("kind", [pa.duration("s"), pa.time32("s"), pa.bool_()])

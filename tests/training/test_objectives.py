@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from torch import Tensor
 
 import training.deep.objectives.otm as otm_module
@@ -143,15 +143,6 @@ def followed(tree: Tree, logits: list[float], beam_size: int, gamma: float, whol
 
 
 # -- topology -----------------------------------------------------------------------------------------------------------
-
-
-@given(shapes)
-def test_history_nodes_are_the_ancestors_on_every_level(shape: Shape) -> None:
-    rng, tree = tree_of(shape)
-    history_BT = rng.integers(-1, tree.item_count, (shape["batch"], 4))
-    found_BLT = Topology(tree, CPU).history_nodes(torch.from_numpy(history_BT)).numpy()
-    leaf_BT = np.where(history_BT >= 0, tree.leaf_of_item[history_BT], -1)
-    assert_array_equal(found_BLT, np.moveaxis(tree.ancestors(leaf_BT), -1, 1))
 
 
 # -- pseudo targets -----------------------------------------------------------------------------------------------------

@@ -183,17 +183,6 @@ def test_a_new_item_is_found_by_words_as_if_it_had_been_trained(shop: Bundle) ->
         Evidence.of(shop, ItemBody(fields={"title": "unheard", "price": 3}), shop.items, takes_fields=True)
 
 
-def test_a_new_item_of_several_columns_has_the_row_of_a_trained_one(shop: Bundle) -> None:
-    columns = [[str(text) for text in shop.items.column(name).to_pylist()] for name in ("title", "notes")]
-    fields = dict(zip(("title", "notes"), (texts[7] for texts in columns), strict=True))
-    evidence = Evidence.of(shop, ItemBody(fields=fields), shop.items, takes_fields=True)
-    features, length = LinearPlacement(shop)._document_features(evidence)
-    rows, _ = text_rows(shop.vectoriser, columns, column_weights(columns))
-    assert_allclose(length * as_matrix(features).toarray()[0], rows.toarray()[7], atol=1e-6)
-    with_queries = Evidence.of(shop, ItemBody(fields=fields, events=("kosto", "mivik")), shop.items, takes_fields=True)
-    assert LinearPlacement(shop)._document_features(with_queries)[1] == pytest.approx(length ** (1 / (1 + 2))) != length
-
-
 def test_a_text_counts_if_the_columns_have_no_known_word(shop: Bundle) -> None:
     placement = LinearPlacement(shop)
     for events in ((), ("kosto", "mivik")):
@@ -219,6 +208,8 @@ def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: B
     evidence = Evidence.of(bundle, ItemBody(fields=fields), bundle.items, takes_fields=True)
     features, length = LinearPlacement(bundle)._document_features(evidence)
     assert_allclose(length * as_matrix(features).toarray()[0], rows[7], atol=1e-6)
+    with_queries = Evidence.of(bundle, ItemBody(fields=fields, events=("kosto", "mivik")), bundle.items, takes_fields=True)
+    assert LinearPlacement(bundle)._document_features(with_queries)[1] == pytest.approx(length ** (1 / (1 + 2))) != length
     assert answer_rows(bundle, [columns[1][7]], 50, 1) == [[7]]
     assert bundle.manifest.data["own_weights"] == [0.1, 2.0]
     for at, wrong in enumerate(([1.0], [0.1, -2.0], None)):

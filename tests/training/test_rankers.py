@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor, nn
 
-from benchmarks.papers.nce.boosting import gradient_and_curvature
 from espalier.engines.runtime import ort
 from espalier.errors import InvalidData
 from espalier.metrics import ndcg
@@ -342,16 +341,6 @@ def test_extreme_scores_give_finite_values_and_gradients(loss: Loss, dtype: torc
     assert value.isfinite().all()
     assert gradient.isfinite().all()
     assert (value > 1e4).all()
-
-
-@pytest.mark.parametrize(("model", "printed"), [("elimination", printed_elimination), ("plackett-luce", printed_plackett_luce)])
-def test_the_curvature_beside_the_gradient_is_above_the_hessian(model: ChoiceModel, printed: Callable[[Tensor], Tensor]) -> None:
-    f, real = scores(7, 1, 6), torch.ones(1, 6, dtype=torch.bool)
-    _, curvature = gradient_and_curvature(model, f, real)
-    hessian = torch.autograd.functional.hessian(printed, f[0])
-    assert isinstance(hessian, Tensor)
-    assert torch.linalg.eigvalsh(torch.diag(curvature[0]) - hessian).min() > -1e-10
-    assert torch.linalg.eigvalsh(0.5 * torch.diag(curvature[0]) - hessian).min() < 0
 
 
 # -- ties -----------------------------------------------------------------------------------------------------------------

@@ -47,7 +47,6 @@ from training.deep.memory import (
 )
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.ranking import ROUNDS, ChosenRanking, ReweighedSearches, choose_ranking
-from training.deep.reweighing import CandidateLeaves
 from training.deep.scorers.model import NodeScorer
 from training.deep.searches import Searches
 from training.deep.topology import Topology
@@ -298,20 +297,6 @@ def test_leaves_ordered_anew_are_what_a_search_finds_that_keeps_them_all(run: Ru
         assert_allclose(anew.measured(options).figure_CB.mean(1), searches.measured(options).figure_CB.mean(1), atol=2e-3)
 
 
-def test_only_what_was_found_is_ordered_anew(run: Run) -> None:
-    searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit")
-    candidates = CandidateLeaves(searches)
-    queries, chosen = len(searches.pairs), np.array([7, 3, 40])
-    candidates.add(np.tile([3, 7, -1], (queries, 1)))
-    candidates.add(np.tile([7, 40, 3], (queries, 1)))
-    assert ((candidates.leaf_BC >= 0).sum(1) == 3).all(), "each leaf is a candidate once"
-    added_BC = np.zeros(candidates.leaf_BC.shape, np.float32)
-    for place, item in enumerate(chosen):
-        added_BC[candidates.leaf_BC == run.topology.tree.leaf_of_item[item]] = 1e6 / (1 + place)
-    found_BM = candidates.best(candidates.keys(0.5, added_BC), 5)
-    assert_array_equal(found_BM, np.tile([*chosen, -1, -1], (queries, 1)))
-
-
 def test_a_weight_climbs_without_a_search_for_each_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranking, "FIRST_WEIGHT", 0.1)
     trials = [trial["options"] for trial in run.chosen().trials if "weight" in trial["options"]]
@@ -478,40 +463,6 @@ def test_at_most_so_many_users_are_taken_from_all_over(tmp_path: Path, count: in
     everybody = [pair.user for pair in data.split.validation]
     assert users == everybody[:: -(-len(everybody) // count)]
     assert 0 < len(users) <= count
-
-
-@pytest.mark.parametrize(
-    ("kind", "objective", "search", "ranking"),
-    [
-        ("otm-robust", {"gamma": 0.25}, {}, ("logit", 0.25)),
-        ("otm-robust", {"gamma": 0.25}, {"gamma": 0.75}, ("logit", 0.75)),
-        ("tdm", {}, {}, ("logit", 0.0)),
-        ("plt", {}, {}, ("log_activation", 1.0)),
-        ("hsm", {}, {"gamma": 1}, ("log_activation", 1.0)),
-    ],
-)
-def test_weights_are_chosen_by_the_ranking_that_is_served_or_trained(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    objective: dict[str, Any],
-    search: dict[str, Any],
-    ranking: tuple[str, float],
-) -> None:
-    config, data = prepared_small(tmp_path, kind=kind, objective=objective, search=search)
-    tree = build_tree(config, data)
-    asked = []
-    search_pairs = validation.search_pairs
-
-    def noted(*arguments: Any) -> Any:
-        asked.append((arguments[5], arguments[4]))
-        return search_pairs(*arguments)
-
-    monkeypatch.setattr(validation, "search_pairs", noted)
-    pairs = validation.validation_pairs(config, data, 5)
-    recall = validation.validation_recall(config, Topology(tree, torch.device("cpu")), build_model(config, tree, data).eval(), pairs)
-    assert asked == [ranking]
-    assert recall == 1.0  # m is larger than the catalogue
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])

@@ -34,9 +34,8 @@ from training.baselines.sasrec import fit_sasrec, grid
 from training.baselines.sasrec_model import SasRecConfig, Training, start_table
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split
-from training.data.user_item_matrix import events_of_items
 from training.deep.directed_start import followers
-from training.deep.scorers.transformer import BUCKETS, Dropout, SequenceEncoder, buckets_of
+from training.deep.scorers.transformer import BUCKETS, SequenceEncoder, buckets_of
 from training.deep.sequence import blocked_softmax
 from training.deep.sequence.batches import SequenceSource
 from training.deep.sequence.blocked_softmax import positions_in, softmax_loss
@@ -144,13 +143,6 @@ def two_towers(item_vectors: list[list[float]]) -> ProductDnn:
     table_IE = np.array(item_vectors, np.float32)
     layer = (np.eye(table_IE.shape[1], dtype=np.float32), np.zeros(table_IE.shape[1], np.float32))
     return ProductDnn((1,), table_IE, (layer,), np.concatenate([table_IE, np.zeros((len(table_IE), 1), np.float32)], axis=1))
-
-
-def test_biases_start_at_the_log_of_the_training_users_popularity() -> None:
-    log = log_of([[0, 0, 1], [1, 2], [2, 2]], items=4)
-    assert events_of_items(log, np.array([0, 1])).tolist() == [2, 2, 1, 0]
-    bias_I = build_network(log, np.array([0, 1]), replace(SMALL, init="random"), 1).frozen().item_vectors[:, -1]
-    assert_allclose(bias_I - bias_I[3], np.log([3, 3, 2, 1]), rtol=1e-6)
 
 
 # -- training -------------------------------------------------------------------------------------------------------------
@@ -288,13 +280,6 @@ def test_a_sequence_beyond_the_encoders_length_is_refused() -> None:
         SequenceEncoder(8, 2, 2, 4)(torch.zeros(1, 5, 8))
     with pytest.raises(InvalidConfig, match="a multiple of heads, 3"):
         SequenceEncoder(8, 1, 3, 4)
-
-
-def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
-    dropped = Dropout(0.25, torch.Generator().manual_seed(1))(torch.ones(300, 301))
-    assert float((dropped == 0).float().mean()) == pytest.approx(0.25, abs=0.01)
-    assert float(dropped.mean()) == pytest.approx(1, abs=0.01)
-    assert_allclose(dropped[dropped > 0].numpy(), 4 / 3, rtol=1e-6)
 
 
 # -- losses ---------------------------------------------------------------------------------------------------------------

@@ -45,17 +45,6 @@ def test_dropout_is_one_for_all_levels_of_a_query_and_keeps_means() -> None:
     assert torch.equal(got_BLF, dropped(x_BLF, 0.2, torch.Generator().manual_seed(3)))
 
 
-def test_dropout_is_for_training_only() -> None:
-    head = ProductHead(6, 4, [5], dropout=0.5)
-    x_BLF = torch.from_numpy(np.random.default_rng(1).normal(size=(8, 2, 6)).astype(np.float32))
-    with torch.no_grad():
-        served = head.state(x_BLF)
-        assert torch.equal(served, head.eval().state(x_BLF))
-        assert not torch.equal(served, head.state(x_BLF, torch.Generator().manual_seed(1)))
-        head.dropout = 0.0
-        assert torch.equal(served, head.state(x_BLF, torch.Generator().manual_seed(1)))
-
-
 @pytest.mark.parametrize("kind", ["otm-robust", "otm", "otm-no-bs", "otm-no-optest", "tdm", "plt", "hsm"])
 def test_every_objective_trains_with_dropout(kind: str) -> None:
     tree = complete_tree(np.arange(16), 2)
@@ -334,12 +323,3 @@ def test_a_tables_gradients_are_those_of_all_its_lookups() -> None:
         assert_allclose(gradient, whole.grad[places], atol=1e-6)
         assert table.held_nD.grad is None, "no gradient of the whole table"
         whole.grad = None
-
-
-def test_a_lookup_brings_rows_up_to_date_and_does_nothing_to_others() -> None:
-    rows = nn.Parameter(torch.ones(6, 2))
-    adam = RowAdam(rows, torch.ones(6, 2), BETAS, 1.0)
-    table = RowTable(rows, 6, adam)
-    adam.step(torch.tensor([0]), torch.zeros(1, 2), 0.1)
-    assert_allclose(table.lookup(torch.tensor([[4, 0], [4, 4]])).detach(), np.full((2, 2, 2), 0.9), rtol=1e-6)
-    assert rows[[1, 2, 3, 5]].detach().eq(1).all()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -119,15 +117,6 @@ def dense_loss(
     return total
 
 
-def test_the_bias_of_an_item_is_no_input() -> None:
-    made, rows_ND = encoder()
-    history = padded([TREE.leaf_offset + 1, TREE.leaf_offset + 2])
-    other_ND = rows_ND.clone()
-    other_ND[:, -1] += 7
-    with torch.no_grad():
-        torch.testing.assert_close(made(history, rows_ND), made(history, other_ND))
-
-
 @given(seed=st.integers(0, 2**32 - 1), gamma=st.sampled_from([0.0, 0.5, 1.0]), targets=st.integers(1, 3))
 def test_over_whole_levels_the_loss_and_its_gradients_are_the_formulas(seed: int, gamma: float, targets: int) -> None:
     rng = torch.Generator().manual_seed(seed)
@@ -193,14 +182,6 @@ def test_items_that_are_not_eligible_are_in_no_column(whole: int) -> None:
         counted = column_S[torch.isfinite(level.offset_S)].tolist()
         assert counted == [node for node in range(span.start, span.stop) if eligible_N[node]]
         assert not torch.isposinf(level.offset_S).any()
-
-
-def test_sampled_levels_hold_the_parents_of_all_their_nodes() -> None:
-    rng = torch.Generator().manual_seed(4)
-    levels = ColumnSource(TOPOLOGY, np.ones(ITEMS), 6, whole=3).levels(torch.randint(ITEMS, (7, 2), generator=rng), rng)
-    assert [level.column_S is None for level in levels] == [TREE.level_size(h) <= 3 for h in range(1, TREE.height + 1)]
-    for above, level in itertools.pairwise(levels):
-        assert_array_equal(above.nodes_M[level.parent_M], TOPOLOGY.parent_N1[level.nodes_M])
 
 
 # -- places and targets ---------------------------------------------------------------------------------------------------

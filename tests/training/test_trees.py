@@ -359,13 +359,6 @@ def test_what_is_won_is_what_was_wanted_where_there_is_room_for_all(problem: dic
     assert_array_equal(assign(**problem), np.where(open_IC, problem["weight_IC"], -np.inf).argmax(1) if len(open_IC) else [])
 
 
-def test_an_over_full_column_keeps_those_that_lose_most_by_leaving() -> None:
-    """The frequent item 0 has the lowest weight everywhere, and the most to lose."""
-    weight_IC = np.array([[-10, -50], [-1, -2], [-1, -3]], np.float32)
-    slot_I = assign(weight_IC, np.zeros(3, np.int64), np.array([[1, 2]]), np.full(3, -1), np.ones(3, np.bool_))
-    assert slot_I.tolist() == [0, 1, 1]
-
-
 def test_at_a_tie_the_item_at_home_stays() -> None:
     weight_IC = np.array([[-1, -2], [-1, -2]], np.float32)
     for home in (0, 1):

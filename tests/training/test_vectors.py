@@ -16,7 +16,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
 import training.baselines.item_means as item_means_module
-import training.data.vector_files as vector_files
 import training.deep.vector_start as vector_start
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
@@ -100,18 +99,6 @@ def test_rows_without_items_are_passed_over(tmp_path: Path, caplog: pytest.LogCa
     file = written(tmp_path, [[1.0], [2.0], [3.0]], [["a"], [], None])
     assert as_pairs(read(file, tmp_path)) == {(1.0,): ["a"]}
     assert "2 of 3 vectors have no items" in caplog.text
-
-
-def test_the_size_of_blocks_changes_nothing(log: Path, tmp_path: Path) -> None:
-    whole = read_interactions(log, FORMAT, tmp_path / "whole")
-    small = read_interactions(log, FORMAT, tmp_path / "small", block_bytes=7 * 4 * WIDTH)
-    assert whole.user_ids.equals(small.user_ids)
-    assert as_pairs(whole) == as_pairs(small)
-    assert whole.user_count == QUERIES
-    assert whole.item_count == CLUSTERS * SIZE
-    ordered = vector_files.vectors_in_order(tmp_path / "whole" / "vector_of_user.float32", np.array([5, 3]), QUERIES, tmp_path / "two")
-    assert whole.vectors_UF is not None
-    assert_array_equal(ordered, whole.vectors_UF[[5, 3]])
 
 
 def test_rare_items_and_short_lists_are_dropped(tmp_path: Path) -> None:
