@@ -26,7 +26,7 @@ class Rows(Section):
     """Whether unreadable rows are refused or skipped."""
 
     bad_rows: BadRowsPolicy = "refuse"
-    """rows that cannot be read: `"refuse"`, `"skip"`. `"refuse"`: the first one ends the reading. `"skip"`: they are left out and counted,
+    """unreadable rows: `"refuse"`, `"skip"`. `"refuse"`: the first one ends the reading. `"skip"`: they are left out and counted,
     as long as they are no more than half"""
 
 
@@ -38,7 +38,7 @@ class TextFile(Rows):
 
     SECTION: ClassVar[str]
     encoding: str = "utf-8"
-    """encoding of the text: any that Python knows, such as `"latin-1"` or `"utf-16"`"""
+    """text encoding, by its name in Python, such as `"latin-1"`"""
 
     @field_validator("encoding")
     @classmethod
@@ -58,10 +58,9 @@ class TextTable(TextFile):
     separator: str | None = Field(default=None, min_length=1)
     """one or more characters between fields. By default a tab where the name ends in .tsv, else a comma"""
     quote: str = Field(default='"', max_length=1)
-    """the character around fields that contain separators or line ends; doubled inside of them. Empty: none. With a separator of one byte
-    only"""
+    """quote character, doubled inside of quoted fields. Empty: none. With a separator of one byte only"""
     decimal: Literal[".", ","] = "."
-    """the character before the fraction of a number"""
+    """decimal separator of numbers"""
 
     @model_validator(mode="after")
     def _can_be_parsed(self) -> TextTable:
