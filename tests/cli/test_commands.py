@@ -313,6 +313,16 @@ def test_a_history_that_is_longer_than_the_model_reads_is_left_out_as_a_whole(tm
     assert pq.read_table(tmp_path / "top.parquet").to_pylist()[0]["items"] == answer
 
 
+def test_no_query_gives_a_file_with_the_same_columns(queries: Path, tmp_path: Path) -> None:
+    out, empty = tmp_path / "top.parquet", tmp_path / "empty.parquet"
+    pq.write_table(pq.read_table(queries).slice(0, 0), empty)
+    for file in (queries, empty):
+        assert run("--model", SAMPLE, "--queries", file, "--out", out, "--fields", "title", "--workers", 1) == 0
+        table = pq.read_table(out)
+        assert table.column_names == ["user", "most", "only", "items", "scores", "title"]
+    assert len(table) == 0
+
+
 def test_parts_of_another_input_or_of_other_options_are_not_taken(queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1]
 
@@ -358,6 +368,39 @@ def test_two_runs_do_not_write_one_file(queries: Path, tmp_path: Path, capsys: p
     assert "expected a file that no other run is writing now" in capsys.readouterr().err
     assert not (tmp_path / "top.parquet").exists()
     assert run(*asked) == 0
+
+
+def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, most = 0, 0
+
+    class Pool:
+        """Answers at once, when it is asked for the result."""
+
+        def __init__(self, *_: object) -> None:
+            module._open.__globals__["_model"] = espalier.open(SAMPLE, "cpu", frame="arrow")
+
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def submit(self, function: Any, *arguments: Any) -> Any:
+            nonlocal waiting, most
+            waiting += 1
+            most = max(most, waiting)
+
+            class Later:
+                def result(self) -> Any:
+                    nonlocal waiting
+                    waiting -= 1
+                    return function(*arguments)
+
+            return Later()
+
+    monkeypatch.setattr(module, "_pool", Pool)
+    monkeypatch.setattr(module, "BLOCK", 1)
+    assert run("--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1) == 0
+    assert most == module.AHEAD + 1
 
 
 @pytest.mark.parametrize(
@@ -408,6 +451,20 @@ def test_what_is_wrong_with_a_query_is_said_by_the_process_that_answers(tmp_path
     pq.write_table(repeated, tmp_path / "users.parquet")
     assert run(*asked) == 1
     assert "error: --queries: got 'user', expected each column once" in capsys.readouterr().err
+
+
+def test_a_filter_may_be_any_kind_of_text(tmp_path: Path) -> None:
+    only = pa.array(['{"section": ["perl"]}'], pa.string_view())
+    pq.write_table(pa.table({"history": [["perl"]], "only": only}), tmp_path / "one.parquet")
+    asked = ["--queries", tmp_path / "one.parquet", "--out", tmp_path / "top.parquet", "--workers", 1, "--fields", "section"]
+    assert run("--model", SAMPLE, *asked, "--filter-column", "only") == 0
+    assert {*pq.read_table(tmp_path / "top.parquet")["section"][0].as_py()} == {"perl"}
+
+
+def test_a_null_among_the_items_of_a_history_is_no_item() -> None:
+    log = pa.table({"user": [f"u{k % 20}" for k in range(60)], "item": [("None", "a", "b")[k % 3] for k in range(60)]})
+    model = espalier.fit(log, user="user", item="item", kind="neighbours")
+    assert set(model.search([[None]], m=3, exclude_seen=True)["item"].to_pylist()) == {"None", "a", "b"}
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,14 @@ def test_retrieve_and_that_cookies_are_not_kept(driver: Driver) -> None:
     assert ["Cookie" in request.headers for request in stub.requests] == [False, False]
 
 
+def test_whose_request_it_is_is_said_in_headers(driver: Driver) -> None:
+    stub = Stub()
+    driver.open(stub).retrieve([Query()], user="Zoë/1", group="beta")
+    driver.retrieve([Query()])
+    given = [(request.headers.get("Espalier-User"), request.headers.get("Espalier-Group")) for request in stub.requests]
+    assert given == [("Zo%C3%AB/1", "beta"), (None, None)]
+
+
 def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
     stub = Stub()
     queries = [Query(vector=np.array([0.5, 2], np.float32), exclude=(id for id in ("b1",))), Query(history=["b2"], exclude_seen=True)]

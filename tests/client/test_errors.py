@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -24,12 +25,14 @@ from espalier_client import (
     ConnectionFailed,
     InvalidAnswer,
     NotAllowed,
+    Overloaded,
     Put,
     Query,
     Request,
     RequestFailed,
     Retry,
     ServiceFailed,
+    TimedOut,
     Unavailable,
     WrongValue,
 )
@@ -43,16 +46,21 @@ from tests.client.stub import KEY, URL, Driver, Json, Pieces, Stub, answer_to, a
         (lambda client: client.set_removed("books", "b1"), "ids: got 'b1', expected a list"),
         (lambda client: client.retrieve([Query(vector=[float("nan")])]), "not JSON compliant"),
         (lambda client: client.put_item("books", "b9", if_none_match="41"), "if_none_match: got '41', expected an etag"),
+        (lambda client: client.get_item("books", ""), "item_id: got ''"),
         (lambda client: client.load("books", 3, timeout_s=0), "timeout_s: got 0"),
         (lambda client: next(client.retrieve_stream([Request([Query()])], chunk_lines=0)), "chunk_lines: got 0, expected at least 1"),
         (lambda _: Query(history="b1"), "history: got 'b1', expected a list"),
         (lambda _: Request([Query()], fields="title"), "fields: got 'title', expected a list"),
+        (lambda _: Put("b9", like="b1"), "like: got 'b1', expected a list"),
         *(
             (lambda _, name=name: Request([Query()], **dict[str, Any]({name: 5.0})), f"{name}: got 5.0, expected an integer")
             for name in ("version", "m", "beam_size", "min_sequence", "rerank")
         ),
         (lambda client: client.retrieve([Query()], m=np.float32(5)), r"m: got np.float32\(5.0\), expected an integer"),
+        (lambda client: client.put_item("books", "b9", count="3"), "count: got '3', expected an integer"),
+        (lambda client: client.delete_item("books", "b9", source_version=1.5), "source_version: got 1.5, expected an integer"),
         (lambda client: client.node("books", 2.5), "number: got 2.5, expected an integer"),
+        (lambda client: client.load("books", "3"), "version: got '3', expected an integer"),
         (lambda client: client.load("books", True), "version: got True, expected an integer"),
         *(
             (lambda client, value=value: client.put_item("books", "b9", fields={"at": value}), "of the type .*, expected a value of JSON")
@@ -129,6 +137,23 @@ def test_each_status_has_its_error(driver: Driver, statuses: tuple[int, ...], ki
         assert [str(wrong) for wrong in error.errors] == ["queries[0].m: got 0, expected at least 1", "ids is missing; expected a list"]
         assert error.retry_after_s == 7.0
         assert str(error) == f"{status} Title: What happened. (request the-id)"
+
+
+def test_an_error_page_of_a_proxy_tells_its_status(driver: Driver) -> None:
+    stub = Stub([httpx.Response(502, html="<h1>Bad Gateway</h1>"), httpx.Response(502, json=["no problem document"])])
+    driver.open(stub)
+    for _ in range(2):
+        with pytest.raises(RequestFailed) as raised:
+            driver.retrieve([Query()])
+        sent_id = stub.requests[-1].headers["X-Request-Id"]
+        assert str(raised.value) == f"502 Bad Gateway (request {sent_id})"
+
+
+def test_errors_survive_pickling() -> None:
+    wrong = (WrongValue("m", "0", "at least 1"),)
+    for error in (Overloaded(429, "Too Many", "x", wrong, "id", 2.0), TimedOut("slow", True, "id"), InvalidAnswer("html")):
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), copy.args, vars(copy), str(copy)) == (type(error), error.args, vars(error), str(error))
 
 
 @pytest.mark.parametrize("key", ["", "two words", "line\nbreak", "clé"])
@@ -208,6 +233,12 @@ def test_what_is_no_answer_is_an_error_and_not_asked_again(
         assert [request.headers["Accept-Encoding"] for request in stub.requests] == ["identity"]
 
 
+@pytest.mark.parametrize("status", [204, 205])
+def test_a_status_without_an_answer_is_an_error(driver: Driver, status: int) -> None:
+    with pytest.raises(InvalidAnswer, match=NO_ANSWER):
+        driver.open(Stub([reply(b"", status)])).retrieve([Query()])
+
+
 @pytest.mark.parametrize("status", ["1e999", "200", "399", "600", "true", '"422"', "null", "-1", "[]", "400"])
 def test_a_line_of_a_stream_has_a_status_of_a_refusal(driver: Driver, status: str) -> None:
     driver.open(Stub([reply(f'{{"title": "x", "status": {status}}}'.encode())]))
@@ -216,6 +247,12 @@ def test_a_line_of_a_stream_has_a_status_of_a_refusal(driver: Driver, status: st
     else:
         with pytest.raises(InvalidAnswer):
             list(driver.retrieve_stream(asking("a")))
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "Application/JSON; charset=utf-8", "application/x-ndjson"])
+def test_what_is_an_answer_is_read(driver: Driver, media_type: str) -> None:
+    driver.open(Stub([reply(RIGHT, 200, {"Content-Type": media_type, "Content-Encoding": "identity"})]))
+    assert ids([driver.retrieve([Query()])]) == ["a"]
 
 
 # -- as long as it likes --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from espalier_client import ClientError, Overloaded, Query, Readiness, TimedOut, Unavailable
+from espalier_client import ClientError, ConnectionFailed, Overloaded, Query, Readiness, TimedOut, Unavailable
 from tests.client.stub import Driver, Pieces, Stub, answer_to, asking, dump, ids, listening, refuse
 
 
@@ -57,6 +57,18 @@ def test_attempts_are_counted_and_pauses_grow_to_a_bound(driver: Driver) -> None
     assert len(stub.requests) == 6
 
 
+def test_pauses_are_drawn_from_zero_on(driver: Driver) -> None:
+    drawn = []
+
+    def draw(low: float, high: float) -> float:
+        drawn.append((low, high))
+        return low + 0.25 * (high - low)
+
+    driver.open(Stub([refuse(503), refuse(429)]), backoff_s=1.0, draw=draw).retrieve([Query()])
+    assert drawn == [(0, 1), (0, 2)]
+    assert driver.pauses_s == [0.25, 0.5]
+
+
 DATE = "Wed, 21 Oct 2026 07:28:00 GMT"
 NO_SECONDS = (DATE, "-1", "-3", "nan", "1e400", "inf", "0x10", "\xb2", "1,5", "", "9" * 5000, "soon")
 
@@ -69,6 +81,13 @@ def test_no_attempt_before_the_service_asks_for_it(driver: Driver, value: str, a
         driver.open(Stub([refused] * 2), retries=1).retrieve([Query()])
     assert raised.value.retry_after_s == asked_s
     assert driver.pauses_s == [(asked_s or 0) + 0.1]
+
+
+@pytest.mark.parametrize("value", ["31536000", "9" * 200, "9" * 200 + "." + "9" * 200])
+def test_a_service_that_asks_for_a_year_is_not_waited_for(driver: Driver, value: str) -> None:
+    with pytest.raises(Overloaded) as raised:
+        driver.open(Stub([refuse(429, {"Retry-After": value})])).retrieve([Query()])
+    assert (raised.value.retry_after_s, driver.pauses_s) == (31_536_000.0, [])
 
 
 def test_attempts_wait_only_for_what_is_left_and_no_pause_ends_after_the_deadline(driver: Driver) -> None:
@@ -107,6 +126,13 @@ def test_the_deadline_of_a_stream_is_that_of_its_next_answer(driver: Driver) -> 
     assert driver.now_s == 10 * 20 + 2 * 20
 
 
+def test_no_attempt_begins_after_the_deadline(driver: Driver) -> None:
+    stub, driver.late_s = Stub([refuse(503)] * 2), 60
+    with pytest.raises(TimedOut, match=r"no whole answer within 30 s \(deadline_s\)"):
+        driver.open(stub, deadline_s=30).model("a")
+    assert len(stub.requests) == 1
+
+
 @pytest.mark.parametrize(("looks_s", "may"), [(40.0, True), (700.0, False)])
 def test_what_may_take_minutes_is_not_held_to_the_deadline_of_the_rest(driver: Driver, looks_s: float, may: bool) -> None:
     """Loading has ten minutes by itself, however short the deadline is."""
@@ -120,6 +146,20 @@ def test_what_may_take_minutes_is_not_held_to_the_deadline_of_the_rest(driver: D
     for call, passes in calls:
         with nullcontext() if passes else pytest.raises(TimedOut):
             call()
+
+
+def test_what_came_of_a_connection(driver: Driver) -> None:
+    stub = Stub([httpx.ConnectError("refused"), httpx.ReadError(""), httpx.ReadTimeout("")])
+    driver.open(stub, retries=0)
+    for kind, sent, text in (
+        (ConnectionFailed, False, "POST http://service/retrieve: refused"),
+        (ConnectionFailed, True, "POST http://service/retrieve: ReadError"),
+        (TimedOut, True, "POST http://service/retrieve: ReadTimeout"),
+    ):
+        with pytest.raises(ConnectionFailed) as raised:
+            driver.retrieve([Query()])
+        sent_id = stub.requests[-1].headers["X-Request-Id"]
+        assert (type(raised.value), raised.value.sent, str(raised.value)) == (kind, sent, f"{text} (request {sent_id})")
 
 
 CHANGES = [("load", 4), ("unload", 3), ("set_default", 3), ("set_removed", ["b1"]), ("remove_item", "b1"), ("restore_item", "b1")]
@@ -137,6 +177,18 @@ def test_a_change_is_tried_again_only_if_it_cannot_have_arrived(driver: Driver, 
             getattr(driver.open(stub), method)("books", argument)
         assert len(stub.requests) == 1
         driver.close()
+
+
+def test_loading_may_take_minutes_and_connecting_may_not(driver: Driver) -> None:
+    stub = Stub()
+    driver.open(stub, timeout_s=2)
+    for method in ("load", "unload", "set_default"):
+        getattr(driver, method)("books", 3)
+        getattr(driver, method)("books", 3, timeout_s=30)
+    driver.set_removed("books", [])
+    timeouts = [request.extensions["timeout"] for request in stub.requests]
+    assert [timeout["read"] for timeout in timeouts] == [600, 30] * 3 + [2]
+    assert {timeout["connect"] for timeout in timeouts} == {2}
 
 
 # -- clients over real sockets: a connection that ends, and back-pressure -------------------------------------------------

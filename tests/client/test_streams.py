@@ -22,6 +22,7 @@ from espalier_client import (
     AsyncClient,
     Client,
     ClientError,
+    ConnectionFailed,
     Delete,
     InvalidAnswer,
     ItemOutcome,
@@ -141,6 +142,31 @@ def test_only_the_lines_without_an_answer_are_sent_again(driver: Driver, end: li
     assert ids(driver.open(stub).retrieve_stream(asking("a", "b", "c", "d"))) == ["a", 422, "c", "d"]
     assert stub.lines == [["a", "b", "c", "d"], ["c", "d"]]
     assert driver.pauses_s == [0.1]
+
+
+def test_a_stream_that_makes_no_progress_ends_with_the_failure(driver: Driver) -> None:
+    stub = Stub([streamed(found("a"), httpx.ReadError("reset")), *[streamed(httpx.ReadError("reset")) for _ in range(9)]])
+    outcomes = driver.open(stub, retries=2).retrieve_stream(asking("a", "b"))
+    assert ids([next(outcomes)]) == ["a"]
+    with pytest.raises(ConnectionFailed, match="reset"):
+        next(outcomes)
+    assert stub.lines == [["a", "b"], ["b"], ["b"]]
+
+
+def test_progress_starts_the_count_and_the_clock_anew(driver: Driver) -> None:
+    stub = Stub([streamed(found(id), httpx.ReadError("reset")) for id in "abcd"])
+    got = []
+    for outcome in driver.open(stub, retries=1, deadline_s=10).retrieve_stream(asking(*"abcde")):
+        got.append(outcome)
+        driver.now_s += 60  # the caller takes his time
+    assert ids(got) == list("abcde")
+    assert driver.pauses_s == [0.1] * 4
+
+
+def test_lines_that_were_turned_away_are_sent_again_alone_and_keep_their_place(driver: Driver) -> None:
+    stub = Stub([streamed(found("a"), dump(problem(429)), found("c"), dump(problem(503)), found("e"))])
+    assert ids(driver.open(stub).retrieve_stream(asking(*"abcde"))) == list("abcde")
+    assert stub.lines == [list("abcde"), ["b", "d"]]
 
 
 def test_lines_that_are_turned_away_for_good_are_handed_out(driver: Driver) -> None:
@@ -277,6 +303,12 @@ def test_a_bulk_is_sent_in_chunks_and_answered_in_order(driver: Driver) -> None:
         stub.requests.clear()
         list(driver.bulk("books", [Put(f"b{n}", text="x" * (most // 3)) for n in range(5)], chunk_lines=lines))
         assert [len(lines) for lines in sent(stub)] == [2, 2, 1]
+
+
+def test_a_line_says_when_a_worker_was_behind(driver: Driver) -> None:
+    line = written({"id": "b1"}) | {"status": 202, "unknown": ["b9"]}
+    [outcome] = driver.open(Stub([streamed(dump(line))])).bulk("books", puts("b1"))
+    assert outcome == ItemOutcome("b1", "inserted", 1, False, ("b9",))
 
 
 def test_after_a_broken_connection_all_that_have_no_outcome_are_sent_again_in_order(driver: Driver) -> None:

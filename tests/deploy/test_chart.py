@@ -331,6 +331,17 @@ def test_the_policy_lets_the_namespace_of_prometheus_in_and_the_probe_runs(case:
         assert float(environment(case, workload)["ESPALIER_PROBE_PER_S"]) > 0, name
 
 
+def test_a_pod_monitor_selects_the_pods_of_its_case() -> None:
+    for case in ("single", "store"):
+        labels = [workload["spec"]["template"]["metadata"]["labels"] for workload in workloads(case).values()]
+        [*selectors] = [monitor["spec"]["selector"] for monitor in named(case, "PodMonitor").values()]
+        for own in labels:
+            component = own["app.kubernetes.io/component"]
+            found = [one for one in selectors if component in one["matchExpressions"][0]["values"]]
+            assert len(found) == 1, component
+            assert found[0]["matchLabels"].items() <= own.items()
+
+
 def chart_groups() -> list[Json]:
     """The groups of rules that the chart writes itself."""
     [rule] = named("single", "PrometheusRule").values()

@@ -12,6 +12,7 @@ import orjson
 import pytest
 import yaml
 from pydantic import ValidationError
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from tests import ROOT
 
@@ -147,6 +148,12 @@ def test_what_went_wrong_has_a_reason_and_one_line(
     assert "\n" not in str(raised.value)
 
 
+def test_a_dead_replica_that_ray_still_chooses_is_asked_past(transport: Transport, deployment: Deployment) -> None:
+    deployment.answers = [*[DEAD] * 5, (200, b"found")]
+    assert send(transport) == b"asked found"
+    assert len(deployment.calls) == 6
+
+
 def test_what_is_late_or_given_up_is_cancelled_in_the_replica_too(transport: Transport, deployment: Deployment) -> None:
     deployment.answers = [None]
     with pytest.raises(ReplicaFailed) as raised:
@@ -170,6 +177,13 @@ def test_a_shard_serves_what_all_its_replicas_serve(transport: Transport, deploy
     assert versions(held(transport)) == [2]
     deployment.all_say = [[FIRST, SECOND], [SECOND, FIRST]]
     assert versions(held(transport)) == [1, 2]
+
+
+def test_no_replica_is_no_shard(transport: Transport, deployment: Deployment) -> None:
+    assert versions(held(transport)) == [1]
+    deployment.all_say = DeploymentUnavailableError.__new__(DeploymentUnavailableError)
+    with pytest.raises(ReplicaFailed, match="no replica runs"):
+        held(transport)
 
 
 @pytest.mark.parametrize("broken", [TimeoutError(), DEAD])
@@ -213,6 +227,17 @@ def test_all_addresses_of_a_deployment_are_looked_at_with_one_question(deploymen
         assert len(found) == 3
         assert [str(one) for one in found] == [str(found[0])] * 3
         assert deployment.broadcasts == number
+
+
+def test_a_look_that_is_given_up_does_not_end_that_of_other_addresses(transport: Transport, deployment: Deployment) -> None:
+    async def look() -> frozenset[Pin]:
+        first, second = (asyncio.create_task(transport.served_shards(f"books-shards-0/{number}", 5)) for number in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert versions(asyncio.run(look())) == [1]
+    assert deployment.broadcasts == 1
 
 
 # -- a replica of a shard answers what the service would, by status and body. Ray is not started --------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.service import hostile
 from benchmarks.service.hostile import main
 from tests.hostile.attacks import Attack, Seen, Target
 from tests.hostile.attacks.target import judged
@@ -77,6 +80,26 @@ def test_an_unknown_attack_is_refused_with_those_that_there_are(capsys: pytest.C
     with pytest.raises(SystemExit, match="2"):
         main(["--attacks", "nothing,sabotage"])
     assert "--attacks: got sabotage, expected some of nothing, endless-header" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("failed", "code"), [([], 0), (["peak"], 1)])
+def test_the_exit_code_says_whether_every_row_is_ok(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def made_up(attack: Attack, models: Path, log: Path) -> Row:
+        asked.append(attack.name)
+        own = failed if attack.name == "churned" else []
+        return QUIET | {"attack": attack.name, "failed": own, "ok": not own}
+
+    monkeypatch.setattr(hostile, "attack_sample", made_up)
+    written = tmp_path / "rows.json"
+    assert main(["--models", str(tmp_path), "--attacks", "churned,endless-header", "--json", str(written)]) == code
+    rows = json.loads(written.read_text())["rows"]
+    assert [row["attack"] for row in rows] == asked == ["churned", "endless-header"]
+    assert {"attack", "livez_ms_max", "rss_mb_before", "rss_mb_peak", "rss_mb_after", "ok"} <= set(rows[0])
+    assert ("NOT OK (peak)" in capsys.readouterr().out) == bool(failed)
 
 
 def test_outcomes_are_counted_and_judged() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.hostile.attacked import Attacked, attacked
 from tests.hostile.attacks import Target
-from tests.hostile.attacks.wire import LIVEZ, Answer, post
+from tests.hostile.attacks.wire import LIVEZ, Answer, head, post
 from tests.hostile.conftest import LIMITS, books
 from tests.service.test_counts import fill, small_disk
 from tests.waiting import until
@@ -30,6 +30,12 @@ def ask(target: Target, request: bytes) -> Answer:
     found = target.ask(request, 30)
     assert found, f"no answer to {request[:60]!r}"
     return found
+
+
+def removal(*ids: str) -> bytes:
+    """A request for standing removals."""
+    body = json.dumps({"ids": ids}).encode()
+    return head(len(body), f"Authorization: Bearer {KEY}\r\n", "/models/books/removed", method="PUT") + body
 
 
 def items(target: Target) -> list[str]:
@@ -81,6 +87,18 @@ def test_a_service_without_descriptors_keeps_its_clients_and_comes_back(scarce: 
             assert client.ask(LIVEZ) == "200"
     assert service.descriptors() <= before + FEW
     assert service.log_kb() < 100
+
+
+def test_what_needs_a_descriptor_fails_alone_and_works_afterwards(scarce: tuple[Attacked, Target]) -> None:
+    _, target = scarce
+    client = target.connect()
+    assert client.ask(removal()) == "200"  # what admin requests import is imported
+    with without_descriptors(target):
+        status = client.ask(removal("item-1"), 30)
+        assert status in ("200", "409", "503")
+    assert ("item-1" in items(target)) == (status != "200")
+    assert ask(target, removal("item-2")).status == 200
+    assert "item-2" not in items(target)
 
 
 def test_a_service_under_attack_stops_when_it_is_told(large: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,11 +22,11 @@ from espalier.metrics import precision_recall_f
 from loadtest import cell as cell_module
 from loadtest import loops, report
 from loadtest.cell import Load, _with_writes, measure, recall_at_m, without_items
-from loadtest.loops import Answered, arrivals, each_once, open_loop, request_bytes, statuses
+from loadtest.loops import Answered, arrivals, closed_loop, each_once, open_loop, request_bytes, statuses
 from loadtest.proposal import propose
 from loadtest.queries import Query
 from loadtest.target import Json, ServiceRefused, Target
-from loadtest.writes import PREFIX, Writes, mixed, put_bytes
+from loadtest.writes import PREFIX, Writes, delete_all, mixed, put_bytes
 from tests.loadtest.stub import Request, stub
 
 ANSWER: Json = {"engine": "stub", "results": [{"items": [{"id": "a", "score": 1.0}], "complete": True, "degraded": False, "unknown": []}]}
@@ -86,6 +87,13 @@ def test_every_request_is_sent_once_and_answers_find_their_requests() -> None:
     assert {answer.number: answer.status for answer in answered} == {i: 0 if i == 7 else 200 if i % 2 else 503 for i in range(40)}
 
 
+def test_a_service_that_goes_away_ends_a_loop() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(ServiceRefused, match=f"127.0.0.1:{port}: no connection"):
+        closed_loop(("127.0.0.1", port), [REQUEST], 1, 0.1)
+
+
 def load(target: Target) -> Load:
     queries = [Query("history", ("a",), ("a", "b")), Query("history", ("b",), ("c",))]
     return Load(target, "books", 1, queries, seconds=0.05, rate_per_s=400.0)
@@ -107,6 +115,25 @@ def test_failures_are_counted_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (opened["samples"], opened["failed"]) == (15, 5)
     assert "beam 8, m 3, open loop: 5 requests (25.00%) failed, statuses 429: 5; its percentiles are of the answered alone" in told
     assert propose(report.points_of(document), 1e9)[0].best is None
+
+
+def test_figures_are_medians_of_the_rounds_and_counts_are_sums() -> None:
+    with answering(lambda number, body: 200) as target:
+        cell = measure(replace(load(target), rounds=3), 8, 3)
+    for loop in cell["loops"].values():
+        assert loop["p99_ms"] == sorted(loop["rounds_p99_ms"])[1]
+        assert loop["statuses"] == {"200": loop["samples"]}
+    assert cell["loops"]["open"]["samples"] == 3 * 20
+    assert cell["loops"]["open"]["offered_per_s"] == 400
+
+
+def test_recall_is_left_out_where_a_query_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell_module, "PAUSE_S", 0)
+    with answering(lambda number, body: 503 if body["queries"][0]["history"] == ["b"] else 200) as target:
+        cell = measure(load(target), 8, 3)
+    assert cell["recall"] is None
+    assert cell["recall_unanswered"] == 1
+    assert any("no recall, 1 of its queries were not answered" in warning for warning in report.warnings({"cells": [cell]}))
 
 
 @pytest.mark.parametrize(
@@ -163,6 +190,16 @@ def test_what_is_due_and_never_sent_counts_as_unanswered() -> None:
     assert sorted(answer.number for answer in answered) == list(range(50))
 
 
+@pytest.mark.parametrize(("grace_s", "status"), [(0.05, 0), (30.0, 200)])
+def test_a_closed_loop_waits_for_its_last_answers_as_long_as_it_is_told(grace_s: float, status: int) -> None:
+    with holding() as (target, let_go):
+        release = threading.Timer(0.5, let_go.set)
+        release.start()
+        found = closed_loop(target.address, [REQUEST], 1, 0.05, grace_s=grace_s)
+        release.join()
+    assert [one.status for one in found] == [status]
+
+
 def test_an_answer_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "STALL_S", 0.1)
     with holding(0) as (target, _):
@@ -215,6 +252,13 @@ def test_no_two_writes_are_equal_and_each_is_a_whole_request() -> None:
     assert json.loads(body) == put.body
 
 
+@pytest.mark.parametrize("kind", ["vector", "features", "text"])
+def test_evidence_is_a_query_of_any_kind(kind: str) -> None:
+    values = {"vector": (0.5, 1.0), "features": {"indices": [3], "values": [1.0]}, "text": "words"}[kind]
+    query = Query(kind, values)  # type: ignore[arg-type]  # parametrised strings
+    assert Writes([query]).put(0).body["events"] == [query.body()[kind]]
+
+
 @given(per_s=st.floats(1, 500), writes_per_s=st.floats(0.5, 500), seconds=st.floats(0.1, 3))
 def test_writes_are_spread_evenly(per_s: float, writes_per_s: float, seconds: float) -> None:
     found = mixed([b"r0", b"r1"], lambda number: b"w%d" % number, per_s, writes_per_s, seconds)
@@ -250,3 +294,11 @@ def test_a_mixed_loop_measures_both_and_deletes_what_it_has_put() -> None:
     assert (written["samples"], written["failed"], written["statuses"]) == (12, 0, {"201": 12})
     assert sorted(put) == sorted(deleted) == sorted(f"{PREFIX}{n}" for n in range(12))
     assert keys == {("POST", ""): 24, ("PUT", "Bearer writes"): 12, ("POST", "Bearer writes"): 1}
+
+
+def test_what_is_not_deleted_is_told() -> None:
+    missing = "\n".join(json.dumps({"id": item, "status": 404 if item == "gone" else 200}) for item in ("a", "gone"))
+    with stub(lambda request: (200, missing)) as target:
+        delete_all(target, "books", ["a", "gone"])
+    with pytest.raises(ServiceRefused, match="no answer"):
+        delete_all(target, "books", ["a"])

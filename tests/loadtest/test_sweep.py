@@ -253,6 +253,17 @@ def test_what_cannot_be_asked_ends_the_run_at_once(
     assert not (tmp_path / "sweep.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--beam", "8,x"), ("--beam", "0"), ("--m", ""), ("--seconds", "x"), ("--rate", "0"), ("--budget-ms", "nan")]
+)
+def test_options_that_are_no_numbers_are_refused(
+    sweep: Callable[..., int], capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    with pytest.raises(SystemExit):
+        sweep(option, value)
+    assert f"argument {option}: got {value!r}, expected" in capsys.readouterr().err
+
+
 def test_a_bundle_that_the_service_does_not_serve_is_refused(
     sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

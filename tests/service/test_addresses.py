@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import SecretStr
 from service.__main__ import listen_on
 from service.http.routes import _routes, for_customers
 from service.settings import Settings
-from tests.service.listening import get, listening, post
+from tests.service.listening import get, listening, post, retrieval
 from tests.service.running import run
 
 ADMIN = "an-admin-key-of-a-test"
@@ -56,12 +57,44 @@ def test_operators_alone_reach_metrics_pages_and_admin_routes(models: Path) -> N
             assert b"No such route" not in reply.body
 
 
+def test_both_addresses_answer_probes_and_customers_requests(models: Path) -> None:
+    with listening(models, **TWO) as running:
+        for address in (running.address, running.admin):
+            for request in (get("/livez"), get("/readyz"), get("/models"), get("/models/books"), retrieval()):
+                assert running.ask(request, address=address).status == 200
+            assert running.ask(get("/models/books/items/item-1"), address=address).status == 403  # nobody may write
+            assert running.ask(get("/none"), address=address).status == 404
+
+
+def test_a_full_service_answers_probes_on_both_addresses(models: Path) -> None:
+    with listening(models, **TWO, max_connections=1) as running, running.connected() as busy:
+        assert busy.ask(get("/livez")).status == 200
+        busy.send(b"GET /livez HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n")
+        assert busy.reply().status == 200
+        assert running.ask(get("/metrics"), address=running.admin).status == 200
+        assert running.ask(get("/metrics")).status in (404, 503)
+
+
+def test_both_addresses_end_with_the_service(models: Path) -> None:
+    with listening(models, **TWO) as running:
+        addresses = running.address, running.admin
+        with running.connected(address=running.admin) as wire:
+            assert wire.ask(get("/livez")).status == 200
+            running.server.leave()
+            assert wire.ended()
+    for address in addresses:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+
+
 @pytest.mark.parametrize(
     ("settings", "status", "warned"),
     [
         ({"host": "0.0.0.0", "admin_address": "127.0.0.1:0"}, 200, [True]),
         ({"host": "127.0.0.1", "admin_address": "0.0.0.0:0"}, 403, [True]),
         ({"host": "127.0.0.1", "admin_address": "127.0.0.1:0"}, 200, []),
+        ({"host": "0.0.0.0", "admin_address": "0.0.0.0:0"}, 403, [True, True]),
+        ({"host": "127.0.0.1"}, 200, []),
         ({"host": "0.0.0.0"}, 403, [True]),
         ({"host": "0.0.0.0", "open": True}, 200, [False]),
         ({"host": "0.0.0.0", "write_keys": (SecretStr("a-write-key-of-a-test"),)}, 403, []),

@@ -146,6 +146,14 @@ async def test_a_request_larger_than_a_batch_takes_several_calls(engine: FakeEng
     assert [set(range(ITEMS)) - set(rows.tolist()) for rows in answer.result.item_rows_BM] == [{i} for i in range(10)]
 
 
+async def test_a_call_never_exceeds_the_batch_and_keeps_the_order(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=4)
+    async with held(engine, batcher):
+        tasks = await accepted(ask(batcher, 1, 2, 3), ask(batcher, 4, 5), ask(batcher, 6))
+    await asyncio.gather(*tasks)
+    assert calls(engine) == [[0], [1, 2, 3], [4, 5, 6]]
+
+
 async def test_an_engine_failure_fails_only_the_requests_of_its_call(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=16)
     async with held(engine, batcher) as busy:
@@ -154,6 +162,16 @@ async def test_an_engine_failure_fails_only_the_requests_of_its_call(engine: Fak
     with pytest.raises(EngineFailed, match="out of memory"):
         await busy
     assert (await behind).result.count_B.tolist() == [2]
+
+
+async def test_queries_that_take_long_one_after_the_other_do_not_share_a_call(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    """On a CPU nobody gets an answer before the end of a call, so that a call is only filled up to a millisecond."""
+    batcher = new_batcher(max_batch=16)
+    await learnt(engine, batcher, query_s=0.003)
+    async with held(engine, batcher) as busy:
+        tasks = await accepted(*(ask(batcher, i) for i in (1, 2, 3)))
+    await asyncio.gather(busy, *tasks)
+    assert calls(engine) == [[0], [0], [1], [2], [3]]
 
 
 async def test_each_request_is_told_of_its_own_queries_alone_whether_their_scores_are_finite(new_batcher: NewBatcher) -> None:
@@ -245,6 +263,16 @@ async def test_near_the_deadline_the_beam_shrinks_as_far_as_allowed(
     assert (answer.beam_size, answer.degraded) == (32, False)
 
 
+async def test_a_request_that_wants_all_or_nothing_keeps_its_beam(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(smallest_beam_size=4)
+    await learnt(engine, batcher, query_s=0.002, beam_size=32)
+    async with held(engine, batcher, beam_size=1):
+        (whole,) = await accepted(ask(batcher, 1, beam_size=32, deadline=100, fixed_beam=True))
+        await pass_time(100 - 0.002 - 1e-9)
+    answer = await whole
+    assert (answer.beam_size, answer.degraded) == (32, False)
+
+
 # -- a queue with an end --------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +288,22 @@ async def test_a_full_queue_refuses_and_says_when_to_try_again_but_not_while_not
     await asyncio.gather(*tasks)
     assert (await ask(batcher, 5)).batch == 1
     assert len((await ask(new_batcher(max_queue=3), *range(9))).result.count_B) == 9
+
+
+async def test_in_overload_one_large_request_behind_a_small_one_is_no_queue(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    """As after a stall, which is taken for the cost of a query: the call that runs was believed to be short, and what waits is not."""
+    batcher = new_batcher(max_queue=16, burst_s=60)
+    await learnt(engine, batcher, query_s=0.1)
+    async with held(engine, batcher):
+        (waiting,) = await accepted(ask(batcher, *range(16)))
+        with pytest.raises(QueueFull):
+            await ask(batcher, 1)
+    await waiting
+    async with held(engine, batcher):
+        tasks = await accepted(ask(batcher, *range(15)))
+        tasks += await accepted(ask(batcher, 1))
+    await asyncio.gather(*tasks)
+    assert batcher._admission.overloaded
 
 
 async def test_accepted_work_counts_as_offered_unless_it_would_have_waited(

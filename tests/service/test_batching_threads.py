@@ -16,17 +16,39 @@ import pytest
 from espalier.live.overlay import Overlay
 from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, Engine, Frontier, SearchContext, SearchParams, SearchResult
-from service.batching.batcher import INLINE_VALUES, JOB_QUERIES, Batcher
+from service.batching.admission import OVERLOAD_S, Limits
+from service.batching.batcher import INLINE_VALUES, JOB_QUERIES, QUIET_JOB_QUERIES, QUIET_S, Batcher
 from service.batching.priority import Priority
-from service.errors import DeadlinePassed, EngineFailed, NotReady
+from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from service.models.loading import limits_of
 from service.settings import Settings
 from tests.service.fake_engine import FakeEngine
-from tests.service.own_time import OwnTime, turns_until
+from tests.service.own_time import OwnTime, pass_time, turns_until
 from tests.service.shards.cutting import whole_bundle
 from tests.service.test_batching import ITEMS, NewBatcher, accepted, ask, calls, held, idle, new_batcher, queries
 
 __all__ = ["new_batcher"]
+
+
+async def test_it_says_when_overload_begins_and_when_it_ends(engine: FakeEngine) -> None:
+    said = list[bool]()
+    batcher = Batcher(engine, Limits(max_batch=1, max_queue=1), "test", on_overload=said.append, clock=asyncio.get_running_loop().time)
+    for last in (False, True):
+        async with held(engine, batcher) as busy:
+            (waiting,) = await accepted(ask(batcher, 1))
+            batcher.check_overload(1)
+            with pytest.raises(QueueFull):
+                await ask(batcher, 2)
+            assert said == [True, False, True][: 1 + 2 * last]
+            with pytest.raises(QueueFull):
+                batcher.check_overload(1)
+        await asyncio.gather(busy, waiting)
+        if not last:
+            await pass_time(2 * OVERLOAD_S)
+            batcher.check_overload(1)
+            assert said == [True, False]
+    assert await batcher.drain(10)
+    assert said == [True, False, True, False]
 
 
 # -- jobs -----------------------------------------------------------------------------------------------------------------
@@ -118,6 +140,18 @@ async def test_where_queries_lead_is_found_by_who_asks_while_the_engine_is_idle_
     await idle(elsewhere)
     await asyncio.to_thread(elsewhere.parents_now, engine.parents, queries(1), params)
     assert asking == ["engine-test"] * 2
+
+
+async def test_jobs_are_larger_while_nobody_asks(new_batcher: NewBatcher) -> None:
+    engine = Leading(ITEMS)
+    batcher = new_batcher(engine)
+    await ask(batcher, 1)
+    asked = queries(*range(QUIET_JOB_QUERIES + 2))
+    for waited_s in (QUIET_S, QUIET_S / 2):  # after the second the limit has passed
+        await pass_time(waited_s)
+        await asyncio.to_thread(batcher.parents_now, engine.parents, asked, SearchParams.uniform(len(asked), 5, 5))
+    small, large = [JOB_QUERIES] * 4 + [2], [QUIET_JOB_QUERIES, 2]
+    assert [len(call) for call in calls(engine)] == [1, *small, *large]
 
 
 @pytest.mark.parametrize(
@@ -230,6 +264,27 @@ async def test_a_query_is_searched_inline_once_its_beam_is_known_to_be_short(new
     assert answer.engine_s == pytest.approx(takes_s)
 
 
+async def test_another_power_of_two_of_the_beam_must_be_seen_first(new_batcher: NewBatcher) -> None:
+    """What is assumed of it is no measurement."""
+    engine, batcher = await seen(new_batcher)
+    for beam_size in (7, 3, 2):
+        await ask(batcher, 1, beam_size=beam_size)
+        await idle(batcher)
+    assert engine.inline == [False, True, False, True]
+
+
+async def test_after_one_long_query_the_next_are_handed_to_the_thread(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    engine.takes_s = 100 * SHORT_S
+    await ask(batcher, 1)
+    engine.takes_s = SHORT_S / 2
+    while not engine.inline[-1] or len(engine.inline) == 2:
+        await ask(batcher, 1)
+        await idle(batcher)
+    assert engine.inline[:2] == [False, True]
+    assert engine.inline[2:6] == [False] * 4
+
+
 def wide(values: int) -> SearchParams:
     """Of a query whose history, results and exclusions are so many values."""
     return SearchParams.uniform(1, 5, 5, np.full((1, values - 3 - 5), -1))
@@ -253,6 +308,52 @@ async def test_only_a_single_small_normal_query_is(new_batcher: NewBatcher, para
     engine, batcher = await seen(new_batcher)
     await batcher.search(queries(*range(len(params.m_B))), params, priority=priority)
     assert engine.inline == [False, inline]
+
+
+async def test_queries_that_come_together_go_to_the_thread(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    await asyncio.gather(*(ask(batcher, item) for item in range(3)))
+    assert not any(engine.inline)
+    await idle(batcher)
+    await ask(batcher, 1)
+    assert engine.inline[-1]
+
+
+async def test_who_hung_up_at_once_makes_no_later_query_one_of_two(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    for _ in range(2):
+        gone = asyncio.ensure_future(ask(batcher, 1))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+    await ask(batcher, 1)
+    assert engine.inline == [False, True]
+
+
+async def test_a_query_waits_for_a_busy_engine(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    async with held(engine, batcher, beam_size=16) as busy:
+        (behind,) = await accepted(ask(batcher, 1))
+        assert not behind.done()
+    await asyncio.gather(busy, behind)
+    assert engine.inline == [False, False, False]
+
+
+async def test_a_query_waits_for_a_job(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    begun, end = threading.Event(), threading.Event()
+
+    def job(_: Engine) -> None:
+        begun.set()
+        assert end.wait(10)
+
+    done = batcher.run(job)
+    assert await asyncio.to_thread(begun.wait, 10)
+    (behind,) = await accepted(ask(batcher, 1))
+    end.set()
+    await asyncio.gather(behind, asyncio.wrap_future(done))
+    assert engine.inline == [False, False]
 
 
 async def test_a_job_waits_for_the_query(new_batcher: NewBatcher) -> None:
@@ -303,6 +404,22 @@ async def test_near_the_deadline_the_beam_shrinks_inline_too_unless_it_is_fixed(
     deadline = asyncio.get_running_loop().time() + SHORT_S / 2
     answer = await ask(batcher, 1, beam_size=5, deadline=deadline, fixed_beam=fixed_beam)
     assert (answer.beam_size, answer.degraded, engine.inline) == (beam_size, not fixed_beam, [False, True])
+
+
+async def test_in_overload_all_queries_are_counted_in_the_queue(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher, max_queue=1, inline_s=2 * SHORT_S)
+    async with held(engine, batcher, beam_size=16) as busy:
+        (waiting,) = await accepted(ask(batcher, 1, beam_size=16))
+        with pytest.raises(QueueFull):
+            await ask(batcher, 2)
+    await asyncio.gather(busy, waiting)
+    for _ in range(2):
+        await idle(batcher)
+        await ask(batcher, 1)
+        await pass_time(2 * OVERLOAD_S)  # the second finds that overload is over
+    await idle(batcher)
+    await ask(batcher, 1)
+    assert engine.inline[-3:] == [False, False, True]
 
 
 async def test_a_job_that_paused_for_expired_queries_is_done(new_batcher: NewBatcher) -> None:

@@ -14,6 +14,7 @@ import pytest
 from espalier.items import ItemTable
 from service.batching.priority import Turns
 from service.errors import DeadlinePassed, QueueFull
+from service.http.single_flight import SingleFlight
 from service.retrieval import completion
 from service.retrieval.scans import MAX_SCANS, MAX_WAITING, Scans
 from service.watch.metrics import Metrics
@@ -147,6 +148,19 @@ class Making:
         return self.calls
 
 
+@pytest.mark.parametrize("keep", [False, True])
+async def test_a_failure_is_everybodys_and_is_not_kept(keep: bool) -> None:
+    making = Making()
+    making.failure = RuntimeError("no")
+    shared = SingleFlight(making, keep)
+    waiting = [asyncio.create_task(shared.get()) for _ in range(3)]
+    making.go.set()
+    failed = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(error) for error in failed] == ["no"] * 3
+    making.failure = None
+    assert await shared.get() == 2
+
+
 @pytest.fixture
 def rendering(monkeypatch: pytest.MonkeyPatch) -> Making:
     """What metrics are rendered by, in a service that starts later."""
@@ -172,3 +186,24 @@ async def test_scrapes_at_the_same_time_share_one_rendering(rendering: Making, r
     assert rendering.calls == 1
     assert "espalier_workers 1.0" in (await running.client.http.get("/metrics")).text
     assert rendering.calls == 2
+
+
+def test_the_description_of_the_interface_is_made_once(running: Running) -> None:
+    app, described = running.app, 0
+    plain = app.openapi
+
+    def counted() -> dict[str, object]:
+        nonlocal described
+        described += 1
+        return plain()
+
+    app.openapi = counted  # type: ignore[method-assign]  # counts what is asked
+
+    async def scenario() -> None:
+        answers = await asyncio.gather(*(running.client.http.get("/openapi.json") for _ in range(20)))
+        assert {answer.content for answer in answers} == {answers[0].content}
+        assert answers[0].headers["content-type"] == "application/json"
+
+    running.client.runner.run(scenario())
+    running.client.get("/openapi.json")
+    assert described == 1

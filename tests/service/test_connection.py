@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.http.chunked_body import MAX_LINE, SMALL_CHUNKS, ChunkedBody, MalformedChunk
+from service.http.chunked_body import MAX_LINE, SMALL_BYTES, SMALL_CHUNKS, ChunkedBody, MalformedChunk
 from service.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, SKIPPED_BYTES, Connection
 from service.http.connections import RESERVE
 from tests.service.listening import Listening, Wire, direct, get, listening, post, retrieval
@@ -102,6 +103,11 @@ def test_a_chunked_body_ends_where_it_ends(chunks: list[bytes], trailers: bool, 
 def test_chunks_that_make_trouble(body: bytes) -> None:
     with pytest.raises(MalformedChunk):
         ChunkedBody().take(body)
+
+
+def test_many_chunks_are_no_trouble_unless_they_are_small() -> None:
+    body = (b"%x\r\n" % SMALL_BYTES + b"a" * SMALL_BYTES + b"\r\n") * 4 * SMALL_CHUNKS
+    assert ChunkedBody().take(body) == len(body)
 
 
 def test_chunked_requests_follow_one_another_and_their_trailers_are_no_headers(service: Listening) -> None:
@@ -277,6 +283,28 @@ def test_a_client_that_takes_nothing_is_cut_off(models: Path) -> None:
         assert running.refused("not_read") == 1
 
 
+def test_a_client_that_reads_steadily_gets_its_answer_however_long_it_takes(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not crowded out, although its request is answered as far as the application knows."""
+    monkeypatch.setattr("service.http.connections.GRACE_S", 0)
+    ids = [f"{i:06}" + "x" * 500 for i in range(6000)]
+    with listening(models, write_timeout_s=1.5, max_connections=1) as running, running.connected(receive_buffer=4096) as slow:
+        entry = running.app.state.service.registry.entry("books")
+        monkeypatch.setattr(entry, "removed", tuple(ids))
+        monkeypatch.setattr(running.app.state.service.keys, "check", lambda *_: None)
+        slow.send(get("/models/books/removed"))
+        began = time.monotonic()
+        received = b""
+        while time.monotonic() < began + 4:
+            received += slow.raw.recv(1 << 14)
+            time.sleep(0.02)
+        with running.connected():
+            while len(received) < 3_000_000:
+                piece = slow.raw.recv(1 << 16)
+                assert piece, f"cut off after {len(received)} bytes"
+                received += piece
+        assert running.refused("not_read") == running.refused("crowded_out") == 0
+
+
 # -- number -------------------------------------------------------------------------------------------------------------
 
 
@@ -324,6 +352,15 @@ def test_above_the_limit_only_probes_are_answered(models: Path) -> None:
         engine.go.set()
         assert first.reply().status == second.reply().status == 200
         until(lambda: len(running.server._connections.open) <= 2)
+
+
+def test_a_connection_that_reads_on_after_its_answer_makes_room(models: Path) -> None:
+    with listening(models, max_connections=2) as running, ExitStack() as many:
+        for _ in range(2):
+            wire = many.enter_context(running.connected())
+            assert wire.ask(b"POST /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n").status == 404
+        until(lambda: running.ask(retrieval()).status == 200)
+        assert running.refused("crowded_out") >= 1
 
 
 @pytest.fixture
@@ -381,6 +418,20 @@ def test_no_more_are_held_than_there_is_room_for_and_none_when_the_service_stops
             beyond = running.ask(flood)
             assert (beyond.status, beyond.headers["connection"]) == (429, "close")
         assert [wire.reply().status for wire in held] == [429, 429]
+
+
+def test_held_connections_are_no_other_things_that_take_descriptors(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(models, max_connections=64) as running:
+        connections = running.server._connections
+        monkeypatch.setattr("service.processes.server._raise_limit", lambda wanted: 300)
+        monkeypatch.setattr("service.processes.server.open_descriptors", lambda: 50 + len(connections.held))
+        running.server._make_room()
+        before = connections.limit, connections.held_limit
+        assert 0 < before[1] < 300
+        connections.held |= {cast(Connection, number) for number in range(before[1])}
+        running.server._make_room()
+        assert (connections.limit, connections.held_limit) == before
+        connections.held.clear()
 
 
 @pytest.mark.parametrize("grace_s", [0, 600])

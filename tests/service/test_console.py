@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,12 +63,50 @@ def test_a_file_is_compressed_only_for_who_takes_gzip(running: Running, accepted
     assert answer.text == (FOLDER / "index.html").read_text()
 
 
+def test_a_changed_file_has_another_tag(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<p>one")
+    one = read_files(tmp_path)["/"]
+    (tmp_path / "index.html").write_text("<p>two")
+    two = read_files(tmp_path)["/"]
+    assert one.tag != two.tag
+    assert read_files(tmp_path)["/"] == two
+
+
 def test_the_files_are_small_whole_and_as_their_makers_published_them() -> None:
     folder = FOLDER / "vendor"
     sums = {name: digest for digest, name in (line.split() for line in (folder / "SHA256SUMS").read_text().splitlines())}
     assert sums == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.*") if path.suffix != ".txt"}
     sizes = {path: len(file.gzipped) for path, file in read_files().items()}
     assert sum(sizes.values()) <= MAX_BYTES, sizes
+
+
+def test_what_a_module_imports_is_there() -> None:
+    imports = re.compile(r'(?:from |import\()"([^"]+)"')
+    modules = [path for path in FOLDER.rglob("*.js") if path.parent.name != "vendor"]
+    imported = {(path.parent / name).resolve() for path in modules for name in imports.findall(path.read_text())}
+    assert imported | {FOLDER / "app.js"} >= {*modules}
+    assert [path for path in imported if not path.is_file()] == []
+
+
+def test_the_page_asks_for_all_modules_of_its_start_at_once() -> None:
+    imports = re.compile(r'^(?:import|export)[^;]*? from "([^"]+)"', re.M)
+    waiting, needed = [FOLDER / "app.js"], set()
+    while waiting:
+        module = waiting.pop()
+        if module not in needed:
+            needed.add(module)
+            waiting += [(module.parent / name).resolve() for name in imports.findall(module.read_text())]
+    named = re.findall(
+        r'<(?:link rel="modulepreload" href|script type="module" src)="console/([^"]+)"', (FOLDER / "index.html").read_text()
+    )
+    assert sorted(named) == sorted(module.relative_to(FOLDER).as_posix() for module in needed)
+
+
+def test_files_that_are_no_assets_are_not_served(tmp_path: Path) -> None:
+    (tmp_path / "views").mkdir()
+    for name in ("index.html", "app.js", "views/lab.js", "style.css", "SHA256SUMS", "notes.md", ".hidden"):
+        (tmp_path / name).write_text(name)
+    assert set(read_files(tmp_path)) == {"/", "/console/app.js", "/console/views/lab.js", "/console/style.css"}
 
 
 def test_the_console_can_be_switched_off(models: Path) -> None:

@@ -183,6 +183,14 @@ def test_the_route_counts_with_its_parameters_and_makes_histograms_of_many_numbe
     assert "histogram" not in counted(books, "colour", limit=1)
 
 
+def test_facets_leave_the_cache_of_masks_alone(books: Running) -> None:
+    model, filter = model_of(books), {"colour": ["red"]}
+    shown(books, "year", filter=json.dumps(filter))
+    assert model.filters.cached(model.filters.parse(filter, {})) is None
+    books.retrieve(queries=[{"history": []}], filter=filter)
+    assert model.filters.cached(model.filters.parse(filter, {})) is not None
+
+
 # -- many values ----------------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +210,26 @@ def test_a_histogram_of_extreme_numbers_stays_finite(tmp_path: Path) -> None:
         integers = shown(running, "i", limit=2)
         assert [one["value"] for one in integers["values"]] == [ends[1], 5]
         assert sum(one["count"] for one in integers["histogram"]) == 4
+
+
+def test_a_histogram_of_close_numbers_counts_all_of_them(tmp_path: Path) -> None:
+    close = [19.99, 19.990000000000002, 19.990000000000002, 19.99]
+    with run(small(tmp_path, price=close)) as running:
+        bins = shown(running, "price", limit=1)["histogram"]
+    assert sum(one["count"] for one in bins) == 4
+    assert (bins[0]["min"], bins[-1]["max"]) == (min(close), max(close))
+    assert all(one["min"] <= one["max"] for one in bins)
+
+
+def test_a_catalogue_of_many_blocks_is_counted_whole(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(5):
+        live.put(f"new-{i}", like=(f"item-{i}",), fields={"colour": "grey", "tags": ["z", "a"]})
+    asked = [(column, limit) for column in COLUMNS for limit in (1, 20)]
+    whole = [counted(live.running, column, limit=limit) for column, limit in asked]
+    monkeypatch.setattr(facets_module, "SCANNED_ROWS", 3)
+    monkeypatch.setattr(facets_module, "LIVE_ROWS", 2)
+    monkeypatch.setattr("service.retrieval.value_counts.MERGED_VALUES", 1)
+    assert [counted(live.running, column, limit=limit) for column, limit in asked] == whole
 
 
 def test_a_column_of_too_many_values_has_none_listed_and_a_scan_ends_at_its_deadline(

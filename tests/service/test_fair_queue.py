@@ -10,13 +10,13 @@ import pytest
 from espalier.search import NO_CONTEXT, SearchParams
 from service.batching.admission import Limits
 from service.batching.priority import RUNNING, WAITING, Priority, Turns
-from service.batching.queues import RequestQueue
+from service.batching.queues import RequestQueue, Room
 from service.batching.request_parts import Answer, RequestPart
 from service.errors import DeadlinePassed, QueueFull
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import pass_time, settled
 from tests.service.running import Json, Running, counted
-from tests.service.test_batching import NewBatcher, accepted, ask, held, learnt, new_batcher, newest, queries
+from tests.service.test_batching import NewBatcher, accepted, ask, calls, held, learnt, new_batcher, newest, queries
 from tests.waiting import until
 
 __all__ = ["new_batcher"]
@@ -58,6 +58,38 @@ async def test_in_overload_a_request_is_refused_for_what_it_would_wait_for(engin
     assert [newest(engine, call)[0] for call in range(2, len(engine.calls))] == [1, 11, 31, 2, 12, 3, 4]
 
 
+async def test_a_refusal_takes_nothing_from_others_and_counts_once(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1, max_queue=4)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        flood = await accepted(*(ask(batcher, i, key="flood") for i in range(1, 5)))
+        with pytest.raises(QueueFull):
+            await ask(batcher, 5, key="flood")
+        counted = batcher._admission._busy_queries
+        batcher.check_overload(6, "shop")
+        (shop,) = await accepted(ask(batcher, *range(20, 26), key="shop"))  # nothing is before it, as in an empty queue
+        assert batcher._admission._busy_queries == counted + 6
+        with pytest.raises(QueueFull):
+            await ask(batcher, 27, key="shop")
+        assert batcher._admission._busy_queries == counted + 7
+        assert not any(task.done() for task in flood)
+    await asyncio.gather(busy, *flood, shop)
+
+
+async def test_a_few_large_requests_get_as_much_as_a_flood_of_small_ones(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1, max_queue=8)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        small = await accepted(*(ask(batcher, i, key="small") for i in range(1, 9)))
+        (large,) = await accepted(ask(batcher, *range(20, 28), key="large"))
+        for _ in range(20):  # no number of refused ones takes its place
+            with pytest.raises(QueueFull):
+                await ask(batcher, 9, key="small")
+    await asyncio.gather(busy, *small, large)
+    first = [newest(engine, call)[0] for call in range(2, len(engine.calls))][:8]
+    assert sum(item >= 20 for item in first) == 4
+
+
 async def test_large_lines_of_a_stream_do_not_shut_others_out(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=1, max_queue=8)
     await learnt(engine, batcher, 0.001)
@@ -71,6 +103,58 @@ async def test_large_lines_of_a_stream_do_not_shut_others_out(engine: FakeEngine
     order = [newest(engine, call)[0] for call in range(2, len(engine.calls))]
     assert order[:3] == [1, 21, 31]
     assert order[-1] == 9
+
+
+async def test_who_hangs_up_pays_nothing(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        others = await accepted(*(ask(batcher, i, key="others") for i in range(1, 6)))
+        gone = await accepted(*(ask(batcher, 7, key="hasty") for _ in range(50)))
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        (back,) = await accepted(ask(batcher, 11, key="hasty"))
+        assert batcher.depth == 6
+    await asyncio.gather(busy, *others, back)
+    assert [newest(engine, call)[0] for call in range(2, len(engine.calls))] == [1, 11, 2, 3, 4, 5]
+
+
+async def test_where_calls_cost_the_same_however_full_keys_take_turns_by_queries(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=4, serial=False)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        bulk = await accepted(*(ask(batcher, *range(20, 24), key="bulk") for _ in range(3)))
+        small = await accepted(*(ask(batcher, i, key="small") for i in range(1, 9)))
+    await asyncio.gather(busy, *bulk, *small)
+    taken = [int(item >= 20) for call in calls(engine)[2:] for item in call]
+    assert sum(taken[:8]) == 4  # of the first eight queries as many of each
+
+
+async def test_what_was_taken_back_leaves_the_queue(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1)
+    async with held(engine, batcher) as busy:
+        waiting = await accepted(*(ask(batcher, i, key="stays") for i in (1, 2, 3)))
+        for turn in range(50):
+            (gone,) = await accepted(ask(batcher, 7, key=f"gone-{turn % 7}"))
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+        assert (batcher.depth, batcher._queue.seconds) == (3, 0.0)
+        assert sum(len(flow.waiting_parts) for flow in batcher._queue._flows.values()) == 3
+    await asyncio.gather(busy, *waiting)
+    assert [newest(engine, call)[0] for call in range(1, len(engine.calls))] == [1, 2, 3]
+    assert not batcher._queue._flows
+
+
+async def test_a_key_that_is_alone_beside_the_probe_is_refused_at_once(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=1, max_queue=2)
+    await learnt(engine, batcher, 0.001)
+    async with held(engine, batcher) as busy:
+        waiting = await accepted(*(ask(batcher, i, key="shop") for i in (1, 2)), ask(batcher, 3))
+        with pytest.raises(QueueFull) as full:
+            await ask(batcher, 4, key="shop")
+        assert not full.value.crowds
+    await asyncio.gather(busy, *waiting)
 
 
 def test_who_comes_late_gets_no_more_for_it() -> None:
@@ -91,11 +175,50 @@ def test_who_comes_late_gets_no_more_for_it() -> None:
         assert taken(6) == [11, 4, 12, 5, 13, 6]
 
 
+async def test_room_is_offered_to_the_first_request_of_each_key() -> None:
+    room, admitted, free = Room(), list[str](), {"few"}
+
+    async def enter(key: str) -> None:
+        await room.enter(key, lambda: key in free, float("inf"))
+        admitted.append(key)
+
+    free.clear()
+    waiting = [asyncio.create_task(enter(key)) for key in ("many", "many", "few")]
+    await settled()
+    free.add("few")
+    room.open()
+    await settled()
+    assert admitted == ["few"]
+    free.add("many")
+    room.open()
+    await asyncio.gather(*waiting)
+    assert admitted == ["few", "many", "many"]
+    assert not room._waiting
+
+
 # -- requests with Espalier-Priority: background; customers' metrics do not count them -------------------------------------
 
 
 BEHIND = {"Espalier-Priority": "background"}
 BODY: Json = {"model": "books", "queries": [{"history": ["item-1"]}], "m": 3}
+
+
+async def test_background_queries_wait_for_all_others_even_later_ones(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=2)
+    async with held(engine, batcher) as busy:
+        tasks = await accepted(ask(batcher, 9, priority=Priority.BACKGROUND), *(ask(batcher, i) for i in (1, 2, 3)))
+    await asyncio.gather(busy, *tasks)
+    assert calls(engine) == [[0], [1, 2], [3], [9]]
+
+
+async def test_a_large_background_request_is_searched_in_pieces_with_others_between(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=16)
+    await learnt(engine, batcher, query_s=0.01)  # more than a call is filled up to
+    async with held(engine, batcher):
+        large, small = await accepted(ask(batcher, 5, 6, 7, priority=Priority.BACKGROUND), ask(batcher, 1))
+    assert (await large).result.item_rows_BM.shape == (3, 5)
+    await small
+    assert calls(engine) == [[0], [0], [1], [5], [6], [7]]
 
 
 async def test_background_queries_are_no_load_for_others(engine: FakeEngine, new_batcher: NewBatcher) -> None:
@@ -111,6 +234,20 @@ async def test_background_queries_are_no_load_for_others(engine: FakeEngine, new
     assert (await behind).result.count_B.tolist() == [5] * 30
     await asyncio.gather(*customers)
     assert batcher.depth == 0
+
+
+async def test_a_cancelled_or_late_background_request_never_reaches_the_engine(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=4)
+    async with held(engine, batcher) as busy:
+        goes, late = await accepted(*(ask(batcher, i, deadline=i / 2, priority=Priority.BACKGROUND) for i in (20, 2)))
+        goes.cancel()
+        await pass_time(1.1)
+        for request in (late, ask(batcher, 3, deadline=1, priority=Priority.BACKGROUND)):
+            with pytest.raises(DeadlinePassed):
+                await request
+    await busy
+    assert await batcher.drain(10)
+    assert calls(engine) == [[0]]
 
 
 async def test_turns_are_few_in_order_and_bounded() -> None:

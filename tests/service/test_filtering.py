@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,6 +195,28 @@ def test_an_items_ancestors_have_their_places_among_the_nodes(explained_shelf: R
             assert (len(reached), reached[-1]["kept"], reached[-1]["place"]) == (len(entry["path"]), True, entry["place"])
 
 
+def test_excluded_items_have_paths_nodes_count_as_values_and_levels_are_cut_by_keys(explained_shelf: Running) -> None:
+    first = ids(explained_shelf.retrieve(**BODY)["results"][0])[0]
+    excluding = BODY | {"queries": [BODY["queries"][0] | {"exclude": [first]}]}
+    (entry,) = explained_shelf.retrieve(**excluding, explain_items=[first])["results"][0]["explain"]["items"]
+    assert (entry["outcome"], entry["path"][-1]["place"], entry["path"][-1]["kept"]) == ("excluded", None, False)
+    assert explained(explained_shelf, explain=True, explain_nodes=True)["levels"]
+    wide = BODY | {"model": "books", "beam_size": 400, "explain": True, "m": 200}
+    assert explained_shelf.client.post("/retrieve", json=wide).status_code == 200
+    for body in (wide | {"explain_nodes": True}, BODY | {"model": "books", "explain_nodes": True}):
+        answer = explained_shelf.client.post("/retrieve", json=body)
+        assert answer.status_code == 422
+        assert problem(answer)["errors"][0]["field"] == "explain_nodes"
+    body = {"queries": [{"history": HISTORY}], "m": 5, "beam_size": 6}
+    everything = ids(explained_shelf.retrieve(**body | {"m": 500, "beam_size": 500})["results"][0])
+    result = explained_shelf.retrieve(**body, explain_items=everything[-4:])["results"][0]
+    for level in result["explain"]["levels"]:
+        assert level["dropped"] is None or level["dropped"] <= level["cut"]
+    for entry in result["explain"]["items"]:
+        assert entry["outcome"] == "pruned"
+        assert entry["rank"] <= entry["key"] <= entry["cut"]
+
+
 def linked(memory: Memory, item: int) -> dict[str, float]:
     """What each item of the history adds to the key of an item, from the definition."""
     found: dict[str, float] = {}
@@ -219,3 +243,21 @@ def test_explanations_say_which_past_items_spoke_for_an_item(explained_shelf: Ru
         assert [one["part"] for one in entry["memory"]["items"]] == pytest.approx([part for _, part in expected[:3]])
         assert entry["memory"]["part"] == pytest.approx(sum(part for _, part in expected))
         assert entry["key"] == pytest.approx(entry["rank"] + entry["memory"]["part"], abs=1e-4)
+
+
+def test_an_item_of_the_history_may_be_left_out_or_speak_for_itself(tmp_path: Path) -> None:
+    """Item 7 came last and is left out; item 1 came before it and is lifted."""
+    rng = np.random.default_rng(4)
+    tree = random_tree(rng, height=3, branching=3)
+    repeat, left_out = np.array([0, 5, 0, 0, 0, 0], np.float32), np.arange(6) == 0
+    memory = replace(random_memory(rng, tree.item_count, 4, integer=False), repeat=repeat, left_out=left_out)
+    make_bundle(tmp_path, rng, tree, name="books", integer=False, memory=memory, beam_size=8, m=5, max_beam_size=500, max_m=500)
+    every = BODY | {"m": 500, "beam_size": 500}
+    with run(tmp_path, lambda bundle: open_engine(bundle, "cpu")) as running:
+        found = running.retrieve(**every, explain_items=["item-7", "item-1"])["results"][0]
+        again = running.retrieve(**every | {"queries": [{"history": ["item-7", "item-1", "item-7"]}]})["results"][0]
+    assert {*ids(found)} == {f"item-{i}" for i in range(tree.item_count)} - {"item-7"} == {*ids(again)}
+    out, lifted = found["explain"]["items"]
+    assert out["outcome"] == "excluded"
+    own = next(source["part"] for source in lifted["memory"]["items"] if source["id"] == "item-1")
+    assert own >= 5 * memory.key_weight

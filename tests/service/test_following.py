@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import leave_out
 from espalier.live.operations import ItemBody, Operation
+from service.live import live_version, notices
 from service.live.catalogue import LiveCatalogue
-from service.live.following import Following
+from service.live.following import Following, copy
 from service.live.writer_feed import FeedFailed, WriterFeed, operation_of
-from tests.service.live_running import ADMIN, Live, live_service, models
+from tests.espalier.live.journals import appended, put
+from tests.service.live_running import ADMIN, ByTitle, Live, live_service, models
 from tests.service.writers import RealWriter, Writer, change_of, serving
 from tests.waiting import until
 
@@ -105,6 +108,35 @@ def test_operations_are_copied_under_their_numbers_as_they_come(tmp_path: Path, 
     assert {key for _, key in writer.asked} == {"Bearer " + "k" * 16}
 
 
+def test_a_host_that_starts_again_asks_for_what_it_lacks(tmp_path: Path, writer: Writer, copies: JournalCopies) -> None:
+    writer.put("a", "b")
+    with serving(writer) as url:
+        with following(url, tmp_path, copies):
+            until(lambda: copies.journal.last_sequence() == 2)
+        writer.asked.clear()
+        writer.put("c")
+        with following(url, tmp_path, copies):
+            until(lambda: copies.journal.last_sequence() == 3)
+    assert writer.asked[0][0] == 2
+
+
+def test_it_goes_on_after_it_could_not_store(
+    tmp_path: Path, writer: Writer, copies: JournalCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def full(*_: object) -> None:
+        monkeypatch.undo()
+        failed.set()
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Journal, "writing", full)
+    writer.put("a")
+    with serving(writer) as url, following(url, tmp_path, copies):
+        until(lambda: ids(copies) == ["a"])
+    assert failed.is_set()
+
+
 def test_one_process_of_a_host_follows_and_another_takes_over(tmp_path: Path, writer: Writer, copies: JournalCopies) -> None:
     writer.put("a")
     idle = JournalCopies(copies.journal)
@@ -166,13 +198,26 @@ def test_a_host_that_was_away_while_deletes_were_dropped_says_that_it_must_begin
             until(lambda: ids(copies) == ["a", "b", "c", "d", "e"])
 
 
+def test_a_model_that_fails_does_not_hold_up_others(tmp_path: Path, writer: Writer, copies: JournalCopies) -> None:
+    writer.put("a")
+    (tmp_path / "games").mkdir()
+    broken = JournalCopies(copies.journal)
+    with serving(writer) as url:
+        follower = Following(WriterFeed(url, None), tmp_path, lambda: {"games": broken, "books": copies})
+        follower.start()
+        until(lambda: ids(copies) == ["a"])
+        follower.stop()
+
+
 GOOD = {"sequence": 1, "id": "a", "kind": "put", "at": "2026-01-01T00:00:00Z"}
 GARBAGE: list[dict[str, Any]] = [
     *({"fields": wrong} for wrong in ([1], "x")),
+    {"text": 5},
     {"events": 5},
     {"users": ["u"]},
     *({"like": [wrong]} for wrong in (5, "\ud800")),
     *({"id": wrong} for wrong in (5, "x" * 513)),
+    {"kind": "drop"},
     {"kind": "delete", "like": ["a"]},
     *({"sequence": wrong} for wrong in (1.0, True, 1 << 63, -1)),
     *({"source_version": wrong} for wrong in (1.5, True)),
@@ -264,6 +309,10 @@ def sequence(live: Live) -> int:
     return live.catalogue.status().applied
 
 
+def reached(live: Live, number: int) -> bool:
+    return sequence(live) == number
+
+
 def test_a_host_that_follows_finds_what_was_put_changed_and_deleted(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with writing(models, monkeypatch) as (first, url):
         first.put("new", like=("item-1",), fields={"title": "A new one"})
@@ -281,6 +330,36 @@ def test_a_host_that_follows_finds_what_was_put_changed_and_deleted(models: Path
                 assert replace(here, at=None) == replace(there, at=None)
             answer = second.running.retrieve(queries=[{"history": ["item-9"]}], min_sequence=4)
             assert answer["sequence"] == 4
+
+
+def test_a_worker_that_is_behind_says_where_the_feed_ends(
+    models: Path, other: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notices, "POLL_S", 3600.0)  # it never learns what another process commits
+    with writing(models, monkeypatch) as (first, url):
+        first.put("a", like=("item-1",))
+        assert appended(Journal(models / "books" / FILE), [put("b"), put("c")]) == [2, 3]
+        for after in range(4):
+            page = first.running.client.get(f"/models/books/changes?after={after}&limit=2", headers={"Authorization": f"Bearer {ADMIN}"})
+            assert page.json()["sequence"] == 3
+        assert sequence(first) == 1
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: second.catalogue.journal.last_sequence() == 3)
+            with closing(WriterFeed(url, ADMIN)) as feed:
+                assert feed.changes("books", 3).sequence == 3
+    assert "delete live.db" not in caplog.text
+
+
+def test_an_operation_that_is_here_already_is_not_copied_again(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with writing(models, monkeypatch) as (first, url):
+        first.put("a", like=("item-1",))
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: sequence(second) == 1)
+            (operation,) = Journal(other / "books" / FILE, "read").since(0, 9)
+            copy(second.catalogue.journal, [operation, replace(operation, sequence=2, id="b")], None)
+            second.catalogue.copied()
+            until(lambda: sequence(second) == 2)
+            assert {"a", "b"} <= {*second.found("item-1")}
 
 
 def test_it_refuses_writes_and_names_the_writer(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,3 +411,16 @@ def test_a_host_that_takes_over_gives_no_sequence_again(
             assert {*first.found("item-1")} == {*second.found("item-1")}  # each host has slots of its own: ties may differ
             assert {"a", "b"} <= {*first.found("item-1")}
             assert "lost" not in first.found("item-1")
+
+
+def test_an_item_that_its_fields_have_placed_moves_on_both_hosts(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version.LiveVersion, "takes_fields", True)
+    with (
+        live_service(models, monkeypatch, ByTitle) as first,
+        serving(RealWriter(first.running)) as url,
+        follower(other, monkeypatch, url, placer=ByTitle) as second,
+    ):
+        for number, title in enumerate(("item-1", "item-9"), 1):
+            outcome = first.put("new", fields={"title": title})
+            until(partial(reached, second, number))
+            assert second.get("new").placed == outcome.placed

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
+from starlette.types import Message
 
 from benchmarks.random_bundles import make_bundle, make_linear_bundle
 from espalier.bundle import Bundle
@@ -23,13 +24,15 @@ from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
 from espalier.manifest import Ranking
 from espalier.metrics import precision_recall_f
+from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from espalier.tree import complete_tree
+from service.batching.request_parts import Answer
 from service.http import console_routes
 from service.http.console_routes import heldout_queries
 from service.http.frontier_route import MAX_BEAMS, MAX_QUERIES, interval
 from service.retrieval.schemas import Query
-from service.watch.query_samples import MAX_BYTES, PER_REQUEST, QUERY_BYTES, QuerySamples
+from service.watch.query_samples import MAX_BYTES, PER_REQUEST, QUERY_BYTES, QuerySamples, as_json
 from tests.service.conversation import Conversation
 from tests.service.damaged_models import content_of, draft_of
 from tests.service.exported_models import HELD_OUT, exported
@@ -145,6 +148,13 @@ def test_samples_are_bounded_in_number_bytes_and_by_request() -> None:
     assert [orjson.loads(one.query)["text"] for one in few.of("books", 10)] == ["9", "8", "7"]
 
 
+def test_what_was_not_set_is_not_shown() -> None:
+    samples = QuerySamples(1, lambda: 12.5)
+    samples.note("books", 3, [query(history=["a"], exclude_seen=True)])
+    kept = {"at": 12.5, "version": 3, "query": {"history": ["a"], "exclude_seen": True}}
+    assert orjson.loads(as_json(samples.of("books", 1), 1)) == {"queries": [kept], "most": 1}
+
+
 # -- POST /models/{name}/frontier: what each beam finds of held-out queries, and what it costs, a line a beam -------------
 
 
@@ -201,6 +211,28 @@ def test_each_beam_has_a_line_with_its_recall_interval_and_time(tmp_path: Path) 
     assert found[0]["recall"] > found[1]["recall"]
 
 
+def test_the_first_call_with_a_beam_is_not_timed(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher, searched = running.app.state.service.registry.entries["books"].loaded.batcher, set[int]()
+    search = batcher.search
+
+    async def slow_at_first(queries: QueryBatch, params: SearchParams, **rest: Any) -> Answer:
+        beam = int(params.beam_size_B[0])
+        answer: Answer = await search(queries, params, **rest)
+        answer = replace(answer, engine_s=1e-3 if beam in searched else 5.0)
+        searched.add(beam)
+        return answer
+
+    monkeypatch.setattr(batcher, "search", slow_at_first)
+    assert [line["ms_per_query"] for line in lines(ask(running, beam_size=[4, 8]))] == [1.0, 1.0]
+
+
+def test_the_number_of_queries_is_a_choice_and_they_see_the_trained_version_alone(running: Running) -> None:
+    few, default = (lines(ask(running, beam_size=[4], **more))[0] for more in ({"queries": 7}, {}))
+    assert (few["queries"], default["queries"], default["m"]) == (7, HELD_OUT, 5)
+    masks = [mask for _, params in running.engines["books"].calls for mask in params.mask_B or (None,)]
+    assert [mask is not None and mask.live_R is None and bool(mask.eligible_N.all()) for mask in masks] == [True] * (1 + 7 + 1 + HELD_OUT)
+
+
 def test_an_interval_holds_the_mean_and_stays_a_share() -> None:
     assert interval(np.array([0.0, 1.0])) == (0.0, 1.0)
     assert interval(np.array([0.5])) == (0.0, 1.0)  # one query says nothing of others
@@ -254,6 +286,24 @@ async def test_one_is_measured_at_a_time_and_ends_when_its_client_goes(running: 
     engine.go.set()
     assert len(lines(await http.post(PATH, json={"beam_size": [4], "queries": 3}))) == 1
     assert sum(len(batch) for batch, _ in engine.calls) == 1 + 1 + 3  # the rest of the first is not searched
+
+
+async def test_the_next_one_may_come_with_the_last_line(running: Running) -> None:
+    body: Json = {"beam_size": [4, 5], "queries": 3}
+    next_ones: list[int] = []
+
+    class AsksAgain(Conversation):
+        sent = 0
+
+        async def _send(self, message: Message) -> None:
+            self.sent += 1
+            if self.sent == 3:  # the head, and two lines
+                next_ones.append((await running.client.http.post(PATH, json=body)).status_code)
+            await super()._send(message)
+
+    talk = begun(running, AsksAgain, **body)
+    await talk.task
+    assert next_ones == [200]
 
 
 async def test_customers_overtake_it_and_are_not_counted_with_it(running: Running) -> None:

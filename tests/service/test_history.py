@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from math import inf, isnan, nan
@@ -12,6 +13,7 @@ import orjson
 import pytest
 import yaml
 
+from service.run_folder import living
 from service.watch.health import CONDITIONS, SERIES, as_json, states
 from service.watch.history import HISTORY_S, MAX_EVENTS, MAX_ROWS, STEP_S, History, quantile
 from service.watch.metrics import Metrics, ModelMetrics
@@ -99,6 +101,17 @@ def test_a_rate_is_of_what_came_in_a_minute(counted: list[tuple[float, float]], 
     history = recorded(*counted)
     assert document(history)["series"]["requests_per_s"] == rates
     assert history.columns().increase("requests", 3600).min() >= 0
+
+
+@pytest.mark.parametrize(
+    ("times", "kept"),
+    [
+        ([60, 120, 90, 120, 180], [60, 120, 180]),  # a clock that is set back leaves rows out
+        ([0, 60, HISTORY_S + 60], [HISTORY_S + 60]),  # rows older than a day go even where there are few
+    ],
+)
+def test_rows_are_of_the_last_day_and_in_order(times: list[float], kept: list[float]) -> None:
+    assert [*recorded(*((at, 0) for at in times)).at] == kept
 
 
 def test_quantiles_are_prometheus_estimates_of_the_last_five_minutes() -> None:
@@ -394,6 +407,32 @@ def test_another_worker_goes_on_where_the_recorder_ended(tmp_path: Path) -> None
     assert len(found["at"]) in (22, 23)
     assert [*dict.fromkeys(found["series"]["requests_per_s"][1:])] == [1.0]  # not a minute is lost
     second.close()
+
+
+def test_a_history_stays_in_memory_alone_and_where_a_folder_takes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(None)
+    recorder = workers.recorder()
+    workers.pass_time(300, recorder)
+    assert len(rates(recorder)) == 6
+    assert rates(recorder) == rates(recorder)  # asking adds no row
+    recorder.close()
+    workers = Workers(tmp_path)
+    recorder = workers.recorder()
+    workers.pass_time(120, recorder)
+
+    def full(*_: object) -> int:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        workers.pass_time(60, recorder)
+    monkeypatch.undo()
+    assert len(rates(recorder)) == 4  # the row is in memory
+    workers.pass_time(60, recorder)
+    assert len(rates(recorder)) == 5
+    assert living(tmp_path) == []
+    assert os.path.exists(tmp_path / "history" / "history_books.json")
+    recorder.close()
 
 
 # -- over HTTP ------------------------------------------------------------------------------------------------------------

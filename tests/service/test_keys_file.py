@@ -86,17 +86,25 @@ ONE = f'[[keys]]\nname = "a"\nrole = "retrieve"\nkey = "{SHOP}"\n'
     [
         ("[[keys]", "no TOML"),
         ("", "keys: expected"),
+        ("keys = 3", "keys: expected"),
         ("more = 1\nkeys = []", "more: expected"),
+        (ONE + "color = 'red'", r"keys\[0\]\.color: expected"),
+        (ONE.replace("retrieve", "reader"), r"keys\[0\]\.role: expected 'retrieve', 'write', 'admin' or 'internal'"),
         (ONE.replace(f'key = "{SHOP}"', ""), r"keys\[0\]: expected either `key` or `sha256`"),
         (ONE + f'sha256 = "{"0" * 64}"', r"keys\[0\]: expected either `key` or `sha256`"),
         (ONE.replace(SHOP, "s" * (LEAST_CHARACTERS - 1)), r"keys\[0\]\.key: expected"),
+        ('[[keys]]\nname = "a"\nrole = "admin"\nsha256 = "abc"', r"keys\[0\]\.sha256: expected"),
         (ONE.replace('"a"', '"a b"'), r"keys\[0\]\.name: expected"),
+        (ONE + "rate = 0", r"keys\[0\]\.rate: got '0', expected"),
         (ONE + "burst = 2", r"keys\[0\]: expected `burst` beside a `rate` alone"),
+        (ONE + "expires = 2030-01-01", r"keys\[0\]\.expires: got '2030-01-01', expected"),
         (ONE + "expires = 2030-01-01T00:00:00", r"keys\[0\]\.expires: got '2030-01-01 00:00:00', expected"),
         (ONE + ONE.replace(SHOP, PARTNER), r"keys\[1\]: its name is that of another one"),
         (ONE + ONE.replace('"a"', '"b"'), r"keys\[1\]: its key is that of another one"),
+        (ONE + "models = ['']", r"keys\[0\]\.models\[0\]: expected"),
         ("#" * (MOST_BYTES + 1), "more than 262,144 bytes"),
         (".".join(["a"] * MOST_LINE), "a line of more than 4,096 bytes"),
+        ("a = " + "[" * (MOST_LINE - 4), "no TOML"),
         (f'keys = "{SHOP}"', "keys: expected"),
         (f'[[keys]]\nKey = "{SHOP}"', r"keys\[0\]"),
         (ONE.replace('"a"', f'"{SHOP} "'), r"keys\[0\]\.name: expected"),
@@ -113,6 +121,11 @@ def test_what_is_wrong_is_named_and_no_key_is_shown(tmp_path: Path, text: str, s
     assert SHOP[:8] not in str(raised.value)
     with pytest.raises(ValidationError, match="keys_file"):
         Settings(keys_file=path)
+
+
+def test_a_file_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="No such file"):
+        Settings(keys_file=tmp_path / "keys.toml")
 
 
 class Time:
@@ -391,6 +404,23 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         assert [json.loads(line).get("status", 200) for line in lines] == [200, 200, 429, 429]
 
 
+def test_engine_seconds_are_those_of_the_queries_themselves(versions: Path, file: Path) -> None:
+    file.write_text(FILE.replace("rate = 2\nburst = 3\ncost = 0.5", "cost = 1.0"))
+    with run(versions, keys_file=file) as running:
+        keys = running.app.state.service.keys
+        partner = keys.check("retrieve", bearer(PARTNER))
+        headers = {"Authorization": f"Bearer {PARTNER}"}
+        began, searched_s = time.monotonic(), 0.0
+        for _ in range(3):
+            answer = running.client.post("/retrieve", json={"queries": [{"history": []}] * 8}, headers=headers).json()
+            searched_s += answer["timing"]["search_ms"] / 1e3
+        spent_s = keys.limits._arrival_times(partner)[1] - began
+        assert spent_s <= time.monotonic() - began + searched_s
+        beyond = running.client.post("/retrieve", json={"queries": [{"history": []}], "beam_size": 10**9}, headers=headers)
+        assert beyond.status_code == 422
+        assert keys.limits._arrival_times(partner)[1] - began == spent_s  # what is never searched costs nothing
+
+
 def test_a_refusal_is_held_back_before_the_body_is_looked_at(versions: Path, file: Path, held: list[float]) -> None:
     file.write_text(FILE.replace("rate = 2", "rate = 0.01").replace("burst = 3", "burst = 1"))
     with run(versions, keys_file=file) as running:
@@ -402,6 +432,21 @@ def test_a_refusal_is_held_back_before_the_body_is_looked_at(versions: Path, fil
     assert [answer.headers.get("Connection") for answer in refused] == [None, None]
     assert held == pytest.approx([MIN_HELD_S, MIN_HELD_S], abs=0.1)
     assert int(refused[0].headers["Retry-After"]) >= MIN_HELD_S
+
+
+def test_a_search_that_may_have_begun_costs_what_was_expected(versions: Path, file: Path) -> None:
+    """Else a client whose deadline is a little too short would search for nothing."""
+    file.write_text(FILE.replace("rate = 2\nburst = 3\ncost = 0.5", "cost = 0.01"))
+    with run(versions, keys_file=file) as running:
+        headers = {"Authorization": f"Bearer {PARTNER}"}
+        body: dict[str, Any] = {"queries": [{"history": []}] * 8}
+        assert running.client.post("/retrieve", json=body, headers=headers).status_code == 200  # from which the cost is known
+        keys = running.app.state.service.keys
+        partner = keys.check("retrieve", bearer(PARTNER))
+        keys.limits._clock = lambda: 1e9
+        late = running.client.post("/retrieve", json=body | {"timeout_ms": 1e-3}, headers=headers)
+        assert late.status_code == 504
+        assert keys.limits._arrival_times(partner)[1] > 1e9
 
 
 def test_more_names_of_keys_than_a_file_may_have_are_counted_together() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidInput
@@ -23,12 +24,12 @@ from espalier.live.operations import ItemBody, Operation
 from espalier.placement.parents import Parents
 from espalier.placement.placer import Candidates
 from service.entity_tags import Condition
-from service.errors import CatalogueFull, Conflict, ItemNotFound, PreconditionFailed
+from service.errors import CatalogueFull, Conflict, ItemNotFound, NotReady, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
 from tests.rankers import add_ranker
 from tests.service.live_running import ALL, ByTitle, Live, Nearest, add_version, live_service, models
-from tests.service.running import ITEMS, Running
+from tests.service.running import ITEMS, Running, counted
 from tests.waiting import until
 
 __all__ = ["models"]
@@ -181,6 +182,25 @@ def test_a_count_alone_changes_the_row_and_stays(models: Path, monkeypatch: pyte
         assert length(live) == pytest.approx(3 * alone)
 
 
+class ByCountOrTitle(ByCount, ByTitle):
+    """Places by fields too."""
+
+
+def test_a_count_neither_moves_trained_items_nor_is_forgotten_by_fields(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version.LiveVersion, "takes_fields", True)
+    with live_service(models, monkeypatch, ByCountOrTitle) as live:
+        live.put("item-4", fields={"title": "item-9"})
+        assert parent(live.put("item-4", count=7), "trained") >= 0, "its fields did not place it, nor does its count"
+        live.put("new", fields={"title": "item-6"}, count=2)
+        live.put("new", fields={"title": "item-7"})
+        leaves = live.version().live.state.overlay().trees[0]
+        bundle = live.version().bundle
+        assert leaves.rows_PD is not None
+        assert_allclose(
+            leaves.rows_PD[leaves.open[-1]], 2 * np.asarray(bundle.node_rows_ND[bundle.tree.leaf_of_item[7]], np.float32), rtol=1e-6
+        )
+
+
 def test_an_item_whose_evidence_is_gone_keeps_its_leaf_when_its_count_changes(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     where = live.put("new", like=("item-1",)).placed
     monkeypatch.setattr(Nearest, "_place", lambda self, body, known: InvalidInput("like", "item-1", "an item"))
@@ -194,6 +214,18 @@ def test_an_item_whose_evidence_is_gone_keeps_its_leaf_when_its_count_changes(li
         live.put("new", like=("item-2",))
     with pytest.raises(InvalidInput):
         live.put("new", count=11, like=("item-2",))
+
+
+def test_a_count_is_not_taken_while_nobody_can_make_its_row(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = live.put("new", like=("item-1",)).sequence
+
+    def place(*_: object) -> None:
+        raise NotReady("The version is being dropped.")
+
+    monkeypatch.setattr(Nearest, "place", place)
+    with pytest.raises(NotReady):
+        live.put("new", count=9)
+    assert (live.get("new").body.count, live.get("new").sequence) == (None, before)
 
 
 def test_a_trained_item_that_is_put_anew_is_as_popular_as_training_saw_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +270,14 @@ def test_exclusions_and_standing_removals_hold_for_live_items(live: Live) -> Non
     assert [item["outcome"] for item in explained["items"]] == ["removed", "returned"]
     live.admin("DELETE", "removed/new")
     assert "new" in live.found("item-1", filter={"colour": ["red"]})
+
+
+def test_what_a_request_sees_does_not_hold_what_came_after_it(live: Live) -> None:
+    live.put("early", like=("item-1",))
+    view = live.catalogue.thread.versions[1].view()
+    live.put("late", like=("item-1",))
+    assert (view.entry("early") is None, view.entry("late")) == (False, None)
+    assert view.items.rows_of(["late"]).tolist() == [-1]
 
 
 def test_a_request_without_live_items_is_that_of_the_bundle(live: Live) -> None:
@@ -353,6 +393,17 @@ def test_a_trained_item_keeps_its_row_though_evidence_that_the_version_knows_is_
         assert live.get("item-9").placed == moved.placed
 
 
+def test_a_trained_row_stays_where_another_version_places_the_item_anew(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        live.put("item-9", like=("item-2",))
+        add_version(models, 2, seed=1)
+        describe(models, 2, created=datetime.now(UTC).isoformat())
+        live.admin("POST", "load", {"version": 2, "default": False})
+        live.put("item-9", count=7)
+        placed = {number: version.placed("item-9") for number, version in live.catalogue.thread.served.items()}
+        assert {number: place and place.by for number, place in placed.items()} == {1: "like", 2: "trained"}
+
+
 def test_sequences_go_on_above_those_that_a_version_holds_where_its_journal_is_gone(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holds(models, 500)
     with live_service(models, monkeypatch) as live:
@@ -387,6 +438,22 @@ def test_an_explanation_says_that_an_item_is_live_and_since_when(live: Live) -> 
     filtered = explained(live, "new", "item-4", filter={"colour": ["red"]})
     assert filtered["item-4"]["outcome"] == "filtered"
     assert filtered["new"]["outcome"] != "filtered"
+
+
+@pytest.mark.settings(widen=1)
+def test_a_live_item_is_pruned_where_its_parent_was(live: Live) -> None:
+    for i in range(32):
+        live.put(f"new-{i}", like=(f"item-{i}",))
+    items = [f"new-{i}" for i in range(8)]
+    found = explained(live, *items, m=4, beam_size=2)
+    whole = explained(live, *items, m=40, beam_size=64)
+    outcomes = {entry["outcome"] for entry in found.values()}
+    assert "pruned" in outcomes
+    for entry in found.values():
+        if entry["outcome"] == "pruned":
+            assert 1 <= entry["level"] <= 5
+            assert entry["cut"] is not None
+    assert {entry["outcome"] for entry in whole.values()} <= {"returned", "pruned"}
 
 
 def test_completion_knows_live_items_by_what_they_are_called_now(live: Live) -> None:
@@ -495,3 +562,12 @@ def test_live_leaves_count_in_the_limit_of_explained_nodes(models: Path, monkeyp
         refused = live.running.client.post("/retrieve", json={"model": "books", **query})
         assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "explain_nodes")
         assert levels(live=False) == trained
+
+
+def test_metrics_say_how_full_a_version_is(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch, max_live=4) as live:
+        live.put("new", like=("item-1",))
+        live.delete("item-3")
+        found = {name: counted(live.running)[f'espalier_live_{name}{{model="books",version="1"}}'] for name in ("items", "tombstones")}
+        assert found == {"items": 1.0, "tombstones": 1.0}
+        assert counted(live.running)['espalier_live_capacity_ratio{model="books",version="1"}'] == 0.25

@@ -149,6 +149,16 @@ def test_an_item_is_asked_for_by_one_query_after_the_other_until_one_finds_it(bu
     assert replay.canary_recall == 0.5
 
 
+def test_an_item_that_is_deleted_between_two_of_its_queries_does_not_count(bundle: Bundle, live: Live, replay: LiveReplay) -> None:
+    live.recent.note([put(1, "new-3", ["item-5"], ["item-6"]), put(2, "new-4", ["item-7"])])
+    for _ in range(MIN_CANARY_ANSWERS):
+        live.gone = set()
+        asked(replay, bundle, [1], result(1), result(1, ITEMS + 4))  # one of the two
+        live.gone = {ITEMS + 3}
+        asked(replay, bundle, [1], result(1), result(1, ITEMS + 4))
+    assert set(replay._hits) == {True}
+
+
 def test_items_that_no_request_may_get_or_whose_queries_are_of_unknown_items_are_not_asked_for(
     bundle: Bundle, live: Live, replay: LiveReplay
 ) -> None:

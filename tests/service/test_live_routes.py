@@ -132,6 +132,27 @@ def test_a_worker_that_is_behind_makes_it_202_and_no_visible_write(shelf: Runnin
     assert counted(shelf)['espalier_live_visible_seconds_count{model="books"}'] == 1
 
 
+def test_a_deleted_item_is_gone_and_comes_back(shelf: Running) -> None:
+    put(shelf, "new")
+    deleted = send(shelf, "DELETE", "new")
+    assert (deleted.status_code, deleted.json()["outcome"], deleted.headers["etag"]) == (200, "deleted", '"2"')
+    assert send(shelf, "DELETE", "new").json()["outcome"] == "unchanged"
+    assert send(shelf, "GET", "new").status_code == 404
+    assert send(shelf, "DELETE", "never").status_code == 404
+    assert put(shelf, "new").status_code == 201
+    assert send(shelf, "DELETE", "item-1").json()["outcome"] == "deleted"
+    assert put(shelf, "item-1", {}).status_code == 201
+
+
+def test_a_delete_may_name_its_source_version(shelf: Running, catalogue: FakeCatalogue) -> None:
+    put(shelf, "new")
+    answer = shelf.client.request("DELETE", path("new") + "?source_version=9", headers=bearer(WRITE))
+    assert (answer.status_code, catalogue.latest["new"].source_version) == (200, 9)
+    for bad in ("", "1_0", "٣"):
+        refused = shelf.client.request("DELETE", path("new"), params={"source_version": bad}, headers=bearer(WRITE))
+        assert (refused.status_code, problem(refused)["errors"][0]["field"]) == (422, "source_version")
+
+
 def test_an_item_reads_as_it_was_put(shelf: Running) -> None:
     fields = {"title": "New", "tags": ["a", "b"], "price": 2.5}
     body = EVENT | {"fields": fields, "text": "words", "source_version": 7, "valid_until": "2030-01-31T12:00:00.250Z", "count": 40}
@@ -237,13 +258,17 @@ async def test_large_bodies_share_their_memory(shelf: Running, catalogue: FakeCa
     [
         ({"like": "item-1"}, "like", '"item-1"', "a valid array"),
         ({"events": [["a"], ["b", 5]]}, "events[1][1]", "5", 'a valid string: "5"'),
+        ({"events": [["a"], ["b"] * 6]}, "events[1]", '"6 ids"', "1 to 5 ids, the length of this model's histories"),
         ({"nothing": 1}, "nothing", "1", "only the fields fields, text, like, events, users, source_version, valid_until, count"),
         ({"count": 0}, "count", "0", "greater than or equal to 1"),
+        ({"count": 2.5}, "count", "2.5", "a valid integer"),
         ({"count": 2**53 + 1}, "count", str(2**53 + 1), f"less than or equal to {2**53}"),
         ({"events": [["a"], ["b"]], "count": 1}, "count", "1", "at least 2, the number of events in the body"),
         ({"fields": {"title": {"en": "x"}}}, "fields.title", '{"en": "x"}', VALUES),
+        ({"fields": {"tags": ["a", 1]}}, "fields.tags", '["a", 1]', VALUES),
         ({"fields": {"n": 2**63}}, "fields.n", str(2**63), VALUES),
         ({"source_version": 2**63}, "source_version", str(2**63), f"less than or equal to {2**63 - 1}"),
+        ({"valid_until": "2030-02-30T00:00:00Z"}, "valid_until", '"2030-02-30T00:00:00Z"', A_TIME),
         ({"valid_until": "9999-12-31T23:59:59-23:00"}, "valid_until", '"9999-12-31T23:59:59-23:00"', A_TIME),
         ({"valid_until": "2030-01-31T12:00:00"}, "valid_until", '"2030-01-31T12:00:00"', A_TIME),
     ],
@@ -333,6 +358,20 @@ def test_the_feed_has_every_operation_in_order(shelf: Running) -> None:
     assert feed(shelf, after=2) == {"changes": [], "sequence": 2, "dropped": 0, "journal": "fake"}
 
 
+def test_the_feed_ends_where_numbers_without_operations_follow(
+    shelf: Running, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restore the journal goes on far above its last operation."""
+    put(shelf, "a")
+    put(shelf, "b")
+
+    async def committed() -> int:
+        return 1 << 32
+
+    monkeypatch.setattr(catalogue, "committed", committed)
+    assert [feed(shelf, after=after)["sequence"] for after in (0, 1, 2)] == [2, 2, 2]
+
+
 def test_the_feed_comes_in_pages(shelf: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(30):
         put(shelf, f"new-{i}", {"text": "x" * 100})
@@ -390,3 +429,18 @@ async def test_a_retrieval_waits_for_the_sequence_that_it_names(shelf: Running, 
     assert not waiting.done()
     catalogue.behind = 0
     assert (await waiting).status_code == 200
+
+
+@pytest.mark.settings(timeout_ms=50)
+@pytest.mark.parametrize(
+    ("sequence", "timeout_ms", "status"), [(10**18, 1, "503-client"), (10**18, None, "503-client"), (3, 1, "503-client"), (3, 60, "503")]
+)
+def test_a_sequence_that_nobody_could_reach_is_no_failure_of_the_service(
+    shelf: Running, catalogue: FakeCatalogue, sequence: int, timeout_ms: float | None, status: str
+) -> None:
+    for i in range(3):
+        put(shelf, f"new-{i}")
+    catalogue.behind = 1
+    body = QUERY | {"min_sequence": sequence} | ({} if timeout_ms is None else {"timeout_ms": timeout_ms})
+    assert shelf.client.post("/retrieve", json=body).status_code == 503
+    assert counted(shelf)[f'espalier_requests_total{{model="books",status="{status}"}}'] == 1

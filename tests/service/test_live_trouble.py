@@ -60,6 +60,19 @@ def reopened(live: Live, before: LoadedModel) -> Any:
     return live.version().live.state
 
 
+def test_a_version_that_has_seen_many_ids_is_opened_anew_while_it_serves(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version, "REOPENED_AT", 12)
+    live.put("stays", like=("item-1",))
+    before = live.version()
+    for i in range(12):
+        live.put(f"new-{i}", like=("item-1",))
+        live.delete(f"new-{i}")
+    assert reopened(live, before).table.handles == 1  # deletes of ids that were never trained take none
+    assert "stays" in live.found("item-1")
+    live.put("last", like=("item-1",))
+    assert {"stays", "last"} < {*live.found("item-1")}
+
+
 def test_items_that_have_expired_take_no_room_in_a_version_that_is_opened_anew(
     live: Live, monkeypatch: pytest.MonkeyPatch, passed_s: list[float]
 ) -> None:
@@ -208,6 +221,13 @@ def test_a_journal_that_has_grown_loses_what_was_replaced_and_nothing_else(model
         assert {"stays", "new"} <= {*live.found("item-1")}
         assert "item-2" not in live.found("item-1")
         assert live.get("new").body.fields == {"title": "Last"}
+
+
+def test_a_small_journal_is_left_as_it_is(live: Live, models: Path) -> None:
+    for number in range(20):
+        live.put("new", like=("item-1",), fields={"title": str(number)})
+    (file,) = models.rglob("live.db")
+    assert operations(file.parent) == 20
 
 
 def _put(live: Live, item_id: str, characters: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +17,14 @@ from espalier.live.filtered import LiveFilters
 from espalier.live.fold import write_fold
 from espalier.live.folded_tables import FoldedRows
 from espalier.live.journal import Journal
+from espalier.live.journal_upkeep import leave_out
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import LiveRow
 from espalier.live.state import Change, LiveState
 from espalier.masks.filters import ItemFilters
 from espalier.placement.parents import Parents
 from espalier.placement.slots import Slots
+from service.errors import NotReady
 from service.live import live_version
 from service.live.live_version import LiveVersion
 from service.live.replay import replay
@@ -81,12 +84,54 @@ def test_operations_without_places_are_placed_and_the_places_are_stored_for_othe
     assert other.placed("new") == version.placed("new")
 
 
+def test_other_evidence_moves_an_item_and_the_same_does_not(version: LiveVersion, journal: Journal) -> None:
+    written(journal, ("new", ItemBody(like=("item-1",))))
+    replay(version, journal)
+    before = version.state.live_leaf_of("new")
+    written(journal, ("new", ItemBody(like=("item-1",), fields={"colour": "red"})))
+    replay(version, journal)
+    assert version.state.live_leaf_of("new") == before
+    written(journal, ("new", ItemBody(like=("item-9",), fields={"colour": "red"})))
+    replay(version, journal)
+    assert parent_of(version, "new") == parent_of(version, "item-9") != parent_of(version, "item-1")
+
+
+@pytest.mark.parametrize("follower_first", [True, False])
+def test_who_follows_and_who_begins_with_the_last_operations_have_the_same_places(
+    models: Path, version: LiveVersion, journal: Journal, follower_first: bool
+) -> None:
+    """A worker without this version may write a change of an item: no place in it is stored."""
+    written(journal, ("new", ItemBody(like=("item-1",))))
+    replay(version, journal)
+    written(journal, ("new", ItemBody(like=("item-1",), fields={"colour": "red"})))
+    other = opened(models)
+    for one in (version, other) if follower_first else (other, version):
+        replay(one, journal)
+    assert version.state.live_leaf_of("new") == other.state.live_leaf_of("new")
+
+
 def test_what_says_nothing_of_its_place_is_left_out_and_the_rest_is_applied(version: LiveVersion, journal: Journal) -> None:
     written(journal, ("lost", ItemBody(like=("nobody",))), ("new", ItemBody(like=("item-1",))), ("item-2", None))
     replay(version, journal)
     assert version.items.rows_of(["lost", "new"]).tolist() == [-1, 32]
     assert version.sequence == 3
     assert not version.eligible(version.items.rows_of(["item-2"]))[0]
+
+
+def test_a_version_that_is_being_dropped_says_so(
+    version: LiveVersion, journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def drained(items: object) -> None:
+        raise NotReady("The service is shutting down.")
+
+    monkeypatch.setattr(version, "candidates", drained)
+    written(journal, ("item-1", None), *((f"new-{i}", ItemBody(like=("item-1",))) for i in range(3)))
+    replay(version, journal)
+    told = [record.getMessage() for record in caplog.records if record.name == "service.live.live_version"]
+    assert told == ["books version 1: no operation from 2 on: the version is being dropped"]
+    assert version.applied == 4
 
 
 def test_places_that_cannot_be_stored_are_used_all_the_same(
@@ -157,6 +202,27 @@ def test_items_that_place_others_are_placed_before_them(version: LiveVersion, jo
     assert known == {"item-1": True, "item-9": True, "new-3": True, "after": True}
 
 
+def test_items_are_placed_late_after_any_number_of_take_overs(models: Path, version: LiveVersion, journal: Journal) -> None:
+    """Each leaves 2^32 sequence numbers out, and slots of what is placed late are made of the sequence."""
+    for i in range(20):
+        written(journal, (f"new-{i}", ItemBody(like=("item-1",))))
+        leave_out(journal)
+    replay(version, journal)
+    assert (version.items.rows_of([f"new-{i}" for i in range(20)]) >= 0).all()
+    other = opened(models)
+    replay(other, journal)
+    assert {other.state.live_leaf_of(f"new-{i}") for i in range(20)} == {version.state.live_leaf_of(f"new-{i}") for i in range(20)}
+
+
+def test_a_replay_up_to_an_operation_counts_it_though_later_ones_have_replaced_it(version: LiveVersion, journal: Journal) -> None:
+    written(journal, ("a", ItemBody(like=("item-1",))), ("b", ItemBody(like=("item-1",))), ("b", ItemBody(like=("item-9",))))
+    replay(version, journal, until=2)
+    assert version.sequence == 2
+    assert version.items.rows_of(["a", "b"]).tolist() == [32, -1]
+    replay(version, journal)
+    assert parent_of(version, "b") == parent_of(version, "item-9")
+
+
 def test_a_request_knows_no_item_that_the_engine_does_not_have_yet(version: LiveVersion, journal: Journal) -> None:
     first, second = written(journal, ("new", ItemBody(like=("item-1",))), ("newer", ItemBody(like=("item-1",))))
     version.apply([first], version.new_placements([first]))
@@ -166,6 +232,20 @@ def test_a_request_knows_no_item_that_the_engine_does_not_have_yet(version: Live
     version.apply([second], version.new_placements([second]))
     assert version.items.rows_of(["new", "newer"]).tolist() == [32, -1]
     assert version.items.ids_of(version.items.rows_of(["new"])) == ["new"]
+
+
+def test_a_trained_item_that_comes_back_is_as_it_was_trained(version: LiveVersion, journal: Journal) -> None:
+    written(journal, ("item-4", ItemBody(fields={"colour": "green"}, like=("item-9",))))
+    replay(version, journal)
+    assert version.fields_of("item-4") == {"colour": "green"}
+    assert version.state.live_leaf_of("item-4") is not None
+    written(journal, ("item-4", None))
+    replay(version, journal)
+    assert version.placed("item-4") is None
+    written(journal, ("item-4", ItemBody()))
+    replay(version, journal)
+    assert version.fields_of("item-4") == {"title": "Title 4", "colour": "red", "price": 4.0}
+    assert version.state.live_leaf_of("item-4") is None
 
 
 def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(version: LiveVersion) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from espalier.live.journal import Journal
+from espalier.live.journal_upkeep import erase_user
 from tests.service.processes import Service, paused, service
 from tests.service.running import small_model
 from tests.waiting import until
@@ -111,3 +113,18 @@ def test_a_stopped_worker_makes_writes_202_and_is_waited_for_again_when_it_goes_
 
         until(seen, "it is waited for again")
         assert {"first", *(f"new-{i}" for i in range(5)), f"later-{sequence}"} <= found(running) & found(running)
+
+
+def test_an_erasure_reaches_the_memory_of_every_worker(models: Path) -> None:
+    keys = {"ESPALIER_WRITE_KEYS": WRITE_KEY, "ESPALIER_ADMIN_KEYS": "an-admin-key-of-a-test"}
+
+    def kept() -> list[int]:
+        headers = {"Authorization": "Bearer an-admin-key-of-a-test"}
+        return [len(running.request("GET", "/models/books/samples", **headers)[1]["queries"]) for _ in range(16)]
+
+    with service(models, 2, ESPALIER_SAMPLE_QUERIES="9", **keys) as running:
+        status, _ = asked(running, "PUT", "/models/books/items/new", EVENTS | {"users": ["u"]})
+        assert status == 201
+        until(lambda: (found(running), all(kept()))[1], "every worker has a query")
+        erase_user(Journal(models / "books" / "live.db"), "u")
+        until(lambda: not any(kept()), "no worker has one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import shutil
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from espalier.bundle import Bundle
+from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt
@@ -26,9 +29,9 @@ from service.batching.request_parts import Answer
 from service.live import live_version
 from service.models import probe
 from service.models.live_replay import CANARY_ANSWERS, MIN_CANARY_ANSWERS
-from service.models.probe import Probe
+from service.models.probe import PATIENCE_S, Probe, Replay
 from service.watch.metrics import Metrics
-from tests.service.damaged_models import DAMAGES, damaged
+from tests.service.damaged_models import DAMAGES, content_of, damaged, draft_of
 from tests.service.exported_models import GOLDEN, HELD_OUT, MS, exported
 from tests.service.live_running import Live, Nearest, open_reference
 from tests.service.own_time import pass_time, settled
@@ -126,6 +129,19 @@ def test_a_good_model_finds_what_it_found_when_it_was_exported(probing: Probing,
     assert probing.queries("answered") == 2 * ROUND
 
 
+def test_recall_does_not_depend_on_which_queries_have_been_answered_yet(
+    probing: Probing, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "MIN_ANSWERS", 1)
+    expected = {m: recall_B.mean() for m, recall_B in read_heldout(bundle).recall_by_m.items()}
+    seen = []
+    for _ in range(ROUND):
+        probing.ask(1)
+        seen.append(probing.recall())
+    assert seen[0] == {} or seen[0] == pytest.approx(expected)  # golden queries say nothing of recall
+    assert all(found == pytest.approx(expected) for found in seen[1:])
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_version_beside_the_default_is_seen(service: Service, probing: Probing, damage: str) -> None:
     service.load(2, damage)
@@ -175,6 +191,15 @@ def test_missing_items_count_as_scores_of_zero_once_enough_queries_are_answered(
     assert probing.recall() == {2: 0, 5: 0}
 
 
+def test_without_what_recall_was_at_export_it_says_what_it_is(tmp_path: Path) -> None:
+    with run(exported(tmp_path, np.random.default_rng(6), said=False).path.parents[1], Spoilt) as running:
+        probing = Probing(running)
+        probing.ask(ROUND)
+        assert probing.recall(metric="expected_recall") == {}
+        found = [probing.value("probe_recall", m=m) for m in (10, 50, 100)]
+        assert all(number is not None and 0 < number <= 1 for number in found)
+
+
 # -- versions come and go -------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +227,31 @@ def test_an_unloaded_version_leaves_no_series_and_is_freed(service: Service, pro
     assert service.admin("load", {"version": 3}) == 409
     assert series() == before
     shutil.rmtree(service.models / "books" / "3")
+
+
+def test_an_answer_that_comes_after_its_version_has_gone_leaves_no_series(service: Service, probing: Probing) -> None:
+    service.load(4)
+    searching, let_go = threading.Event(), threading.Event()
+
+    def slow(result: SearchResult) -> SearchResult:
+        searching.set()
+        assert let_go.wait(10)
+        return result
+
+    async def late() -> None:
+        task = probing.probe.query(("books", 4))
+        await asyncio.to_thread(searching.wait, 10)
+        await service.running.app.state.service.registry.changes.unload("books", 4)
+        del service.engines[4]
+        probing.probe.forget(probing.probe.ready())
+        assert not task.done()
+        let_go.set()
+        await task
+        probing.probe.forget(probing.probe.ready())
+
+    service.engines[4].spoil = slow
+    service.running.client.runner.run(late())
+    assert 'version="4"' not in probing.text()
 
 
 # -- what it does not disturb, and what does not disturb it ---------------------------------------------------------------
@@ -242,6 +292,22 @@ def test_a_failing_engine_is_counted_and_asked_again(service: Service, probing: 
     service.engine.spoil = twice  # a model that returns an item twice fails, where items are compared
     probing.ask(ROUND)
     assert probing.queries("failed") == 3 + HELD_OUT
+
+
+async def test_a_probe_that_waits_asks_nothing_more_and_gives_up(running: Running) -> None:
+    probing, engine = Probing(running), running.engines["books"]
+    await asyncio.gather(*(probing.probe.query(key) for key in probing.probe.ready()))
+    asked = len(engine.calls)
+    engine.go.clear()
+    waits, answered = (probing.probe.query(key) for key in probing.probe.ready())
+    assert {probing.probe.query(key) for key in probing.probe.ready()} == {waits, answered}  # nobody is asked twice at a time
+    await answered
+    await pass_time(PATIENCE_S)
+    await waits
+    engine.go.set()
+    assert probing.queries("late") == 1
+    assert probing.queries("answered", "points") == 2
+    assert len(engine.calls) <= asked + 1
 
 
 def test_answers_of_a_smaller_beam_say_nothing(probing: Probing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +392,41 @@ async def named_tasks() -> list[str]:
 
 
 # -- what is asked --------------------------------------------------------------------------------------------------------
+
+
+def test_golden_queries_are_asked_evenly_among_held_out_ones_of_which_some_at_even_distances_are(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, few = read_heldout(bundle), read_heldout(bundle, 7)
+    assert len(few.queries) == len(few.relevant) == 7
+    assert few.table_row_B.tolist() == [0, 3, 7, 11, 15, 19, 23]
+    np.testing.assert_array_equal(few.queries.array, whole.queries.array[few.table_row_B])
+    np.testing.assert_array_equal(few.recall_by_m[5], whole.recall_by_m[5][few.table_row_B])
+    kinds = [kind for kind, _ in Replay(bundle).query_order]
+    places = [i for i, kind in enumerate(kinds) if kind == "golden"]
+    assert (len(kinds), len(places)) == (ROUND, GOLDEN)
+    assert {*np.diff(places)} <= {ROUND // GOLDEN}
+    monkeypatch.setattr(probe, "WINDOW", 7)
+    assert len(Replay(bundle).query_order) == 7 + GOLDEN
+
+
+def test_golden_queries_of_a_memory_drift_by_their_keys(tmp_path: Path) -> None:
+    bundle = exported(tmp_path, np.random.default_rng(7), remembers=True)
+    golden = bundle.golden()
+    assert golden.column("keys").to_pylist() != golden.column("ranks").to_pylist()
+    replay, engine = Replay(bundle), open_engine(bundle, "cpu", "reference")
+    for _ in range(ROUND):
+        replay.take(engine.search(*replay.next()))
+    assert replay.drift is not None
+    assert replay.drift < 1e-5
+    assert replay.recall == pytest.approx(replay.expected)
+
+
+def test_recall_at_more_than_the_model_returns_is_not_expected(bundle: Bundle, tmp_path: Path) -> None:
+    table = bundle.heldout().append_column("recall@500", pa.array([1.0] * HELD_OUT))
+    made = write_bundle(tmp_path / "books" / "2", draft_of(bundle, 2), replace(content_of(bundle), heldout=table))
+    assert bundle.manifest.search.max_m < 500
+    assert list(Replay(made).expected) == MS
 
 
 # -- of a service with live items: its recall is that of the trained version, and it says what they gain and cost ---------

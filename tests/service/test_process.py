@@ -20,7 +20,7 @@ from service.router.__main__ import main as route
 from service.watch.metrics import Metrics
 from service.watch.process_usage import memory_limit, usage
 from tests import ROOT
-from tests.service.listening import listening
+from tests.service.listening import get, listening
 from tests.service.models.registry import run
 from tests.waiting import until
 
@@ -176,6 +176,13 @@ def test_what_is_open_for_other_things_takes_no_room_of_connections(models: Path
         assert before + 300 <= 2000
         with opened(500):  # as where many versions are loaded later
             until(lambda: promised() + 800 <= 2000, "there is room for them")
+
+
+def test_where_all_connections_have_room_all_are_taken(models: Path, limit: Limit, caplog: pytest.LogCaptureFixture) -> None:
+    limit(2000)
+    with listening(models, max_connections=1000) as running:
+        assert running.ask(get("/livez")).status == 200
+    assert "connections are accepted" not in caplog.text
 
 
 def test_a_version_that_is_loaded_keeps_no_file_open(models: Path, tmp_path: Path) -> None:

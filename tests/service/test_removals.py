@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -195,6 +196,23 @@ def test_any_id_can_be_removed_and_restored(shared: Running, item_id: str) -> No
     shared.client.runner.run(with_client())
 
 
+def test_an_unknown_model_is_said_before_wrong_ids(shared: Running) -> None:
+    unknown = LIST.replace("books", "films")
+    bodies: list[dict[str, Any]] = [{"ids": ["a", ""]}, {"ids": ["a", 5]}, {"other": []}]
+    for body in bodies:
+        assert send(shared, "PUT", LIST, body).status_code == 422
+        assert 'There is no model "films".' in problem(send(shared, "PUT", unknown, body))["detail"]
+    for method in ("PUT", "DELETE"):
+        assert problem(send(shared, method, f"{LIST}/%FF"))["errors"][0]["field"] == "id"  # more: test_live_routes.py
+        assert send(shared, method, f"{unknown}/%FF").status_code == 404
+        assert shared.client.request(method, f"{unknown}/%FF").status_code == 401
+
+
+def test_the_body_of_a_single_removal_is_not_read(shelf: Running) -> None:
+    answer = shelf.client.request("PUT", item("item-1"), content=b"[[[", headers=bearer(ADMIN) | {"Content-Type": "text/plain"})
+    assert (answer.status_code, listed(shelf)) == (200, ["item-1"])
+
+
 # -- limits ---------------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +227,20 @@ def test_a_list_has_room_for_so_many_ids_and_no_more(shelf: Running) -> None:
     assert len(listed(shelf)) == MOST
     assert send(shelf, "DELETE", item("gone-3")).json()["total"] == MOST - 1
     assert send(shelf, "PUT", item("one-more")).json()["total"] == MOST
+
+
+def test_a_list_that_is_too_long_by_hand_can_be_made_shorter(folder: Path) -> None:
+    DesiredState(folder / "books").write(Removed(generation=1, ids=tuple(f"gone-{i}" for i in range(5))))
+    with run(folder, admin_keys=(ADMIN,), max_removed=3) as running:
+        assert send(running, "DELETE", item("gone-0")).json()["total"] == 4
+        assert send(running, "PUT", item("one-more")).status_code == 422
+        assert listed(running) == [f"gone-{i}" for i in range(1, 5)]
+
+
+@pytest.mark.parametrize(("ids", "field"), [(["a", ""], r"ids\[1\]"), (["x" * (MAX_ID_BYTES + 1)], r"ids\[0\]"), (["a", "b", "c"], "ids")])
+def test_a_whole_list_is_checked_id_by_id(ids: list[str], field: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{field}: got"):
+        check_list(ids, max_ids=2)
 
 
 # -- several editors ------------------------------------------------------------------------------------------------------
@@ -301,3 +333,17 @@ def test_a_malformed_file_is_replaced_as_a_whole_and_not_edited(shelf: Running, 
         assert file.read_text() == '{"ids": ["item-1", "item-2"'
     assert send(shelf, "PUT", body={"ids": ["item-1", "item-3"]}).status_code == 200
     assert json.loads(file.read_text())["ids"] == ["item-1", "item-3"]
+
+
+def test_without_a_file_what_holds_is_edited(shelf: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that was away for a moment must not bring back what was removed."""
+    send(shelf, "PUT", body={"ids": ["item-1"]})
+    away, plain = [True], DesiredState.read
+
+    def read(disk: DesiredState, kind: type[Removed]) -> Removed | None:
+        return None if kind is Removed and away and away.pop() else plain(disk, kind)
+
+    monkeypatch.setattr(DesiredState, "read", read)
+    assert send(shelf, "PUT", item("item-2")).json()["total"] == 2
+    assert away == []
+    assert on_disk(folder).ids == ("item-1", "item-2")

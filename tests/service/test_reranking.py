@@ -20,8 +20,8 @@ from espalier.bundle_writer import write_bundle
 from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt, BundleNotFound
 from espalier.manifest import Manifest, RankerInfo, Ranking
-from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.rank_features import HALF_LIFE, HISTORY, LEAF, RETRIEVAL
+from espalier.queries import HistoryKind, QueryBatch, VectorKind, encode_vectors, pad_histories
+from espalier.rank_features import HALF_LIFE, HISTORY, KNOWN, LEAF, RETRIEVAL
 from espalier.rerank.features import CallerFeatures, RankFeatures
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
 from espalier.search import SearchParams, SearchResult
@@ -137,10 +137,25 @@ def test_features_of_histories_of_columns_and_of_callers(
         assert found[name] == pytest.approx(values, nan_ok=True), name
 
 
+def test_a_history_of_one_item_has_a_best_three_and_equal_scores_keep_their_order(plain: Bundle) -> None:
+    found = features(plain, ("history.top3", "history.best"), [6], [1, 2])
+    assert found["history.top3"] == found["history.best"]
+    bundle = add_ranker(plain, {"attribute.free": 1.0}, version=11)
+    reranked = Reranker(bundle).rerank(histories(bundle, []), result_of([[1, 2, 3, 4, 6, 5]]), 6)
+    assert reranked.of(np.array([[1, 2, 3, 4, 6, 5]])).tolist() == [[2, 4, 6, 1, 3, 5]]
+
+
 @pytest.mark.parametrize(("column", "why"), [("brand", "type string"), ("weight", "the items have id, title, year")])
 def test_a_column_that_is_no_number_is_no_feature(plain: Bundle, column: str, why: str) -> None:
     with pytest.raises(BundleCorrupt, match=why):
         RankFeatures(plain, (f"attribute.{column}",))
+
+
+@pytest.mark.parametrize("names", [("history.worst",), ("leaf",), ("leaf.norm", "leaf.norm"), ("item.",), ("query.a b",)])
+def test_names_are_checked(names: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"no feature of a candidate|twice"):
+        RankerInfo(features=names, depth=1, max_depth=2)
+    assert {"leaf.norm", "item.NAME"} <= set(KNOWN)
 
 
 # -- the ranker ------------------------------------------------------------------------------------------------------
@@ -240,6 +255,17 @@ def test_a_bundle_without_its_ranker_file_does_not_open(plain: Bundle) -> None:
     manifest.write_text(json.dumps(document))
     with pytest.raises(BundleCorrupt, match=f"does not list {RANKER}"):
         Bundle.open(bundle.path)
+
+
+def test_models_of_vectors_and_of_features_can_have_one(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    vectors = make_bundle(tmp_path, rng, complete_tree(rng.permutation(8), 2), kind="vector", name="vectors")
+    kind = vectors.manifest.query
+    assert isinstance(kind, VectorKind)
+    reranker = Reranker(add_ranker(vectors, {"retrieval.log_position": 1.0, "leaf.norm": 0.0}))
+    assert reranker.rerank(encode_vectors(kind, [[1.0] * 4]), result_of([[5, 6, 7]]), 3).retrieved_BM.tolist() == [[2, 1, 0]]
+    linear = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 3), Ranking(own="log_activation", gamma=1))
+    assert Reranker(add_ranker(linear, {"retrieval.log_position": 1.0})).features.names == ("retrieval.log_position",)
 
 
 # -- the service -----------------------------------------------------------------------------------------------------
@@ -343,16 +369,33 @@ def test_explain_says_what_moved(served: Running, plain: Bundle, ranked: Bundle)
     assert moved == {item_id: pair for item_id, pair in places.items() if pair[0] != pair[1]}
 
 
+def test_explain_shows_what_the_ranker_saw_of_all_its_candidates_though_a_score_is_not_finite(plain: Bundle, tmp_path: Path) -> None:
+    own = add_ranker(plain, {"item.price": 10.0}, version=32)
+    assert own.manifest.ranker is not None
+    with_ranker(plain, tmp_path / "books" / "2", own.manifest.ranker, own.graph(RANKER), own.golden()[:0])
+    with run(tmp_path, lambda bundle: open_engine(bundle, "cpu", "onnx-cpu"), max_explained=16) as real:
+        found = ids(real.retrieve(queries=[{"history": ["item-1"]}], m=8, beam_size=20)["results"][0])
+        queries = [{"history": ["item-1"], "item_features": {found[0]: {"price": 3e38}, found[7]: {"price": 2.0}}}]
+        body: Json = {"queries": queries, "m": 8, "beam_size": 20, "rerank": True, "explain_items": found}
+        told = {item["id"]: item for item in real.retrieve(**body)["results"][0]["explain"]["items"]}
+    assert [told[item_id]["rank_features"]["item.price"] is not None for item_id in found] == [True, *[False] * 6, True]
+    assert (told[found[0]]["rerank_score"], told[found[7]]["rerank_score"]) == (None, 20.0)
+
+
 @pytest.mark.parametrize(
     ("body", "field", "expected"),
     [
         ({"model": "plain", "rerank": True}, "rerank", "no ranker"),
+        ({"model": "plain", "rerank": {"depth": 3}}, "rerank", "no ranker"),
         ({"model": "plain", "queries": [{"history": [], "rank_features": {"late": 1}}]}, "queries[0]", "no ranker"),
         ({"rerank": {"depth": 17}}, "rerank.depth", "at most 16"),
+        ({"rerank": {"depth": 0}}, "rerank", "greater than or equal to 1"),
         ({"rerank": 5}, "rerank", "true, false or"),
+        ({"rerank": {"deep": 5}}, "rerank.deep", "only the fields depth"),
         ({"queries": [{"features": {"indices": [], "values": [], "count": 3}}]}, "queries[0].features.count", "indices, values"),
         ({"queries": [{"history": [], "rank_features": {"early": 1}}]}, "queries[0].rank_features.early", "one of late"),
         ({"queries": [{"history": [], "rank_features": {"late": 1e39}}]}, "queries[0].rank_features.late", "32-bit"),
+        ({"queries": [{"history": [], "rank_features": {"late": "1"}}]}, "queries[0].rank_features.late", "number"),
         ({"queries": [{"history": [], "item_features": {"item-1": {"late": 1}}}]}, "queries[0].item_features.item-1.late", "price"),
         ({"queries": [{"history": [], "item_features": {str(i): {} for i in range(41)}}]}, "queries[0].item_features", "at most 40"),
     ],

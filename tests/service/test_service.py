@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,14 @@ async def test_a_client_that_hangs_up_while_it_waits_never_reaches_the_engine(ru
     assert 'espalier_requests_total{model="books",status="499"} 1.0' in (await running.client.http.get("/metrics")).text
 
 
+async def test_a_client_that_hangs_up_inside_its_body_is_no_failure(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    goes = asking(running, "item-1", more=True)
+    await goes.leave()
+    assert await goes.head() == 499
+    assert running.engines["books"].calls == []
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 def asking(running: Running, item: str, more: bool = False) -> Conversation:
     """A request whose client stays until it leaves. more: the body has not come to its end."""
     talk = Conversation(running, "/retrieve", {"Content-Type": "application/json"})
@@ -314,6 +323,22 @@ def test_a_model_that_fails_does_not_stop_the_others(models: Path, tmp_path: Pat
         running.retrieve(queries=[COLD])
     with run(tmp_path / "models", verify=False) as running:
         assert running.client.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("prefix=ITEM-3", ["item-3", "item-30", "item-31"]),
+        ("prefix=title%202&limit=3", ["item-2", "item-20", "item-21"]),
+        ("prefix=.%2A", []),
+        ("limit=2", ["item-0", "item-1"]),
+        ("", [f"item-{i}" for i in range(10)]),
+    ],
+)
+def test_completion_over_ids_and_titles(shared: Running, query: str, found: Sequence[str]) -> None:
+    answer = shared.client.get(f"/models/books/items?{query}").json()
+    assert [item["id"] for item in answer["items"]] == found
+    assert all(item["title"] == item["id"].replace("item-", "Title ") for item in answer["items"])
 
 
 def test_metrics_have_the_designs_names_and_labels(models: Path) -> None:

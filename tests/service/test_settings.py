@@ -12,6 +12,7 @@ from pydantic import SecretStr, ValidationError
 from service.__main__ import listen, main
 from service.errors import Denied, Forbidden, Unauthorized
 from service.http.api_keys import Access, Keys
+from service.router.__main__ import main as route
 from service.settings import Settings, unknown_settings, warn_of_unknown_settings
 
 
@@ -50,12 +51,15 @@ def test_the_longest_times_a_service_link_and_connections_without_delay_are_take
     ("name", "value", "expected"),
     [
         *((name, value, "a finite number") for name in ("DRAIN_S", "DRAIN_DELAY_S", "POLL_S", "TIMEOUT_MS") for value in ("inf", "nan")),
+        ("DRAIN_S", "1e30", "less than or equal to 86400"),
         ("LOAD_TIMEOUT_S", "86401", "less than or equal to 86400"),
         ("TIMEOUT_MS", "3600001", "less than or equal to 3600000"),
         ("WIDEN", "inf", "less than or equal to 1000000"),
         ("MAX_TIMEOUT_MS", "999", "at least ESPALIER_TIMEOUT_MS, 1000"),
         ("TIMEOUT_MS", "60001", "at least ESPALIER_TIMEOUT_MS, 60001"),
+        ("THREADS", "many", "a valid integer"),
         ("THREADS", "9" * 20, "less than or equal to 1024"),
+        ("WORKERS", "100000", "less than or equal to 1024"),
         ("ENGINE", "abc", "one of triton, onnx-cuda"),
         ("HOST", "a\udcff", "an address or the name of a host"),
         ("STORE", "s3://a b", "s3://NAME/PATH"),
@@ -129,6 +133,16 @@ def test_a_variable_that_is_no_setting_is_logged_with_the_nearest_one(
     monkeypatch.setenv("ESPALIER_KEY", "a-key-of-clients-of-this-service")  # which a client of a service with keys has
     warn_of_unknown_settings(Settings(retrieve_keys=(SecretStr("a-key-of-sixteen-characters"),)))
     assert caplog.messages == []
+
+
+def test_the_start_logs_variables_that_are_no_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESPALIER_MODELS", str(tmp_path))
+    monkeypatch.setenv("ESPALIER_MODLES", "elsewhere")
+    for start, arguments in ((main, []), (route, ["--shards", "http://127.0.0.1:9"])):
+        assert start(arguments) == 1  # there is no model
+        assert "WARNING service.settings: ESPALIER_MODLES is no setting" in capfd.readouterr().err
 
 
 def test_what_kubernetes_and_the_compose_file_set_is_not_taken_for_settings() -> None:

@@ -96,6 +96,13 @@ def test_a_wrong_line_costs_one_line(running: Running) -> None:
     assert 'espalier_requests_total{model="",status="422"} 6.0' in text
 
 
+def test_a_failing_engine_costs_the_lines_of_that_call(running: Running) -> None:
+    running.engines["books"].failure = RuntimeError("secret")
+    (failed,) = sent(running, STREAM, line("item-1"))
+    assert (failed["status"], "secret" in str(failed)) == (500, False)
+    assert "results" in sent(running, STREAM, line("item-1"))[0]
+
+
 @pytest.mark.settings(stream_window=8)
 async def test_a_client_that_does_not_read_holds_its_own_sending_back(running: Running) -> None:
     talk = Conversation(running, STREAM)
@@ -288,6 +295,21 @@ async def test_only_some_bulks_are_read_at_a_time(shelf: Running) -> None:
         await talk.leave()
         await talk.task
     assert 'espalier_live_refused_total{model="books",status="429"} 1.0' in (await shelf.client.http.get("/metrics")).text
+
+
+@pytest.mark.settings(max_bulk=1)
+async def test_the_next_bulk_may_come_with_the_end_of_one(shelf: Running) -> None:
+    talk = talking(shelf)
+    talk.say(write_line("a"), more=False)
+    assert await talk.head() == 200
+    await anext(talk.answers())
+    await talk.ended()
+    again = talking(shelf)
+    again.say(more=False)
+    await talk.leave()
+    await again.leave()
+    assert await again.head() == 200
+    await asyncio.gather(talk.task, again.task)
 
 
 @pytest.fixture

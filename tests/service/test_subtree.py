@@ -233,6 +233,22 @@ def test_titles_values_and_ids_alone_are_shown(tmp_path: Path) -> None:
         assert values["kind"][0] == {"value": "x", "count": 5, "share": 5 / 8, "lift": 2.0}
 
 
+@pytest.mark.parametrize(
+    ("columns", "titles"),
+    [
+        ({}, [f"Title {i}" for i in range(8)]),
+        ({"title": list(range(8))}, [None] * 8),
+        ({"title": ["é" * (subtree.MAX_TITLE + i) for i in range(8)]}, ["é" * subtree.MAX_TITLE] * 8),
+    ],
+)
+def test_titles_are_texts_and_cut_where_they_are_long(tmp_path: Path, columns: Json, titles: list[str | None]) -> None:
+    with run(books_over(tmp_path, complete_tree(np.arange(8), 2), **columns)) as running:
+        found = node(running, 0)
+        assert [item["title"] for item in found["items"]] == titles
+        assert found["values"] == {}
+        assert [item["id"] for item in node(running, 1, limit=2)["items"]] == ["item-0", "item-3"]
+
+
 @every_tree
 def test_a_large_node_is_looked_at_in_part(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subtree, "SAMPLED_ITEMS", 7)
@@ -252,6 +268,22 @@ def test_a_large_node_is_looked_at_in_part(models: Path, monkeypatch: pytest.Mon
         parent = node(live.running, path(live.running, "new-0")[-2])
         assert len(parent["children"]) == 1
         assert parent["child_count"] >= 6
+
+
+def test_the_most_frequent_values_are_first_at_the_root_whatever_is_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    colours = ["red"] * 15 + ["blue"] * 7 + [f"rare-{i // 2}" for i in range(10)]
+    with live_service(books_over(tmp_path, TREES[0], colour=colours), monkeypatch) as live:
+        live.put("new", like=("item-1",), fields={"colour": "green"})
+        values = node(live.running, 0)["values"]["colour"]
+        assert [(value["value"], value["count"]) for value in values[:2]] == [("red", 15), ("blue", 7)]
+        assert {value["lift"] for value in values} == {1.0}
+
+
+@pytest.mark.parametrize("number", ["-1", "63", "64", str(1 << 63), str(1 << 64), "-9223372036854775809", "9" * 40])
+def test_a_node_that_is_not_there_names_the_range(books: Running, number: str) -> None:
+    assert node(books, 62)["item_count"] == 1
+    gone = refused(books, f"tree/{number}")
+    assert (gone["status"], "0 to 62" in gone["detail"]) == (404, True)
 
 
 @pytest.mark.parametrize("item", ["nobody", "a%2Fb%00%E2%80%AE"])

@@ -77,6 +77,30 @@ def test_an_answer_that_comes_before_its_body_is_whole(models: Path, authority: 
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_a_request_may_come_with_the_end_of_the_handshake(secured: Listening, authority: Authority) -> None:
+    """As TLS 1.3 lets a client do."""
+    into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with secured.connected() as wire:
+        tls = client(authority).wrap_bio(into, out, server_hostname="localhost")
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                wire.send(out.read())
+                into.write(wire.raw.recv(1 << 16))
+        tls.write(get("/livez"))
+        wire.send(out.read())  # the last message of the handshake, and the request
+        into.write(wire.raw.recv(1 << 16))
+        answer = b""
+        while b"alive" not in answer:
+            try:
+                answer += tls.read()
+            except ssl.SSLWantReadError:
+                into.write(wire.raw.recv(1 << 16))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_client_that_reads_slowly_gets_all_of_an_answer_that_ends_the_connection(
     models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +136,20 @@ def test_a_client_that_takes_nothing_is_cut_off(models: Path, authority: Authori
         until(lambda: not running.server._connections.open)
         assert running.refused("not_read") == 1
         assert wire.ended()
+
+
+def test_a_client_that_reads_again_gets_more_answers(models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.__main__.BUFFER_BYTES", 4096)
+    with listening(models, **own(authority.signs("service"))) as running, running.connected(4096, client(authority)) as wire:
+        assert wire.ask(get("/livez")).status == 200
+        wire.send(get("/static-offline-docs/swagger-ui-bundle.js") + get("/openapi.json") + get("/livez"))
+        (connection,) = running.server._connections.open
+        assert isinstance(connection, Connection)
+        until(lambda: connection.flow.write_paused)
+        assert len(wire.reply().body) > 1 << 20
+        assert wire.reply().document["openapi"]
+        assert wire.reply().document == {"alive": True}
+        assert not connection.flow.write_paused
 
 
 def test_an_idle_connection_does_not_hold_up_the_end(models: Path, authority: Authority) -> None:
@@ -152,6 +190,12 @@ def test_clients_that_reset_at_any_moment_leave_nothing(secured: Listening, capl
     until(lambda: not secured.server._connections.open and not secured.server.server_state.connections)
     gc.collect()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_handshake_has_the_time_of_a_head(models: Path, authority: Authority) -> None:
+    with listening(models, **own(authority.signs("service"), head_timeout_s=0.2)) as running, running.connected() as wire:
+        assert wire.ended()
+        until(lambda: running.refused("handshake") == 1)
 
 
 def test_silent_handshakes_count_as_connections_and_make_room(models: Path, authority: Authority) -> None:
@@ -239,11 +283,15 @@ def test_files_that_were_never_right_are_an_error_that_names_them(authority: Aut
     ("settings", "said"),
     [
         ({"TLS_CERTIFICATE": "service.pem"}, "both of ESPALIER_TLS_CERTIFICATE and ESPALIER_TLS_KEY"),
+        ({"TLS_KEY": "service.key"}, "both of ESPALIER_TLS_CERTIFICATE and ESPALIER_TLS_KEY"),
         ({"TLS_CLIENT_CA": "ca.pem"}, "beside ESPALIER_TLS_CLIENT_CA"),
         ({"TLS_CERTIFICATE": "service.pem", "TLS_KEY": "ca.pem"}, "no certificate with its key"),
+        ({"TLS_CA": "service.key"}, "no certificates in PEM"),
+        ({"TLS_CLIENT_KEY": "service.key"}, "both of ESPALIER_TLS_CLIENT_CERTIFICATE and ESPALIER_TLS_CLIENT_KEY"),
         ({"TLS_CLIENTS_CA": "ca.pem"}, "no such setting, so it would protect nothing"),
         ({"ADMIN_ADRESS": "127.0.0.1:1"}, "no such setting, so it would protect nothing"),
         ({"ADMIN_ADDRESS": "127.0.0.1"}, "an address and its port"),
+        ({"ADMIN_ADDRESS": "http://127.0.0.1:1"}, "an address and its port"),
     ],
 )
 def test_settings_that_would_not_protect_are_refused(

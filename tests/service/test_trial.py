@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 from espalier.bundle import Bundle
 from espalier.search import Engine
 from espalier.serving import Candidate
+from service.batching.batcher import Batcher
 from service.models.trial import hash_fraction, is_tried
 from service.retrieval.shadow import MAX_RUNNING, MAX_VALUES
 from service.watch.trial_figures import figures
@@ -74,6 +76,11 @@ def test_users_are_spread_evenly_stay_where_they_are_and_are_others_in_the_next_
     assert len(again & tried[0.1]) < len(tried[0.1]) / 2
 
 
+def test_requests_without_a_user_are_drawn_one_by_one() -> None:
+    drawn = sum(is_tried(Candidate(version=2, share=0.25), "books", None, None, None) for _ in range(4000))
+    assert 800 < drawn < 1200
+
+
 def test_a_share_of_the_users_gets_the_candidate_and_no_user_changes_over(both: Path) -> None:
     with run(both, admin_keys=ADMIN) as running:
         assert {version_for(running, user) for user in USERS[:40]} == {1}
@@ -93,6 +100,17 @@ def test_a_share_of_the_users_gets_the_candidate_and_no_user_changes_over(both: 
         assert {
             version["version"] for version in running.client.get("/models/books").json()["versions"] if version["state"] == "ready"
         } == {1, 2}
+
+
+def test_all_lines_of_a_stream_are_of_the_user_that_its_head_names(both: Path) -> None:
+    with run(both, admin_keys=ADMIN) as running:
+        trial(running, version=2, share=0.5)
+        lines = b'{"model": "books", "queries": [{"history": []}]}\n' * 5
+        for user in USERS[:12]:
+            headers = {"Content-Type": "application/x-ndjson", "Espalier-User": user}
+            answer = running.client.post("/retrieve/stream", content=lines, headers=headers)
+            versions = {json.loads(line)["version"] for line in answer.text.splitlines()}
+            assert versions == {version_for(running, user)}
 
 
 def test_keys_and_groups_get_the_candidate_whoever_the_user_is(both: Path) -> None:
@@ -129,6 +147,12 @@ def test_a_filter_that_the_candidate_does_not_know_is_for_the_default_version(tm
         assert running.client.post("/retrieve", json=body).status_code == 422  # neither knows it
         _, tried = running.client.get("/models/books/candidate", headers=bearer(ADMIN)).json()["versions"]
         assert (tried["answered"], tried["failed"]) == (1, 0)
+
+
+def test_an_empty_header_names_nobody(both: Path) -> None:
+    with run(both, admin_keys=ADMIN) as running:
+        trial(running, version=2, share=0.5)
+        assert {version_for(running, "") for _ in range(40)} == {1, 2}
 
 
 # -- how a trial begins and ends ------------------------------------------------------------------------------------------
@@ -170,10 +194,14 @@ def test_a_trial_goes_on_while_other_versions_come_and_go_and_ends_with_its_own(
     [
         ({"version": 1}, 409, "Version 1 is the default"),
         ({"version": 9}, 404, "There is no version 9"),
+        ({}, 422, "version"),
         ({"version": 2, "share": 1.5}, 422, "share"),
+        ({"version": 2, "share": "half"}, 422, "share"),
         ({"version": 2, "shadow": -0.1}, 422, "shadow"),
+        ({"version": 2, "keys": [""]}, 422, "keys"),
         ({"version": 2, "keys": ["k"] * 1001}, 422, "keys"),
         ({"version": 2, "groups": ["two words"]}, 422, "groups"),
+        ({"version": 2, "shares": 0.1}, 422, "shares"),
     ],
 )
 def test_a_wrong_candidate_changes_nothing(both: Path, body: Json, status: int, said: str) -> None:
@@ -293,6 +321,17 @@ def test_a_shadow_asks_for_as_many_items_and_leaves_out_what_it_does_not_take(tm
         assert shadowed(running)["failed"] == 0
 
 
+def test_nothing_is_answered_twice_while_others_wait(both: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run(both, admin_keys=ADMIN) as running:
+        trial(running, version=2, shadow=1.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(Batcher, "depth", property(lambda batcher: 1))
+            running.retrieve(queries=[{"history": []}])
+        assert shadowed(running)["left_out"] == 1
+        running.retrieve(queries=[{"history": []}])
+        until(lambda: shadowed(running)["compared"] == 1)
+
+
 # -- what is counted ------------------------------------------------------------------------------------------------------
 
 
@@ -318,6 +357,32 @@ def test_figures_are_of_both_versions(both: Path) -> None:
         assert (tried["answered"], tried["failed"]) == (expected[2], 1)
 
 
+def test_nothing_is_shown_without_a_candidate(both: Path) -> None:
+    with run(both, admin_keys=ADMIN) as running:
+        found = running.client.get("/models/books/candidate", headers=bearer(ADMIN)).json()
+        assert found == {"candidate": None, "versions": [], "shadow": None}
+        assert running.client.get("/models/none/candidate", headers=bearer(ADMIN)).status_code == 404
+
+
+def test_the_last_request_of_a_version_leaves_no_series_behind(both: Path) -> None:
+    with run(both, admin_keys=ADMIN, timeout_ms=60_000) as running:
+        engine, http = running.engines["books"], running.client.http
+
+        async def unloaded_while_it_searches() -> int:
+            engine.go.clear()
+            engine.started.clear()
+            asked = asyncio.create_task(http.post("/retrieve", json={"model": "books", "version": 2, "queries": [{"history": []}]}))
+            await asyncio.to_thread(engine.started.wait, 10)
+            dropped = await http.post("/models/books/unload", json={"version": 2}, headers=bearer(ADMIN))
+            assert dropped.status_code == 200
+            engine.go.set()
+            return (await asked).status_code
+
+        assert running.runner.run(unloaded_while_it_searches()) == 200
+        until(lambda: counted(running)['espalier_reload_total{model="books",outcome="unloaded"}'] == 1)
+        assert not [series for series in counted(running) if 'version="2"' in series]
+
+
 def test_intervals_of_shares_and_means_are_the_textbooks() -> None:
     name, labels = "espalier_version_requests_total", {"model": "books", "version": "2"}
     samples: list[tuple[str, dict[str, str], float]] = [
@@ -334,3 +399,14 @@ def test_intervals_of_shares_and_means_are_the_textbooks() -> None:
     low, high = found["shadow"]["overlap_ci"]
     assert (low + high) / 2 == pytest.approx(0.76)
     assert (high - low) / 2 == pytest.approx(1.96 * 0.23 / 10, rel=0.05)
+
+
+def test_an_interval_of_what_is_alike_is_not_empty() -> None:
+    labels = {"model": "books", "version": "2"}
+    samples: list[tuple[str, dict[str, str], float]] = [("espalier_shadow_overlap_sum", labels, 96.0)]
+    samples += [
+        ("espalier_shadow_overlap_bucket", labels | {"le": le}, count) for le, count in (("0.95", 0.0), ("1.0", 100.0), ("+Inf", 100.0))
+    ]
+    shadow = figures(samples, "books", None, 2)["shadow"]
+    assert shadow["overlap"] == pytest.approx(0.96)
+    assert shadow["overlap_ci"][0] < 0.96 < shadow["overlap_ci"][1]

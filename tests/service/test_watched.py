@@ -8,9 +8,16 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from service.live.catalogues import LiveCatalogues
+from service.models.follower import Follower
+from service.models.loading import EngineSource
+from service.models.worker_progress import Workers
+from service.settings import Settings
 from service.watch import process_usage
 from service.watch.metrics import Metrics
 from tests.service.probing import sample
@@ -31,6 +38,42 @@ def test_the_default_version_is_said_and_0_while_none_is_ready(models: Path) -> 
     with run(models, broken) as running:
         until(lambda: default(running) == 0)
         assert sample(running.client.get("/metrics").text, "espalier_workers") == 1
+
+
+def test_a_model_that_came_late_and_never_was_ready_is_nobodys_alarm(versions: Path) -> None:
+    with run(versions, poll_s=0.05) as running:
+        broken = versions / "films" / "1"
+        broken.mkdir(parents=True)
+        (broken / "manifest.json").write_text("{}")
+        until(lambda: default(running, "films") is not None)
+        assert np.isnan(default(running, "films") or 0)
+        assert default(running) == 2
+
+
+def test_a_worker_that_comes_in_for_another_says_nothing_before_it_can_answer(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, settings = Metrics(), Settings(models=models)
+    follower = Follower(settings, metrics, EngineSource(open_engine), Workers(), LiveCatalogues(settings, metrics))
+    monkeypatch.setattr(Workers, "others_serve", lambda self: True)
+    follower._report_default(follower.entries["books"])
+    assert "espalier_model_default_version{" not in metrics.render().decode()
+    monkeypatch.setattr(Workers, "others_serve", lambda self: False)
+    follower._report_default(follower.entries["books"])
+    assert 'espalier_model_default_version{model="books"} 0.0' in metrics.render().decode()
+
+
+def test_a_version_has_the_time_at_which_it_was_written_until_it_is_unloaded(versions: Path) -> None:
+    def created(running: Running, version: int) -> float | None:
+        text = running.client.get("/metrics").text
+        return sample(text, "espalier_model_created_timestamp_seconds", model="books", version=version)
+
+    with run(versions, poll_s=0.05) as running:
+        written = Bundle.open(versions / "books" / "2").manifest.created.timestamp()
+        until(lambda: created(running, 2) is not None)
+        assert created(running, 2) == pytest.approx(written)
+    metrics = Metrics()
+    metrics.show("espalier_model_created_timestamp_seconds", written, "books", 2)
+    metrics.forget_version("books", 2)
+    assert "espalier_model_created_timestamp_seconds{" not in metrics.render().decode()
 
 
 def test_the_disk_of_the_models_folder_is_measured_at_each_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,48 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> 
         assert lines(reader) >= {*both, two, f"{one} 0.0", 'espalier_queue_depth{model="books"} 5.0'}
 
 
+UNLOADING = """
+import sys
+import tempfile
+from pathlib import Path
+from service.watch.metrics import Metrics
+from service.watch.multiprocess import count_in
+
+count_in(Path(sys.argv[1]))
+metrics = Metrics()
+for version in range(1, 51):
+    metrics.show("espalier_model_info", True, "books", version, "onnx-cpu")
+    metrics.probed("books", version, {10: 0.5, 50: 0.6}, {10: 0.5, 50: 0.6}, 0.0)
+    metrics.count("espalier_probe_queries_total", "books", version, "answered")
+    metrics.forget_version("books", version - 1)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_workers_forget_versions_that_do_not_serve(tmp_path: Path) -> None:
+    reader = Metrics()
+    reader.share(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", UNLOADING, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        told = {line for line in lines(reader) if "version=" in line}
+        process.kill()
+    assert told == {
+        'espalier_model_info{engine="onnx-cpu",model="books",version="50"} 1.0',
+        'espalier_probe_recall{m="10",model="books",version="50"} 0.5',
+        'espalier_probe_recall{m="50",model="books",version="50"} 0.6',
+        'espalier_probe_expected_recall{m="10",model="books",version="50"} 0.5',
+        'espalier_probe_expected_recall{m="50",model="books",version="50"} 0.6',
+        'espalier_probe_drift{model="books",version="50"} 0.0',
+        'espalier_probe_queries_total{model="books",outcome="answered",version="50"} 1.0',
+    }
+    assert "espalier_free" not in "".join(lines(reader))
+
+
 def lines(metrics: Metrics) -> set[str]:
     return set(metrics.render().decode().splitlines())
 

@@ -112,6 +112,20 @@ def test_a_worker_that_is_killed_takes_no_history_with_it(models: Path) -> None:
         assert len(since) == 1
 
 
+def test_a_worker_that_comes_in_for_another_removes_what_the_others_do(models: Path) -> None:
+    with service(models, 2) as running:
+        assert running.request("PUT", "/models/books/removed", {"ids": ["item-7"]})[0] == 200
+        (models / "books" / "removed.json").unlink()
+        running.replace_workers()
+        assert "item-7" not in running.served()[1]
+        assert "books/removed.json: the file is gone; the 1 ids" in running.request("GET", "/models/books")[1]["reason"]
+        assert running.metric('espalier_desired_state_wrong{model="books"}') == 1
+        assert running.request("GET", "/readyz")[0] == 200
+        assert running.request("PUT", "/models/books/removed", {"ids": []})[0] == 200
+        assert "item-7" in running.served()[1]
+        assert running.metric('espalier_desired_state_wrong{model="books"}') == 0
+
+
 def test_while_the_models_folder_is_away_the_workers_that_have_loaded_serve_on(models: Path) -> None:
     with service(models, 2) as running:
         models.rename(models.parent / "away")

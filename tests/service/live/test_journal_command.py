@@ -172,16 +172,22 @@ def test_an_erasure_with_a_store_leaves_one_backup_which_lacks_the_events(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["compact", "--model", "films"], "films"),
         (["compact", "--model", "empty"], "nothing was ever put"),
         (["backup", "--model", "books", "--to", "."], "not there yet"),
+        (["backup", "--model", "books", "--to", "/proc/no/copy.db"], "got '/proc/no/copy.db', expected a file in a folder that is there"),
         (["backup", "--model", "books", "--to", "/proc/copy.db"], "backup: proc/copy.db: "),
         (["backup", "--model", "books"], "--store is missing; expected the URL of a store, or ESPALIER_BACKUP set, or --to"),
         (["backup", "--model", "books", "--store", "ftp://a"], "expected s3://BUCKET/PATH"),
         (["backup", "--model", "empty", "--store", "file://{0}/new"], "a model with a live.db, a serving.json or a removed.json"),
+        (["erase-user", "--model", "books", "--user", "u", "--store", "ftp://a"], "expected s3://BUCKET/PATH"),
         (["restore"], "--store is missing; expected the URL of a store, or ESPALIER_BACKUP set"),
+        (["restore", "--store", "file:///no/such/folder"], "no such folder"),
         (["restore", "--store", "file://{0}"], "no backups"),
         (["restore", "--store", "file://{0}", "--model", "films"], "no backup of 'films'"),
+        (["restore", "--store", "file://{0}", "--model", "../films"], "--model: got '../films', expected the name of a model"),
         (["restore", "--store", "file://{0}", "--at", "yesterday"], "--at: got 'yesterday', expected a time with its offset"),
+        (["restore", "--store", "file://{0}", "--at", "2027-01-31T12:00:00"], "expected a time with its offset"),
     ],
 )
 def test_what_cannot_be_done_is_said(models: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -190,3 +196,9 @@ def test_what_cannot_be_done_is_said(models: Path, capsys: pytest.CaptureFixture
     found = capsys.readouterr()
     assert message in found.err
     assert not found.out
+
+
+def test_a_damaged_journal_is_named_and_left_alone(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (models / "books" / "live.db").write_bytes(b"no database")
+    assert main(["compact", "--models", str(models), "--model", "books"]) == 1
+    assert "books/live.db" in capsys.readouterr().err

@@ -138,6 +138,19 @@ def test_what_no_datagram_said_is_seen_by_looking(service: Service, monkeypatch:
     assert not one.wait_applied("books", 7, 10)
 
 
+def test_a_lost_notice_of_one_model_is_made_good_while_those_of_another_come(service: Service) -> None:
+    one, two = service.worker(11), service.worker(12)
+    looked = threading.Semaphore(0)
+    two.subscribe("books", looked.release)  # of whose commits every notice is lost
+    two.subscribe("films", lambda: None)
+    for number in range(1, 20_000):
+        one.applied("films", number)
+        one.committed("films")
+        if looked.acquire(timeout=0.002):
+            return
+    pytest.fail("it never looked")
+
+
 @pytest.mark.parametrize("folder", [None, "x" * 100], ids=["alone", "no room for a socket"])
 def test_a_process_that_nobody_can_tell_anything_looks_by_itself_and_waits_for_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None
@@ -192,12 +205,35 @@ def test_a_worker_whose_progress_cannot_be_read_counts_as_behind(service: Servic
     assert one.progress("books") == {11: 1, 12: 1}
 
 
+def test_a_worker_that_was_waited_for_in_vain_is_waited_for_again_once_it_moves(service: Service) -> None:
+    one, two, three = (service.worker(pid) for pid in (11, 12, 13))
+    for worker, sequence in ((one, 9), (two, 1), (three, 1)):
+        worker.applied("books", sequence)
+    behind = one.wait_applied("books", 9, 0.01)
+    assert behind == {12: 1, 13: 1}
+    assert one.wait_applied("books", 9, 60, behind) == behind  # at once
+    two.applied("books", 5)
+    assert one.wait_applied("books", 9, 0.01, behind) == {12: 5, 13: 1}
+    later = threading.Thread(target=lambda: two.applied("books", 9))
+    later.start()
+    assert one.wait_applied("books", 9, 60, behind) == {13: 1}  # it waited for the one that moves, not for the other
+    later.join()
+
+
 def test_where_the_run_folder_is_gone_nobody_is_said_to_have_followed(service: Service, tmp_path: Path) -> None:
     one, two = service.worker(11), service.worker(12)
     one.applied("books", 3)
     two.applied("books", 3)
     shutil.rmtree(tmp_path)
     assert one.wait_applied("books", 3, 0.01) == {module.UNSEEN: progress_pages.UNKNOWN}
+
+
+def test_a_worker_that_stops_is_not_waited_for(service: Service) -> None:
+    one, two = service.worker(11), service.worker(12)
+    two.applied("books", 1)
+    two.stop()
+    assert one.progress("books") == {}
+    one.committed("books")  # nobody listens
 
 
 def test_a_look_that_fails_does_not_end_the_others(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +256,22 @@ def test_a_full_queue_holds_up_nobody(service: Service, tmp_path: Path) -> None:
         other.bind(str(tmp_path / "12.sock"))  # it never reads
         for _ in range(2000):
             one.committed("books")
+
+
+def test_a_later_worker_with_the_same_pid_is_another_one(tmp_path: Path) -> None:
+    pages = progress_pages.WorkerPages(tmp_path)
+    for models, sequence in ((("books", "films"), 7), (("films", "books"), 3)):
+        page = progress_pages.WorkerPage(tmp_path, 12)
+        for model in models:
+            page.write(model, sequence)
+        pages.look()
+        assert (pages.pids, pages.read("books"), pages.read("films")) == ([12], {12: sequence}, {12: sequence})
+        page.close()
+    (tmp_path / "junk.live").write_bytes(b"")
+    (tmp_path / "12.live").unlink()
+    pages.look()
+    assert (pages.pids, pages.read("books")) == ([], {})
+    pages.close()
 
 
 def test_a_worker_may_serve_more_models_than_its_file_has_room_for(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from service.live import group as group_module
 from service.live.catalogue_types import Delete, Outcome, Put
 from service.live.compaction import Compaction
 from service.live.group import Write
-from service.live.journal_thread import JournalThread
+from service.live.journal_thread import TOGETHER, JournalThread
+from service.live.live_version import LiveVersion
 from service.live.notices import MAX_MESSAGES, Notices
 from tests.espalier.live.journals import put
 from tests.service.live_running import Live, Nearest, add_version, live_service, models
@@ -122,6 +123,32 @@ def test_an_item_is_read_while_others_are_applied(live: Live, monkeypatch: pytes
     assert in_time == [True]
 
 
+def test_where_a_read_item_hangs_is_what_its_write_said(live: Live) -> None:
+    trained = live.get("item-3").placed
+    assert trained is not None
+    assert (trained.by, trained.version) == ("trained", 1)
+    assert live.put("new", like=("item-9",)).placed == live.get("new").placed
+    moved = live.put("item-3", like=("item-9",)).placed
+    assert moved is not None
+    assert (moved.by, moved.parent) == ("like", trained.parent)
+    assert live.get("item-3").placed == moved
+    live.delete("item-3")
+    back = live.put("item-3").placed
+    assert back is not None
+    assert back.parent == trained.parent
+
+
+def test_a_write_says_where_its_item_hangs_in_the_default_version(live: Live, models: Path) -> None:
+    add_version(models, 2, seed=1)
+    live.admin("POST", "load", {"version": 2, "default": False})
+    for default in (1, 2):
+        live.admin("POST", "default", {"version": default})
+        said = live.put(f"new-{default}", like=("item-1",)).placed
+        places = {number: version.placed(f"new-{default}") for number, version in live.catalogue.thread.versions.items()}
+        assert said == places[default]
+        assert len({place.parent for place in places.values() if place is not None}) == 2, "each version has a tree of its own"
+
+
 def test_workers_that_have_seen_different_ids_agree_when_handles_run_out(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with live_service(models, monkeypatch) as first:
         for item in "abcd":
@@ -152,6 +179,17 @@ def test_a_write_whose_place_cannot_be_stored_leaves_nothing_behind(live: Live, 
     assert live.put("last", like=("item-1",)).sequence == 3
     assert {"new", "last"} < {*live.found("item-1")}
     assert "large" not in live.found("item-1")
+
+
+def test_a_write_that_is_refused_takes_no_room_from_those_after_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch, max_live=1) as live:
+        live.put("again", like=("item-1",))
+        live.delete("again")
+        monkeypatch.setattr(group_module, "MAX_HANDLES", 1)
+        refused, taken = live.bulk(Put("new", ItemBody(like=("item-1",))), Put("again", ItemBody(like=("item-1",))))
+        assert isinstance(refused, CatalogueFull)
+        assert isinstance(taken, Outcome), taken
+        assert taken.outcome == "inserted"
 
 
 class StopsMeanwhile(Sequence[Write]):
@@ -318,6 +356,31 @@ def test_a_write_that_has_not_begun_in_time_is_not_done(live: Live, monkeypatch:
     assert not {"waits", "line"} & {*live.found("item-1")}
 
 
+def test_after_a_write_that_was_refused_late_the_next_one_is_taken(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes when the journal's thread has refused the first one, and has not taken the second."""
+    refused = threading.Event()
+
+    def expire(*_: Any) -> None:
+        refused.set()
+        time.sleep(0.5)
+
+    with live_service(models, monkeypatch) as live, monkeypatch.context() as failing:
+        held = HeldUp(failing, InvalidData("like", "item-1", "another item"))
+
+        async def write() -> list[Any]:
+            late = await held.write(live, live.catalogue.write(liked("second")))
+            monkeypatch.setattr(LiveVersion, "expire", expire)
+            held.go_on.set()
+            await asyncio.to_thread(refused.wait, LIMIT_S)
+            failing.undo()
+            return [*late, await live.catalogue.write(liked("third"))]
+
+        first, second, third = live.running.client.runner.run(write())
+        assert isinstance(first, NotWritable)
+        assert isinstance(second, NotWritable)
+        assert third.sequence == 1
+
+
 def test_behind_a_write_that_does_not_end_no_others_gather(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their clients have long been answered, so nothing else would bound them."""
     held = HeldUp(monkeypatch)
@@ -418,6 +481,35 @@ def test_writes_that_come_while_one_is_committed_wait_for_more(committed: Commit
     committed.thread._queue.put(committed.thread._catch_up)  # others wait for that
     committed.turns(2)
     assert (committed.groups, looked) == (["a", "bc"], [True])
+
+
+def test_one_write_after_the_other_waits_for_nothing(committed: Committed) -> None:
+    for item_id in "abc":
+        committed.put(item_id)
+        committed.turns(1)
+        assert committed.thread._begin_at == -math.inf
+    assert committed.groups == ["a", "b", "c"]
+
+
+def test_writes_that_cannot_go_together_do_not_wait_for_more(committed: Committed) -> None:
+    committed.put("aaab")
+    committed.turns(3)
+    assert committed.groups == ["a", "a", "ab"]
+    assert committed.thread._begin_at == -math.inf
+
+
+def test_a_larger_group_and_enough_that_wait_begin_at_once(committed: Committed) -> None:
+    many = "abcdefgh"[:TOGETHER]
+    committed.put(many)
+    committed.meanwhile.append(Write(Put("x", ItemBody(like=("x",)))))
+    committed.turns(2)
+    assert committed.groups == [many, "x"]
+    committed.put("a")
+    committed.meanwhile += [Write(Put(item_id, ItemBody(like=("x",)))) for item_id in many]
+    committed.turns(1)
+    committed.thread._begin_at = time.monotonic() + 600
+    committed.turns(2)
+    assert committed.groups[2:] == ["a", many]
 
 
 def test_the_end_ends_a_pause(committed: Committed) -> None:

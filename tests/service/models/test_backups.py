@@ -22,6 +22,8 @@ from espalier.store.restoring import host_lock
 from service.models import backups
 from service.models.backups import Backups
 from service.models.desired_state import DesiredState
+from service.settings import Settings
+from service.watch.metrics import Metrics
 from tests.espalier.live.journals import appended, put
 from tests.service.models.registry import Running, run
 from tests.service.running import total
@@ -100,6 +102,29 @@ def test_a_backup_is_made_at_once_and_again_only_when_something_has_changed(mode
         until(confirmed(running))
         assert len(find_backups(store, "books")) == 3
         assert value(running, FAILURES) == 0
+
+
+def test_a_model_with_nothing_of_its_own_is_not_backed_up(models: Path, store: Objects) -> None:
+    with backed_up(models, store) as running:
+        until(lambda: (models / ".backup.lock").exists())
+        assert value(running, TIMESTAMP) is None
+        running.remove("item-3")
+        until(lambda: value(running, TIMESTAMP) is not None)
+
+
+def test_a_service_whose_models_folder_is_still_to_come_waits_for_it(
+    tmp_path: Path, store: Objects, looks: Looks, caplog: pytest.LogCaptureFixture
+) -> None:
+    backups = Backups(Settings(models=tmp_path / "cache", backup_every_s=0.05), store.url, Metrics())
+    backups.start()
+    try:
+        looks.several()
+        assert not [record for record in caplog.records if record.exc_info]
+        (tmp_path / "cache" / "books").mkdir(parents=True)
+        (tmp_path / "cache" / "books" / "removed.json").write_text("{}")
+        until(lambda: find_backups(store, "books"))
+    finally:
+        backups.stop()
 
 
 def test_a_restart_reads_the_time_from_the_store_and_makes_no_backup_before_it_is_due(
@@ -181,3 +206,21 @@ def manifest_of(store: Objects) -> dict[str, Any]:
     found = read_backup(store, "books", find_backups(store, "books")[-1])
     assert found is not None
     return dict(found.files)
+
+
+def test_a_clock_that_is_set_back_stops_no_backups(models: Path, store: Objects, live: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead_s = 40 * 86_400.0
+
+    class Clock:
+        monotonic = staticmethod(time.monotonic)
+
+        @staticmethod
+        def time() -> float:
+            return time.time() + ahead_s
+
+    monkeypatch.setattr(backups, "time", Clock)
+    with backed_up(models, store):
+        until(lambda: len(find_backups(store, "books")) == 1)
+        ahead_s = 0.0
+        appended(live, [put("b")])
+        until(lambda: len(find_backups(store, "books")) == 2)

@@ -14,7 +14,7 @@ import pytest
 from espalier.errors import InvalidData
 from espalier.serving import Serving
 from service.errors import Conflict, ModelNotFound, NotReady
-from service.models.desired_state import DesiredState, FollowedFile
+from service.models.desired_state import DesiredState, FollowedFile, Removed
 from tests.service.models.registry import Held, Running, add_version, damage, run, search
 from tests.waiting import until
 
@@ -67,6 +67,21 @@ def test_a_failed_load_disturbs_nothing_and_is_taken_back(models: Path) -> None:
         assert running.books.reason is None
 
 
+def test_a_change_that_is_taken_back_brings_no_other_version(models: Path) -> None:
+    with run(models) as running:
+        add_version(models, 2)
+        add_version(models, 3, damaged=True)
+        with pytest.raises(Conflict):
+            running.run(running.registry.changes.load("books", 3))
+        assert running.served() == 1
+        running.run(running.registry.changes.set_default("books", 1))
+        add_version(models, 4, damaged=True)
+        with pytest.raises(Conflict):
+            running.run(running.registry.changes.set_default("books", 4))
+        assert DesiredState(models / "books").read(Serving) == Serving(generation=3, versions=(1,), default=1)
+        until(lambda: running.states() == {1: "ready", 2: "available", 3: "failed", 4: "failed"}, "the versions are so")
+
+
 async def test_one_change_waits_for_no_other(changing: Running, held: Held) -> None:
     loading = await held.begun(changing.registry.changes.load("books", 2))
     with pytest.raises(Conflict, match="under way"):
@@ -75,6 +90,23 @@ async def test_one_change_waits_for_no_other(changing: Running, held: Held) -> N
     assert changing.registry.not_ready() == []
     held.let_go.set()
     await loading
+
+
+def test_another_default_does_not_wait_for_a_model_that_is_being_loaded(models: Path) -> None:
+    async def scenario() -> None:
+        loading = await held.begun(running.registry.changes.load("films", 1))
+        await running.registry.changes.set_default("books", 1)
+        assert running.served() == 1
+        held.let_go.set()
+        await loading
+
+    held = Held("films")
+    add_version(models, 2)
+    with run(models, held.open) as running:
+        running.run(running.registry.changes.load("books", 1))
+        add_version(models, 1, name="films")
+        running.run(scenario())
+        assert running.registry.choose("films", None).name == "films"
 
 
 async def test_a_change_goes_on_when_its_client_hangs_up(changing: Running, held: Held) -> None:
@@ -154,14 +186,34 @@ def test_a_version_is_taken_apart_once_nobody_holds_it(models: Path) -> None:
 # -- the files of desired state: written whole, read again, and said where they are malformed -----------------------------
 
 
+def test_a_state_is_read_as_it_was_written_and_leaves_no_other_file(tmp_path: Path) -> None:
+    state = DesiredState(tmp_path)
+    assert (state.read(Serving), state.read(Removed), state.signature(Serving)) == (None, None, None)
+    serving, removed = Serving(generation=4, versions=(2, 3), default=3), Removed(generation=2, ids=("b12", "ü"))
+    state.write(serving)
+    first = state.signature(Serving)
+    state.write(removed)
+    assert (state.read(Serving), state.read(Removed)) == (serving, removed)
+    assert json.loads((tmp_path / "serving.json").read_text()) == {"generation": 4, "versions": [2, 3], "default": 3}
+    state.write(serving)
+    assert first is not None
+    assert state.signature(Serving) != first
+    state.delete(Removed)
+    state.delete(Removed)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["serving.json"]
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
         ("", "books/serving.json"),
         ('{"generation": 1, "versions": [1]}', "default"),
         ('{"generation": 0, "versions": [1], "default": 1}', "generation"),
+        ('{"generation": 1, "versions": [], "default": 1}', "versions"),
         ('{"generation": 1, "versions": [0], "default": 0}', "versions.0"),
         ('{"generation": 1, "versions": [1, 2], "default": 3}', "default 3 is not among the versions"),
+        ('{"generation": 1, "versions": [1], "default": 1, "canary": 2}', "canary"),
+        ('{"generation": 1, "versions": [1], "default": 1', "books/serving.json"),
     ],
 )
 def test_a_malformed_state_is_said(tmp_path: Path, content: str, named: str) -> None:
@@ -195,3 +247,11 @@ def test_a_pin_is_lifted_by_a_file_that_stays_away(models: Path, monkeypatch: py
     found: Serving | None = watched.state
     assert found is None
     assert watched.problem is None
+
+
+@pytest.mark.parametrize("kind", [Serving, Removed])
+def test_one_change_of_a_file_at_a_time(tmp_path: Path, kind: type[Serving] | type[Removed]) -> None:
+    with DesiredState(tmp_path).locked(kind), pytest.raises(Conflict, match="under way"), DesiredState(tmp_path).locked(kind):
+        pass
+    with DesiredState(tmp_path).locked(Serving), DesiredState(tmp_path).locked(Removed):
+        pass

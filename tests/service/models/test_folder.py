@@ -16,7 +16,7 @@ import pytest
 from espalier.serving import Serving
 from service.errors import Conflict, NotReady
 from service.models.desired_state import DesiredState
-from service.models.loading import compare_contents, compare_files
+from service.models.loading import compare_contents, compare_files, relative_paths
 from tests.service.models.registry import Running, add_version, damage, run
 from tests.waiting import until
 
@@ -62,6 +62,19 @@ def wait_for_films(running: Running) -> None:
     """Until a new model serves: another look was taken."""
     add_version(running.models, 1, name="films")
     until(lambda: "films" in running.registry.entries and running.registry.entry("films").loaded, "the new model serves")
+
+
+@pytest.mark.parametrize(("poll_s", "pinned"), [(0.01, True), (None, False)])
+def test_a_new_version_is_only_listed_where_the_model_is_pinned_or_not_polled(models: Path, poll_s: float | None, pinned: bool) -> None:
+    with run(models, poll_s=poll_s) as running:
+        if pinned:
+            running.run(running.registry.changes.set_default("books", 1))
+        add_version(models, 2)
+        until(lambda: running.states() == {1: "ready", 2: "available"}, "the new version is listed")
+        if pinned:
+            wait_for_films(running)
+        assert running.opened == [1] * (1 + pinned)
+        assert running.served() == 1
 
 
 def test_a_bundle_that_is_changed_in_place_stops(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -168,6 +181,21 @@ def test_what_is_written_to_while_it_is_compared_says_nothing(models: Path, monk
         assert compare_files(loaded.files) == "written"
 
 
+def test_a_file_that_replaces_another_one_is_never_taken_for_it(models: Path) -> None:
+    """The file system may give a new file the inode number of a file that was deleted just before."""
+    with run(models) as running:
+        running.registry._follower.stop()
+        running.registry._follower._threads[0].join()
+        loaded = running.registry.choose("books", None)
+        files = [file for file, before in loaded.files.items() if before is not None]
+        assert len(files) > 3
+        for file in files:
+            content = file.read_bytes()
+            file.unlink()
+            file.write_bytes(content[::-1] + b"longer")
+            assert compare_files(loaded.files) == "elsewhere", file
+
+
 @pytest.mark.parametrize("how", ["deleted", "renamed", "replaced"])
 def test_a_bundle_that_is_deleted_renamed_or_replaced_serves_on(models: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
     with run(models) as running:
@@ -191,3 +219,9 @@ def test_a_folder_that_was_renamed_by_hand_is_refused_with_the_name_that_it_shou
     with run(models) as running:
         reason = running.registry.entry("novels").reasons[1]
     assert "novels/1: its manifest says books version 1; rename the folder to books/1" in reason
+
+
+def test_reasons_name_paths_below_the_models_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    assert relative_paths(f"{folder}/books/1/items.arrow: missing", folder) == "books/1/items.arrow: missing"
+    assert relative_paths("models/books/1: missing, see submodels/x", Path("models")) == "books/1: missing, see submodels/x"

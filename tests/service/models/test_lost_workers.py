@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import tempfile
 import threading
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
 
+from espalier.bundle import Bundle
+from espalier.search import Engine
 from espalier.serving import Serving
 from service.errors import Conflict
 from service.models import follower as follower_module
 from service.models.desired_state import DesiredState, Removed
 from service.models.openings import Openings
+from tests.service.fake_engine import FakeEngine
 from tests.service.models.lost import STOPPED, killed, killed_while_changing, killed_while_opening, run_folder_of, say
 from tests.service.models.registry import Held, add_version, run
 from tests.waiting import until
@@ -69,6 +74,40 @@ def test_where_the_models_folder_has_no_locks_versions_are_opened_without_a_note
     with run(models) as running:
         assert running.served() == 1
     assert [*models.glob("books/.opening.*")] == []
+
+
+def test_a_version_in_its_place_is_tried(two: Path) -> None:
+    killed_while_opening(two / "books" / "2")
+    shutil.rmtree(two / "books" / "2")
+    add_version(two, 2)
+    with run(two) as running:
+        assert running.served() == 2
+
+
+def test_what_other_workers_serve_is_tried_again_but_not_for_ever(two: Path, tmp_path: Path) -> None:
+    """Where workers are killed for another reason, one that begins may be among them."""
+    with run_folder_of(tmp_path / "run", versions=[2]) as folder:
+        for times in (1, 2):
+            for _ in range(times):
+                killed_while_opening(two / "books" / "2")
+            with run(two, run_folder=folder) as running:
+                assert running.served() == 2
+        for _ in range(3):
+            killed_while_opening(two / "books" / "2")
+        with run(two, run_folder=folder) as running:
+            assert running.served() == 1
+
+
+@pytest.mark.parametrize("lacking", [True, False])
+def test_a_version_that_another_worker_has_left_out_is_opened_there_when_it_is_asked_for(two: Path, tmp_path: Path, lacking: bool) -> None:
+    """Whichever worker is asked. The one that lacks it does nothing, so that the change is taken back."""
+    DesiredState(two / "books").write(Serving(generation=4, versions=(1, 2), default=1))
+    has = [1] if lacking else [1, 2]
+    with run_folder_of(tmp_path / "run", serving=4, versions=has) as folder, run(two, run_folder=folder, load_timeout_s=0.2) as running:
+        assert running.states() == {1: "ready", 2: "ready"}
+        with pytest.raises(Conflict, match="did not follow") if lacking else nullcontext():
+            running.run(running.registry.changes.load("books", 2))
+        assert running.states() == {1: "ready", 2: "ready"}
 
 
 def test_where_the_folder_cannot_be_written_to_the_run_folder_has_the_note(
@@ -130,6 +169,32 @@ def test_a_change_whose_author_was_killed_is_taken_back(two: Path, before: Servi
         until(lambda: running.served() == served, "what served before does")
 
 
+def test_the_next_change_begins_with_what_was_before(two: Path) -> None:
+    before = Serving(generation=6, versions=(1,), default=1)
+    DesiredState(two / "books").write(before)
+    with run(two) as running:
+        add_version(two, 3)
+        killed_while_changing(two / "books", before, Serving(generation=7, versions=(1, 2), default=1))
+        running.run(running.registry.changes.load("books", 3))
+        found = serving_of(two)
+        assert found is not None
+        assert found.versions == (1, 3)
+
+
+def test_a_change_waits_while_another_worker_takes_one_back(two: Path) -> None:
+    """Which holds the lock for a moment."""
+    with run(two) as running, ExitStack() as taking_back:
+        add_version(two, 3)
+        taking_back.enter_context(DesiredState(two / "books").locked(Serving))
+        done = threading.Timer(0.2, taking_back.close)
+        done.start()
+        running.run(running.registry.changes.load("books", 3))
+        done.join()
+        found = serving_of(two)
+        assert found is not None
+        assert 3 in found.versions
+
+
 def test_a_file_that_was_written_by_hand_meanwhile_stays(two: Path) -> None:
     killed_while_changing(two / "books", None, Serving(generation=7, versions=(1, 2), default=1))
     by_hand = Serving(generation=9, versions=(2,), default=2)
@@ -158,9 +223,37 @@ def test_a_removal_holds_where_it_can_and_says_who_is_behind(models: Path, tmp_p
         assert running.count("rolled_back") == 0
 
 
+def test_who_is_behind_is_waited_for_once(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_folder_of(tmp_path / "run") as folder, run(models, run_folder=folder) as running:
+        running.remove("item-0")
+        monkeypatch.setattr("service.models.changes.REMOVALS_VISIBLE_S", 1e9)
+        running.remove("item-1")
+        assert running.found() == [0, 2, 3]
+
+
+def test_a_worker_that_serves_nothing_yet_is_not_behind(models: Path, tmp_path: Path) -> None:
+    """It reads the list before it serves."""
+    with run_folder_of(tmp_path / "run", serves=False, versions=[]) as folder, run(models, run_folder=folder) as running:
+        change = running.run(running.registry.changes.edit_removed("books", lambda _: ("item-0",)))
+        assert change.behind == ()
+
+
 def test_who_was_stopped_reads_what_is_removed_before_it_answers(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower_module, "TICK_S", 1e6)  # the thread that looks does not come to it
     with run(models) as running:
         assert running.found() == [0, 1, 2]
         DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
         until(lambda: running.found() == [1, 2, 3], "it has read the list", within_s=10)
+
+
+def test_who_begins_to_serve_answers_by_what_was_removed_while_it_loaded(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it before, so no answer said that it is behind."""
+    monkeypatch.setattr(follower_module, "TICK_S", 1e6)  # the thread that looks comes to it too late
+    monkeypatch.setattr(follower_module, "STALE_S", 1e6)
+
+    def removed_meanwhile(bundle: Bundle) -> Engine:
+        DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
+        return FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item)
+
+    with run(models, removed_meanwhile) as running:
+        assert running.found() == [1, 2, 3]

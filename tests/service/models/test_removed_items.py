@@ -13,6 +13,8 @@ import pytest
 
 from espalier.bundle import find_versions
 from espalier.serving import Serving
+from service.live.catalogue import LiveCatalogue
+from service.live.live_version import LiveVersion
 from service.models.desired_state import DesiredState, Removed
 from service.models.registry_entry import Entry
 from tests.service.models.registry import Held, add_version, run, search
@@ -65,6 +67,27 @@ def test_items_can_be_removed_while_a_version_is_loading(models: Path, monkeypat
             running.run(loaded())
         until(lambda: running.served() == 2, "version 2 serves")
         assert running.found() == [1, 2, 3]
+
+
+def test_what_may_be_shown_again_while_a_version_is_loading_is_shown_by_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joining, let_go, join = threading.Event(), threading.Event(), LiveCatalogue.join
+
+    def join_late(catalogue: LiveCatalogue, live: LiveVersion) -> None:
+        if live.version == 2:
+            joining.set()
+            assert let_go.wait(10)
+        join(catalogue, live)
+
+    monkeypatch.setattr(LiveCatalogue, "join", join_late)
+    with run(models) as running:
+        running.remove("item-0")
+        add_version(models, 2)
+        DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
+        until(joining.is_set, "version 2 has read what is removed")
+        running.remove()
+        let_go.set()
+        until(lambda: running.served() == 2, "version 2 serves")
+        assert running.found() == [0, 1, 2]
 
 
 def itself(place: Path) -> None:
@@ -158,6 +181,22 @@ def test_a_models_folder_that_cannot_be_listed_is_said_once(
         until(lambda: looks[0] >= 3, "it is looked at again")
         assert caplog.text.count("the models folder cannot be read: Input/output error") == 1
         assert running.found() == [0, 1, 2]
+
+
+def test_a_pin_holds_while_the_folder_is_away(models: Path) -> None:
+    add_version(models, 2)
+    with run(models, poll_s=0.01) as running:
+        running.run(running.registry.changes.set_default("books", 1))
+        lost = Lost(models, "the model's folder is unmounted")
+        until(lambda: "books/serving.json" in str(running.books.reason), "it is said")
+        assert running.served() == 1
+        assert running.books.serving is not None
+        lost.bring_back()
+        until(lambda: running.books.reason is None, "it is over")
+        assert running.served() == 1
+        assert running.books.serving is not None
+        (models / "books" / "serving.json").unlink()
+        until(lambda: running.served() == 2, "a pin that is deleted is lifted")
 
 
 def test_a_removal_that_is_followed_late_stays(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -14,12 +16,13 @@ from typing import Any
 import pytest
 
 from espalier.bundle import find_versions
+from espalier.errors import CacheFull
 from espalier.store import fetching
 from espalier.store.fetching import FETCH, fetch
 from espalier.store.models import StoredModel, blob_key, find_models, serve_highest, serving_key, set_default
 from espalier.store.objects import Objects
 from espalier.store.publishing import publish
-from service.errors import Conflict
+from service.errors import Conflict, NotReady
 from service.models import store_mirror
 from tests.service.models.registry import Running, add_version, run
 from tests.service.running import small_model, total
@@ -115,6 +118,19 @@ def test_an_admin_of_one_host_cannot_leave_the_store(following: Running) -> None
             following.run(change("books", 1))
 
 
+def test_it_waits_for_a_store_that_is_not_there_yet(store: Objects, models: Path, cache: Path) -> None:
+    publish(store, [models / "books" / "1"])
+    folder = folder_of(store)
+    folder.rename(folder.with_name("elsewhere"))
+    with follow(store, cache) as running:
+        until(lambda: running.registry.not_ready() == ["waiting for the store: the store: no such folder"])
+        with pytest.raises(NotReady, match="No model has come from the store yet"):
+            running.registry.choose(None, None)
+        folder.with_name("elsewhere").rename(folder)
+        until(lambda: not running.registry.not_ready())
+        assert running.registry.choose(None, None).version == 1
+
+
 def test_it_serves_what_it_has_while_the_store_is_gone_and_catches_up(store: Objects, models: Path, cache: Path) -> None:
     publish(store, [models / "books" / "1"])
     fetch(store, "books", 1, cache)
@@ -136,6 +152,26 @@ def test_it_serves_what_it_has_while_the_store_is_gone_and_catches_up(store: Obj
         publish(store, [add_version(models, 3)])
         until(lambda: running.served() == 3)
         assert metric(running, "espalier_store_silent_seconds") == 0
+
+
+def test_a_start_waits_for_all_models_of_the_store(store: Objects, models: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, [models / "books" / "1", add_version(models, 1, name="films")])
+    go_on = threading.Event()
+
+    def fetch_late(store: Objects, name: str, version: int, models: Path, on_progress: object) -> int:
+        assert name == "books" or go_on.wait(20)
+        return fetch(store, name, version, models)
+
+    monkeypatch.setattr(store_mirror, "fetch", fetch_late)
+    with follow(store, cache) as running:
+        until(lambda: "books" in running.registry.entries and running.registry.entry("books").state == "ready")
+        assert running.registry.not_ready() == ["films version 1 comes from the store, 0.0 of 0.0 MB"]
+        go_on.set()
+        until(lambda: not running.registry.not_ready())
+        assert running.registry.entry("films").state == "ready"
+        publish(store, [add_version(models, 1, name="songs")])
+        until(lambda: "songs" in running.registry.entries)
+        assert not any("songs" in line for line in running.registry.not_ready())  # no start waits for it
 
 
 def test_a_start_waits_for_no_model_that_is_damaged_in_the_store(store: Objects, models: Path, cache: Path) -> None:
@@ -248,6 +284,21 @@ def test_old_versions_make_room_for_a_new_one(store: Objects, models: Path, cach
         assert 1 not in find_versions(cache)["books"]
 
 
+def test_a_host_without_a_version_takes_one_that_fits(store: Objects, models: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, [models / "books" / "1"])
+    publish(store, [add_version(models, 2)])
+
+    def fetch_one(store: Objects, name: str, version: int, *more: Any) -> int:
+        if version == 2:
+            raise CacheFull("no room for version 2")
+        return fetch(store, name, version, *more)
+
+    monkeypatch.setattr(store_mirror, "fetch", fetch_one)
+    with follow(store, cache) as running:
+        until(partial(serves, running, 1))
+        until(lambda: waits_because(running, "no room for version 2"))
+
+
 def test_of_two_processes_one_follows_the_store_and_the_other_takes_over(
     store: Objects, models: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,6 +318,17 @@ def test_of_two_processes_one_follows_the_store_and_the_other_takes_over(
         bytes_of[size].run(bytes_of[size].registry.drain(10))
         publish(store, [add_version(models, 3)])
         until(partial(serves, bytes_of[0], 3))
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(store: Objects, models: Path, cache: Path) -> None:
+    publish(store, [models / "books" / "1"])
+    cache.mkdir()
+    (cache / "books").write_text("no folder")
+    with follow(store, cache) as running:
+        until(lambda: "Not a directory" in " ".join(running.registry.not_ready()), lambda: str(running.registry.not_ready()))
+        assert str(cache) not in " ".join(running.registry.not_ready())
+        os.unlink(cache / "books")
+        until(lambda: not running.registry.not_ready())
 
 
 def test_a_shard_has_the_two_highest_versions_and_no_other_shard(store: Objects, tmp_path: Path, cache: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
+from service.router.fleet import Fleet
+from service.router.shard_search import ShardSearch, whole_of
 from tests.rankers import add_ranker
 from tests.service.router.cluster import Cluster, cluster, serve_shards, shard_folders
 from tests.service.running import Json, bearer, ids, run
@@ -233,6 +235,31 @@ def test_a_version_that_is_cut_into_another_number_is_opened_anew_once_all_of_it
             assert after["version"] == before["version"]
             assert shards.client.get("/readyz").status_code == 200
             until(lambda: up() == {"0": 1, "1": 1, "2": 1})
+
+
+@pytest.mark.parametrize(("kind", "query"), [("product", {"history": []}), ("forest", {"features": {"indices": [1], "values": [1.0]}})])
+def test_the_layout_of_a_version_is_the_one_that_its_engine_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, query: Json
+) -> None:
+    whole = whole_bundle(tmp_path / "models", kind)
+    cut(whole, tmp_path / "three", 3)
+    three = serve_shards(tmp_path / "three")
+
+    opened = ShardSearch.__init__
+
+    def cut_anew(search: ShardSearch, bundle: Bundle, fleet: Fleet) -> None:
+        transport: Any = fleet.transport
+        transport.registries["http://three"] = three
+        transport.names |= {f"http://shard-{index}-0": ["http://three"] for index in range(2)}
+        until(lambda: fleet.count_of(whole_of(bundle)) == 3)
+        opened(search, bundle, fleet)
+
+    monkeypatch.setattr(ShardSearch, "__init__", cut_anew)
+    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), poll_s=60.0) as shards:
+        loaded = shards.app.state.service.registry.entries["books"].loaded
+        assert loaded.engine.tree_search.count == 3
+        assert shards.retrieve(queries=[query])["coverage"]["shards"] == 3
+        asyncio.run(three.drain(1.0))
 
 
 def publish(bundle: Bundle, models: Path) -> None:

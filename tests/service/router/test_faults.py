@@ -23,6 +23,7 @@ from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
 from service.router.fleet import Fleet
 from service.router.replicas import LINES
+from service.router.transport import ReplicaFailed
 from service.shards.search import answer_search
 from service.watch.metrics import Metrics
 from tests.service.router.cluster import Cluster, cluster, shard_folders
@@ -174,6 +175,21 @@ def test_an_answer_that_cannot_be_one_is_counted_and_never_used(shards: Cluster,
     assert (shards.metric("espalier_router_mixed_total") > before[1]) == (reason == "mixed")
 
 
+def test_what_a_shard_says_of_places_without_an_item_does_not_count(shards: Cluster) -> None:
+    expected, empty = shards.retrieve(**QUERY)["results"], 0
+
+    def padded(answer: ShardAnswer) -> ShardAnswer:
+        nonlocal empty
+        is_none_BM = answer.result.item_rows_BM == NO_ITEM
+        empty += int(is_none_BM.sum())
+        keys_BM = np.where(is_none_BM, np.float32(np.inf), answer.result.keys_BM)
+        return replace(answer, result=replace(answer.result, keys_BM=keys_BM))
+
+    shards.transport.faults = {address: with_answers(shards, address, padded) for address in (A, B)}
+    assert shards.retrieve(**QUERY)["results"] == expected
+    assert empty
+
+
 # -- shards that are missing ---------------------------------------------------------------------------------------------
 
 
@@ -249,6 +265,28 @@ def test_bits_of_a_filter_are_sent_where_a_shard_lacks_them(shards: Cluster) -> 
 
 def told(caplog: pytest.LogCaptureFixture, begin: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith(begin)]
+
+
+def test_the_log_says_when_a_replica_fails_otherwise_than_before(fresh: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    fresh.transport.dead.add(A)
+    until(lambda: f"{A} is dead" in caplog.text)
+    fresh.transport.hung.add(A)
+    fresh.transport.dead.remove(A)
+    until(lambda: f"{A} hangs" in caplog.text)
+
+
+def test_a_replica_that_always_fails_gets_few_lines_each_with_its_address_once(fresh: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    def wrong(body: bytes) -> None:
+        raise ReplicaFailed("garbage", "nonsense\n")
+
+    fresh.transport.faults |= {A: wrong, B: lambda body: b"\0" * 100}
+    before = failures(fresh, "garbage")
+    until(lambda: fresh.retrieve(**QUERY) and failures(fresh, "garbage") >= before + 6 * LINES)
+    for address in (A, B):
+        lines = told(caplog, f"shard 0: {address}: ")
+        assert len(lines) <= LINES + 1
+        assert all(line.count(address) == 1 and line.isprintable() for line in lines)
+    assert told(caplog, "shard 0: ")
 
 
 def test_what_a_replica_lists_besides_costs_no_series_and_few_lines(fresh: Cluster, caplog: pytest.LogCaptureFixture) -> None:

@@ -182,8 +182,12 @@ def listed(*shards: Any, **more: Any) -> bytes:
     [
         {"count": 300_000_000},
         {"of": "books\nforged"},
+        {"of": "x" * 100},
+        {"digest": "d"},
         {"version": 0},
         {"version": 1 << 63},
+        {"index": -1},
+        {"index": None},
         {"count": True},
         {"ready": 1},
     ],

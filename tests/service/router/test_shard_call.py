@@ -165,6 +165,14 @@ def test_who_is_asked_and_when(
     assert " ".join(replica.trust for replica in found.shard.replicas) == trust
 
 
+@pytest.mark.parametrize(
+    ("first", "hedged", "retried", "failed"), [((0.01, "broken"), 0, 1, 1), ((NEVER, OK), 1, 0, 0), ((0.01, OK), 0, 0, 0)]
+)
+def test_retries_company_and_failures_are_counted(clock: Clock, first: tuple[float, Any], hedged: int, retried: int, failed: int) -> None:
+    shard = ask(clock, Shard(clock, [[first], [(0.01, OK)]]), 1).shard
+    assert [shard.counted(name) for name in ("hedges", "retries", "failures")] == [hedged, retried, failed]
+
+
 def test_who_is_silent_or_gone_is_followed_and_three_are_asked_at_most(clock: Clock) -> None:
     assert ask(clock, Shard(clock, [[(0.3, OK)], [(0.01, OK)]], hedges=False), 1)[:2] == ("0", 300)
     gone = Shard(clock, [[(0.01, OK)], [(0.01, "not_served")]])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -61,12 +62,26 @@ def of_degrees(folder: Path) -> Raw:
     return {"kind": "xreg", "data": data, "search": dict(NARROW)} | parts
 
 
+def of_texts(folder: Path) -> Raw:
+    """Texts of queries, and titles."""
+    things = [f"{colour} {thing}" for colour in ("red", "blue", "green", "black") for thing in ("lamp", "chair", "cup")]
+    ids_of = {title: title.replace(" ", "-") for title in things}
+    items = pl.DataFrame([(ids_of[title], title.title()) for title in things], schema=["id", "title"], orient="row")
+    wanted = [(f"{word} {title}", ids_of[title]) for title in things for word in ("buy", "cheap", "a")]
+    log = pl.DataFrame(wanted, schema=["query", "item"], orient="row")
+    items.write_parquet(folder / "items.parquet")
+    log.write_csv(folder / "log.csv")
+    data = {"format": "log", "train": f"{folder}/log.csv", "items": f"{folder}/items.parquet", "own_texts": ["title"]}
+    return {"kind": "xr-linear", "data": data, "tree": {"branching": 2, "max_leaf": 2}, "search": dict(NARROW)}
+
+
 MADE: Mapping[str, Callable[[Path], Raw]] = {
     "otm-sequence": lambda folder: of_log(folder, "otm-sequence", **TRAINED),
     "neighbours": lambda folder: of_log(folder, "neighbours"),
     "otm-robust of vectors": of_vectors,
     "xr-linear, a forest": lambda folder: of_points(folder, trees=2, stacking={"model": "none"}),
     "xr-linear, a forest, stacked": lambda folder: of_points(folder, trees=2),
+    "xr-linear of texts": of_texts,
     "xreg, a forest with a tail": of_degrees,
 }
 

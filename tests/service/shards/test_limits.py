@@ -20,7 +20,7 @@ from espalier.engines import open_engine
 from espalier.memory_lists import MemoryLists
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.search import SearchParams
-from espalier.shards.messages import MaskBits, ShardAnswer, ShardQuery, encode_query
+from espalier.shards.messages import MEDIA_TYPE, MaskBits, ShardAnswer, ShardQuery, encode_query
 from service.models.probe import Probe
 from service.shards import search as search_module
 from tests.service.running import Json, Running, bearer, problem, run, total
@@ -277,6 +277,11 @@ def test_what_needs_the_whole_catalogue_is_left_to_the_router(service: Running, 
     assert right.status_code != 409 or "router" not in right.text
 
 
+@pytest.mark.parametrize("path", ["/models", "/models/1", "/models/1/items?prefix=item", "/models/1/tree/0", "/readyz", "/metrics"])
+def test_what_a_shard_can_say_of_itself_it_says(service: Running, path: str) -> None:
+    assert service.client.get(path).status_code == 200
+
+
 def test_a_shard_takes_no_live_items_and_no_probe(service: Running) -> None:
     registry = service.app.state.service.registry
     whole, shard = (registry.entries[name].loaded.live for name in ("books", "1"))
@@ -284,3 +289,17 @@ def test_a_shard_takes_no_live_items_and_no_probe(service: Running) -> None:
     assert shard.refused == "version 1 on compiled-cpu takes no live items"
     registry = service.app.state.service.registry
     assert Probe(registry, service.app.state.service.metrics, 1.0).ready() == [("books", 1)]
+
+
+def test_a_search_is_logged_under_the_routers_request_id_and_trace(whole: Bundle, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    more = {"content-type": MEDIA_TYPE, "x-request-id": "from-a-router", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    query = query_for(whole, Bundle.open(folder / "1" / "1"), queries_of(whole), SearchParams.uniform(3, 4, 5))
+    with run(folder, open_cpu, log_requests="all") as service, caplog.at_level(logging.INFO, "service.requests"):
+        answer = service.client.post("/internal/search", content=encode_query(query), headers=more)
+    assert answer.headers["x-request-id"] == "from-a-router"
+    fields = next(vars(record)["fields"] for record in caplog.records if record.name == "service.requests")
+    wanted = {"request_id": "from-a-router", "trace_id": trace, "path": "/internal/search", "status": 200, "model": "1", "version": 1}
+    wanted |= {"queries": 3, "m": 5, "beam_size": 4}
+    assert wanted.items() <= fields.items()
+    assert {"queue_ms", "encode_ms", "search_ms", "serialise_ms"} <= fields.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,49 @@ def test_the_two_highest_versions_of_each_shard_serve(versions: Any, tmp_path: P
         assert service.client.get("/readyz").status_code == 200
 
 
+def test_what_the_service_says_of_its_shards(versions: Any, tmp_path: Path) -> None:
+    _, shards = versions
+    put(tmp_path, shards[0])
+    with run(tmp_path, open_cpu) as service:
+        document = service.client.get("/internal/shards").json()
+    info = shards[0][1].manifest.shard
+    assert document["shards"][1] == {
+        "model": "1",
+        "of": "books",
+        "version": 1,
+        "digest": info.digest,
+        "index": 1,
+        "count": 2,
+        "items": shards[0][1].tree.item_count,
+        "engine": "compiled-cpu",
+        "ready": True,
+    }
+    with run(tmp_path, open_cpu) as service:
+        assert service.client.get("/internal/shards").json()["process"] != document["process"]
+
+
+def test_no_shard_is_ready_while_the_service_shuts_down(versions: Any, tmp_path: Path) -> None:
+    wholes, shards = versions
+    put(tmp_path, shards[0])
+    with run(tmp_path, open_cpu) as service:
+        service.app.state.service.registry.leaving = True
+        assert [entry["ready"] for entry in service.client.get("/internal/shards").json()["shards"]] == [False, False]
+        assert status(service, wholes[0], shards[0][0]) == 200
+        service.app.state.service.registry.draining = True
+        assert status(service, wholes[0], shards[0][0]) == 503
+
+
+def test_the_workers_of_one_start_are_one_process(tmp_path: Path, versions: Any) -> None:
+    put(tmp_path, versions[1][0])
+    for name in ("a", "b"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    ids = []
+    for name in ("a", "a", "b"):
+        app = create_app(Settings(models=tmp_path, run_folder=tmp_path / "run" / name))
+        ids.append(app.state.service.registry.shards.process)
+    assert ids[0] == ids[1] != ids[2]
+
+
 def test_a_version_that_routers_still_search_stays_beside_two_higher_ones(
     versions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +150,15 @@ def test_a_new_version_that_fails_leaves_the_two_that_serve(versions: Any, tmp_p
         put(tmp_path, [shards[3][0]])
         until(lambda: served(service)["0"] == [2, 4], "the highest two that load serve")
         assert status(service, wholes[3], shards[3][0]) == 200
+
+
+def test_a_file_of_desired_state_says_what_serves(versions: Any, tmp_path: Path) -> None:
+    _, shards = versions
+    for number in range(3):
+        put(tmp_path, shards[number])
+    (tmp_path / "0" / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1], "default": 1}))
+    with run(tmp_path, open_cpu) as service:
+        assert served(service) == {"0": [1], "1": [2, 3]}
 
 
 def test_one_shard_of_a_folder_can_be_served_alone(versions: Any, tmp_path: Path) -> None:
