@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.random_bundles import make_bundle
-from benchmarks.service import live_load
+from benchmarks.service import live_load, live_prober
 from benchmarks.service.live_load import KEY, measured
-from benchmarks.service.live_prober import Item, Prober, items_of, lost_of
+from benchmarks.service.live_prober import PAUSE_S, Item, Prober, items_of, lost_of
 from benchmarks.service.shard_answers import SeenAnswer, is_mixed, went_back
 from benchmarks.service.shard_fleet import SHIFT
 from benchmarks.service.shards import quantile_ms
@@ -29,6 +31,17 @@ def test_evidence_is_a_query_or_a_part_of_a_history() -> None:
     assert len({item.event for item in items}) > 3
     assert items_of([features], "x-", 1, 0) == [Item("x-0", {3: 1.0, 5: 2.0}, {"features": features.values})]
     assert items_of([Query("text", "words")], "x-", 1, 0) == [Item("x-0", "words", {"text": "words"})]
+
+
+def test_a_refused_retrieval_is_sent_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([(201, {"sequence": 1}), (429, {}), (429, {}), (200, {"results": [{"items": [{"id": "new"}]}]})])
+    pauses: list[float] = []
+    monkeypatch.setattr(live_prober, "exchange", lambda *_: next(answers))
+    monkeypatch.setattr(live_prober, "connections_to", lambda *_: [[HTTPConnection("nowhere")]])
+    monkeypatch.setattr(time, "sleep", lambda seconds: pauses.append(seconds) if seconds else None)
+    with Prober(("nowhere", 80), "books", KEY, workers=1, m=5) as prober:
+        probed = prober.run([Item("new", ("a",), {"history": ["a"]})], per_s=1)
+    assert (probed.refused, pauses, len(probed.visible_s), probed.found_at_once) == (2, [PAUSE_S, PAUSE_S], 1, 1)
 
 
 @pytest.mark.release

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.papers.nce import nce_tables
 from benchmarks.papers.nce.boosting import BoostingConfig, fit_boosted_trees
 from benchmarks.papers.nce.nce_summary import METHODS, markdown, summary
 from benchmarks.papers.nce.nce_tables import measure, read_folds
+from benchmarks.papers.nce.rank_svm import better_and_worse, fit_rank_svm
 from espalier.errors import InvalidData
 from tests.training.test_rankers import quality, synthetic
+from training.rankers.export import ranker_onnx
 from training.rankers.fit import new_ranker
 from training.specification.ranker import HighwayConfig, ranker_config
 
@@ -105,6 +108,33 @@ def test_seeds_are_averaged_within_a_query_and_folds_are_put_end_to_end() -> Non
 
 
 TREES = BoostingConfig(trees=40, leaves=8, least_rows=5, feature_share=1.0)
+
+
+def test_pairs_are_of_one_query_and_of_different_grades() -> None:
+    data = synthetic(1, 10)
+    pairs = better_and_worse(data)
+    query = np.repeat(np.arange(len(data)), np.diff(data.query_offset))
+    assert (query[pairs[:, 0]] == query[pairs[:, 1]]).all()
+    assert (data.grades_R[pairs[:, 0]] > data.grades_R[pairs[:, 1]]).all()
+    expected = sum(int((data.grades_R[data.rows_of(q)][:, None] > data.grades_R[data.rows_of(q)]).sum()) for q in range(len(data)))
+    assert len(pairs) == len({tuple(pair) for pair in pairs.tolist()}) == expected
+
+
+def test_rank_svm_finds_the_minimum_of_its_objective() -> None:
+    data = synthetic(1, 30, curved=False)
+    ranker = fit_rank_svm(data, 2.0)
+    x = ranker.standardise(torch.from_numpy(data.features_RF)).double()
+    better, worse = torch.from_numpy(better_and_worse(data)).T
+
+    def gradient(weight: torch.Tensor) -> torch.Tensor:
+        w = weight.detach().double().requires_grad_()
+        value = 0.5 * w.square().sum() + 2.0 / len(data) * (1 - (x[better] - x[worse]) @ w).clamp(min=0).square().sum()
+        return torch.autograd.grad(value, w)[0]
+
+    found = next(ranker.function.parameters())
+    assert gradient(found).norm() < 1e-3 * gradient(torch.zeros_like(found)).norm()
+    assert quality(ranker, synthetic(2, 30, curved=False)) > 0.95
+    assert len(ranker_onnx(ranker)) > 0
 
 
 @pytest.mark.parametrize("loss", ["elimination", "plackett-luce", "lambdarank"])

@@ -24,10 +24,11 @@ from benchmarks.papers.otm.otm_table2 import (
     optimal_labels,
     ranks,
 )
+from espalier.errors import InvalidConfig
 from tests.pictures import Pictures
 from training.specification.deep import RobustObjective
 from training.specification.models import read_deep_config
-from training.specification.networks import ProductScorer
+from training.specification.networks import MlpScorer, ProductScorer
 from training.trees.balanced import random_tree
 
 
@@ -115,6 +116,17 @@ def test_every_tree_method_changes_the_configuration_into_a_valid_one() -> None:
     assert configs["otm-robust"].objective == RobustObjective()
     assert configs["tdm-same-scorer"].scorer == ProductScorer()
     assert {method for method, config in configs.items() if config.objective.gamma} == {"otm-robust"}
+
+
+def test_a_method_may_be_changed_key_by_key() -> None:
+    config = otm_real_trees.method_config(CONFIG, 'otm-robust+objective.gamma=0.25+scorer.kind="mlp"')
+    assert (config.objective.gamma, config.scorer.kind) == (0.25, "mlp")
+    for order in ('scorer.node_dim=48+scorer.kind="mlp"', 'scorer.kind="mlp"+scorer.node_dim=48'):
+        scorer = otm_real_trees.method_config(CONFIG, f"otm-robust+{order}").scorer
+        assert scorer == MlpScorer(node_dim=48)
+    for wrong in ("otm-robust+gamma=1", "otm-robust+scorer.kind=mlp", "otm-robust+objective.gamma=2"):
+        with pytest.raises(InvalidConfig):
+            otm_real_trees.method_config(CONFIG, wrong)
 
 
 def test_rows_are_written_after_every_method_and_not_made_twice(
