@@ -31,6 +31,12 @@ def rows(*lists: list[int]) -> np.ndarray:
     return np.array(lists, np.int64)
 
 
+def test_a_missing_item_does_not_hit_the_last_item_of_the_query_before() -> None:
+    precision, _, _ = precision_recall_f(rows([0, 1], [-1, -1]), [np.array([1]), np.array([0])], 2)
+    assert_array_equal(precision, [0.5, 0])
+    assert [len(values) for values in precision_recall_f(np.zeros((0, 3), np.int64), [], 3)] == [0, 0, 0]
+
+
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 12), st.integers(1, 12))
 def test_a_batch_equals_the_definition_query_by_query(seed: int, batch: int, columns: int, m: int) -> None:
     rng = np.random.default_rng(seed)
@@ -85,6 +91,12 @@ def test_regret_is_what_is_missing_of_the_best_m(seed: int, m: int, missing: int
     for b, regret in enumerate(regret_at_m(eta, found, m)):
         got = sum(eta[b, row] for row in found[b, :m] if row >= 0)
         assert regret == pytest.approx((sum(sorted(eta[b])[::-1][:m]) - got) / m, abs=1e-12)
+
+
+def test_regret_refuses_items_outside_the_catalogue() -> None:
+    with pytest.raises(InvalidData, match="item rows below 2") as error:
+        regret_at_m(np.array([[0.25, 0.5]]), rows([2]), 1)
+    assert error.value.field == "item_rows_BM"
 
 
 # -- rankings -------------------------------------------------------------------------------------------------------------

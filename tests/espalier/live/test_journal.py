@@ -140,6 +140,12 @@ def test_operations_of_another_journal_keep_their_numbers(journal: Journal) -> N
     assert journal.since(0, 1)[0].at == 3.0
 
 
+def test_a_journal_to_be_read_is_not_written_to(journal: Journal) -> None:
+    with pytest.raises(JournalReadOnly), Journal(journal.file, "read").writing():
+        pass
+    assert not journal.exists()
+
+
 def test_threads_append_and_read_at_once(journal: Journal) -> None:
     given: list[int] = []
 
@@ -156,6 +162,12 @@ def test_threads_append_and_read_at_once(journal: Journal) -> None:
         thread.join()
     assert sorted(given) == [*range(1, 81)]
     assert [operation.sequence for operation in journal.since(0, 100)] == sorted(given)
+
+
+def test_who_waits_too_long_for_the_lock_is_told(journal: Journal) -> None:
+    with locked(journal.file), pytest.raises(JournalBusy, match=r"0\.01 s"), journal.writing(0.01):
+        pass
+    assert appended(journal, [put("a")]) == [1]
 
 
 class Clock:

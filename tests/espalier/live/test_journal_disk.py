@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -483,3 +484,11 @@ def test_killed_writers_and_checkpointers_lose_nothing_and_commit_under_the_lock
 @pytest.mark.slow
 def test_commits_and_checkpoints_without_the_lock_are_seen(tmp_path: Path) -> None:
     assert "unguarded\n" in lines_of(tmp_path / "live.db", 4, ("write", "write", "checkpoint"), unlocked=True)
+
+
+def test_a_copy_of_the_files_of_a_killed_writer_is_a_journal(tmp_path: Path) -> None:
+    killed(tmp_path / "live.db", "committed")
+    (tmp_path / "copy").mkdir()
+    for ending in ("", "-wal"):
+        shutil.copy(tmp_path / f"live.db{ending}", tmp_path / "copy")
+    assert Journal.open(tmp_path / "copy" / "live.db").since(0, 9)[0].id == "a"

@@ -155,6 +155,22 @@ def test_numbers_given_since_the_backup_are_never_given_again_however_often_it_i
     assert min(given - {4, 5}) > time.time() * NUMBERS_PER_S
 
 
+@pytest.mark.parametrize("minutes", [0, 3, 59])
+def test_a_second_restore_of_one_backup_gives_higher_numbers(
+    files: Objects, books: Path, monkeypatch: pytest.MonkeyPatch, minutes: int
+) -> None:
+    made(files, books)
+    now = time.time()
+    last = 3
+    for seconds in (0.0, 60.0 * minutes + 1):
+        shutil.rmtree(books)
+        monkeypatch.setattr(time, "time", lambda seconds=seconds: now + seconds)
+        restore(files, None, books.parent, "books", choose(files, "books"))
+        (number,) = write(books, put("c"))
+        assert number > last
+        last = number
+
+
 def test_the_newest_backups_and_the_last_of_each_of_seven_days_stay(files: Objects) -> None:
     of_days = [written(NOW - timedelta(days=day, seconds=second)) for day in (20, 9, 8, 7, 6, 5, 4, 3) for second in (1, 0)]
     of_today = [written(NOW, number) for number in range(5)]
