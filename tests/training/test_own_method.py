@@ -170,7 +170,9 @@ LAST = '[data.split]\nkind = "last"\n'
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     assert command("new", written_log(tmp_path / "log.csv"), "--out", "log.toml").status == 0
-    return tmp_path / "log.toml"
+    file = tmp_path / "log.toml"  # many events repeat items, but answers without seen items are simpler to compute by hand
+    file.write_text(file.read_text().replace("exclude_seen = false", "exclude_seen = true"))
+    return file
 
 
 def popular(history: list[str], counts: Counter[str]) -> list[str]:
