@@ -257,19 +257,19 @@ class MemoryFormula(_Strict):
 class MemoryInfo(_Strict):
     """memory.safetensors (espalier.memory): beams are cut and leaves ordered by key = rank + weight · mem.
 
-    weight   λ, a normal float32: engines multiply by it in float32, and some would take a smaller number for 0
-    length   number of a history's last items that count
-    entries  of the sparse matrix item → item
-    repeat   what each occurrence of an item in the history adds to mem, by how many items came after it: 0, 1, 2–3, 4–7, 8–15, 16 and more
-    left_out for which of these buckets items are excluded, if their last occurrence is in it
-    search   `pushed`: by key on every level
-    formula  how the entries were computed; None: live items' events add no entries
+    weight      λ, a normal float32: engines multiply by it in float32, and some would take a smaller number for 0
+    length      number of a history's last items that count
+    entries     of the sparse matrix item → item
+    occurrence  what each one of an item in the history adds to mem, by how many items came after it: 0, 1, 2–3, 4–7, 8–15, 16 and more
+    left_out    for which of these buckets items are excluded, if their last occurrence is in it
+    search      `pushed`: by key on every level
+    formula     how the entries were computed; None: live items' events add no entries
     """
 
     weight: float = Field(ge=float(np.finfo(np.float32).tiny), le=LARGEST)
     length: int = Field(ge=1)
     entries: int = Field(ge=0)
-    repeat: tuple[Bonus, Bonus, Bonus, Bonus, Bonus, Bonus] = (0.0,) * 6
+    occurrence: tuple[Bonus, Bonus, Bonus, Bonus, Bonus, Bonus] = (0.0,) * 6
     left_out: tuple[bool, bool, bool, bool, bool, bool] = (False,) * 6
     search: Literal["pushed"] = "pushed"
     formula: MemoryFormula | None = None

@@ -73,7 +73,7 @@ class Memory:
         check_arrays(arrays, DTYPES)
         check_length("weight", arrays["weight"], info.length)
         check_length("item", arrays["item"], info.entries)
-        repeat, left_out = np.array(info.repeat, np.float32), np.array(info.left_out)
+        repeat, left_out = np.array(info.occurrence, np.float32), np.array(info.left_out)
         memory = Memory(**arrays, key_weight=info.weight, repeat=repeat, left_out=left_out, formula=info.formula)
         memory.check(items, sources)
         return memory
@@ -85,7 +85,7 @@ class Memory:
             weight=self.key_weight,
             length=len(self.weight),
             entries=len(self.item),
-            repeat=tuple(self.repeat.tolist()),
+            occurrence=tuple(self.repeat.tolist()),
             left_out=tuple(self.left_out.tolist()),
             formula=self.formula,
         )

@@ -79,7 +79,7 @@ class Plan:
         query = self.rng.choice(self.queries)
         body: Json = {"model": self.model["name"], "queries": [query.body(self.exclude_seen)], "m": m, "beam_size": beam}
         items: int = self.model["tree"]["items"]
-        eligible = items - len(query.values) if self.exclude_seen else items
+        eligible = items - len(set(query.values)) if self.exclude_seen else items
         if self.rng.random() < self.filter_share:
             return Request(f"beam {beam}, m {m}, filtered", m, 0, body | {"filter": self.filter})
         return Request(f"beam {beam}, m {m}", m, eligible, body)

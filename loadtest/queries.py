@@ -25,7 +25,7 @@ from .target import Json
 
 Kind = Literal["history", "vector", "features", "text"]
 LONGEST_HISTORY = 1000
-"""A service takes no longer history by default."""
+"""A service takes no longer history by default (`ESPALIER_MAX_HISTORY`)."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def open_served(model: Json, models: Path) -> Bundle:
 
 
 def held_out(bundle: Bundle) -> list[Query]:
-    """A bundle's held-out queries as in `espalier evaluate`: histories have their known ids, at most the last LONGEST_HISTORY."""
+    """A bundle's held-out queries as in `espalier evaluate`, but histories have at most their last LONGEST_HISTORY known ids."""
     heldout, items, kind = read_heldout(bundle), bundle.items, bundle.manifest.query.kind
     relevant = [tuple(items.ids_of(rows)) for rows in heldout.relevant]
     queries = bundle.heldout().column(kind).take(pa.array(heldout.table_row_B)).to_pylist()

@@ -98,10 +98,10 @@ def _stages(manifest: Manifest) -> Iterator[str]:
     if (memory := manifest.memory) is not None:
         entries = f"{memory.entries:,} entries, {memory.entries / manifest.tree.items:.1f} an item"
         yield f"memory: key(n) = rank(n) + {memory.weight:g} · mem(n); {entries}; the last {memory.length} items of a history"
-        if any(memory.repeat) or any(memory.left_out):
-            terms = zip(memory.repeat, memory.left_out, strict=True)
+        if any(memory.occurrence) or any(memory.left_out):
+            terms = zip(memory.occurrence, memory.left_out, strict=True)
             names = ", ".join("left out" if left_out else f"+{memory.weight * bonus:.3g}" for bonus, left_out in terms)
-            yield f"each time an item is in the history, by the items after it (0, 1, 2, 4, 8, 16 and more): {names}"
+            yield f"items of the history, each time by the items after it, left out by the last time (0, 1, 2, 4, 8, 16 and more): {names}"
     if (stacking := manifest.stacking) is not None:
         gain = stacking.training.get("gain")
         gain_text = "" if gain is None else f"; gain of nDCG@5 and recall@10 when it was trained {gain!s:.20}"

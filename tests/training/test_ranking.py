@@ -50,7 +50,7 @@ from training.deep.ranking import ROUNDS, ChosenRanking, ReweighedSearches, choo
 from training.deep.scorers.model import NodeScorer
 from training.deep.searches import Searches
 from training.deep.topology import Topology
-from training.deep.validation import search_encoded, validation_pairs
+from training.deep.validation import search_encoded
 from training.neighbours.cooccurrence import lists_of as lists_of_users
 from training.neighbours.fit import NARROW, count, fit_neighbours, neighbours, neighbours_of
 from training.neighbours.near_items import near_items
@@ -386,20 +386,6 @@ def test_items_that_never_come_again_are_left_out(tmp_path: Path, weight: float)
     assert bought is not None
     assert bought.left_out[:3].all(), "nobody buys again what is in the history"
     assert not bought.repeat[bought.left_out].any()
-
-
-@pytest.mark.parametrize(("repeat", "new_items_alone"), [("auto", True), ("none", False)])
-def test_what_a_repeat_term_cannot_rank_chooses_all_else(tmp_path: Path, repeat: str, new_items_alone: bool) -> None:
-    """Songs come again, but γ and the memory are chosen by those that are new to a user."""
-    rng = np.random.default_rng(7)
-    run = run_on(tmp_path, [rng.choice(rng.choice(ITEMS, 8, replace=False), 12).tolist() for _ in range(150)])
-    trial = run.chosen(repeat=repeat, weight=0).trials[0]
-    search = run.config.search.model_copy(update={"exclude_seen": new_items_alone})
-    config = run.config.model_copy(update={"search": search})
-    searches = Searches(config, run.topology, run.model, validation_pairs(config, run.prepared, 2000), "logit")
-    searches.measured(trial["options"])
-    assert trial == searches.trials()[0]
-    assert trial["recall"]["10"] > 0
 
 
 def test_lists_without_an_order_have_one_repeat_term_for_all_places(tmp_path: Path) -> None:

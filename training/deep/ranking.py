@@ -5,10 +5,9 @@ neighbours; a trial reorders leaves that searches have found (`reweighing.py`). 
 are repeated. Then the memory gets the fewest neighbours an item that lose at most half a percent. It is used only if it finds more than the
 tree alone by over a standard error. Differences are paired by query.
 
-All of this is chosen by the items that are new to a user: the repeat term ranks those of the history. It is chosen last: what each
-occurrence adds to an item, or whether seen items are left out. There is a value for each bucket of positions, in multiples of D, the mean
-over queries of the largest key less the 200th. A trial reorders the best leaves of one search and the leaves of the history. With seen
-items excluded the term has no effect, so it is chosen without that exclusion.
+The repeat term is chosen last: what each occurrence in the history adds to an item, or whether seen items are left out. There is a value
+for each bucket of positions, in multiples of D, the mean over queries of the largest key less the 200th. A trial reorders the best leaves
+of one search and the leaves of the history. With seen items excluded the term has no effect, so it is chosen without that exclusion.
 
 Knows searches and their figures. Does not know how neighbours are counted or a bundle is written.
 
@@ -128,10 +127,9 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
         gamma = trained_gamma if fixed_gamma == "auto" else fixed_gamma
         calibration = None if own_score != "logit" or gamma == 0 else Calibration(slope=1, intercept=0)
         return ChosenRanking(Ranking(own=own_score, gamma=gamma, calibration=calibration), None, [])
-    as_configured = Searches(config, topology, model, pairs, own_score)
-    searches = _without_seen(config, prepared, as_configured)
+    searches = Searches(config, topology, model, pairs, own_score)
     cuts = ", ".join(f"@{m}" for m in searches.ms)
-    log.info("ranking: the geometric mean of recall %s of %d validation users", cuts, len(searches.pairs))
+    log.info("ranking: the geometric mean of recall %s of %d validation users", cuts, len(pairs))
     start = {"gamma": trained_gamma if fixed_gamma == "auto" else fixed_gamma}
     without_memory = search(searches.figure, [start], [Option("gamma", tuple(gammas), ordered=False)], Deadline(None)).best.options
     best = _with_memory(config, prepared, searches, without_memory, gammas, memory_s)
@@ -142,10 +140,10 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
         size = sum(array.nbytes for array in memory.arrays().values()) / 1e6
         chosen = ", ".join(f"{name} {value:g}" for name, value in best.items())
         log.info("memory: %s, %d positions, %s entries, %.1f MB", chosen, len(memory.weight), f"{len(memory.item):,}", size)
-    rows_BM, keys_BM = as_configured.ranked(best["gamma"], memory, config.search.m)
+    rows_BM, keys_BM = searches.ranked(best["gamma"], memory, config.search.m)
     # A softmax's logits are the log of a probability only up to a constant. A key with a memory is no log-probability.
     probability = memory is None and (own_score != "logit" or (best["gamma"] == 0 and not config.is_softmax))
-    calibration = None if probability else calibrate(rows_BM, keys_BM, as_configured.relevant, heavy_tailed=memory is not None)
+    calibration = None if probability else calibrate(rows_BM, keys_BM, searches.relevant, heavy_tailed=memory is not None)
     ranking = Ranking(own=own_score, gamma=best["gamma"], calibration=calibration)
     source, neighbours = searches.source, None
     if source is not None and "weight" in best:
@@ -200,15 +198,6 @@ def _with_memory(
     return best if is_used else without_memory
 
 
-def _without_seen(config: DeepConfig, prepared: Prepared, searches: Searches) -> Searches:
-    """Searches for new items alone, if the repeat term is to rank those of the history and enough queries have others to find."""
-    if config.search.exclude_seen or config.memory.repeat == "none" or prepared.interactions.vectors_UF is not None:
-        return searches
-    without_seen = config.model_copy(update={"search": config.search.model_copy(update={"exclude_seen": True})})
-    pairs = validation_pairs(without_seen, prepared, VALIDATION_QUERIES)
-    return searches if len(pairs) < MIN_QUERIES else replace(searches, config=without_seen, pairs=pairs)
-
-
 def _with_repeat(config: DeepConfig, prepared: Prepared, searches: Searches, gamma: float, memory: Memory | None) -> Memory | None:
     """The memory with the best repeat term, if one is configured and pays. Without a memory, the term gets one without entries."""
     if config.memory.repeat == "none" or prepared.interactions.vectors_UF is not None:
@@ -255,11 +244,12 @@ class _RepeatedLeaves:
         self._key_BC = self._candidates.keys(gamma, memory_BC)
         self._last_BC = np.full(self._key_BC.shape, BUCKETS)  # the bucket of the last occurrence; BUCKETS: not in the history
         self._count_BCK = np.zeros((*self._key_BC.shape, BUCKETS), np.float32)  # occurrences
+        bucket_T = np.array([bucket_of(age) for age in range(longest)])
         for last_C, count_CK, leaf_C, history_T in zip(self._last_BC, self._count_BCK, self._candidates.leaf_BC, histories, strict=True):
-            for age, leaf in enumerate(tree.leaf_of_item[history_T][::-1].tolist()):
-                is_leaf_C = leaf_C == leaf
-                last_C[is_leaf_C] = np.minimum(last_C[is_leaf_C], bucket_of(age))
-                count_CK[is_leaf_C, bucket_of(age)] += 1
+            order_C = np.argsort(leaf_C)
+            column_T = order_C[np.searchsorted(leaf_C, tree.leaf_of_item[history_T][::-1], sorter=order_C)]  # each leaf is a candidate once
+            np.minimum.at(last_C, column_T, bucket_T[: len(column_T)])
+            np.add.at(count_CK, (column_T, bucket_T[: len(column_T)]), 1)
         best_BM = -np.sort(-self._key_BC, axis=1)[:, : self._m]
         self.spread = float(np.mean([best_M[0] - best_M[np.isfinite(best_M)][-1] for best_M in best_BM]))
 
