@@ -210,6 +210,14 @@ def test_live_leaves_have_the_same_sums(more_sources: int) -> None:
     assert not sum_R.any()
 
 
+def test_an_explanation_has_every_occurrence_of_an_item() -> None:
+    """Item 0 came now and two items ago, item 1 leads to it."""
+    entries = np.array([0, 0, 1, 1]), np.array([0], np.int32), np.ones(1, np.float16)
+    memory = Memory(*entries, np.array([1, 0.5], np.float32), 2.0, repeat=REPEAT)
+    assert memory.sources(np.array([-1, 0, 1, 0]), 0) == [(0, 2 * (0.25 + 0.5)), (1, 2 * 0.5)]
+    assert memory.sources(np.array([0, 1, 0]), 2) == []
+
+
 # -- the ONNX engine ---------------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,8 @@ from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody
 from espalier.live.rows import LiveRow
 from espalier.manifest import MAX_BEAM, Calibration, Manifest
-from espalier.memory import MAX_ROW, MAX_VISITS, Memory
+from espalier.memory import BUCKETS, MAX_ROW, MAX_VISITS, Memory
+from espalier.queries import MAX_HISTORY
 from espalier.search import SearchParams
 from espalier.shards.messages import decode_answer, decode_query, encode_answer, encode_query
 from espalier.text.blocks import TextBlock
@@ -570,12 +571,13 @@ def test_a_node_of_more_children_than_chunks_can_number_is_refused() -> None:
 # -- limits of a memory ---------------------------------------------------------------------------------------------------
 
 
-def one_row(entries: int = 1, places: int = 1, weight: float = 1.0, key_weight: float = 1.0) -> Memory:
+def one_row(entries: int = 1, places: int = 1, weight: float = 1.0, key_weight: float = 1.0, repeat: float = 0.0) -> Memory:
     """A memory of MAX_ROW + 1 items, of which the first has all entries."""
     offset = np.full(MAX_ROW + 2, entries)
     offset[0] = 0
     values, weights = np.ones(entries, np.float16), np.full(places, weight, np.float32)
-    return Memory(offset, np.arange(entries, dtype=np.int32), values, weights, key_weight)
+    repeats = np.full(BUCKETS, repeat, np.float32)
+    return Memory(offset, np.arange(entries, dtype=np.int32), values, weights, key_weight, repeats)
 
 
 LARGEST, PLACES = float(np.finfo(np.float32).max) / 2, MAX_VISITS // MAX_ROW
@@ -592,6 +594,7 @@ LARGEST, PLACES = float(np.finfo(np.float32).max) / 2, MAX_VISITS // MAX_ROW
         ),
         ({"weight": 0.99 * LARGEST, "key_weight": 1e-30}, {"weight": 1.01 * LARGEST, "key_weight": 1e-30}, "sums of weight"),
         ({"weight": 0.99 * LARGEST}, {"weight": 1.01 * LARGEST}, "value: sums of weight · value reach"),
+        ({"repeat": 0.99 * LARGEST / MAX_HISTORY}, {"repeat": 1.01 * LARGEST / MAX_HISTORY}, "value: sums of weight · value reach"),
         (
             {"weight": 0.99 * LARGEST / 1e30, "key_weight": 1e30},
             {"weight": 1.01 * LARGEST / 1e30, "key_weight": 1e30},
@@ -600,7 +603,7 @@ LARGEST, PLACES = float(np.finfo(np.float32).max) / 2, MAX_VISITS // MAX_ROW
     ],
 )
 def test_a_memory_has_limits(within: dict[str, Any], beyond: dict[str, Any], said: str) -> None:
-    """Entries of a row, entries that one query adds up, and the largest of mem and of its part of a key."""
+    """Entries of a row, entries that one query adds up, the largest of mem, with an item that fills a history, and of its part of a key."""
     one_row(**within).check(MAX_ROW + 1)
     with pytest.raises(BundleCorrupt, match=said):
         one_row(**beyond).check(MAX_ROW + 1)
