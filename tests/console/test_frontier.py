@@ -111,3 +111,26 @@ def test_what_b_loses_comes_first_and_leads_to_the_lab(watched: Watched) -> None
     page.get_by_role("link", name="b", exact=True).click()
     assert "b.beam=20" in page.url
     assert "side=b" in page.url
+
+
+def test_pasted_queries_have_no_recall_and_a_line_that_cannot_be_read_is_named(watched: Watched) -> None:
+    page = watched.page
+    answers(page)
+    page.goto(f"{watched.origin}/#/replays?model=debian-depends&from=pasted&b.beam=20")
+    box = page.get_by_label("Queries, one a line")
+    box.fill('b\n{"history": ')
+    page.get_by_role("button", name="Replay", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("Line 2")
+    box.fill('same\n{"history": ["b"]}')
+    page.get_by_role("button", name="Replay", exact=True).click()
+    settled(page)
+    assert replayed(page) == [["b", "50 %"], ["same", "100 %"]]
+    expect(page.locator(".replays-said")).to_contain_text("75.0 % of their items in common")
+
+
+def test_a_replay_of_the_sample_is_told_apart_by_its_interval(watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{watched.origin}/#/replays?model=debian-depends&b.beam=5&count=100")
+    page.get_by_role("button", name="Replay", exact=True).click()
+    expect(page.locator(".replays-figures")).to_contain_text("Queries100")
+    expect(page.locator(".replays-said")).to_contain_text("B finds less: recall@50 −")

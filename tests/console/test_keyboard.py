@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.console.browsing import Watched
-from tests.console.showing import STATES, VIEWS, show, state
+from tests.console.showing import STATES, VIEWS, settled, show, state
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
@@ -101,3 +101,24 @@ def test_a_query_is_made_asked_and_followed_without_a_pointer(watched: Watched) 
     press("Delete")
     expect_history(page, history[:-1])
     expect(page.get_by_role("button", name=re.compile(r" of \d+$")).locator("nth=-1")).to_be_focused()
+
+
+def test_sliders_follow_the_arrows_and_a_result_leads_to_why_not_and_back(watched: Watched) -> None:
+    page = watched.page
+    show(page, f"{watched.origin}/", "lab", {"model": "debian-depends", "beam": "20"})
+    expect(page.locator(".results .result").first).to_be_visible()
+    page.get_by_role("slider").first.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "PageUp", "Home", "ArrowRight"):
+        page.keyboard.press(key)
+    page.wait_for_url(re.compile(r"beam=2\b"))
+    settled(page)
+    expect(page.get_by_role("slider").first).to_be_focused()
+    page.locator(".results .result a").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("#/whynot"))
+    settled(page)
+    expect(page.get_by_role("main")).to_be_focused()
+    expect(page.locator(".whynot-sentence")).to_contain_text("It comes, at place 1")
+    page.go_back()
+    page.wait_for_url(re.compile("#/(lab)?"))
+    expect(page.locator(".results .result").first).to_be_visible()

@@ -16,7 +16,8 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests import ROOT
 from tests.console.browsing import Watched, visit
-from tests.console.showing import settled, show, state
+from tests.console.showing import MADE_OF_TITLES, NOT_ISOLATED, address, settled, show, state
+from tests.console.strange_model import RIGHT_TO_LEFT, STRANGE
 from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
@@ -207,6 +208,17 @@ def test_counts_follow_what_the_query_leaves_out(watched: Watched, console: Serv
     assert all(query["exclude_filter"] == ['{"section":["libs"]}'] and query["live"] == ["false"] for query in sent)
 
 
+def test_titles_stand_as_they_are(watched: Watched) -> None:
+    page = watched.page
+    page.goto(address(f"{watched.origin}/", "lab", STRANGE_QUERY))
+    answered(page)
+    text = page.evaluate("document.querySelector('main').textContent")
+    assert [title for title in STRANGE if title.strip() and title not in text] == []
+    assert RIGHT_TO_LEFT in page.evaluate("[...document.querySelectorAll('main bdi')].map((element) => element.textContent)")
+    assert page.evaluate(MADE_OF_TITLES) == []
+    assert page.evaluate(NOT_ISOLATED) == []
+
+
 # -- queries of every kind in the Lab: made by keyboard, pointer and paste; what leads on from a result; wrong values -----
 
 
@@ -281,6 +293,13 @@ def test_a_wrong_value_is_told_in_the_words_of_the_service(watched: Watched) -> 
     page.get_by_role("slider", name="Beam").first.evaluate(SET_RANGE, "10")
     expect(page.get_by_role("alert")).to_have_count(0)
     expect(page.locator(".result").first).to_be_visible()
+
+
+def test_an_address_that_cannot_be_read_is_as_if_it_said_nothing(watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{watched.origin}/#/lab?{urlencode({'q': '[1', 'filter': '7', 'without': '{', 'beam': 'wide', 'm': '9'})}")
+    expect(page.locator(".result")).to_have_count(9)
+    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 VECTORS = {"name": "points", "state": "ready", "reason": None, "version": 1, "versions": [{"version": 1, "state": "ready"}], "engine": "e"}

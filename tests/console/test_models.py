@@ -147,3 +147,16 @@ def test_an_item_is_put_found_looked_at_and_deleted(writer: Watched) -> None:
     page.get_by_role("dialog").get_by_role("button", name="Delete it").click()
     expect(page.get_by_text("made/by hand: deleted, operation 2.")).to_be_visible()
     expect(page.locator(".live-status")).to_contain_text("0 live items")
+
+
+def test_what_is_wrong_is_named(writer: Watched) -> None:
+    page = writer.page
+    writer.expect_failures("status of 4")
+    page.get_by_label("Id", exact=True).fill("new")
+    page.get_by_label("Events").fill('["libgl1"]\n["libgl1"')
+    page.get_by_role("button", name="Put", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("Line 2")
+    page.get_by_label("Events").fill("")
+    page.get_by_role("button", name="Put", exact=True).click()
+    give_key(page, "a write", WRITE_KEY)
+    expect(page.get_by_role("alert")).to_contain_text("events")

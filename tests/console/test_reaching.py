@@ -7,10 +7,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
-from playwright.sync_api import Browser, expect
+from PIL import Image
+from playwright.sync_api import Browser, Locator, expect
 
 from tests.console.browsing import PHONE, Watched, visit
 from tests.console.conftest import RETRIEVE_KEY
@@ -22,6 +25,7 @@ from tests.console.showing import (
     VIEWS,
     WIDER_THAN_THE_PAGE,
     address,
+    give_key,
     kept,
     serious_findings,
     settled,
@@ -119,6 +123,54 @@ def test_a_key_is_asked_for_where_it_is_needed_and_kept_in_memory_alone(guarded:
         expect(dialog.get_by_label("API key")).to_be_focused()
 
 
+def test_back_leaves_the_question_for_a_key(guarded: Service, browser: Browser) -> None:
+    with visit(browser, f"http://127.0.0.1:{guarded.port}") as watched:
+        page = watched.page
+        watched.expect_failures("status of 401", "status of 403")
+        page.goto(f"{watched.origin}/#/lab")
+        give_key(page, "a retrieval key", RETRIEVE_KEY)
+        settled(page)
+        page.get_by_role("link", name="Today").click()
+        expect(page.get_by_role("dialog")).to_contain_text("an admin key")
+        page.go_back()
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        settled(page)
+        expect(page.get_by_role("heading", level=1)).to_contain_text("Lab")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_every_result_shows_its_title_at_any_width(watched: Watched, width: int, side_by_side: bool) -> None:
+    page = watched.page
+    page.set_viewport_size({"width": width, "height": 844})
+    show(page, f"{watched.origin}/", "lab", {"model": "debian-depends"} | ({"side": "b"} if side_by_side else {}))
+    expect(page.locator(".results .result .title").first).to_be_visible()
+    assert page.locator(".results .result .title").evaluate_all("(titles) => Math.min(...titles.map((title) => title.clientWidth))") > 80
+
+
+@pytest.mark.parametrize(("view", "replays"), [("replays", True), ("whynot", False)])
+def test_a_table_that_scrolls_shades_the_edge_beyond_which_there_is_more(watched: Watched, view: str, replays: bool) -> None:
+    page = watched.page
+    page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
+    show(page, f"{watched.origin}/", *(STATES["replays"] if replays else STATES["an item that was pruned"]))
+    if replays:
+        page.get_by_role("button", name="Replay").click()
+    region = page.get_by_role("region").last
+    expect(region).to_be_visible()
+    settled(page)
+    assert region.evaluate("(region) => region.scrollWidth > region.clientWidth")
+    right = [darkness(region)]
+    region.evaluate("(region) => region.scrollTo({ left: region.scrollWidth })")
+    right.append(darkness(region))
+    assert right[0] > 20 > right[1]
+
+
+def darkness(region: Locator) -> float:
+    """How much darker the right edge of a region is than white, of 255: the median over a column of pixels."""
+    pixels = np.asarray(Image.open(BytesIO(region.screenshot())).convert("L"))
+    return 255 - float(np.median(pixels[40:-8, -2]))
+
+
 def test_swagger_ui_works_under_its_policy(watched: Watched) -> None:
     page = watched.page
     page.goto(f"{watched.origin}/docs")
@@ -157,3 +209,15 @@ def test_a_view_opens_by_its_address_is_readable_for_all_and_takes_titles_as_tex
         settled(page)
         assert page.evaluate(WIDER_THAN_THE_PAGE) == []
         expect(page.get_by_role("navigation", name="Views").locator("[aria-current]")).to_be_in_viewport(ratio=1)
+
+
+@pytest.mark.parametrize(("motion", "moves"), [("reduce", False), ("no-preference", True)])
+def test_what_is_under_way_appears_slowly_unless_less_motion_is_asked_for(
+    console: Service, browser: Browser, motion: str, moves: bool
+) -> None:
+    with visit(browser, f"http://127.0.0.1:{console.port}", reduced_motion=motion) as watched:
+        page = watched.page
+        page.route("**/models", lambda route: None)  # no answer comes
+        page.goto(f"{watched.origin}/")
+        expect(page.get_by_role("status").first).to_be_visible()
+        assert bool(page.evaluate(MOVING)) == moves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -87,6 +87,18 @@ def test_an_item_is_found_among_its_neighbours_and_its_path_leads_to_the_leaf(wa
     expect(page.get_by_role("region", name="Items below")).to_contain_text("libc6")
 
 
+def test_a_node_beside_the_way_to_an_item_says_so_and_lists_more_on_demand(watched: Watched) -> None:
+    page = see(watched, item="libc6", node=2)
+    expect(page.get_by_text("is not below this node")).to_be_visible()
+    rows = page.get_by_role("region", name="Items below").locator("tbody tr")
+    expect(rows).to_have_count(50)
+    page.get_by_role("button", name="Show more items").click()
+    expect(rows).to_have_count(1000)
+    expect(page.get_by_role("button", name="Show more items")).to_have_count(0)
+    page.get_by_role("link", name="Go to it").click()
+    expect(page.get_by_text("is below, at leaf")).to_be_visible()
+
+
 def test_the_keyboard_alone_goes_down_and_up(watched: Watched) -> None:
     page = see(watched)
     page.locator(".tree-children a").first.focus()
@@ -137,3 +149,21 @@ def test_a_node_or_an_item_that_is_not_there_is_told(watched: Watched) -> None:
     see(watched, item="no-such-thing", node=1)
     expect(page.locator(".tree")).to_contain_text('There is no item "no-such-thing"')
     assert here(page) == "Node 1"
+
+
+def test_an_item_leads_to_what_goes_with_it(watched: Watched) -> None:
+    page = see(watched, item="libc6")
+    row = page.get_by_role("region", name="Items below").locator("tbody tr").filter(has_text="GNU C Library: Shared")
+    row.get_by_role("link", name="what goes with it").click()
+    settled(page)
+    query = json.loads(parse_qs(urlsplit(page.url).fragment.partition("?")[2])["q"][0])
+    assert query["history"] == ["libc6"]
+
+
+def test_children_of_which_nothing_is_typical_are_told_by_some_of_their_items(watched: Watched) -> None:
+    page = watched.page
+    page.route("**/models/*/tree/*", lambda route: route.fulfill(json=route.fetch().json() | {"values": {}}))
+    see(watched, node=0)
+    expect(page.locator(".tree-children li").first).to_contain_text(", ")
+    expect(page.locator(".tree-children li").first.locator("bdi")).to_have_count(3)
+    page.unroute_all(behavior="wait")  # an answer that came after the page was closed would fail the next test

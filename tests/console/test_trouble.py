@@ -143,3 +143,13 @@ def test_a_fault_of_a_page_is_noted(browser: Browser, script: str, fault: str) -
         show_script(watched.page, f"document.documentElement.append(document.createElement('body')); {script}")
         until(lambda: watched.page.evaluate("true") and any(fault in found for found in watched.faults), lambda: watched.faults)
         watched.faults.clear()
+
+
+def test_a_page_with_a_fault_fails_its_test_unless_the_failure_belongs_to_it(browser: Browser) -> None:
+    with pytest.raises(AssertionError, match="broken"), visit(browser, ORIGIN) as watched:
+        show_script(watched.page, "console.error('broken')")
+    with visit(browser, ORIGIN) as watched:
+        watched.expect_failures("status of 404")
+        with watched.page.expect_response(f"{ORIGIN}/missing"):
+            show_script(watched.page, "fetch('/missing')")
+        assert "/missing" in watched.paths()

@@ -259,6 +259,20 @@ def test_the_health_check_of_the_image_finds_the_service_healthy(stack: Stack) -
     stack.wait_for(lambda: stack.state("service")["Health"]["Status"] == "healthy")
 
 
+def test_metrics_count_the_requests_that_came_in(stack: Stack) -> None:
+    ask(stack.engine, stack.url("SERVICE_PORT", "/retrieve"), QUERY)
+    status, text = ask(stack.engine, stack.url("SERVICE_PORT", "/metrics"))
+    assert status == 200
+    (count,) = re.findall(r'^espalier_requests_total{model="debian-depends",status="200"} (\S+)$', text, re.MULTILINE)
+    assert float(count) >= 1
+
+
+def test_logs_are_json_without_a_line_that_is_not(stack: Stack) -> None:
+    lines = stack.engine.docker("logs", stack.container("service")).stderr.splitlines()
+    assert lines
+    assert all({"time", "level", "message"} <= json.loads(line).keys() for line in lines)
+
+
 def test_containers_are_as_confined_as_the_compose_file_says(stack: Stack) -> None:
     for service in stack.services:
         host = json.loads(stack.engine.docker("inspect", "--format", "{{json .HostConfig}}", stack.container(service)).stdout)
@@ -320,6 +334,15 @@ def test_locust_loads_the_service_from_its_own_image(stack: Stack, say: Say) -> 
     assert found, ran.stdout + ran.stderr
     assert int(found[0]) > 0
     say(f"locust: {found[0]} requests in 5 s, none failed")
+
+
+def test_locust_shows_its_web_page(stack: Stack) -> None:
+    stack.compose("--profile", "load", "up", "-d", "--no-build", "load")
+    try:
+        stack.wait_for(lambda: ask(stack.engine, stack.url("LOCUST_PORT", "/"))[0] == 200)
+        assert "Locust" in ask(stack.engine, stack.url("LOCUST_PORT", "/"))[1]
+    finally:
+        stack.compose("--profile", "load", "rm", "--stop", "--force", "load")
 
 
 @pytest.fixture(scope="module")
