@@ -48,21 +48,12 @@ def first_entry(source: int, entries: Any) -> Any:
 @compiled()
 def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_offset: int, sum_L: Array, sum_R: Array) -> Any:
     """The leaves and the handles with memory (int64 each, unordered). Adds their mem to `sum_L` and `sum_R` (float64, 0 before)."""
-    items, weight = len(leaf_of_item), trained[3]
-    item, value = trained[1], trained[2]
+    item, value, weight, repeat, local_I = trained[1:]
     entries, live_value = live
-    rows, moment = entries.rows, entries.moment
-    total, most_live, d = 0, 0, 0
-    for t in range(len(history_T) - 1, -1, -1):
-        source = history_T[t]
-        if source >= 0 and d < len(weight):
-            e, end = trained_span(source, trained)
-            total += end - e
-            most_live += entries.length[source] if source < len(entries.length) else 0
-            d += 1
-    repeat, local_I = trained[4], trained[5]
+    rows, moment, items = entries.rows, entries.moment, len(leaf_of_item)
     repeats, bonus_D = repeat_terms(history_T, repeat) if repeat.max() > 0 else (np.empty(0, np.int64), np.empty(0, np.float64))
-    leaves = np.empty(min(total + most_live + len(repeats), len(sum_L)), np.int64)
+    most_trained, most_live = most_entries(history_T, trained, entries)
+    leaves = np.empty(min(most_trained + most_live + len(repeats), len(sum_L)), np.int64)
     handles = np.empty(min(most_live + len(repeats), len(sum_R)), np.int64)
     leaf_count, handle_count, d = 0, 0, 0
     for t in range(len(history_T) - 1, -1, -1):
@@ -75,52 +66,55 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
             if rows[x, BORN] <= moment < rows[x, DIED]:
                 row, term = rows[x, TARGET], np.float64(weight[d]) * np.float64(live_value[x])
                 if row >= items:
-                    if term > 0 and sum_R[row - items] == 0:
-                        handles[handle_count] = row - items
-                        handle_count += 1
-                    sum_R[row - items] += term
+                    handle_count = added(term, row - items, sum_R, handles, handle_count)
                 else:
                     at = e + np.searchsorted(item[e:end], row)
                     has_trained = at < end and item[at] == row
                     if not has_trained or live_value[x] > number(value[at]):
                         if has_trained:
                             exceeded = with_number(exceeded, at)
-                        leaf = leaf_of_item[row]
-                        if term > 0 and sum_L[leaf - leaf_offset] == 0:
-                            leaves[leaf_count] = leaf
-                            leaf_count += 1
-                        sum_L[leaf - leaf_offset] += term
+                        leaf_count = added(term, leaf_of_item[row] - leaf_offset, sum_L, leaves, leaf_count)
             x = rows[x, NEXT]
         left_out = 0
         for at in range(e, end):
             if left_out < len(exceeded) and exceeded[left_out] == at:
                 left_out += 1
-                continue
-            term = np.float64(weight[d]) * np.float64(number(value[at]))
-            if not term > 0:
-                continue
-            leaf = leaf_of_item[item[at]]
-            if sum_L[leaf - leaf_offset] == 0:
-                leaves[leaf_count] = leaf
-                leaf_count += 1
-            sum_L[leaf - leaf_offset] += term
+            else:
+                term = np.float64(weight[d]) * np.float64(number(value[at]))
+                leaf_count = added(term, leaf_of_item[item[at]] - leaf_offset, sum_L, leaves, leaf_count)
         d += 1
     for i in range(len(repeats)):
-        row, term = local_row(repeats[i], local_I), bonus_D[i]
-        if row < 0 or row - items >= len(sum_R) or not term > 0:
-            continue
-        if row >= items:
-            if sum_R[row - items] == 0:
-                handles[handle_count] = row - items
-                handle_count += 1
-            sum_R[row - items] += term
-        else:
-            leaf = leaf_of_item[row]
-            if sum_L[leaf - leaf_offset] == 0:
-                leaves[leaf_count] = leaf
-                leaf_count += 1
-            sum_L[leaf - leaf_offset] += term
-    return leaves[:leaf_count], handles[:handle_count]
+        row = local_row(repeats[i], local_I)
+        if 0 <= row < items:
+            leaf_count = added(bonus_D[i], leaf_of_item[row] - leaf_offset, sum_L, leaves, leaf_count)
+        elif items <= row < items + len(sum_R):
+            handle_count = added(bonus_D[i], row - items, sum_R, handles, handle_count)
+    return leaves[:leaf_count] + leaf_offset, handles[:handle_count]
+
+
+@compiled()
+def added(term: float, index: int, sums: Array, found: Array, count: int) -> Any:
+    """Add a term to a sum. `found` lists the sums above 0; returns how many there are, `count` before."""
+    if term > 0:
+        if sums[index] == 0:
+            found[count] = index
+            count += 1
+        sums[index] += term
+    return count
+
+
+@compiled()
+def most_entries(history_T: Array, trained: Any, entries: Any) -> Any:
+    """At most how many trained and how many live entries `add_up` reads, entries outside of the snapshot included."""
+    most_trained, most_live, d = 0, 0, 0
+    for t in range(len(history_T) - 1, -1, -1):
+        source = history_T[t]
+        if source >= 0 and d < len(trained[3]):
+            e, end = trained_span(source, trained)
+            most_trained += end - e
+            most_live += entries.length[source] if source < len(entries.length) else 0
+            d += 1
+    return most_trained, most_live
 
 
 @compiled()

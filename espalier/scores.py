@@ -5,10 +5,12 @@ calibrated on validation users for `discounted` rankings and for bundles with a 
 that did not score the item counts 0. Its rank is the log of this mean, and ties go to the lower item row. The search itself never ranks by
 scores. A node whose logit, rank or key is not finite is no candidate, so nothing below it comes back.
 
-Legend: B queries, M results.
+Legend: B queries, M results, K knots, P pieces between two knots.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +67,7 @@ def scores_of_ranks(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.
         wide = ranking.calibration.slope * bent(ranking.calibration, wide) + ranking.calibration.intercept
     elif ranking.own == "log_activation":
         return np.exp(np.minimum(wide, 0)).astype(np.float32)
-    return (1 / (1 + np.exp(np.clip(-wide, -700, 700)))).astype(np.float32)  # 1 / (1 + e^700) is 0 in float32
+    return (1 / (1 + np.exp(np.minimum(np.maximum(-wide, -700), 700)))).astype(np.float32)  # 1 / (1 + e^700) is 0 in float32
 
 
 def log_scores(ranking: Ranking, ranks: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -84,10 +86,15 @@ def bent(calibration: Calibration, keys: NDArray[np.float64]) -> NDArray[np.floa
     """float64, same shape: the piecewise linear function through a calibration's knots; the keys unchanged without knots."""
     if not calibration.knots:
         return keys
-    knot_K, value_K = np.array(calibration.knots).T
-    piece = np.clip(np.searchsorted(knot_K, keys, side="right") - 1, 0, len(knot_K) - 2)
+    knot_K, width_P, value_P, rise_P, end_P = _pieces(calibration.knots)
+    piece = knot_K[1:-1].searchsorted(keys, side="right")
     with np.errstate(over="ignore"):  # far beyond steep ends the value is infinite, and its sigmoid 0 or 1
-        share = (keys - knot_K[piece]) / np.diff(knot_K)[piece]
-        values = value_K[piece] + share * np.diff(value_K)[piece]
-    end_K = np.append(value_K[1:-1], np.inf)
-    return np.asarray(np.minimum(values, end_K[piece]), np.float64)  # rounding must not lift the end of a piece over the next one
+        values = value_P[piece] + (keys - knot_K[piece]) / width_P[piece] * rise_P[piece]
+    return np.asarray(np.minimum(values, end_P[piece]), np.float64)  # rounding must not lift the end of a piece over the next one
+
+
+@lru_cache(maxsize=64)
+def _pieces(knots: tuple[tuple[float, float], ...]) -> tuple[NDArray[np.float64], ...]:
+    """The keys of the knots; of each piece between two: its width, its first value, its rise, and the value that it must not exceed."""
+    knot_K, value_K = np.array(knots).T
+    return knot_K, np.diff(knot_K), value_K[:-1], np.diff(value_K), np.append(value_K[1:-1], np.inf)

@@ -4,6 +4,7 @@ and what the two sentences of the verdict say in every case.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -237,13 +238,24 @@ def judged(
     not_judged: dict[str, str] | None = None,
 ) -> tuple[str, str]:
     """The verdict where every difference is that of the means, with one standard error for all."""
+    return verdict(field_with("recall@50", tree, others, error, queries, not_judged))
+
+
+def field_with(
+    metric: str,
+    tree: Contestant | None,
+    others: Sequence[Contestant],
+    error: float = 0.002,
+    queries: int = 1000,
+    not_judged: dict[str, str] | None = None,
+) -> Field:
     every = {contestant.name: contestant for contestant in (*others, *([tree] if tree else []))}
 
     def paired(first: str, second: str) -> Difference:
         mean = every[first].figure - every[second].figure
         return Difference(mean, mean - 1.96 * error, mean + 1.96 * error, queries)
 
-    return verdict(Field("recall@50", tree, others, not_judged or {}, paired))
+    return Field(metric, tree, others, not_judged or {}, paired)
 
 
 def fused(figure: float, *parts: str) -> Contestant:
@@ -318,6 +330,26 @@ def test_a_tree_that_finds_as_much_in_less_time_pays_by_its_speed() -> None:
     assert judged(level, slow, quick_rival)[1].startswith("Use neighbours (")
     assert judged(replace(level, figure=0.26), slow)[1].startswith("Use neighbours ("), "less is not as much"
     assert judged(replace(level, figure=0.27), slow)[1].startswith("Use neighbours ("), "nor is surely less, however little"
+
+
+def test_another_metric_that_decides_otherwise_is_said() -> None:
+    at_50, at_10 = {"recipe": 0.285, "neighbours": 0.28, "ease": 0.2}, {"recipe": 0.12, "neighbours": 0.1, "ease": 0.2}
+
+    def in_metric(metric: str, figures: dict[str, float]) -> Field:
+        tree, *others = (contestant(name, figure) for name, figure in figures.items())
+        return field_with(metric, tree, others)
+
+    pays = verdict(in_metric("recall@50", at_50), [in_metric("recall@10", at_10), in_metric("ndcg@50", at_50)])[1]
+    assert pays.startswith("Use neighbours unless so little more")
+    assert pays.endswith(
+        "); but by recall@10 the tree has 0.1200 against 0.1000, a difference of +0.0200 (95 % interval +0.0161 to +0.0239, 1,000 queries)."
+    )
+    pays = verdict(in_metric("recall@10", at_10 | {"ease": 0.05}), [in_metric("recall@50", at_50)])[1]
+    assert pays.startswith("The tree pays (")
+    assert "; but by recall@50 the tree has 0.2850 against 0.2800, a difference of +0.0050 (" in pays
+    few_queries = Difference(0.02, 0.01, 0.03, MIN_QUERIES - 1)
+    of_few = [replace(in_metric(name, at_10), paired=lambda *names: few_queries) for name in ("recall@50", "recall@10")]
+    assert "but" not in verdict(of_few[0], of_few[1:])[1]
 
 
 def test_what_was_not_judged_or_cut_short_is_said() -> None:

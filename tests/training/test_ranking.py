@@ -282,6 +282,18 @@ def test_a_memory_without_time_is_the_first_that_was_tried(run: Run) -> None:
     assert (tried["weight"], tried["kept"]) == (ranking.FIRST_WEIGHT, max(np.diff(chosen.memory.offset)))
 
 
+def test_fewer_neighbours_are_tried_even_if_the_passes_take_all_their_time(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("training.deep.ranking.NEIGHBOUR_COUNTS", (1, 2, 4096))
+    monkeypatch.setattr("training.deep.ranking.PASSES_SHARE", 0.0)
+    chosen = run.chosen()
+    assert chosen.memory is not None
+    assert chosen.memory.key_weight == ranking.FIRST_WEIGHT
+    assert "1 neighbours an item" in caplog.text
+
+
 @pytest.mark.parametrize("own", ["logit", "log_activation"])
 def test_leaves_ordered_anew_are_what_a_search_finds_that_keeps_them_all(run: Run, own: OwnScore) -> None:
     config = run.config.model_copy(update={"search": run.config.search.model_copy(update={"beam_size": ITEMS})})

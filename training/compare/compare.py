@@ -27,7 +27,7 @@ from ..compare.report import (
     Report,
     continued,
     differences,
-    field_of,
+    fields_of,
     measure,
     new_report,
     queries_file,
@@ -123,7 +123,7 @@ def compare(options: CompareOptions, json_file: Path | None) -> Report:
     report["rows"].sort(key=lambda row: (_position(row["method"], options.methods), row["beam_size"] or 0))
     report["differences"] = differences(report["rows"], figures, metrics)
     strong = STRONG if prepared.interactions.vectors_UF is None else "item-means"
-    report["verdict"] = list(verdict(field_of(report, strong)))
+    report["verdict"] = list(verdict(*fields_of(report, strong)))
     report["seconds"] = round(report["seconds"] + options.clock() - begin, 3)
     _write(report, figures, json_file)
     return report

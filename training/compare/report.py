@@ -211,8 +211,16 @@ def differences(rows: Sequence[dict[str, Any]], figures: Mapping[Key, Figures], 
     return entries
 
 
-def field_of(report: Report, strong: str) -> Field:
-    """The contestants of a report, each at its chosen beam. strong: as in Field."""
+def fields_of(report: Report, strong: str) -> tuple[Field, list[Field]]:
+    """The contestants of a report, each at its chosen beam: in the metric that made the choices, and in each other one.
+
+    strong  as in Field
+    """
+    names = list(dict.fromkeys(entry["metric"] for entry in report["differences"]))
+    return _field_of(report, strong, report["metric"]), [_field_of(report, strong, name) for name in names if name != report["metric"]]
+
+
+def _field_of(report: Report, strong: str, metric: str) -> Field:
     fits = {fit["method"]: fit for fit in report["fits"]}
     contestants = {}
     for row in report["rows"]:
@@ -220,7 +228,7 @@ def field_of(report: Report, strong: str) -> Field:
             name, fit = row["method"], fits[row["method"]]
             contestants[name] = Contestant(
                 name,
-                row["figures"][report["metric"]]["mean"],
+                row["figures"][metric]["mean"],
                 row["validation"],
                 fit["seconds"],
                 fit["bytes"],
@@ -228,7 +236,7 @@ def field_of(report: Report, strong: str) -> Field:
                 fit["ended"],
                 fused_methods(name) if name.split(":")[0] == FUSION else (),
             )
-    by_pair = {(entry["first"], entry["second"]): entry for entry in report["differences"] if entry["metric"] == report["metric"]}
+    by_pair = {(entry["first"], entry["second"]): entry for entry in report["differences"] if entry["metric"] == metric}
 
     def difference_of(first: str, second: str) -> Difference:
         entry, sign = (by_pair[first, second], 1) if (first, second) in by_pair else (by_pair[second, first], -1)
@@ -236,7 +244,7 @@ def field_of(report: Report, strong: str) -> Field:
         return Difference(sign * entry["mean"], low, high, entry["queries"])
 
     return Field(
-        metric=report["metric"],
+        metric=metric,
         tree=contestants.get(RECIPE),
         others=[contestant for name, contestant in contestants.items() if name != RECIPE],
         not_judged={refused["method"]: refused["reason"] for refused in report["not_judged"]},

@@ -32,7 +32,7 @@ from ..arrays import Int64
 from ..baselines.texts import METHODS, METRIC, Learned, TextTask
 from ..compare.contest import RECIPE, REFUSALS, Entry, reason_of
 from ..compare.figures import Figures
-from ..compare.report import Key, Report, differences, field_of, measure, new_report, save
+from ..compare.report import Key, Report, differences, fields_of, measure, new_report, save
 from ..compare.verdict import verdict
 from ..data.csr import Csr
 from ..data.query_logs import LabelledTexts
@@ -243,10 +243,10 @@ def _answers(bundle: Bundle, engine: Engine, beam: int, queries: Sequence[Any], 
 
 def _verdict(config: LinearConfig, report: Report) -> list[str]:
     """Two sentences. The second is undecided if the queries that chose, or those that measured, do not support a decision."""
-    field = field_of(report, STRONG)
+    field, in_other_metrics = fields_of(report, STRONG)
     # One-versus-all has no figure of validation queries: it would have to be trained twice.
     field = replace(field, others=[rival for rival in field.others if rival.name != ONE_VERSUS_ALL])
-    finding, conclusion = verdict(field)
+    finding, conclusion = verdict(field, in_other_metrics)
     if report["chosen_by"] == OF_ITEMS:
         finding = finding.replace("on validation queries", "on queries made of items' words")
     if config.linear.loss == "relevance":

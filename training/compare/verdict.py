@@ -78,8 +78,11 @@ class Field:
         return [contestant for contestant in self.others if self.tree is not None and self.tree.name in contestant.fused_methods]
 
 
-def verdict(field: Field) -> tuple[str, str]:
-    """Two sentences: how the tree's figure differs from the best baseline's, and whether the tree pays."""
+def verdict(field: Field, in_other_metrics: Sequence[Field] = ()) -> tuple[str, str]:
+    """Two sentences: how the tree's figure differs from the best baseline's, and whether the tree pays.
+
+    in_other_metrics  the same contestants; where one of these metrics would say otherwise, the second sentence ends with it
+    """
     tree = field.tree
     if tree is None:
         why = next((f"judged: {reason}" for name, reason in field.not_judged.items() if name == "recipe"), "measured, since it was not run")
@@ -89,7 +92,8 @@ def verdict(field: Field) -> tuple[str, str]:
     best = max(field.baselines, key=lambda baseline: baseline.validation)
     difference = field.paired(tree.name, best.name)
     pays = _pays(field, tree, best, difference)
-    reserves = _reserves(field, tree, best, says_so=pays.startswith("The tree pays"))
+    otherwise = [] if difference.queries < MIN_QUERIES else _otherwise(field, tree, best, in_other_metrics)
+    reserves = _reserves(field, tree, best, otherwise, says_so=pays.startswith("The tree pays"))
     if tree.ended or best.ended:
         pays = f"So far, {pays[0].lower()}{pays[1:]}"
     return _finding(field, tree, best, difference), pays + reserves
@@ -161,7 +165,25 @@ def _fusion_that_pays(field: Field, best: Contestant) -> Contestant | None:
     return fused if gain.low > 0 and gain.high >= MARGIN * best.figure else None
 
 
-def _reserves(field: Field, tree: Contestant, best: Contestant, *, says_so: bool) -> str:
+def _finds_more_that_pays(field: Field, tree: Contestant, best: Contestant) -> bool:
+    gain = field.paired(tree.name, best.name)
+    return gain.low > 0 and gain.high >= MARGIN * best.figure
+
+
+def _otherwise(field: Field, tree: Contestant, best: Contestant, in_other_metrics: Sequence[Field]) -> list[str]:
+    """What the other metrics say, if one of them decides otherwise on whether the tree's gain over the baseline pays."""
+    here, phrases = _finds_more_that_pays(field, tree, best), []
+    for other in in_other_metrics:
+        if other.tree is None:
+            continue
+        rival = next(contestant for contestant in other.others if contestant.name == best.name)
+        if _finds_more_that_pays(other, other.tree, rival) != here:
+            figures = f"by {other.metric} the tree has {other.tree.figure:.4f} against {rival.figure:.4f}"
+            phrases.append(f"{figures}, a difference of {_interval(other.paired(tree.name, best.name))}")
+    return phrases
+
+
+def _reserves(field: Field, tree: Contestant, best: Contestant, otherwise: Sequence[str], *, says_so: bool) -> str:
     """The reserves that make the verdict less sure, and the full stop. says_so: whether it says that the tree pays."""
     short = [f"{method.name} ended early ({method.ended}), and more time may change this" for method in (tree, best) if method.ended]
     missing = [name for name in field.not_judged if name.split(":")[0] != "fusion"]
@@ -170,7 +192,7 @@ def _reserves(field: Field, tree: Contestant, best: Contestant, *, says_so: bool
     early = [f"{_listed(ended_early)} ended early, too" if short else f"{_listed(ended_early)} ended early"] if ended_early else []
     has_strong = any(method.name == field.strong for method in field.baselines) or field.strong in field.not_judged
     not_run = [f"{field.strong}, often the best baseline, were not run"] if says_so and not has_strong else []
-    reserves = "; ".join([*short, *early, *unjudged, *not_run])
+    reserves = "; ".join([*otherwise, *short, *early, *unjudged, *not_run])
     return f"; but {reserves}." if reserves else "."
 
 

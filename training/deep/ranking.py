@@ -57,6 +57,8 @@ MIN_QUERIES = 30
 """With fewer validation users nothing about a memory is chosen, not even whether to use one: a gain could be noise."""
 TRIAL_VISITS = 1 << 17
 """Most entries that a query adds up on average, some milliseconds; larger numbers of neighbours are not tried."""
+PASSES_SHARE = 0.75
+"""Share of the time for coordinate passes. The rest is for trying fewer neighbours, on which the time of every search depends."""
 MOST_LOST = 0.005
 """Fewer neighbours are used if the figure falls by no more than this share, and by no more than its standard error."""
 LEFT_OUT = -np.inf
@@ -163,16 +165,17 @@ def _with_memory(
         log.warning("no memory: %d validation users are too few to choose one by", len(searches.pairs))
         return without_memory
     source = searches.source = memory_source(config, prepared, memory_s)
-    deadline = Deadline(time.monotonic() + memory_s)
+    begin = time.monotonic()
+    passes_deadline, deadline = Deadline(begin + PASSES_SHARE * memory_s), Deadline(begin + memory_s)
     sizes = [count for count in NEIGHBOUR_COUNTS if count < source.longest] + [source.longest]
     sizes = [count for count in sizes if searches.visits(source, count) <= TRIAL_VISITS] or sizes[:1]
     if config.memory.neighbours != "auto":
         sizes = [source.longest]
     first = FIRST_WEIGHT if weight == "auto" else weight
     best = {"gamma": without_memory["gamma"], "weight": first, "kept": sizes[-1], "recency": source.recency, **source.weighed_options({})}
-    begin = time.monotonic()
+    weighing_begin = time.monotonic()
     memory = searches.memory(best)
-    weighing_s = time.monotonic() - begin
+    weighing_s = time.monotonic() - weighing_begin
     if memory is None:
         log.info("no memory: no validation user's history has a neighbour")
         return without_memory
@@ -186,7 +189,7 @@ def _with_memory(
     searched: list[Options] = []
     while best not in searched and len(searched) < ROUNDS:
         best = search(
-            reweighed.figure, [best], grid, deadline, cost_s=lambda options: weighing_s * (not searches.has_entries(options))
+            reweighed.figure, [best], grid, passes_deadline, cost_s=lambda options: weighing_s * (not searches.has_entries(options))
         ).best.options
         if best not in searched:
             reweighed.add(searches.answers(best))
