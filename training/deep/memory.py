@@ -54,10 +54,10 @@ FIT_S = 300.0
 class MemorySource:
     """The neighbours that memories are made of.
 
-    lists    S, best first
+    lists    S, the best neighbours of each item, in any order
     recency  the best one for the neighbours without a tree; 1 for lists without an order
     options  of S; other values of those in WEIGHED need no new counts
-    weigh    options → S, best first; None: S cannot change
+    weigh    options → such lists; None: S cannot change
     """
 
     lists: NeighbourLists
@@ -87,7 +87,7 @@ class MemorySource:
         return int(np.diff(self.lists.offset_I1).max(initial=0))
 
     def memory(self, per_item: int, recency: float, length: int) -> Memory:
-        """The best `per_item` neighbours of each item, best first, for at most the last `length` items of a history; weights are recency^d.
+        """The best `per_item` neighbours of each item, for at most the last `length` items of a history; weights are recency^d.
 
         Sums do not depend on the entries' order. A bundle has them `with_sorted_rows`.
         """

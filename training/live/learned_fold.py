@@ -134,7 +134,7 @@ def with_new_counts(content: GraphContent, lists: FoldLog, stated_J: Int64) -> G
 
 
 def _count_memory(memory: Memory, formula: MemoryFormula, fold_lists: FoldLog) -> Memory:
-    """A memory from the lists, with at most as many neighbours an item as the old one, by descending S."""
+    """A memory from the lists, with at most as many neighbours an item as the old one."""
     names = formula.model_dump(exclude={"unit"})
     most = int(np.diff(memory.offset).max(initial=0))
     neighbours = fit_neighbours(fold_lists.lists, fold_lists.users, WITHOUT_ORDER | names, seed=0).lists.limited(most)

@@ -106,7 +106,9 @@ def scored_pairs(counts: Counts, events_I: Int64, options: Options) -> Neighbour
     damped_I = np.maximum(events_I, 1) + options["shrink"]
     score_N = np.empty(len(counts.item_N), np.float32)
     scales = (damped_I ** -options["row"], damped_I ** -options["column"])
-    _scale(counts, *scales, float(options["back"]), float(options["power"]), score_N)
+    _scale(counts, *scales, float(options["back"]), score_N)
+    if options["power"] != 1:
+        np.power(score_N, np.float32(options["power"]), out=score_N)  # several times faster than a loop on processors with AVX-512
     return NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(events_I))
 
 
@@ -150,11 +152,10 @@ def fading(factor: float, most: int) -> Float64:
 
 
 @compiled()
-def _scale(counts: Counts, row_I: Array, column_I: Array, back: float, power: float, score_N: Array) -> None:
+def _scale(counts: Counts, row_I: Array, column_I: Array, back: float, score_N: Array) -> None:
     for a in range(len(counts.offset_I1) - 1):
         for n in range(counts.offset_I1[a], counts.offset_I1[a + 1]):
-            score = (counts.after_N[n] + back * counts.before_N[n]) * row_I[a] * column_I[counts.item_N[n]]
-            score_N[n] = score if power == 1 else score**power
+            score_N[n] = (counts.after_N[n] + back * counts.before_N[n]) * row_I[a] * column_I[counts.item_N[n]]
 
 
 def count(lists: Lists, options: Options) -> Counts:

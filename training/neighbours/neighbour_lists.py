@@ -53,7 +53,7 @@ class NeighbourLists:
         return filled(rows_BM, known_items, self.popular_I, exclude_seen)
 
     def limited(self, most: int) -> NeighbourLists:
-        """The same with the best `most` neighbours of each item, best first, ties by the lower row."""
+        """The same with the best `most` neighbours of each item, ties by the lower row. Rows of items that have no more are unchanged."""
         length = np.minimum(np.diff(self.offset_I1), most)
         offset = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
         item_N, score_N = np.empty(offset[-1], np.int32), np.empty(offset[-1], np.float32)
@@ -102,7 +102,8 @@ def _rank(
 def _limit(rows: tuple[Array, Array, Array], offset: Array, item_N: Array, score_N: Array) -> None:
     offset_I1, items, scores = rows
     for a in range(len(offset) - 1):
-        first, last = offset_I1[a], offset_I1[a + 1]
-        keep_best(
-            items[first:last], scores[first:last], last - first, item_N[offset[a] : offset[a + 1]], score_N[offset[a] : offset[a + 1]]
-        )
+        row, kept = slice(offset_I1[a], offset_I1[a + 1]), slice(offset[a], offset[a + 1])
+        if row.stop - row.start == kept.stop - kept.start:
+            item_N[kept], score_N[kept] = items[row], scores[row]
+        else:
+            keep_best(items[row], scores[row], row.stop - row.start, item_N[kept], score_N[kept])
