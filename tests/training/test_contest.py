@@ -75,20 +75,29 @@ class _Task:
         return list(self.split.validation)
 
 
-@pytest.mark.parametrize(("users", "fixed_s", "user_s"), [(100, 0.0, 0.001), (40_000, 0.02, 0.0002), (1_000_000, 0.0, 0.0005)])
-def test_the_time_for_all_users_follows_from_parts_of_them(users: int, fixed_s: float, user_s: float) -> None:
+@pytest.mark.parametrize(
+    ("users", "fixed_s", "user_s", "power"),
+    [
+        (100, 0.0, 0.001, 1.0),
+        (40_000, 0.02, 0.0002, 1.0),
+        (1_000_000, 0.0, 0.0005, 1.0),
+        (100_000, 0.02, 2e-6, 1.5),
+        (200_000, 0.0, 2e-8, 2.0),
+    ],
+)
+def test_the_time_for_all_users_follows_from_parts_of_them(users: int, fixed_s: float, user_s: float, power: float) -> None:
     clock = Clock()
     sizes: list[int] = []
 
     def method(task: Task) -> Fitted:
         assert task.seconds == 0, "its shortest fit"
         sizes.append(len(task.split.train))
-        clock.now_s += fixed_s + user_s * len(task.split.train)
+        clock.now_s += fixed_s + user_s * len(task.split.train) ** power
         return cast(Fitted, None)
 
     task = cast(Task, _Task(_Split(np.arange(users), range(users // 10)), clock))
     needs = by_parts(method, trials=30, once=8)(task)
-    whole_s = fixed_s + user_s * users
+    whole_s = fixed_s + user_s * users**power
     assert needs.least_s == pytest.approx(max(LEAST_S, 8 * whole_s), rel=0.02)
     assert needs.full_s == pytest.approx(max(FULL_S, 30 * whole_s), rel=0.02)
     assert max(sizes) == users or max(sizes) <= users / 10, "a small part, or a small log"

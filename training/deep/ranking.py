@@ -1,9 +1,9 @@
 """Chooses how a trained tree ranks (γ, the memory and its weight, the repeat term, the calibration), by searches of validation queries.
 
-First γ is chosen without a memory. Then coordinate passes choose γ, λ, the recency of the history's weights and the damping of the
-neighbours; a trial reorders leaves that searches have found (`reweighing.py`). A search with the best options adds leaves, and the passes
-are repeated. Then the memory gets the fewest neighbours an item that lose at most half a percent. It is used only if it finds more than the
-tree alone by over a standard error. Differences are paired by query.
+First γ is chosen without a memory. Then coordinate passes choose γ, λ, the recency of the history's weights, the number of neighbours an
+item and their damping; a trial reorders leaves that searches have found (`reweighing.py`). A search with the best options adds leaves, and
+the passes are repeated. Then the memory gets the fewest neighbours an item that lose at most half a percent. It is used only if it finds
+more than the tree alone by over a standard error. Differences are paired by query.
 
 The repeat term is chosen last: what each occurrence in the history adds to an item, or whether seen items are left out. There is a value
 for each bucket of positions, in multiples of D, the mean over queries of the largest key less the 200th. A trial reorders the best leaves
@@ -57,6 +57,8 @@ MIN_QUERIES = 30
 """With fewer validation users nothing about a memory is chosen, not even whether to use one: a gain could be noise."""
 TRIAL_VISITS = 1 << 17
 """Most entries that a query adds up on average, some milliseconds; larger numbers of neighbours are not tried."""
+FIRST_KEPT = 256
+"""Neighbours an item to try first. More seldom find much more, and a trial of thousands takes ten times as long."""
 PASSES_SHARE = 0.75
 """Share of the time for coordinate passes. The rest is for trying fewer neighbours, on which the time of every search depends."""
 MOST_LOST = 0.005
@@ -171,20 +173,25 @@ def _with_memory(
     sizes = [count for count in sizes if searches.visits(source, count) <= TRIAL_VISITS] or sizes[:1]
     if config.memory.neighbours != "auto":
         sizes = [source.longest]
-    first = FIRST_WEIGHT if weight == "auto" else weight
-    best = {"gamma": without_memory["gamma"], "weight": first, "kept": sizes[-1], "recency": source.recency, **source.weighed_options({})}
+    grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
+    grid = [WEIGHTS, *grid] if weight == "auto" else grid
+    grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
+    grid += [Option("kept", tuple(sizes)), *WEIGHED]
+    if too_few_queries or isinstance(config, NeighboursConfig):
+        grid = []  # the first options stay
+    best = {
+        "gamma": without_memory["gamma"],
+        "weight": FIRST_WEIGHT if weight == "auto" else weight,
+        "kept": max((size for size in sizes if size <= FIRST_KEPT), default=sizes[0]) if grid else sizes[-1],
+        "recency": source.recency,
+        **source.weighed_options({}),
+    }
     weighing_begin = time.monotonic()
     memory = searches.memory(best)
     weighing_s = time.monotonic() - weighing_begin
     if memory is None:
         log.info("no memory: no validation user's history has a neighbour")
         return without_memory
-    grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
-    grid = [WEIGHTS, *grid] if weight == "auto" else grid
-    grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
-    grid += WEIGHED
-    if too_few_queries or isinstance(config, NeighboursConfig):
-        grid = []  # the first options stay
     reweighed = ReweighedSearches(searches, without_memory, memory)
     searched: list[Options] = []
     while best not in searched and len(searched) < ROUNDS:

@@ -9,7 +9,8 @@ rate falls to 0 in time. It has then made that share of the steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,11 +111,25 @@ def by_parts(method: Method, trials: float, once: float = 1) -> Estimate:
             if size == users or times_s[-1] >= LONG_ENOUGH_S:
                 break
             size = min(4 * size, users)
-        per_user_s = max(0.0, times_s[-1] - times_s[-2]) / (users_of_part[-1] - users_of_part[-2])
-        shortest_s = times_s[-1] + per_user_s * (users - users_of_part[-1])
+        shortest_s = times_s[-1] + _further_s(users_of_part, times_s, users)
         return Needs(max(LEAST_S, once * shortest_s), max(FULL_S, trials * shortest_s))
 
     return estimate
+
+
+def _further_s(users_of_part: Sequence[int], times_s: Sequence[float], users: int) -> float:
+    """The seconds for all users beyond those of the largest part.
+
+    The seconds of one more user grow with a power, between 0 and 1, of the users that are there: pairs of items and their neighbours become
+    more, too. Three parts show the power; with fewer it is 0. The first entries stand for no users.
+    """
+    last_s, power = max(0.0, times_s[-1] - times_s[-2]), 0.0
+    if len(times_s) > 3 and times_s[-2] > times_s[-3]:
+        size, middle, first = users_of_part[-1], users_of_part[-2], users_of_part[-3]
+        rates = last_s / (size - middle), (times_s[-2] - times_s[-3]) / (middle - first)
+        power = min(1.0, max(0.0, math.log(max(rates[0], 1e-12) / rates[1]) / math.log(size / middle)))
+    to_middle, to_last, to_all = (math.pow(count, 1 + power) for count in (users_of_part[-2], users_of_part[-1], users))
+    return last_s * (to_all - to_last) / (to_last - to_middle)
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
