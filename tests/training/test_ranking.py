@@ -55,6 +55,7 @@ from training.neighbours.cooccurrence import lists_of as lists_of_users
 from training.neighbours.fit import NARROW, count, fit_neighbours, neighbours, neighbours_of
 from training.neighbours.near_items import near_items
 from training.neighbours.neighbour_lists import NeighbourLists
+from training.retrieval.task import NO_DEADLINE
 from training.retrieval.tuning import Figures
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
@@ -292,6 +293,21 @@ def test_fewer_neighbours_are_tried_even_if_the_passes_take_all_their_time(
     assert chosen.memory is not None
     assert chosen.memory.key_weight == ranking.FIRST_WEIGHT
     assert "1 neighbours an item" in caplog.text
+
+
+@pytest.mark.parametrize(("lost", "kept"), [(0.004, 32), (0.006, 64), (-0.01, 32)])
+def test_fewer_neighbours_may_lose_half_a_percent_however_certain_that_is(lost: float, kept: int) -> None:
+    figure_of = {32: 0.2 * (1 - lost), 64: 0.2 * 0.999, 128: 0.2}
+
+    class Measured:
+        def figure(self, options: dict[str, int]) -> float:
+            return figure_of[options["kept"]]
+
+        def measured(self, options: dict[str, int]) -> Figures:
+            return Figures(np.full((1, 1000), figure_of[options["kept"]]))
+
+    measured: Any = Measured()
+    assert ranking._with_fewest_neighbours(measured, {"kept": 128}, [32, 64, 128], NO_DEADLINE) == {"kept": kept}
 
 
 @pytest.mark.parametrize("own", ["logit", "log_activation"])

@@ -263,7 +263,7 @@ class MemoryConfig(Section):
     """Item neighbours that the search adds to the ranks of a tree: key = rank + weight · memory."""
 
     neighbours: Annotated[Literal["auto"] | int, auto_or_integer(1, MOST_NEIGHBOURS)] = "auto"
-    """neighbours kept per item, 1 to 4096, or `"auto"`. `"auto"`: of 32 to 4096 the fewest within a standard error of the best"""
+    """neighbours kept per item, 1 to 4096, or `"auto"`. `"auto"`: of 32 to 4096 the fewest that lose at most half a percent"""
     weight: Annotated[Literal["auto"] | float, WEIGHT] = "auto"
     """λ, the weight of the memory, or `"auto"`. From 0.001 to 1,000,000, in units of the mean difference between the first and the last of
     the 200 items that a history's memory ranks highest. 0: no memory. `"auto"`: the best for validation users, or no memory where they do
