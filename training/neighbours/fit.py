@@ -44,13 +44,14 @@ log = logging.getLogger(__name__)
 Near = Callable[[], NearItems]
 
 DAMPING = (
-    Option("near", (0.0, 0.03, 0.1, 0.3, 1.0)),
     Option("column", (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), add=0.1, least=-1.0, most=1.0),
     Option("row", (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), add=0.1, least=-0.5, most=1.5),
     Option("power", (0.6, 0.8, 1.0, 1.25), add=0.1, least=0.1, most=2.5),
     Option("user", (0.0, 0.25, 0.5, 0.75, 1.0)),
     Option("shrink", (0.0, 1.0, 3.0, 10.0), times=3, least=1.0, most=1000.0),
+    Option("near", (0.0, 0.03, 0.1, 0.3, 1.0)),
 )
+"""The last one takes longest: near items have to be found first."""
 GRID = (
     Option("recency", (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 1.0)),
     Option("back", (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)),
@@ -74,6 +75,8 @@ WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPING_
 """Starts: for lists whose order matters little, for lists whose next item depends on the last ones, and for lists without an order."""
 VALIDATION_QUERIES, QUERIES_PER_SECOND = 20_000, 100
 """Most validation queries to choose options by, in total and for each second of the task: a trial answers all of them."""
+NEAR_COUNTS = 20
+"""About how many counts take as long as finding the near items."""
 COUNTS_LEFT = 10
 """A trial with new counts is made only if the remaining time is enough for so many: other trials gain more in that time."""
 
@@ -190,7 +193,8 @@ def neighbours(task: Task) -> Fitted:
         return neighbours_of(counts.of(options), near, lists.events_I, options)
 
     def cost_s(options: Options) -> float:
-        return 0.0 if counts.has(options) else COUNTS_LEFT * count_s * options["window"] / starts[0]["window"]
+        near_s = NEAR_COUNTS * count_s if options["near"] and not near.cache_info().currsize else 0.0
+        return near_s + (0.0 if counts.has(options) else COUNTS_LEFT * count_s * options["window"] / starts[0]["window"])
 
     figure = counts.watched(lambda options: task.measured(fitted(options).rank, pairs))
     result = search(figure, starts, grid, deadline, cost_s=cost_s)
