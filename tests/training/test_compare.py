@@ -276,6 +276,12 @@ def test_methods_of_an_interrupted_run_are_not_run_again(log: Path, tmp_path: Pa
     assert len(lost["differences"]) == len(again["differences"]), "run again, since nothing could be compared with them"
 
 
+def test_reports_with_any_ending_have_figures_of_their_own() -> None:
+    names = ["run.json", "run.1", "run.2", "run", "run.json.json"]
+    assert queries_file(Path("a/run.json")) == Path("a/run.queries.npz")
+    assert len({queries_file(Path("a", name)) for name in names[1:]}) == 4
+
+
 def test_a_comparison_is_not_continued_on_another_test_file_or_item_table(log: Path, tmp_path: Path) -> None:
     test, items, file = tmp_path / "test.csv", tmp_path / "items.csv", tmp_path / "rows.json"
     items.write_text("id,title\ni0,one\n")

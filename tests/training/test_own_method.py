@@ -279,6 +279,8 @@ class TestRows:
             self.ranked(log, [{"user": "u", "item": "z", "rank": 1}])
         with pytest.raises(InvalidConfig, match="an id of a user and an id of an item in each row"):
             self.ranked(log, [{"user": "u", "item": ["a", "b"], "rank": 1}])
+        with pytest.raises(InvalidConfig, match=r"rank nan', expected numbers"):
+            self.ranked(log, [{"user": "u", "item": "a", "rank": float("nan")}])
 
     def test_lists_of_nobody_who_is_asked_are_refused(self, log: Path) -> None:
         with pytest.raises(InvalidConfig, match="lists of the users of test queries"):
@@ -291,6 +293,7 @@ class TestRows:
         ({"user": ["u"], "item": ["a"]}, "each once; look at rank"),
         ({"user": ["u"], "item": ["a"], "rank": ["first"]}, "numbers, the lowest for the best item"),
         ({"user": ["u"], "item": ["a"], "rank": [1], "part": ["train"]}, "expected validation or test"),
+        ({"user": [], "item": [], "rank": []}, "a row for each item of an answer"),
     ],
 )
 def test_a_file_of_something_else_is_named(tmp_path: Path, columns: dict[str, list[Any]], expected: str) -> None:

@@ -106,6 +106,8 @@ def _read(option: str, file: Path) -> pa.Table:
         if table.column_names.count(column) != 1:
             columns = f"{file}, columns {', '.join(table.column_names)}"
             raise InvalidConfig(option, columns, f"columns {', '.join(COLUMNS)}, each once; look at {column}")
+    if not len(table):
+        raise InvalidConfig(option, f"{file}: no rows", "a row for each item of an answer")
     if not (pa.types.is_integer(table["rank"].type) or pa.types.is_floating(table["rank"].type)):
         raise InvalidConfig(option, f"{file}: rank of type {table['rank'].type}", "numbers, the lowest for the best item")
     parts_in_file = set(map(str, table[PART].to_pylist())) if PART in table.column_names else set()
@@ -130,6 +132,8 @@ def _lists(option: str, file: Path, table: pa.Table, task: Task) -> dict[tuple[s
     item_E = row_of_name[pc.fill_null(item_names.indices, -1).to_numpy(zero_copy_only=False)]
     user_E = pc.fill_null(pc.index_in(users, value_set=task.split.lists.user_ids), -1).to_numpy(zero_copy_only=False).astype(np.int64)
     rank_E = pc.fill_null(table["rank"].cast(pa.float64(), safe=False), np.inf).to_numpy()
+    if np.isnan(rank_E).any():
+        raise InvalidConfig(option, f"{file}: rank nan", "numbers, the lowest for the best item")
     part_E = _parts(table, user_E, task.split)
     rows = np.flatnonzero((item_E >= 0) & (user_E >= 0) & (part_E >= 0))
     rows = rows[np.lexsort((rank_E[rows], user_E[rows], part_E[rows]))]

@@ -149,8 +149,8 @@ def _turns(
         plan.done.add(name)
         yield name, shares[name] + spare_s
     report["not_judged"] += [{"method": name, "reason": plan.reasons.get(name, LATE)} for name in names if name in plan.waiting]
-    unjudged = [entry["method"] for entry in report["not_judged"] if entry["method"] in plan.needs]
-    if unjudged:
+    unjudged = [entry["method"] for entry in report["not_judged"] if plan.lacks_time_alone(entry["method"])]
+    if unjudged and RECIPE not in plan.refused:
         report["minutes_needed"] = plan.minutes([RECIPE] if RECIPE in unjudged else unjudged)
 
 

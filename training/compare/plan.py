@@ -75,6 +75,10 @@ class Plan:
         """The seconds that remain when every waiting method has its share and its time for answers."""
         return max(0.0, self.left_s - sum(seconds + self.answers[name] for name, seconds in shares.items()))
 
+    def lacks_time_alone(self, name: str) -> bool:
+        """Whether an unjudged method could be judged with more time: neither it nor a method of a fusion is refused."""
+        return name in self.needs and not (_is_fusion(name) and self.refused.keys() & {*fused_methods(name)})
+
     def _lacking(self, name: str, shares: Mapping[str, float]) -> list[str]:
         """The methods of a fusion that are also methods of the plan and are not judged."""
         methods = fused_methods(name) if _is_fusion(name) else ()

@@ -121,7 +121,7 @@ def save(report: Report, file: Path) -> None:
 
 
 def queries_file(file: Path) -> Path:
-    return file.with_suffix(".queries.npz")
+    return file.with_name(f"{file.name.removesuffix('.json')}.queries.npz")
 
 
 def save_figures(figures: Mapping[Key, Figures], file: Path) -> None:
@@ -240,8 +240,9 @@ def _field_of(report: Report, strong: str, metric: str) -> Field:
 
     def difference_of(first: str, second: str) -> Difference:
         entry, sign = (by_pair[first, second], 1) if (first, second) in by_pair else (by_pair[second, first], -1)
-        low, high = sorted((sign * entry["low"], sign * entry["high"]))
-        return Difference(sign * entry["mean"], low, high, entry["queries"])
+        mean, *ends = (sign * entry[name] + 0.0 for name in ("mean", "low", "high"))  # no −0
+        low, high = sorted(ends)
+        return Difference(mean, low, high, entry["queries"])
 
     return Field(
         metric=metric,

@@ -245,7 +245,9 @@ def _verdict(config: LinearConfig, report: Report) -> list[str]:
     """Two sentences. The second is undecided if the queries that chose, or those that measured, do not support a decision."""
     field, in_other_metrics = fields_of(report, STRONG)
     # One-versus-all has no figure of validation queries: it would have to be trained twice.
-    field = replace(field, others=[rival for rival in field.others if rival.name != ONE_VERSUS_ALL])
+    field, *in_other_metrics = (
+        replace(each, others=[rival for rival in each.others if rival.name != ONE_VERSUS_ALL]) for each in (field, *in_other_metrics)
+    )
     finding, conclusion = verdict(field, in_other_metrics)
     if report["chosen_by"] == OF_ITEMS:
         finding = finding.replace("on validation queries", "on queries made of items' words")

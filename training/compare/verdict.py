@@ -19,6 +19,7 @@ MIN_QUERIES = 30
 """With fewer, intervals of means are wrong."""
 STRONG = "neighbours"
 """The cheap baseline of histories that is often the best. If it was not run, the claim that a tree pays has a reserve."""
+BESIDE, BY_SPEED = "The tree pays only beside another method", "by its speed"
 MUCH_FASTER = 0.5
 """Share of a baseline's time for a query. A tree that finds as much in less time pays by its speed."""
 
@@ -92,7 +93,9 @@ def verdict(field: Field, in_other_metrics: Sequence[Field] = ()) -> tuple[str, 
     best = max(field.baselines, key=lambda baseline: baseline.validation)
     difference = field.paired(tree.name, best.name)
     pays = _pays(field, tree, best, difference)
-    otherwise = [] if difference.queries < MIN_QUERIES else _otherwise(field, tree, best, in_other_metrics)
+    fusion = _fusion_that_pays(field, best) if pays.startswith(BESIDE) else None
+    subject = tree if fusion is None else fusion
+    otherwise = [] if difference.queries < MIN_QUERIES else _otherwise(tree, best, subject, pays, in_other_metrics)
     reserves = _reserves(field, tree, best, otherwise, says_so=pays.startswith("The tree pays"))
     if tree.ended or best.ended:
         pays = f"So far, {pays[0].lower()}{pays[1:]}"
@@ -137,11 +140,11 @@ def _pays(field: Field, tree: Contestant, best: Contestant, difference: Differen
     if fusion is not None:
         gain = _interval(field.paired(fusion.name, best.name))
         costs = f"{costs}; fused: {fusion.cost}"
-        return f"The tree pays only beside another method: {_fused(fusion)} find {gain} more than {best.name} ({costs})"
+        return f"{BESIDE}: {_fused(fusion)} find {gain} more than {best.name} ({costs})"
     if difference.high < 0 or _is_settled(difference, best):
         rivals = [baseline for baseline in field.baselines if field.paired(tree.name, baseline.name).low <= 0]
         if difference.high >= 0 and difference.low > -MARGIN * best.figure and all(tree.ms < MUCH_FASTER * rival.ms for rival in rivals):
-            return f"The tree pays by its speed: it finds as much in less time ({costs})"
+            return f"The tree pays {BY_SPEED}: it finds as much in less time ({costs})"
         return f"Use {best.name} ({costs}{_model_of(best)})"
     return f"Undecided with {difference.queries:,} queries: they leave room for either ({costs})"
 
@@ -165,21 +168,28 @@ def _fusion_that_pays(field: Field, best: Contestant) -> Contestant | None:
     return fused if gain.low > 0 and gain.high >= MARGIN * best.figure else None
 
 
-def _finds_more_that_pays(field: Field, tree: Contestant, best: Contestant) -> bool:
-    gain = field.paired(tree.name, best.name)
-    return gain.low > 0 and gain.high >= MARGIN * best.figure
+def _otherwise(tree: Contestant, best: Contestant, subject: Contestant, pays: str, in_other_metrics: Sequence[Field]) -> list[str]:
+    """The other metrics that decide otherwise on whether the tree, or the fusion that pays beside it, pays.
 
-
-def _otherwise(field: Field, tree: Contestant, best: Contestant, in_other_metrics: Sequence[Field]) -> list[str]:
-    """What the other metrics say, if one of them decides otherwise on whether the tree's gain over the baseline pays."""
-    here, phrases = _finds_more_that_pays(field, tree, best), []
+    subject  the tree, or that fusion
+    """
+    phrases = []
     for other in in_other_metrics:
         if other.tree is None:
             continue
-        rival = next(contestant for contestant in other.others if contestant.name == best.name)
-        if _finds_more_that_pays(other, other.tree, rival) != here:
-            figures = f"by {other.metric} the tree has {other.tree.figure:.4f} against {rival.figure:.4f}"
-            phrases.append(f"{figures}, a difference of {_interval(other.paired(tree.name, best.name))}")
+        measured = {contestant.name: contestant for contestant in [*other.others, other.tree]}
+        difference, rival = other.paired(subject.name, best.name), measured[best.name]
+        if pays.startswith("The tree pays"):
+            least_gain = 0.0 if subject is tree and BY_SPEED in pays else MARGIN * rival.figure
+            differs = difference.high < least_gain
+        else:
+            differs = difference.high >= MARGIN * rival.figure and all(
+                other.paired(tree.name, baseline.name).low > 0 for baseline in other.baselines
+            )
+        if differs:
+            figures = f"{measured[subject.name].figure:.4f} against {rival.figure:.4f}"
+            has = "the tree has" if subject is tree else f"{_fused(subject)} have"
+            phrases.append(f"by {other.metric} {has} {figures}, a difference of {_interval(difference)}")
     return phrases
 
 
