@@ -419,6 +419,15 @@ def test_with_little_time_options_are_tried_that_weigh_the_same_counts_anew(monk
     assert fitted.ended == "the search reached its deadline; trials: 1"
 
 
+@pytest.mark.parametrize(("near_counts", "is_tried"), [(1e9, False), (0.0, True)])
+def test_near_items_are_not_sought_where_that_takes_longer_than_there_is_time(
+    near_counts: float, is_tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "NEAR_COUNTS", near_counts)
+    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5, seconds=100.0))
+    assert any(trial.options["near"] for trial in fitted.trials) == is_tried
+
+
 def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "NEIGHBOUR_LIMITS", (1, 2, 3, 9))
     log = log_of([*[[0, 1]] * 5, [0, 2], [0, 3], [0, 4], [5, 1], [5, 2], [0, 1]], items=6)

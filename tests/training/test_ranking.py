@@ -295,6 +295,18 @@ def test_fewer_neighbours_are_tried_even_if_the_passes_take_all_their_time(
     assert "1 neighbours an item" in caplog.text
 
 
+def test_the_number_of_neighbours_climbs_from_a_small_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("training.deep.ranking.NEIGHBOUR_COUNTS", (1, 2, 4096))
+    monkeypatch.setattr("training.deep.ranking.FIRST_KEPT", 1)
+    assert run.chosen().memory is not None
+    tried = [int(kept) for kept in re.findall(r"weight [\d.]+, kept (\d+)", caplog.text)]
+    assert tried[0] == 1
+    assert 2 in tried
+
+
 @pytest.mark.parametrize(("lost", "kept"), [(0.004, 32), (0.006, 64), (-0.01, 32)])
 def test_fewer_neighbours_may_lose_half_a_percent_however_certain_that_is(lost: float, kept: int) -> None:
     figure_of = {32: 0.2 * (1 - lost), 64: 0.2 * 0.999, 128: 0.2}
