@@ -159,6 +159,15 @@ def test_a_live_item_ranks_among_trained_ones_and_is_found_by_its_own_histories(
     assert new not in asked[1], "popular items come to nobody's history"
 
 
+def test_all_neighbours_stay_where_fewer_would_lose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.deep.ranking.NEIGHBOUR_COUNTS", (1, 4096))
+    monkeypatch.setattr("training.deep.ranking.FIRST_KEPT", 1)
+    monkeypatch.setattr("training.deep.ranking.MOST_LOST", -10.0)
+    memory = exported(configuration(tmp_path), tmp_path / "counted" / "1").memory
+    assert memory is not None
+    assert np.diff(memory.offset).max() > 1
+
+
 def test_lists_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
     lines = [f"u{user},i{user}-{item}" for user in range(60) for item in range(12)]
     (tmp_path / "log.csv").write_text("user,item\n" + "\n".join(lines) + "\n")

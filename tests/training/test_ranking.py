@@ -283,28 +283,21 @@ def test_a_memory_without_time_is_the_first_that_was_tried(run: Run) -> None:
     assert (tried["weight"], tried["kept"]) == (ranking.FIRST_WEIGHT, max(np.diff(chosen.memory.offset)))
 
 
-def test_fewer_neighbours_are_tried_even_if_the_passes_take_all_their_time(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("constant", "value"), [("PASSES_SHARE", 0.0), ("FIRST_KEPT", 1)])
+def test_fewer_neighbours_are_tried_without_time_for_passes_and_more_with_it(
+    run: Run, constant: str, value: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr("training.deep.ranking.NEIGHBOUR_COUNTS", (1, 2, 4096))
-    monkeypatch.setattr("training.deep.ranking.PASSES_SHARE", 0.0)
-    chosen = run.chosen()
-    assert chosen.memory is not None
-    assert chosen.memory.key_weight == ranking.FIRST_WEIGHT
-    assert "1 neighbours an item" in caplog.text
-
-
-def test_the_number_of_neighbours_climbs_from_a_small_one(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    monkeypatch.setattr("training.deep.ranking.NEIGHBOUR_COUNTS", (1, 2, 4096))
-    monkeypatch.setattr("training.deep.ranking.FIRST_KEPT", 1)
+    monkeypatch.setattr(f"training.deep.ranking.{constant}", value)
     assert run.chosen().memory is not None
-    tried = [int(kept) for kept in re.findall(r"weight [\d.]+, kept (\d+)", caplog.text)]
-    assert tried[0] == 1
-    assert 2 in tried
+    in_passes = [int(kept) for kept in re.findall(r"weight [\d.]+, kept (\d+)", caplog.text)]
+    if constant == "FIRST_KEPT":
+        assert in_passes[0] == 1
+        assert 2 in in_passes
+    else:
+        assert len(set(in_passes)) == 1
+        assert "1 neighbours an item" in caplog.text
 
 
 @pytest.mark.parametrize(("lost", "kept"), [(0.004, 32), (0.006, 64), (-0.01, 32)])

@@ -58,11 +58,11 @@ MIN_QUERIES = 30
 TRIAL_VISITS = 1 << 17
 """Most entries that a query adds up on average, some milliseconds; larger numbers of neighbours are not tried."""
 FIRST_KEPT = 256
-"""Neighbours an item to try first. More seldom find much more, and a trial of thousands takes ten times as long."""
+"""Neighbours an item to try first. More may find more, but a trial takes time in proportion to them."""
 PASSES_SHARE = 0.75
 """Share of the time for coordinate passes. The rest is for trying fewer neighbours, on which the time of every search depends."""
 MOST_LOST = 0.005
-"""Fewer neighbours are used if the figure falls by no more than this share: a thousand an item make a search twice as slow."""
+"""Fewer neighbours are used if the figure falls by no more than this share: every search adds up all of them."""
 LEFT_OUT = -np.inf
 SHARES = (0.0, LEFT_OUT, 0.2, 0.4, 0.6, 0.8, 1.0, 1.4, 2.0)
 """Bonuses of the repeat term, in multiples of D. Among equally good ones the first is chosen."""

@@ -76,7 +76,7 @@ WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPING_
 VALIDATION_QUERIES, QUERIES_PER_SECOND = 20_000, 100
 """Most validation queries to choose options by, in total and for each second of the task: a trial answers all of them."""
 NEAR_COUNTS = 20
-"""About how many counts take as long as finding the near items."""
+"""About how many counts take as long as finding the near items; more on small logs, where neither takes long."""
 COUNTS_LEFT = 10
 """A trial with new counts is made only if the remaining time is enough for so many: other trials gain more in that time."""
 
