@@ -19,6 +19,7 @@ from tests.training.planted import planted_log, settings
 from training.compare.contest import Contest, Entry, checked_names, fused_methods, in_order
 from training.compare.figures import Difference
 from training.compare.plan import USED, Plan, is_judged, share_out
+from training.compare.report import fields_of
 from training.compare.verdict import MIN_QUERIES, Contestant, Field, duration, size, verdict
 from training.deep.prepare import prepare
 from training.retrieval.needs import FULL_S, LEAST_S, SPARE, Needs, by_parts, of_steps, seconds_each
@@ -358,6 +359,16 @@ def in_metrics(tree_ms: float = 1.0, error: float = 0.002, queries: int = 1000, 
         return field_with(metric, contestants[0], contestants[1:], error, queries)
 
     return verdict(in_metric(0, "recall@50"), [in_metric(1, "ndcg@10"), in_metric(0, "mrr@50")])[1]
+
+
+def test_no_difference_has_no_sign_whichever_method_comes_first() -> None:
+    figures = {"recall@50": {"mean": 1.0}}
+    rows = [{"method": name, "chosen": True, "figures": figures, "validation": 1.0, "ms_per_query": 1.0} for name in ("ease", "recipe")]
+    fits = [{"method": name, "seconds": 1.0, "bytes": 1, "ended": None} for name in ("ease", "recipe")]
+    equal = {"first": "ease", "second": "recipe", "metric": "recall@50", "mean": 0.0, "low": 0.0, "high": 0.0, "queries": 40}
+    report = {"metric": "recall@50", "rows": rows, "fits": fits, "differences": [equal], "not_judged": []}
+    finding, _ = verdict(*fields_of(report, "neighbours"))
+    assert "a difference of +0.0000 (95 % interval +0.0000 to +0.0000, 40 queries)" in finding
 
 
 def test_another_metric_that_decides_otherwise_is_said() -> None:
