@@ -124,16 +124,23 @@ def test_a_client_that_reads_slowly_gets_all_of_an_answer_that_ends_the_connecti
 
 def test_a_client_that_takes_nothing_is_cut_off(models: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     """One answer is enough, and its sender waits meanwhile."""
+    paused: list[tuple[int, bool]] = []
+    pause = Connection.pause_writing
+
+    def noted(connection: Connection) -> None:
+        pause(connection)
+        paused.append((connection.unsent, connection.flow.write_paused))
+
+    monkeypatch.setattr(Connection, "pause_writing", noted)
     monkeypatch.setattr("service.__main__.BUFFER_BYTES", 4096)
     settings = own(authority.signs("service"), write_timeout_s=0.2)
     with listening(models, **settings) as running, running.connected(4096, client(authority)) as wire:
         assert wire.ask(get("/livez")).status == 200
         wire.send(get("/openapi.json"))
-        (connection,) = running.server._connections.open
-        assert isinstance(connection, Connection)
-        until(lambda: connection.unsent > 65536)
-        assert connection.flow.write_paused
-        until(lambda: not running.server._connections.open)
+        until(lambda: paused and not running.server._connections.open)
+        unsent, sender_waits = paused[0]
+        assert unsent > 65536
+        assert sender_waits
         assert running.refused("not_read") == 1
         assert wire.ended()
 
