@@ -1,4 +1,4 @@
-"""Methods on one log, seed after seed: the code that `benchmarks.next_item`, `benchmarks.fixed_split` and `benchmarks.otm_real` share.
+"""Methods on one log, seed after seed: the code that `benchmarks.next_item`, `fixed_split`, `sessions` and `otm_real` share.
 
 Rows are printed and written at once; methods that are in the JSON are not run again. Besides the rows, the JSON has how each method was
 fitted (`fits`: options, trials, seconds, bytes), why a method was left out, and paired differences at the chosen serving beams.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,12 +37,14 @@ from training.compare.report import (
     save,
     save_figures,
 )
-from training.deep.prepare import prepare
-from training.retrieval.task import Metric
+from training.data.splits import EvaluationPair
+from training.deep.prepare import Prepared, prepare
+from training.retrieval.task import Method, Metric
 from training.specification.deep import DeepConfig
 from training.specification.splits import FileSplit
 
 Row = dict[str, Any]
+Queries = Callable[[Prepared], Sequence[EvaluationPair]]
 LIST_KEYS = ("rows", "fits", "left_out", "differences")
 
 
@@ -98,19 +101,35 @@ def write(options: argparse.Namespace, report: Report, figures: Mapping[Key, Fig
         save(report, options.json)
 
 
-def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, metrics: Mapping[str, Metric]) -> Report:
+def split_queries(prepared: Prepared) -> Sequence[EvaluationPair]:
+    """The test queries of the configured split."""
+    return prepared.split.test
+
+
+def run(
+    options: argparse.Namespace,
+    name: str,
+    config: DeepConfig,
+    log: Path,
+    metrics: Mapping[str, Metric],
+    test: Queries = split_queries,
+    more_methods: Mapping[str, Method] = MappingProxyType({}),
+) -> Report:
     """The report; its rows are {"method", "seed", "beam_size", "train_seconds", "bytes", …}, with "NAME" and "NAME_se" of each metric.
 
-    metrics  name in the rows → metric
+    metrics       name in the rows → metric
+    test          gives the test queries
+    more_methods  besides METHODS
     """
-    beams, methods = numbers("--beams", options.beams), checked_names(options.methods, [RECIPE, *METHODS])
+    baselines = {**METHODS, **more_methods}
+    beams, methods = numbers("--beams", options.beams), checked_names(options.methods, [RECIPE, *baselines])
     if options.steps is not None:
         optimiser = config.optimiser.model_copy(update={"steps": min(options.steps, config.optimiser.steps)})
         config = config.model_copy(update={"optimiser": optimiser})
     conditions = {"steps": options.steps, "beams": options.beams, "minutes": options.minutes, "config": without_folders(config)}
     report, figures = begun(options, set=name, **conditions)
     for seed, missing in missing_methods(report, methods, options.seeds):
-        _run_seed(options, config.model_copy(update={"seed": seed}), log, missing, beams, metrics, report, figures)
+        _run_seed(options, config.model_copy(update={"seed": seed}), log, missing, beams, metrics, test, baselines, report, figures)
     for difference in report["differences"]:
         print_row(difference)
     return report
@@ -123,13 +142,15 @@ def _run_seed(
     methods: Sequence[str],
     beams: Sequence[int],
     metrics: Mapping[str, Metric],
+    test: Queries,
+    baselines: Mapping[str, Method],
     report: Report,
     figures: dict[Key, Figures],
 ) -> None:
     seed, exclude_seen = config.seed, config.search.exclude_seen
     with tempfile.TemporaryDirectory() as folder:
-        contest = Contest(config, prepare(config, log, Path(folder) / "log"), Path(folder), beams, METHODS)
-        pairs = queries_of(contest.prepared.split.test, exclude_seen)
+        contest = Contest(config, prepare(config, log, Path(folder) / "log"), Path(folder), beams, baselines)
+        pairs = queries_of(test(contest.prepared), exclude_seen)
         for method in in_order(methods):
             entry = attempted(contest, method, exclude_seen, None if options.minutes is None else 60 * options.minutes)
             if isinstance(entry, str):

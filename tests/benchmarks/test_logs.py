@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks import real_logs
-from benchmarks.quality import fixed_split, leaderboard, next_item, refit
+from benchmarks.quality import fixed_split, leaderboard, next_item, refit, sessions
 from benchmarks.quality.live_sets import HiddenItems, hide
 from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
@@ -128,6 +129,32 @@ def test_a_fixed_split_is_two_files_of_users(tmp_path: Path, run: Run) -> None:
     assert rows["neighbours"]["queries"] == USERS
     assert report["config"]["data"]["format"]["order"] == "none"
     assert (report["config"]["data"]["log"], report["config"]["data"]["split"]["test"]) == ("train.txt", "test.txt"), "no folders"
+
+
+def _published(folder: Path, train: object, test: object) -> list[str]:
+    for name, content in ((sessions.TRAIN, train), (sessions.TEST, test)):
+        (folder / name).write_bytes(pickle.dumps(content))
+    return ["--data", str(folder)]
+
+
+@pytest.mark.release
+def test_the_next_item_is_asked_for_after_every_prefix_of_a_session(tmp_path: Path, run: Run) -> None:
+    rng = np.random.default_rng(3)
+    rings = [[(first + step) % ITEMS for step in range(8)] for first in rng.integers(ITEMS, size=USERS).tolist()]
+    prefixes, targets = [[1, 2, 3], [99, 4], [7, 8], [5]], [4, 5, 7, 98]  # 98 and 99 are in no training session
+    folder = _published(tmp_path, rings, (prefixes, targets))
+    report = run(sessions, *folder, "--methods", "repeats,neighbours,recipe", "--steps", "20", "--beams", "20")
+    rows = {row["method"]: row for row in report["rows"]}
+    assert all(row["queries"] == len(prefixes) for row in rows.values())
+    assert (rows["repeats"]["hr20"], rows["repeats"]["mrr20"]) == (1 / 4, 1 / 8), "7 alone came before, as the one before the last"
+    assert rows["neighbours"]["hr20"] == 3 / 4, "20 items are all, and nobody knows 98"
+    assert rows["neighbours"]["mrr20"] > rows["repeats"]["mrr20"]
+
+
+def test_a_pickle_that_calls_something_is_not_read(tmp_path: Path, run: Run) -> None:
+    folder = _published(tmp_path, print, ([[1]], [2]))
+    with pytest.raises(SystemExit, match=r"--data: got 'a pickle with builtins.print', expected lists of numbers"):
+        run(sessions, *folder)
 
 
 # -- names of logs --------------------------------------------------------------------------------------------------------

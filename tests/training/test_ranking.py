@@ -27,6 +27,7 @@ from espalier.engines.reference import ReferenceEngine
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
+from espalier.metrics import ndcg_at_m
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from tests.training.logs import log_of, split_of
@@ -50,7 +51,6 @@ from training.deep.ranking import ROUNDS, ChosenRanking, ReweighedSearches, choo
 from training.deep.scorers.model import NodeScorer
 from training.deep.searches import Searches
 from training.deep.topology import Topology
-from training.deep.validation import search_encoded
 from training.neighbours.cooccurrence import lists_of as lists_of_users
 from training.neighbours.fit import NARROW, count, fit_neighbours, neighbours, neighbours_of
 from training.neighbours.near_items import near_items
@@ -410,7 +410,8 @@ def test_a_trial_of_a_repeat_term_finds_what_a_search_with_it_finds(
     assert chosen.memory is not None
     searches = Searches(config, run.topology, run.model, list(run.prepared.split.validation), chosen.ranking.own)
     rows_BM, _ = searches.ranked(chosen.ranking.gamma, chosen.memory, searches.ms[-1])
-    assert_array_equal(trials[0].figure_CB, searches.figures_of(rows_BM).figure_CB)
+    ndcg_B = ndcg_at_m(rows_BM, searches.relevant, 10)
+    assert_array_equal(trials[0].figure_CB, [*searches.figures_of(rows_BM).figure_CB, ndcg_B])
 
 
 @pytest.mark.parametrize("weight", [0, 4])
@@ -449,20 +450,14 @@ def test_the_engines_find_what_training_chose_by(run: Run, bundle: Bundle) -> No
     assert any(trial["options"].get("weight") == bundle.manifest.memory.weight for trial in trials)
     assert all(trial["recall"].keys() == {"10", "20"} for trial in trials)  # 50 and 200 are cut at max_m
     searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit")
-    of = MemoryTree(memory, run.topology.tree)
-    rows, keys = [], []
-    for block in searches.blocks:
-        lists, gamma = of.lists(block.rows, block.eligible), bundle.manifest.ranking.gamma
-        row_BM, key_BM = search_encoded(run.model, run.topology, [(block, lists)], gamma, "logit", 8, 10, memory.key_weight)
-        rows.append(row_BM)
-        keys.append(key_BM)
+    row_BM, key_BM = searches.ranked(bundle.manifest.ranking.gamma, memory, 10)
     kind = bundle.manifest.query
     assert isinstance(kind, HistoryKind)
     queries = pad_histories(kind, [pair.history for pair in run.prepared.split.validation])
     for engine in (ReferenceEngine(bundle), open_engine(bundle, "cpu")):
-        result = engine.search(queries, SearchParams.uniform(len(queries), 8, 10))
-        assert_allclose(result.keys_BM, np.concatenate(keys), rtol=1e-4, atol=1e-4)
-        assert (result.item_rows_BM == np.concatenate(rows)).mean() > 0.98  # ties of rounding
+        result = engine.search(queries, SearchParams.uniform(len(queries), run.config.search.beam_size, 10))
+        assert_allclose(result.keys_BM, key_BM, rtol=1e-4, atol=1e-4)
+        assert (result.item_rows_BM == row_BM).mean() > 0.98  # ties of rounding
         engine.close()
 
 

@@ -85,20 +85,17 @@ class Searches:
 
     def ranked(self, gamma: float, memory: Memory | None, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """int64[B, M] item rows and float32[B, M] keys of all queries."""
-        lists = [None] * len(self.blocks) if memory is None else self.lists(memory)
-        weight, blocks = 0.0 if memory is None else memory.key_weight, zip(self._blocks_without_left_out(memory), lists, strict=True)
+        memory_tree, weight = (None, 0.0) if memory is None else (MemoryTree(memory, self.topology.tree), memory.key_weight)
+        remaining = (self._without_left_out(block, memory_tree) for block in self.blocks)
+        blocks = ((block, None if memory_tree is None else memory_tree.lists(block.rows, block.eligible)) for block in remaining)
         return search_encoded(self.model, self.topology, blocks, gamma, self.own_score, self.config.search.beam_size, m, weight)
 
-    def _blocks_without_left_out(self, memory: Memory | None) -> Iterator[EncodedQueries]:
-        """The blocks without the items that a memory leaves out; if the configuration excludes seen items, they already are."""
-        tree = self.topology.tree
-        memory_tree = None if memory is None or self.config.search.exclude_seen else MemoryTree(memory, tree)
-        for block in self.blocks:
-            left_out = None if memory_tree is None else memory_tree.left_out(block.rows)
-            if left_out is not None:
-                params = SearchParams.uniform(len(left_out), 1, 1, left_out)
-                block = replace(block, eligible=eligible_nodes(tree, params, unrestricted_mask(tree)))
-            yield block
+    def _without_left_out(self, block: EncodedQueries, memory_tree: MemoryTree | None) -> EncodedQueries:
+        """The block without the items that the memory leaves out; if the configuration excludes seen items, they already are."""
+        if memory_tree is None or self.config.search.exclude_seen or (left_out := memory_tree.left_out(block.rows)) is None:
+            return block
+        params = SearchParams.uniform(len(left_out), 1, 1, left_out)
+        return replace(block, eligible=eligible_nodes(self.topology.tree, params, unrestricted_mask(self.topology.tree)))
 
     def measured(self, options: Options) -> Figures:
         """The figures of some options; searched once, then cached."""

@@ -1,0 +1,104 @@
+"""The next item of sessions, as papers on session graphs measure it: HR@20 and MRR@20 after every prefix of a test session.
+
+    python -m benchmarks.sessions --data DIR/diginetica --methods repeats,neighbours,recipe --json F
+
+The folder has `all_train_seq.txt` and `test.txt`, pickles of the repository CCIIPLab/GCE-GNN: sessions of item numbers, and prefixes with
+the item that follows each. Items may come again. A tenth of the training sessions with most events are validation sessions, by whose second
+halves everything is chosen by recall@20; test sessions choose nothing. `repeats` answers with the items of the session alone, the last one
+first.
+
+Rows: {"method", "seed", "beam_size", "hr20", "mrr20", "hr20_se", "mrr20_se", "train_seconds", "bytes"}, with a beam for the recipe alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.quality import leaderboard
+from benchmarks.report_file import command_line
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.search import NO_ITEM
+from training.arrays import Int64
+from training.data.splits import EvaluationPair
+from training.deep.prepare import Prepared
+from training.retrieval.task import Fitted, Metric, Task
+from training.specification.models import deep_config
+
+METRICS = {"hr20": Metric("recall", 20), "mrr20": Metric("mrr", 20)}
+TRAIN, TEST = "all_train_seq.txt", "test.txt"
+
+
+class _Plain(pickle.Unpickler):
+    """Reads lists and numbers only: a pickle could name any function to call."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise InvalidData("--data", f"a pickle with {module}.{name}", "lists of numbers")
+
+
+def read(file: Path) -> Any:
+    """The lists of a pickle. Raises InvalidConfig if the file is missing, InvalidData if it has anything else."""
+    if not file.is_file():
+        raise InvalidConfig("--data", str(file.parent), f"a folder with {TRAIN} and {TEST}")
+    with file.open("rb") as content:
+        return _Plain(content).load()
+
+
+def write_lists(sessions: Sequence[Sequence[int]], file: Path) -> None:
+    """The sessions as a log of lists."""
+    file.write_text("".join(f"{number} {' '.join(map(str, items))}\n" for number, items in enumerate(sessions)))
+
+
+def queries(prefixes: Sequence[Sequence[int]], targets: Sequence[int], prepared: Prepared) -> list[EvaluationPair]:
+    """A query for each prefix. Items that are in no training session are left out of prefixes; as targets they are missed by all."""
+    unknown = len(prepared.items)
+    items = sorted({item for prefix in prefixes for item in prefix} | {*targets})
+    row_of = dict(zip(items, prepared.items.rows_of([str(item) for item in items]).tolist(), strict=True))
+    pairs = []
+    for number, (prefix, target) in enumerate(zip(prefixes, targets, strict=True)):
+        rows = np.array([row_of[item] for item in prefix], np.int64)
+        relevant = row_of[target] if row_of[target] >= 0 else unknown
+        pairs.append(EvaluationPair(number, rows[rows >= 0], np.array([relevant], np.int64)))
+    return pairs
+
+
+def repeats(task: Task) -> Fitted:
+    """The items of the history, the last one first."""
+
+    def rank(histories: Sequence[Int64], /, m: int, exclude_seen: bool) -> Int64:
+        rows_BM = np.full((len(histories), m), NO_ITEM, np.int64)
+        for row_M, history in zip(rows_BM, histories, strict=True):
+            newest = [] if exclude_seen else list(dict.fromkeys(item for item in reversed(history.tolist()) if item >= 0))[:m]
+            row_M[: len(newest)] = newest
+        return rows_BM
+
+    return Fitted(rank, {}, 0, 0.0, [])
+
+
+def benchmark(options: argparse.Namespace) -> None:
+    sessions, (prefixes, targets) = read(options.data / TRAIN), read(options.data / TEST)
+    name = options.data.name.lower()
+    split = {"kind": "users", "test_share": 0.0}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "sessions.txt"
+        write_lists(sessions, log)
+        data = {"log": str(log), "format": {"format": "lists", "separator": " "}, "split": split}
+        config = deep_config({"kind": "otm-sequence", "name": name, "data": data, "search": {"m": 20, "exclude_seen": False}})
+        leaderboard.run(options, name, config, log, METRICS, lambda prepared: queries(prefixes, targets, prepared), {"repeats": repeats})
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--data", type=Path, metavar="DIR", required=True, help=f"folder with {TRAIN} and {TEST}")
+    leaderboard.add_arguments(parser)
+    leaderboard.main_of(benchmark, parser)
+
+
+if __name__ == "__main__":
+    main()
