@@ -110,7 +110,7 @@ def test_failures_are_counted_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for loop in ("closed", "open"):
         measured = cell["loops"][loop]
         assert measured["failed"] == measured["statuses"].get("429", 0)
-        assert measured["samples"] == measured["statuses"]["200"]
+        assert measured["samples"] == measured["statuses"].get("200", 0)  # a closed loop may have no time for a second request
     opened = cell["loops"]["open"]
     assert (opened["samples"], opened["failed"]) == (15, 5)
     assert "beam 8, m 3, open loop: 5 requests (25.00%) failed, statuses 429: 5; its percentiles are of the answered alone" in told

@@ -168,6 +168,7 @@ def test_a_failure_is_counted_and_logged_once_and_backups_go_on_when_it_is_over(
         shutil.move(tmp_path / "away", tmp_path / "store" / BACKUPS)
         until(confirmed(running))
         assert (value(running, TIMESTAMP) or 0.0) > (before or 0.0)
+        until(lambda: "books is backed up again" in caplog.text, "the log says so, which is after the backup")
     lines = [record.message for record in caplog.records if "backed up" in record.message]
     assert [line.split(":")[0] for line in lines[1:]] == ["books is not backed up; it is tried again", "books is backed up again"]
 

@@ -44,6 +44,7 @@ def test_load_default_unload(models: Path) -> None:
         with pytest.raises(ModelNotFound):
             running.served(2)
         until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is taken apart")
+        until(lambda: running.count("unloaded") == 1, "it is counted")
         assert DesiredState(models / "books").read(Serving) == Serving(generation=5, versions=(1,), default=1)
         assert (running.count("loaded"), running.count("unloaded"), running.count("failed")) == (2, 1, 0)
         text = running.metrics.render().decode()

@@ -134,12 +134,12 @@ def test_removed_items_stay_removed_when_their_list_is_lost(models: Path, how: s
             assert running.found() == [2, 3, 4]
         assert running.registry.removed("books") == ["item-0", "item-1"]
         assert running.registry.not_ready() == []  # it answers right, and there may be nowhere else to go
-        assert 'espalier_desired_state_wrong{model="books"} 1.0' in running.metrics.render().decode()
+        until(lambda: 'espalier_desired_state_wrong{model="books"} 1.0' in running.metrics.render().decode(), "the metric says so")
         assert len([record for record in caplog.records if "books stays as it is: books/removed.json" in record.message]) == 1
         lost.bring_back()
         until(lambda: running.books.reason is None, "it is over")
         assert running.found() == [2, 3, 4]
-        assert 'espalier_desired_state_wrong{model="books"} 0.0' in running.metrics.render().decode()
+        until(lambda: 'espalier_desired_state_wrong{model="books"} 0.0' in running.metrics.render().decode(), "the metric says so")
         running.remove()
         assert running.found() == [0, 1, 2]
 

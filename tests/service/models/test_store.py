@@ -202,7 +202,7 @@ def test_a_damaged_version_is_said_and_the_next_lower_serves(
         ready(running)
         assert running.served() == 1
         until(lambda: waits_because(running, "damaged"))
-        assert "books version 2 does not come from the store" in caplog.text
+        until(lambda: "books version 2 does not come from the store" in caplog.text, "the log says so")
         assert "books version 1 does not come" not in caplog.text
         assert metric(running, "espalier_store_failures_total", reason="damaged") >= 1
         publish(store, [second], again=True)
