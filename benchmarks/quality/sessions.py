@@ -3,8 +3,8 @@
     python -m benchmarks.sessions --data DIR/diginetica --methods repeats,neighbours,recipe --json F
 
 The folder has `all_train_seq.txt` and `test.txt`, pickles of the repository CCIIPLab/GCE-GNN: sessions of item numbers, and prefixes with
-the item that follows each. Items may come again. A tenth of the training sessions with most events are validation sessions, by whose second
-halves everything is chosen by recall@20; test sessions choose nothing. `repeats` answers with the items of the session alone, the last one
+the item that follows each. Items may come again. Validation sessions are a random tenth of the training sessions that are long enough;
+options are chosen by their second halves, and nothing by test sessions. `repeats` answers with the items of the session alone, the last one
 first.
 
 Rows: {"method", "seed", "beam_size", "hr20", "mrr20", "hr20_se", "mrr20_se", "train_seconds", "bytes"}, with a beam for the recipe alone.
@@ -43,11 +43,14 @@ class _Plain(pickle.Unpickler):
 
 
 def read(file: Path) -> Any:
-    """The lists of a pickle. Raises InvalidConfig if the file is missing, InvalidData if it has anything else."""
+    """What a pickle holds. Raises InvalidConfig if the file is missing, InvalidData if it cannot be read or names any function."""
     if not file.is_file():
         raise InvalidConfig("--data", str(file.parent), f"a folder with {TRAIN} and {TEST}")
     with file.open("rb") as content:
-        return _Plain(content).load()
+        try:
+            return _Plain(content).load()
+        except (pickle.UnpicklingError, EOFError, ValueError, TypeError) as error:
+            raise InvalidData("--data", f"{file.name}: {error}", "a pickle of lists of numbers") from error
 
 
 def write_lists(sessions: Sequence[Sequence[int]], file: Path) -> None:
@@ -56,15 +59,20 @@ def write_lists(sessions: Sequence[Sequence[int]], file: Path) -> None:
 
 
 def queries(prefixes: Sequence[Sequence[int]], targets: Sequence[int], prepared: Prepared) -> list[EvaluationPair]:
-    """A query for each prefix. Items that are in no training session are left out of prefixes; as targets they are missed by all."""
+    """A query for each prefix; a session's prefixes, which follow each other from the longest, are of one user.
+
+    Items that are in no training session are left out of prefixes; as targets they are missed by all.
+    """
     unknown = len(prepared.items)
     items = sorted({item for prefix in prefixes for item in prefix} | {*targets})
     row_of = dict(zip(items, prepared.items.rows_of([str(item) for item in items]).tolist(), strict=True))
-    pairs = []
-    for number, (prefix, target) in enumerate(zip(prefixes, targets, strict=True)):
+    pairs: list[EvaluationPair] = []
+    session, longer = 0, prefixes[0]
+    for prefix, target in zip(prefixes, targets, strict=True):
+        session, longer = session + (prefix != longer[: len(prefix)]), prefix
         rows = np.array([row_of[item] for item in prefix], np.int64)
         relevant = row_of[target] if row_of[target] >= 0 else unknown
-        pairs.append(EvaluationPair(number, rows[rows >= 0], np.array([relevant], np.int64)))
+        pairs.append(EvaluationPair(session, rows[rows >= 0], np.array([relevant], np.int64)))
     return pairs
 
 
@@ -83,7 +91,7 @@ def repeats(task: Task) -> Fitted:
 
 def benchmark(options: argparse.Namespace) -> None:
     sessions, (prefixes, targets) = read(options.data / TRAIN), read(options.data / TEST)
-    name = options.data.name.lower()
+    name = options.data.resolve().name.lower()
     split = {"kind": "users", "test_share": 0.0}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "sessions.txt"

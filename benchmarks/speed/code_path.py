@@ -1,6 +1,6 @@
 """The length of code paths: how many of our files and functions each of five requests crosses.
 
-    python -m benchmarks.speed.code_path --json F
+    python -m benchmarks.code_path --json F
 
 Served in this process, without sockets, by the `reference` engine over a bundle of 64 items. The profiler sees all threads, and counts
 calls of functions of espalier, training and service. A function counts if all ROUNDS warm requests cross it, so unrelated work does not.

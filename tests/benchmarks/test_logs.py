@@ -155,6 +155,9 @@ def test_a_pickle_that_calls_something_is_not_read(tmp_path: Path, run: Run) -> 
     folder = _published(tmp_path, print, ([[1]], [2]))
     with pytest.raises(SystemExit, match=r"--data: got 'a pickle with builtins.print', expected lists of numbers"):
         run(sessions, *folder)
+    (tmp_path / sessions.TRAIN).write_bytes(b"")
+    with pytest.raises(SystemExit, match=r"--data: got 'all_train_seq.txt: Ran out of input', expected a pickle"):
+        run(sessions, *folder)
 
 
 # -- names of logs --------------------------------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ more than the tree alone by over a standard error. Differences are paired by que
 
 The repeat term is chosen last: what each occurrence in the history adds to an item, or whether seen items are left out. There is a value
 for each bucket of positions, in multiples of D, the mean over queries of the largest key less the 200th. A trial reorders the best leaves
-of one search and the leaves of the history, and nDCG counts beside recall. With seen items excluded the term has no effect, so it is chosen
-without that exclusion.
+of one search and the leaves of the history. With seen items excluded the term has no effect, so it is chosen without that exclusion.
 
 Knows searches and their figures. Does not know how neighbours are counted or a bundle is written.
 
@@ -29,7 +28,6 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidData
 from espalier.manifest import Calibration, Ranking
 from espalier.memory import BUCKETS, Memory, bucket_of
-from espalier.metrics import ndcg_at_m
 
 from ..deep.calibration import calibrate
 from ..deep.memory import FIT_S, NEIGHBOUR_COUNTS, memory_source, with_sorted_rows
@@ -270,9 +268,7 @@ class _RepeatedLeaves:
         is_left_out_K = np.array([*(share == LEFT_OUT for share in shares), False])
         bonus_K = np.array([0.0 if share == LEFT_OUT else share * self.spread for share in shares], np.float32)
         key_BC = np.where(is_left_out_K[self._last_BC], np.float32(LEFT_OUT), self._key_BC + self._count_BCK @ bonus_K)
-        rows_BM = self._candidates.best(key_BC, self._m)
-        ndcg_B = ndcg_at_m(rows_BM, self._searches.relevant, self._searches.ms[0])  # recall would not tell the first place from the tenth
-        return self._searches.figures_of(rows_BM).beside(ndcg_B)
+        return self._searches.figures_of(self._candidates.best(key_BC, self._m))
 
 
 def _with_fewest_neighbours(reweighed: ReweighedSearches, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:

@@ -109,8 +109,7 @@ def best_places(rank: Rank, pairs: Sequence[EvaluationPair], metric: Metric, *, 
     @cache
     def figures_of(by_count: bool, places: tuple[int, ...]) -> Figures:
         rows_BM = placed(rows_BN, histories, places, by_count, CUTS[-1])
-        figures = Figures(np.stack([replace(metric, m=cut).of(rows_BM, pairs) for cut in CUTS]))
-        return figures.beside(Metric("ndcg", CUTS[0]).of(rows_BM, pairs))  # recall would not tell the first place from the tenth
+        return Figures(np.stack([replace(metric, m=cut).of(rows_BM, pairs) for cut in CUTS]))
 
     by_count = max((False, True), key=lambda order: max(figures_of(order, (place,) * BUCKETS).figure for place in PLACES))
     return chosen_by_bucket(PLACES, partial(figures_of, by_count), has_order=has_order), by_count

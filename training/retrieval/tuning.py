@@ -35,7 +35,7 @@ LEAST_MEAN = 1e-4
 
 @dataclass(frozen=True)
 class Figures:
-    """figure_CB float64[C, B]: of each query, recall or another metric at each of CUTS, and perhaps a figure more."""
+    """figure_CB float64[C, B]: recall, or another metric, of each query at each of CUTS."""
 
     figure_CB: NDArray[np.float64]
 
@@ -48,10 +48,6 @@ class Figures:
     def figure(self) -> float:
         """The geometric mean over the cuts, so that the top of a list counts as much as the whole list."""
         return float(np.exp(np.log(self.mean_C).mean()))
-
-    def beside(self, figure_B: NDArray[np.float64]) -> Figures:
-        """These figures and another one."""
-        return Figures(np.vstack([self.figure_CB, figure_B]))
 
     def gain_over(self, other: Figures) -> tuple[float, float]:
         """The relative gain in `figure`, to first order, and its standard error, paired by query."""
