@@ -59,7 +59,7 @@ def files_of(options: argparse.Namespace) -> tuple[str, Path, Path, Path]:
 
 def benchmark(options: argparse.Namespace) -> None:
     name, config, train, test = files_of(options)
-    leaderboard.run(options, name, protocol(read_deep_config(config), name, train, test), train, METRICS)
+    leaderboard.run(options, name, protocol(read_deep_config(config), name, train, test), train, leaderboard.Protocol(METRICS))
 
 
 def main() -> None:

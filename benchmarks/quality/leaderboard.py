@@ -10,9 +10,9 @@ import argparse
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,7 +44,6 @@ from training.specification.deep import DeepConfig
 from training.specification.splits import FileSplit
 
 Row = dict[str, Any]
-Queries = Callable[[Prepared], Sequence[EvaluationPair]]
 LIST_KEYS = ("rows", "fits", "left_out", "differences")
 
 
@@ -101,35 +100,34 @@ def write(options: argparse.Namespace, report: Report, figures: Mapping[Key, Fig
         save(report, options.json)
 
 
-def split_queries(prepared: Prepared) -> Sequence[EvaluationPair]:
-    """The test queries of the configured split."""
-    return prepared.split.test
-
-
-def run(
-    options: argparse.Namespace,
-    name: str,
-    config: DeepConfig,
-    log: Path,
-    metrics: Mapping[str, Metric],
-    test: Queries = split_queries,
-    more_methods: Mapping[str, Method] = MappingProxyType({}),
-) -> Report:
-    """The report; its rows are {"method", "seed", "beam_size", "train_seconds", "bytes", …}, with "NAME" and "NAME_se" of each metric.
+@dataclass(frozen=True)
+class Protocol:
+    """What is measured on a log.
 
     metrics       name in the rows → metric
-    test          gives the test queries
+    test          gives the test queries; None: those of the configured split
     more_methods  besides METHODS
     """
-    baselines = {**METHODS, **more_methods}
-    beams, methods = numbers("--beams", options.beams), checked_names(options.methods, [RECIPE, *baselines])
+
+    metrics: Mapping[str, Metric]
+    test: Callable[[Prepared], Sequence[EvaluationPair]] | None = None
+    more_methods: Mapping[str, Method] = field(default_factory=dict)
+
+    @property
+    def baselines(self) -> Mapping[str, Method]:
+        return {**METHODS, **self.more_methods}
+
+
+def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, protocol: Protocol) -> Report:
+    """The report; its rows are {"method", "seed", "beam_size", "train_seconds", "bytes", …}, with "NAME" and "NAME_se" of each metric."""
+    beams, methods = numbers("--beams", options.beams), checked_names(options.methods, [RECIPE, *protocol.baselines])
     if options.steps is not None:
         optimiser = config.optimiser.model_copy(update={"steps": min(options.steps, config.optimiser.steps)})
         config = config.model_copy(update={"optimiser": optimiser})
     conditions = {"steps": options.steps, "beams": options.beams, "minutes": options.minutes, "config": without_folders(config)}
     report, figures = begun(options, set=name, **conditions)
     for seed, missing in missing_methods(report, methods, options.seeds):
-        _run_seed(options, config.model_copy(update={"seed": seed}), log, missing, beams, metrics, test, baselines, report, figures)
+        _run_seed(options, config.model_copy(update={"seed": seed}), log, missing, beams, protocol, report, figures)
     for difference in report["differences"]:
         print_row(difference)
     return report
@@ -141,16 +139,15 @@ def _run_seed(
     log: Path,
     methods: Sequence[str],
     beams: Sequence[int],
-    metrics: Mapping[str, Metric],
-    test: Queries,
-    baselines: Mapping[str, Method],
+    protocol: Protocol,
     report: Report,
     figures: dict[Key, Figures],
 ) -> None:
-    seed, exclude_seen = config.seed, config.search.exclude_seen
+    seed, exclude_seen, metrics = config.seed, config.search.exclude_seen, protocol.metrics
     with tempfile.TemporaryDirectory() as folder:
-        contest = Contest(config, prepare(config, log, Path(folder) / "log"), Path(folder), beams, baselines)
-        pairs = queries_of(test(contest.prepared), exclude_seen)
+        contest = Contest(config, prepare(config, log, Path(folder) / "log"), Path(folder), beams, protocol.baselines)
+        test = contest.prepared.split.test if protocol.test is None else protocol.test(contest.prepared)
+        pairs = queries_of(test, exclude_seen)
         for method in in_order(methods):
             entry = attempted(contest, method, exclude_seen, None if options.minutes is None else 60 * options.minutes)
             if isinstance(entry, str):

@@ -35,7 +35,7 @@ def protocol(config: DeepConfig, name: str) -> DeepConfig:
 
 def benchmark(options: argparse.Namespace) -> None:
     real = real_logs.load(options)
-    leaderboard.run(options, real.name, protocol(real.config, real.name), real.log, METRICS)
+    leaderboard.run(options, real.name, protocol(real.config, real.name), real.log, leaderboard.Protocol(METRICS))
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from training.retrieval.task import Fitted, Metric, Task
 from training.specification.models import deep_config
 
 METRICS = {"hr20": Metric("recall", 20), "mrr20": Metric("mrr", 20)}
+Sessions = list[list[int]]
 TRAIN, TEST = "all_train_seq.txt", "test.txt"
 
 
@@ -53,12 +54,12 @@ def read(file: Path) -> Any:
             raise InvalidData("--data", f"{file.name}: {error}", "a pickle of lists of numbers") from error
 
 
-def write_lists(sessions: Sequence[Sequence[int]], file: Path) -> None:
+def write_lists(sessions: Sessions, file: Path) -> None:
     """The sessions as a log of lists."""
     file.write_text("".join(f"{number} {' '.join(map(str, items))}\n" for number, items in enumerate(sessions)))
 
 
-def queries(prefixes: Sequence[Sequence[int]], targets: Sequence[int], prepared: Prepared) -> list[EvaluationPair]:
+def queries(prefixes: Sessions, targets: list[int], prepared: Prepared) -> list[EvaluationPair]:
     """A query for each prefix; a session's prefixes, which follow each other from the longest, are of one user.
 
     Items that are in no training session are left out of prefixes; as targets they are missed by all.
@@ -89,16 +90,37 @@ def repeats(task: Task) -> Fitted:
     return Fitted(rank, {}, 0, 0.0, [])
 
 
+def published(folder: Path) -> tuple[Sessions, Sessions, list[int]]:
+    """Training sessions, prefixes, and the item after each. Raises InvalidConfig or InvalidData if the files are not of this form."""
+    sessions, test = read(folder / TRAIN), read(folder / TEST)
+    if not _are_sessions(sessions):
+        raise InvalidData("--data", TRAIN, "sessions of at least one item, which are whole numbers")
+    if not (isinstance(test, (list, tuple)) and len(test) == 2 and _are_sessions(test[0]) and _are_sessions([test[1]])):
+        raise InvalidData("--data", TEST, "two lists: prefixes of at least one item, and the item after each")
+    prefixes, targets = test
+    if len(prefixes) != len(targets):
+        raise InvalidData("--data", f"{TEST}: {len(prefixes)} prefixes, {len(targets)} items after them", "as many of both")
+    return sessions, prefixes, targets
+
+
+def _are_sessions(lists: Any) -> bool:
+    return isinstance(lists, list) and len(lists) > 0 and all(map(_is_session, lists))
+
+
+def _is_session(items: Any) -> bool:
+    return isinstance(items, list) and len(items) > 0 and all(type(item) is int for item in items)
+
+
 def benchmark(options: argparse.Namespace) -> None:
-    sessions, (prefixes, targets) = read(options.data / TRAIN), read(options.data / TEST)
-    name = options.data.resolve().name.lower()
-    split = {"kind": "users", "test_share": 0.0}
+    sessions, prefixes, targets = published(options.data)
+    protocol = leaderboard.Protocol(METRICS, lambda prepared: queries(prefixes, targets, prepared), {"repeats": repeats})
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "sessions.txt"
         write_lists(sessions, log)
-        data = {"log": str(log), "format": {"format": "lists", "separator": " "}, "split": split}
-        config = deep_config({"kind": "otm-sequence", "name": name, "data": data, "search": {"m": 20, "exclude_seen": False}})
-        leaderboard.run(options, name, config, log, METRICS, lambda prepared: queries(prefixes, targets, prepared), {"repeats": repeats})
+        lists, split = {"format": "lists", "separator": " "}, {"kind": "users", "test_share": 0.0}
+        data = {"log": str(log), "format": lists, "split": split}
+        config = deep_config({"kind": "otm-sequence", "name": "sessions", "data": data, "search": {"m": 20, "exclude_seen": False}})
+        leaderboard.run(options, options.data.resolve().name, config, log, protocol)
 
 
 def main() -> None:

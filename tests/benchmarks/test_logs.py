@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -151,10 +152,25 @@ def test_the_next_item_is_asked_for_after_every_prefix_of_a_session(tmp_path: Pa
     assert rows["neighbours"]["mrr20"] > rows["repeats"]["mrr20"]
 
 
-def test_a_pickle_that_calls_something_is_not_read(tmp_path: Path, run: Run) -> None:
-    folder = _published(tmp_path, print, ([[1]], [2]))
-    with pytest.raises(SystemExit, match=r"--data: got 'a pickle with builtins.print', expected lists of numbers"):
+@pytest.mark.parametrize(
+    ("train", "test", "told"),
+    [
+        (print, ([[1]], [2]), "got 'a pickle with builtins.print', expected lists of numbers"),
+        ([[1], []], ([[1]], [2]), "got 'all_train_seq.txt', expected sessions of at least one item"),
+        ([["a"]], ([[1]], [2]), "got 'all_train_seq.txt', expected sessions of at least one item, which are whole numbers"),
+        ([[1]], [[1]], "got 'test.txt', expected two lists"),
+        ([[1]], ([], []), "got 'test.txt', expected two lists"),
+        ([[1]], ([[1], [2]], [3]), "got 'test.txt: 2 prefixes, 1 items after them', expected as many of both"),
+    ],
+)
+def test_other_pickles_are_refused(tmp_path: Path, run: Run, train: object, test: object, told: str) -> None:
+    folder = _published(tmp_path, train, test)
+    with pytest.raises(SystemExit, match=f"--data: {re.escape(told)}"):
         run(sessions, *folder)
+
+
+def test_a_damaged_pickle_is_refused(tmp_path: Path, run: Run) -> None:
+    folder = _published(tmp_path, [[1]], ([[1]], [2]))
     (tmp_path / sessions.TRAIN).write_bytes(b"")
     with pytest.raises(SystemExit, match=r"--data: got 'all_train_seq.txt: Ran out of input', expected a pickle"):
         run(sessions, *folder)

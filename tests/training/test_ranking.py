@@ -25,7 +25,7 @@ from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.masks.eligibility import eligible_nodes
-from espalier.memory import Memory
+from espalier.memory import BUCKETS, Memory
 from espalier.memory_lists import MemoryTree
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
@@ -418,6 +418,27 @@ def test_items_that_never_come_again_are_left_out(tmp_path: Path, weight: float)
     assert bought is not None
     assert bought.left_out[:3].all(), "nobody buys again what is in the history"
     assert not bought.repeat[bought.left_out].any()
+
+
+@pytest.mark.parametrize("beam", [2, 8])
+def test_a_search_that_leaves_out_seen_items_is_one_that_excludes_them(tmp_path: Path, beam: int) -> None:
+    """The memory of left-out items must not lead a narrow beam to them."""
+    run = run_on(tmp_path, loops(300, again=0))
+    chosen = run.chosen(repeat="none", weight=4)
+    assert chosen.memory is not None
+
+    def searches(exclude_seen: bool) -> Searches:
+        search = run.config.search.model_copy(update={"exclude_seen": exclude_seen, "beam_size": beam})
+        config = run.config.model_copy(update={"search": search})
+        return Searches(config, run.topology, run.model, list(run.prepared.split.validation), chosen.ranking.own)
+
+    left_out = dataclasses.replace(chosen.memory, left_out=np.ones(BUCKETS, np.bool_))
+    found, expected = (
+        searches(False).ranked(chosen.ranking.gamma, left_out, 10),
+        searches(True).ranked(chosen.ranking.gamma, chosen.memory, 10),
+    )
+    assert_array_equal(found[0], expected[0])
+    assert_array_equal(found[1], expected[1])
 
 
 def test_lists_without_an_order_have_one_repeat_term_for_all_places(tmp_path: Path) -> None:
