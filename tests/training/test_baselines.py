@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
 from espalier.items import ItemTable
+from espalier.search import NO_ITEM
 from tests.training.logs import log_of, task_of
 from training.baselines import content as content_module
 from training.baselines import ease as ease_module
@@ -459,24 +460,66 @@ def rank_rows(queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> ND
 
 
 @pytest.mark.parametrize(
-    ("places", "by_count", "found"),
+    ("places", "order", "found"),
     [
-        ((repeats.OWN,) * 6, False, [0, 1, 2, 3, 4, 5]),
-        ((repeats.LEFT_OUT,) * 6, True, [0, 2, 4, 5, 6, 7]),
-        ((0, repeats.OWN, repeats.LEFT_OUT, 0, 0, 0), False, [3, 0, 2, 4, 5, 6]),
-        ((0, 0, 2, 0, 0, 0), False, [3, 9, 1, 0, 2, 4]),
-        ((0, 0, 0, 0, 0, 0), False, [3, 9, 1, 0, 2, 4]),
-        ((0, 0, 0, 0, 0, 0), True, [1, 3, 9, 0, 2, 4]),
-        ((2, 2, 0, 0, 0, 0), True, [1, 0, 3, 9, 2, 4]),
-        ((100, 5, 5, 0, 0, 0), False, [0, 2, 4, 5, 6, 9]),
+        ((repeats.OWN,) * 6, "newest", [0, 1, 2, 3, 4, 5]),
+        ((repeats.LEFT_OUT,) * 6, "most frequent", [0, 2, 4, 5, 6, 7]),
+        ((0, repeats.OWN, repeats.LEFT_OUT, 0, 0, 0), "newest", [3, 0, 2, 4, 5, 6]),
+        ((0, 0, 2, 0, 0, 0), "newest", [3, 9, 0, 1, 2, 4]),
+        ((0, 0, 0, 0, 0, 0), "newest", [3, 9, 1, 0, 2, 4]),
+        ((0, 0, 0, 0, 0, 0), "most frequent", [1, 3, 9, 0, 2, 4]),
+        ((2, 2, 0, 0, 0, 0), "most frequent", [1, 0, 3, 9, 2, 4]),
+        ((100, 5, 5, 0, 0, 0), "newest", [0, 2, 4, 9, 1, 5]),
     ],
 )
-def test_seen_items_stand_where_their_buckets_say(places: tuple[int, ...], by_count: bool, found: list[int]) -> None:
+def test_seen_items_stand_where_their_buckets_say(places: tuple[int, ...], order: repeats.Order, found: list[int]) -> None:
     """Item 3 came last now, 9 one place ago and 1 two; 3 came once more, 1 twice."""
     history = np.array([-1, 1, 3, 1, 1, 9, 3])
-    rank = partial(repeats.rank_placed, rank_rows, places, by_count)
+    rank = partial(repeats.rank_placed, rank_rows, places, order)
     assert rank([history], 6, exclude_seen=False).tolist() == [found]
     assert rank([history], 6, exclude_seen=True).tolist() == [[0, 2, 4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(("order", "found"), [("newest", [9, 50, 1]), ("most frequent", [50, 1, 9]), ("own", [1, 9, 50])])
+def test_items_at_the_same_place_have_an_order(order: repeats.Order, found: list[int]) -> None:
+    """Item 50 is not in the method's answer of 9 + 6 items. Of equally frequent ones the newest is first, and nothing comes twice."""
+    history = np.array([1, 50, 1, 50, 50, 9])
+    assert repeats.rank_placed(rank_rows, (0,) * 6, order, [history], 9, False).tolist() == [[*found, 0, 2, 3, 4, 5, 6]]
+    history = np.array([50, 9, 1])
+    assert repeats.rank_placed(rank_rows, (0,) * 6, "most frequent", [history], 3, False).tolist() == [[1, 9, 50]]
+
+
+def test_short_answers_end_in_no_item() -> None:
+    """The method knows one item that is not in the history; an item that stays where the method put it, that is nowhere, is not found."""
+
+    def rank(queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> NDArray[np.int64]:
+        return np.array([[7, *[NO_ITEM] * (m - 1)]] * len(queries))
+
+    histories = [np.array([3, 4]), np.array([], np.int64), np.array([7])]
+    places = (0, *[repeats.OWN] * 5)
+    found = repeats.rank_placed(rank, places, "newest", histories, 4, False)
+    assert found.tolist() == [[4, 7, NO_ITEM, NO_ITEM], [7, *[NO_ITEM] * 3], [7, *[NO_ITEM] * 3]]
+    assert repeats.rank_placed(rank, places, "newest", [], 4, False).shape == (0, 4)
+
+
+def test_the_first_ranks_decide_between_choices_that_recall_finds_level() -> None:
+    """The item that came last comes again. Recall@10 would put it third: one history has so many items that they displace the answer."""
+    rng = np.random.default_rng(5)
+    pairs = [EvaluationPair(0, history, history[1:]) for history in (rng.choice(np.arange(20, 60), 2, replace=False) for _ in range(80))]
+    pairs.append(EvaluationPair(0, np.arange(20, 31), np.array([0])))
+    order, places = repeats.best_places(rank_rows, pairs, Metric("recall", 50), has_order=False)
+    assert set(places) == {0}
+    assert order == "newest"
+
+
+def test_a_better_order_of_the_first_ranks_does_not_cost_recall() -> None:
+    """The item that came last is the answer to some, and would stand first; with it left out, the tenth place has the others' answer."""
+    rng, pairs = np.random.default_rng(6), []
+    for number in range(90):
+        history = rng.choice(np.arange(20, 60), 1)
+        pairs.append(EvaluationPair(0, history, history if number % 3 == 0 else np.array([9])))
+    _, places = repeats.best_places(rank_rows, pairs, Metric("recall", 50), has_order=True)
+    assert places[0] not in (0, 2, 5)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -486,12 +529,12 @@ def test_a_method_places_seen_items_as_validation_queries_say(again: bool) -> No
     for _ in range(60):
         history = rng.choice(np.arange(4, 60), 5, replace=False)
         pairs.append(EvaluationPair(0, history, history[-2:-1] if again else np.array([3])))
-    places, _ = repeats.best_places(rank_rows, pairs, Metric("recall", 1), has_order=True)
+    _, places = repeats.best_places(rank_rows, pairs, Metric("recall", 1), has_order=True)
     if again:
         assert places[1] in (0, 2, 5), "within the least of the cuts"
     else:
         assert places == (repeats.OWN,) * 6, "a place that changes nothing is not taken"
-    assert repeats.best_places(rank_rows, pairs[:29], Metric("recall", 1), has_order=True) == ((repeats.OWN,) * 6, False)
+    assert repeats.best_places(rank_rows, pairs[:29], Metric("recall", 1), has_order=True) == ("newest", (repeats.OWN,) * 6)
 
 
 def test_places_are_chosen_by_the_top_of_a_list_and_by_its_length() -> None:
@@ -500,21 +543,22 @@ def test_places_are_chosen_by_the_top_of_a_list_and_by_its_length() -> None:
     for number in range(60):
         history = rng.choice(np.arange(12, 60), 2, replace=False)
         pairs.append(EvaluationPair(0, history, history[:1] if number % 2 else np.array([8])))
-    places, _ = repeats.best_places(rank_rows, pairs, Metric("recall", 50), has_order=True)
+    _, places = repeats.best_places(rank_rows, pairs, Metric("recall", 50), has_order=True)
     assert places[1] in (0, 2, 5)
     assert places[0] not in (0, 2, 5)
 
 
+@pytest.mark.parametrize("others", [4, 11])
 @pytest.mark.parametrize("favourite", [False, True])
-def test_the_most_frequent_item_stands_first_if_it_comes_again(favourite: bool) -> None:
-    """Else the last one does. The least of the cuts is 10."""
+def test_the_most_frequent_item_stands_first_if_it_comes_again(favourite: bool, others: int) -> None:
+    """Else the last one does. The least of the cuts is 10, so with 4 other items nDCG decides."""
     rng, pairs = np.random.default_rng(4), []
     for _ in range(60):
-        often, *once = rng.choice(np.arange(12, 60), 12, replace=False).tolist()
+        often, *once = rng.choice(np.arange(12, 60), 1 + others, replace=False).tolist()
         pairs.append(EvaluationPair(0, np.array([often, often, *once]), np.array([often if favourite else once[-1]])))
-    places, by_count = repeats.best_places(rank_rows, pairs, Metric("recall", 1), has_order=False)
+    order, places = repeats.best_places(rank_rows, pairs, Metric("recall", 1), has_order=False)
     assert set(places) == {0}
-    assert by_count == favourite
+    assert (order == "most frequent") == favourite
 
 
 def test_every_baseline_places_seen_items_where_they_count() -> None:

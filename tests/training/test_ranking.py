@@ -396,9 +396,9 @@ def test_a_trial_of_a_repeat_term_finds_what_a_search_with_it_finds(
     """Items come several times in the same history."""
     trials: list[Figures] = []
 
-    def choose(values: Any, figures_of: Any, *, has_order: bool) -> tuple[float, ...]:
-        trials.append(figures_of(shares))
-        return shares
+    def choose(values: Any, measured: Any, *, has_order: bool) -> tuple[str, tuple[float, ...]]:
+        trials.append(measured("own", shares).at_cuts)
+        return "own", shares
 
     monkeypatch.setattr(ranking, "chosen_by_bucket", choose)
     rng = np.random.default_rng(5)

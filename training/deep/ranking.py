@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidData
 from espalier.manifest import Calibration, Ranking
 from espalier.memory import BUCKETS, Memory, bucket_of
+from espalier.metrics import ndcg_at_m
 
 from ..deep.calibration import calibrate
 from ..deep.memory import FIT_S, NEIGHBOUR_COUNTS, memory_source, with_sorted_rows
@@ -39,7 +40,7 @@ from ..deep.topology import Topology
 from ..deep.validation import trained_ranking, validation_pairs
 from ..evaluate import padded
 from ..neighbours.fit import GRID, WEIGHED
-from ..retrieval.repeats import chosen_by_bucket
+from ..retrieval.repeats import Measured, Order, chosen_by_bucket
 from ..retrieval.task import Deadline
 from ..retrieval.tuning import Figures, Option, Options, search
 from ..specification.deep import DeepConfig, NeighboursConfig
@@ -218,11 +219,11 @@ def _with_repeat(config: DeepConfig, prepared: Prepared, searches: Searches, gam
         log.info("no repeat term: %d validation users are too few to choose one by", len(pairs))
         return memory
     leaves = _RepeatedLeaves(replace(searches, config=with_seen, pairs=pairs), gamma, memory)
-    best = chosen_by_bucket(SHARES, leaves.measured, has_order=prepared.interactions.order != "none")
+    _, best = chosen_by_bucket(SHARES, leaves.measured, has_order=prepared.interactions.order != "none")
     if best == NO_REPEAT:
         log.info("no repeat term")
         return memory
-    gain, error = leaves.measured(best).gain_over(leaves.measured(NO_REPEAT))
+    gain, error = leaves.measured("own", best).at_cuts.gain_over(leaves.measured("own", NO_REPEAT).at_cuts)
     shares = ", ".join("left out" if share == LEFT_OUT else f"{share:g} D" for share in best)
     log.info("repeat term: %+.1f ± %.1f %% with seen items, at 0, 1, 2, 4, 8 and 16 positions: %s", 100 * gain, 100 * error, shares)
     left_out = np.array(best) == LEFT_OUT
@@ -263,12 +264,14 @@ class _RepeatedLeaves:
         best_BM = -np.sort(-self._key_BC, axis=1)[:, : self._m]
         self.spread = float(np.mean([best_M[0] - best_M[np.isfinite(best_M)][-1] for best_M in best_BM]))
 
-    def measured(self, shares: tuple[float, ...]) -> Figures:
-        """The figures with one value for each bucket, in multiples of D."""
+    def measured(self, order: Order, shares: tuple[float, ...]) -> Measured:
+        """The figures with one value for each bucket, in multiples of D. order: "own", that of the keys."""
         is_left_out_K = np.array([*(share == LEFT_OUT for share in shares), False])
         bonus_K = np.array([0.0 if share == LEFT_OUT else share * self.spread for share in shares], np.float32)
         key_BC = np.where(is_left_out_K[self._last_BC], np.float32(LEFT_OUT), self._key_BC + self._count_BCK @ bonus_K)
-        return self._searches.figures_of(self._candidates.best(key_BC, self._m))
+        rows_BM = self._candidates.best(key_BC, self._m)
+        ndcg_B = ndcg_at_m(rows_BM, self._searches.relevant, self._searches.ms[0])
+        return Measured(self._searches.figures_of(rows_BM), Figures(ndcg_B[None]))
 
 
 def _with_fewest_neighbours(reweighed: ReweighedSearches, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:

@@ -1,14 +1,14 @@
 """Moves seen items in any method's answers to places that validation queries choose, or leaves them out.
 
-An item's place depends on how long ago it came last. Items at the same place are in the order of their last occurrences, or of how often
-they came, whichever is better.
+An item's place depends on how long ago it came last. Items at the same place are in one of ORDERS.
 
 The tree's memory has a repeat term (`training/deep/ranking.py`). So that this alone does not make the tree win, every compared method has
 one. Methods return no scores, so this one moves items within their answers.
 
 Knows ranks, histories and figures. Does not know methods.
 
-Legend: B queries, M results.
+Legend: B queries, N ranks of an answer, C candidates, M results, K the buckets of `espalier.memory` and BUCKETS for items that are not in
+the history.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from espalier.memory import BUCKETS, bucket_of
 from espalier.search import NO_ITEM
 
-from ..arrays import Int64
+from ..arrays import Float64, Int64
 from ..data.splits import EvaluationPair
 from ..retrieval.task import Fitted, Method, Metric, Rank, Task
 from ..retrieval.tuning import CUTS, Figures
@@ -35,44 +35,90 @@ log = logging.getLogger(__name__)
 
 Choice = tuple[Any, ...]
 """A value for each bucket."""
+Order = Literal["newest", "most frequent", "own"]
+ORDERS: tuple[Order, ...] = ("newest", "most frequent", "own")
+"""The last item of the history first; the one that came most often first, of equally frequent ones the newest; the method's order."""
+Ordered = tuple[Order, Choice]
 OWN, LEFT_OUT = -1, -2
 """Special places: the item stays where the method put it; the item is left out."""
 PLACES = (OWN, LEFT_OUT, 0, 2, 5, 10, 20, 50, 100)
-"""Places that are tried, positions in the answer from 0. The best is chosen, of equal ones the first."""
+"""Places that are tried: the item comes before the one at this position of the method's answer, from 0."""
 PASSES = 2
 """Passes over the buckets."""
 QUERIES, LEAST_QUERIES = 2000, 30
 """Most and least validation queries that choose places."""
 
 
-def rank_placed(rank: Rank, places: Sequence[int], by_count: bool, queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> Int64:
-    """As `Rank`, with seen items at chosen places; see `placed`."""
+class Measured(NamedTuple):
+    """The figures at each of CUTS, and nDCG at the first of them."""
+
+    at_cuts: Figures
+    ndcg: Figures
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What an answer of M items can have: of each query, the first M that are not in its history, and its history's items.
+
+    item_BC    int64 item rows; NO_ITEM fills short rows
+    rank_BC    positions in the method's answer; infinite: not in it
+    bucket_BC  how long ago an item came last, see K
+    age_BC     the same in positions, 0 for items that are not in the history
+    count_BC   how often an item came
+    """
+
+    item_BC: Int64
+    rank_BC: Float64
+    bucket_BC: Int64
+    age_BC: Int64
+    count_BC: Int64
+
+    @staticmethod
+    def of(rows_BN: Int64, histories: Sequence[Int64], m: int) -> Candidates:
+        rows = [_candidates(row_N, history, m) for row_N, history in zip(rows_BN.tolist(), histories, strict=True)]
+        shape = len(rows), max(map(len, rows), default=0)
+        columns = np.empty((5, *shape))
+        columns[:] = np.array([NO_ITEM, np.inf, BUCKETS, 0, 0])[:, None, None]
+        for number, row in enumerate(rows):
+            columns[:, number, : len(row)] = np.array(row, np.float64).reshape(-1, 5).T
+        item_BC, rank_BC, *others = columns
+        bucket_BC, age_BC, count_BC = (column.astype(np.int64) for column in others)
+        return Candidates(item_BC.astype(np.int64), rank_BC, bucket_BC, age_BC, count_BC)
+
+    def placed(self, places: Sequence[int], order: Order, m: int) -> Int64:
+        """int64[B, M = m]: the answers with seen items moved.
+
+        places  for each bucket, one of PLACES
+        order   of items at the same place; where they are equal, the newest is first
+        """
+        place_BC = np.array([*places, OWN])[self.bucket_BC]
+        is_moved_BC = place_BC >= 0
+        key_BC = np.where(is_moved_BC, place_BC, self.rank_BC)
+        key_BC[place_BC == LEFT_OUT] = np.inf
+        within_BC = {"newest": self.age_BC, "most frequent": -self.count_BC, "own": self.rank_BC}[order]
+        order_BM = np.lexsort((self.age_BC, within_BC, ~is_moved_BC, key_BC), axis=1)[:, :m]
+        found_BM = np.take_along_axis(np.where(np.isinf(key_BC), NO_ITEM, self.item_BC), order_BM, axis=1)
+        rows_BM = np.full((len(found_BM), m), NO_ITEM, np.int64)
+        rows_BM[:, : found_BM.shape[1]] = found_BM
+        return rows_BM
+
+
+def _candidates(row_N: list[int], history: Int64, m: int) -> list[tuple[int, float, int, int, int]]:
+    """Item, rank, bucket, age and count of a query's candidates."""
+    newest_first = [item for item in reversed(history.tolist()) if item >= 0]
+    count_of, age_of = Counter(newest_first), {item: age for age, item in reversed(list(enumerate(newest_first)))}
+    rank_of = {item: float(rank) for rank, item in enumerate(row_N) if item != NO_ITEM}
+    new = [item for item in rank_of if item not in age_of][:m]
+    seen = [(item, rank_of.get(item, np.inf), bucket_of(age), age, count_of[item]) for item, age in age_of.items()]
+    return [*((item, rank_of[item], BUCKETS, 0, 0) for item in new), *seen]
+
+
+def rank_placed(rank: Rank, places: Sequence[int], order: Order, queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> Int64:
+    """As `Rank`, with seen items at chosen places; see `Candidates.placed`."""
     if exclude_seen:
         return rank(queries, m, exclude_seen)
     longest = max((len(query) for query in queries), default=0)
-    return placed(rank(queries, m + longest, exclude_seen), queries, places, by_count, m)
-
-
-def placed(rows_BN: Int64, histories: Sequence[Int64], places: Sequence[int], by_count: bool, m: int) -> Int64:
-    """int64[B, M = m]: the answers with seen items moved to their places.
-
-    places    for each bucket of `espalier.memory`, one of PLACES
-    by_count  items at the same place are ordered by how often they came, equally frequent ones and otherwise by how long ago
-    """
-    rows_BM = np.full((len(rows_BN), m), NO_ITEM, np.int64)
-    for row_M, row_N, history in zip(rows_BM, rows_BN.tolist(), histories, strict=True):
-        newest_first = [item for item in reversed(history.tolist()) if item >= 0]
-        age_of = {item: place for place, item in reversed(list(enumerate(newest_first)))}
-        place_of = {item: places[bucket_of(place)] for item, place in age_of.items()}
-        place_of_moved = {item: place for item, place in place_of.items() if place != OWN}
-        row, last = [item for item in row_N if item not in place_of_moved and item != NO_ITEM], -1
-        count_of = Counter(newest_first) if by_count else Counter[int]()
-        order = [(place, -count_of[item], age_of[item], item) for item, place in place_of_moved.items() if place != LEFT_OUT]
-        for place, *_, item in sorted(order):
-            last = max(place, last + 1)
-            row.insert(last, item)
-        row_M[: len(row[:m])] = row[:m]
-    return rows_BM
+    return Candidates.of(rank(queries, m + longest, exclude_seen), queries, m).placed(places, order, m)
 
 
 def with_seen_placed(method: Method) -> Method:
@@ -85,57 +131,74 @@ def with_seen_placed(method: Method) -> Method:
         if task.split.lists.vectors_UF is not None or (task.exclude_seen and task.seconds is not None):
             return fitted
         pairs = task_with_seen.validation_pairs(QUERIES)
-        places, by_count = best_places(fitted.rank, pairs, task.metric, has_order=task.split.lists.order != "none")
+        order, places = best_places(fitted.rank, pairs, task.metric, has_order=task.split.lists.order != "none")
         if set(places) == {OWN}:
             return fitted
         names = ", ".join({OWN: "as it is", LEFT_OUT: "left out"}.get(place, str(place)) for place in places)
-        order = "most frequent" if by_count else "newest"
-        log.info("  seen items, last seen 0, 1, 2, 4, 8 and 16 places ago: %s; %s first", names, order)
+        log.info("  seen items, last seen 0, 1, 2, 4, 8 and 16 places ago: %s; order: %s", names, order)
         options = {**fitted.options, "seen": list(places), "seen_order": order}
-        return replace(fitted, rank=partial(rank_placed, fitted.rank, places, by_count), options=options)
+        return replace(fitted, rank=partial(rank_placed, fitted.rank, places, order), options=options)
 
     return fit
 
 
-def best_places(rank: Rank, pairs: Sequence[EvaluationPair], metric: Metric, *, has_order: bool) -> tuple[tuple[int, ...], bool]:
-    """The best places on validation queries with seen items relevant, too (see `chosen_by_bucket`), and whether to order by count: if
-    that is better with one place for all.
-    """
+def best_places(rank: Rank, pairs: Sequence[EvaluationPair], metric: Metric, *, has_order: bool) -> Ordered:
+    """The best order and places on validation queries with seen items relevant, too; see `chosen_by_bucket`."""
     if len(pairs) < LEAST_QUERIES:
-        return (OWN,) * BUCKETS, False
+        return ORDERS[0], (OWN,) * BUCKETS
     histories = [pair.query for pair in pairs]
-    rows_BN = rank(histories, CUTS[-1] + max(map(len, histories)), False)
+    candidates = Candidates.of(rank(histories, CUTS[-1] + max(map(len, histories)), False), histories, CUTS[-1])
 
-    @cache
-    def figures_of(by_count: bool, places: tuple[int, ...]) -> Figures:
-        rows_BM = placed(rows_BN, histories, places, by_count, CUTS[-1])
-        return Figures(np.stack([replace(metric, m=cut).of(rows_BM, pairs) for cut in CUTS]))
+    def measured(order: Order, places: Choice) -> Measured:
+        rows_BM = candidates.placed(places, order, CUTS[-1])
+        at_cuts = Figures(np.stack([replace(metric, m=cut).of(rows_BM, pairs) for cut in CUTS]))
+        return Measured(at_cuts, Figures(Metric("ndcg", CUTS[0]).of(rows_BM, pairs)[None]))
 
-    by_count = max((False, True), key=lambda order: max(figures_of(order, (place,) * BUCKETS).figure for place in PLACES))
-    return chosen_by_bucket(PLACES, partial(figures_of, by_count), has_order=has_order), by_count
+    return chosen_by_bucket(PLACES, measured, ORDERS, has_order=has_order)
 
 
-def chosen_by_bucket(values: Sequence[Any], figures_of: Callable[[Choice], Figures], *, has_order: bool) -> Choice:
-    """A value for each bucket: first one for all, then, in lists with an order, for each bucket on its own, if that is better.
+def chosen_by_bucket(
+    values: Sequence[Any], measured: Callable[[Order, Choice], Measured], orders: Sequence[Order] = ("own",), *, has_order: bool
+) -> Ordered:
+    """An order, and a value for each bucket.
 
-    values      the first one is the default; it stays unless the gain of others is above a standard error
-    figures_of  the figures of a choice; called once for each choice
+    First the order and one value for all that are the best at CUTS; then, in lists with an order, for each bucket the best value, if it
+    gains over a standard error. Recall does not tell the first place from the tenth, so in the end one value for the newest buckets is
+    tried in every order: of choices that lose at most a standard error, the one with the best nDCG, if that gains over one.
+
+    values    the first one is the default; it stays unless the gain of others is above a standard error; of equally good ones the first
+    measured  the figures of a choice; called once for each
     """
-    figures = cache(figures_of)
+    measured = cache(measured)
 
-    def figure(choice: Choice) -> float:
-        return figures(choice).figure
+    def figure(ordered: Ordered) -> float:
+        return measured(*ordered).at_cuts.figure
 
-    def is_better(choice: Choice, than: Choice) -> bool:
-        gain, error = figures(choice).gain_over(figures(than))
+    def is_better(ordered: Ordered, than: Ordered) -> bool:
+        gain, error = measured(*ordered).at_cuts.gain_over(measured(*than).at_cuts)
         return gain > error
 
-    default = (values[0],) * BUCKETS
-    best: Choice = max([(value,) * BUCKETS for value in values], key=figure)
+    default: Ordered = orders[0], (values[0],) * BUCKETS
+    order, choice = max([(order, (value,) * BUCKETS) for order in orders for value in values], key=figure)
     for step in range(PASSES * BUCKETS if has_order else 0):
         bucket = step % BUCKETS
-        choices = [(*best[:bucket], value, *best[bucket + 1 :]) for value in values]
-        choice = max(choices, key=figure)
-        if is_better(choice, best):
-            best = choice
-    return best if is_better(best, default) else default
+        changed = max([(order, (*choice[:bucket], value, *choice[bucket + 1 :])) for value in values], key=figure)
+        if is_better(changed, (order, choice)):
+            _, choice = changed
+    if not is_better((order, choice), default):
+        order, choice = default
+    counts = range(1, BUCKETS + 1) if has_order else [BUCKETS]
+    others = [(order, (value,) * count + choice[count:]) for order in orders for count in counts for value in values]
+    return _with_better_first_ranks((order, choice), others, measured)
+
+
+def _with_better_first_ranks(best: Ordered, others: Sequence[Ordered], measured: Callable[[Order, Choice], Measured]) -> Ordered:
+    at_cuts, ndcg = measured(*best)
+
+    def is_level(ordered: Ordered) -> bool:
+        gain, error = measured(*ordered).at_cuts.gain_over(at_cuts)
+        return gain >= -error
+
+    first = max([best, *filter(is_level, others)], key=lambda ordered: measured(*ordered).ndcg.figure)
+    gain, error = measured(*first).ndcg.gain_over(ndcg)
+    return first if gain > error else best
