@@ -198,7 +198,7 @@ trees = st.builds(
         np.random.default_rng(seed), branching_height[1], branching_height[0], ragged, empty_share
     ),
     seed=st.integers(0, 2**32 - 1),
-    branching_height=st.sampled_from([(2, 1), (2, 6), (3, 3), (4, 3), (8, 2), (1, 3)]),
+    branching_height=st.sampled_from([(2, 1), (2, 6), (3, 3), (4, 3), (8, 2), (1, 3), (20, 2)]),
     ragged=st.booleans(),
     empty_share=st.sampled_from([0.0, 0.3, 0.9]),
 )

@@ -511,6 +511,12 @@ def test_a_trial_of_many_points_learns_from_a_quarter_and_from_all_texts_of_item
     assert len(learned) == choosing.LEAST_LEARNED
 
 
+def test_clusters_are_children_of_the_root_where_nothing_is_trained() -> None:
+    assert LinearTree().children_of(is_trained=True) == 128
+    assert LinearTree().children_of(is_trained=False) == 1 << 15
+    assert LinearTree(branching=16).children_of(is_trained=False) == 16
+
+
 def test_few_items_are_one_node() -> None:
     """Unless its dense weights would be too large, or a forest would hold the same node several times."""
     assert LinearTree().leaf_of(1024, 1 << 16) == 1024

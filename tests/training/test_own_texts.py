@@ -133,6 +133,24 @@ def test_a_query_of_people_that_is_a_text_of_items_is_learned_from(tmp_path: Pat
     assert {*answer_rows(bundle, ["brandx"], 100, 2)[0]} == {17, 42}
 
 
+@pytest.mark.parametrize("queries", [0, 2, 3])
+def test_the_root_holds_all_clusters_unless_queries_train_it(tmp_path: Path, queries: int) -> None:
+    """Two queries an item are too few to train anything. Of 150 clusters of 2 items, 128 are children of one node."""
+    numbers = range(300)
+    pl.DataFrame({"id": [f"p{n}" for n in numbers], "title": [f"thing{n} part{n % 7}" for n in numbers]}).write_parquet(
+        tmp_path / "items.parquet"
+    )
+    log = [(f"thing{n} number{query}", f"p{n}") for n in numbers for query in range(queries)]
+    pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(tmp_path / "log.csv")
+    data = {"train": str(tmp_path / "log.csv"), "test_share": 0.0} if queries else {}
+    raw = own(tmp_path, "title", **data) | {"tree": {"max_leaf": 2}, "linear": {"min_positives": 3.0, "cost": 1.0, "gamma": 0.5}}
+    tree = trained(tmp_path, raw).tree
+    assert tree.level_size(1) == (256 if queries < 3 else 2)
+    assert tree.height == (2 if queries < 3 else 3)
+    given = raw | {"tree": {"max_leaf": 2, "branching": 128}}
+    assert trained(tmp_path, given, "any/2").tree.level_size(1) == 2
+
+
 @pytest.mark.parametrize("values", [[b"\xff", b"a"], [[["a"]], [["b"]]]])
 def test_a_column_that_holds_no_texts_is_named(tmp_path: Path, values: list[object]) -> None:
     pl.DataFrame({"id": ["a", "b"], "what": values}).write_parquet(tmp_path / "items.parquet")

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,6 +139,12 @@ class LevelTrainer:
         return BeamNodes(point, nodes_BM[point, position])
 
 
+def trains_root(data: LabelledPoints, options: LinearOptions) -> bool:
+    """Whether the root of a tree over these labels has enough positives to be trained, as `_has_enough_positives` has it."""
+    count_I = np.bincount(data.labels[data.asked].indices, minlength=data.labels.shape[1])
+    return options.prior == 0 or bool(_is_enough(count_I.sum(), np.square(count_I).sum(), options.min_positives))
+
+
 def _has_enough_positives(data: LabelledPoints, tree: Tree, least: float) -> NDArray[np.bool_]:
     """bool[P]: inner nodes whose items average at least `least` points, without texts of items.
 
@@ -150,4 +157,10 @@ def _has_enough_positives(data: LabelledPoints, tree: Tree, least: float) -> NDA
         nodes = slice(tree.level(level).start, tree.level(level).stop)
         for sums_N in (count_N, square_N):
             np.add.at(sums_N, tree.parent[nodes], sums_N[nodes])
-    return square_N[: tree.leaf_offset] >= least * np.maximum(count_N[: tree.leaf_offset], 1)
+    return _is_enough(count_N[: tree.leaf_offset], square_N[: tree.leaf_offset], least)
+
+
+def _is_enough(count: Any, square: Any, least: float) -> NDArray[np.bool_]:
+    """Whether labels average at least so many points, given the sums over labels of their points and of the squares of these."""
+    enough: NDArray[np.bool_] = square >= least * np.maximum(count, 1)
+    return enough

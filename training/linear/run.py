@@ -27,7 +27,7 @@ from ..data.csr import Csr
 from ..data.xmc import LabelledPoints
 from ..linear.choosing import Choice, TreeOf, choose
 from ..linear.export import export, with_stored_weights
-from ..linear.fit import fit_linear
+from ..linear.fit import fit_linear, trains_root
 from ..linear.label_features import label_features
 from ..linear.prepare import Prepared, prepare
 from ..linear.stacking import learn_stacking
@@ -73,7 +73,8 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
         prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
     _check_identity(work / "identity.json", config)
     threads = threads or cores()
-    branching, max_leaf = config.tree.branching, config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])
+    branching = config.tree.children_of(trains_root(prepared.train, config.linear))
+    max_leaf = config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])
 
     def tree_of(points: LabelledPoints) -> tuple[Tree, Csr]:
         labels, centroids = label_features(points, prepared.own_texts, config.linear)

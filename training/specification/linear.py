@@ -139,19 +139,27 @@ ITEMS_OF_A_LEAF, ITEMS_OF_ONE_NODE, WEIGHTS_OF_ONE_NODE = 32, 1024, 1 << 26
 """Meaning of `tree.max_leaf = "auto"`: items of a leaf cluster; most items, and most items times features, of a tree of one node. One node
 is one-versus-all, which is exact. A node's weights are dense in training, here at most 256 MB."""
 
-LeafItems = Annotated[Literal["auto"] | int, auto_or_integer(2, 1 << 15)]
+CHILDREN, MOST_CHILDREN = 128, 1 << 15
+"""Meaning of `tree.branching = "auto"` where classifiers are trained, and where there are none; the second is the largest number, too."""
+
+Children = Annotated[Literal["auto"] | int, auto_or_integer(2, MOST_CHILDREN)]
 
 
 class LinearTree(Section):
     """Balanced hierarchical k-means."""
 
-    branching: int = Field(default=128, ge=2, le=1 << 15)
-    """largest number of children above the leaf clusters"""
-    max_leaf: LeafItems = AUTO
+    branching: Children = AUTO
+    """largest number of children above the leaf clusters, or `"auto"`. At least 2. `"auto"`: 128, but 32,768 where items have fewer queries
+    on average than `linear.min_positives`: words tell clusters apart, but not large nodes, which have nearly all of them"""
+    max_leaf: Children = AUTO
     """largest leaf cluster, or `"auto"`. At least 2 items. `"auto"`: 32, but no clusters for at most 1024 items (and 2^26 items times
     features) and one tree: one node scores them as fast"""
     count: int = Field(default=1, ge=1, le=MAX_TREES)
     """trees of a forest. They have different seeds. An item's score is the mean over them; time and size grow with their number"""
+
+    def children_of(self, is_trained: bool) -> int:
+        """Most children of a node above the leaf clusters. is_trained: whether there are classifiers of them."""
+        return self.branching if self.branching != AUTO else CHILDREN if is_trained else MOST_CHILDREN
 
     def leaf_of(self, items: int, features: int) -> int:
         """Most items of a leaf cluster of a tree over so many items."""
@@ -333,8 +341,9 @@ class LinearConfig(Section):
 class XRegTree(LinearTree):
     """Balanced hierarchical 2-means over relevance-weighted sums of points (§4.1)."""
 
-    branching: int = Field(default=2, ge=2, le=1 << 15)
-    max_leaf: LeafItems = 100
+    branching: Children = 2
+    """largest number of children above the leaf clusters, or `"auto"`. At least 2. `"auto"` as for xr-linear"""
+    max_leaf: Children = 100
     """largest leaf cluster, or `"auto"`. At least 2 items. `"auto"` as for xr-linear"""
     count: int = Field(default=3, ge=1, le=MAX_TREES)
 

@@ -30,7 +30,7 @@ from espalier.tree import Tree
 from training.data.query_logs import LabelledTexts
 from training.linear.choosing import Choice
 from training.linear.export import export
-from training.linear.fit import fit_linear
+from training.linear.fit import fit_linear, trains_root
 from training.linear.label_features import label_features
 from training.linear.prepare import Prepared, prepare
 from training.specification.linear import LinearConfig, LinearOptions, LinearSearch, LinearTree, LogData
@@ -93,7 +93,9 @@ def fit(task: Task, fold: Fold, recipe: Recipe, folder: Path) -> Fitted:
     begin = time.process_time()
     prepared = prepare(config)
     labels, centroids = label_features(prepared.train, prepared.own_texts, config.linear)
-    branching, max_leaf = (recipe.tree.branching, recipe.tree.leaf_of(*centroids.shape)) if recipe.whole_tree else (2, max(2, len(ids)))
+    branching, max_leaf = 2, max(2, len(ids))
+    if recipe.whole_tree:
+        branching, max_leaf = recipe.tree.children_of(trains_root(prepared.train, config.linear)), recipe.tree.leaf_of(*centroids.shape)
     tree = hierarchical_kmeans(labels, branching, max_leaf, config.seed)
     chunks = fit_linear(prepared.train, tree, config.linear, 1, config.seed, centroids=centroids)
     return Fitted(config, prepared, tree, chunks, time.process_time() - begin)
