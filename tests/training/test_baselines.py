@@ -465,11 +465,11 @@ def rank_rows(queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> ND
         ((repeats.OWN,) * 6, "newest", [0, 1, 2, 3, 4, 5]),
         ((repeats.LEFT_OUT,) * 6, "most frequent", [0, 2, 4, 5, 6, 7]),
         ((0, repeats.OWN, repeats.LEFT_OUT, 0, 0, 0), "newest", [3, 0, 2, 4, 5, 6]),
-        ((0, 0, 2, 0, 0, 0), "newest", [3, 9, 0, 1, 2, 4]),
+        ((0, 0, 2, 0, 0, 0), "newest", [3, 9, 0, 2, 1, 4]),
         ((0, 0, 0, 0, 0, 0), "newest", [3, 9, 1, 0, 2, 4]),
         ((0, 0, 0, 0, 0, 0), "most frequent", [1, 3, 9, 0, 2, 4]),
-        ((2, 2, 0, 0, 0, 0), "most frequent", [1, 0, 3, 9, 2, 4]),
-        ((100, 5, 5, 0, 0, 0), "newest", [0, 2, 4, 9, 1, 5]),
+        ((2, 2, 0, 0, 0, 0), "most frequent", [1, 0, 2, 3, 9, 4]),
+        ((100, 5, 5, 0, 0, 0), "newest", [0, 2, 4, 5, 6, 9]),
     ],
 )
 def test_seen_items_stand_where_their_buckets_say(places: tuple[int, ...], order: repeats.Order, found: list[int]) -> None:
@@ -510,6 +510,50 @@ def test_the_first_ranks_decide_between_choices_that_recall_finds_level() -> Non
     order, places = repeats.best_places(rank_rows, pairs, Metric("recall", 50), has_order=False)
     assert set(places) == {0}
     assert order == "newest"
+
+
+def test_items_that_come_again_may_keep_the_methods_order() -> None:
+    """Of a long history the item that the method ranks first is relevant, though neither the newest nor the most frequent one."""
+    rng, pairs = np.random.default_rng(7), []
+    for _ in range(60):
+        history = rng.permutation(np.arange(20, 50)).repeat(rng.integers(1, 3, 30))
+        pairs.append(EvaluationPair(0, history, np.array([20])))
+    order, places = repeats.best_places(rank_rows, pairs, Metric("recall", 1), has_order=True)
+    found = repeats.rank_placed(rank_rows, places, order, [pair.query for pair in pairs], 1, False)
+    assert order == "own"
+    assert (found == 20).all()
+
+
+def test_places_count_the_items_that_stay() -> None:
+    """A method that ranks the history first: its items may still come after the first new ones, which are the answers."""
+    rng, pairs = np.random.default_rng(8), []
+
+    def rank(queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> NDArray[np.int64]:
+        rows = [np.unique(query) for query in queries]
+        return np.array([[*row, *np.setdiff1d(np.arange(60), row)][:m] for row in rows])
+
+    for number in range(80):
+        history = rng.choice(np.arange(20, 60), 15, replace=False)
+        pairs.append(EvaluationPair(0, history, history[-1:] if number % 4 == 0 else np.array([number % 5])))
+    order, places = repeats.best_places(rank, pairs, Metric("recall", 50), has_order=True)
+    found = repeats.rank_placed(rank, places, order, [pair.query for pair in pairs], 50, False)
+    assert Metric("recall", 10).of(found, pairs).mean() > 0.7
+    assert Metric("recall", 50).of(found, pairs).mean() == 1
+
+
+def test_a_gain_in_the_first_ten_does_not_make_up_for_a_loss_in_fifty() -> None:
+    """A favourite comes again now and then; otherwise one of the first 50 items is relevant, which the history would displace."""
+    rng, pairs = np.random.default_rng(9), []
+    for number in range(400):
+        history = rng.permutation(np.append(np.arange(60, 110), [60] * 4) + 50 * rng.integers(0, 3))
+        pairs.append(EvaluationPair(0, history, np.array([history.min() if number % 4 == 0 else int(rng.integers(50))])))
+
+    def rank(queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> NDArray[np.int64]:
+        return np.tile(np.arange(m), (len(queries), 1))
+
+    order, places = repeats.best_places(rank, pairs, Metric("recall", 50), has_order=False)
+    found = repeats.rank_placed(rank, places, order, [pair.query for pair in pairs], 50, False)
+    assert Metric("recall", 50).of(found, pairs).mean() > 0.7
 
 
 def test_a_better_order_of_the_first_ranks_does_not_cost_recall() -> None:

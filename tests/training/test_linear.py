@@ -512,9 +512,11 @@ def test_a_trial_of_many_points_learns_from_a_quarter_and_from_all_texts_of_item
 
 
 def test_clusters_are_children_of_the_root_where_nothing_is_trained() -> None:
-    assert LinearTree().children_of(is_trained=True) == 128
-    assert LinearTree().children_of(is_trained=False) == 1 << 15
-    assert LinearTree(branching=16).children_of(is_trained=False) == 16
+    """Unless there are more clusters than a root holds: some nodes below it could then be trained, with too many children for memory."""
+    assert LinearTree().children_of(1 << 20, 32, is_trained=True) == 128
+    assert LinearTree().children_of(1 << 20, 32, is_trained=False) == 1 << 15
+    assert LinearTree().children_of((1 << 20) + 1, 32, is_trained=False) == 128
+    assert LinearTree(branching=16).children_of(100, 2, is_trained=False) == 16
 
 
 def test_few_items_are_one_node() -> None:

@@ -73,8 +73,8 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
         prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
     _check_identity(work / "identity.json", config)
     threads = threads or cores()
-    branching = config.tree.children_of(trains_root(prepared.train, config.linear))
     max_leaf = config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])
+    branching = config.tree.children_of(len(prepared.items), max_leaf, trains_root(prepared.train, config.linear))
 
     def tree_of(points: LabelledPoints) -> tuple[Tree, Csr]:
         labels, centroids = label_features(points, prepared.own_texts, config.linear)

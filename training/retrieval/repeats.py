@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ Ordered = tuple[Order, Choice]
 OWN, LEFT_OUT = -1, -2
 """Special places: the item stays where the method put it; the item is left out."""
 PLACES = (OWN, LEFT_OUT, 0, 2, 5, 10, 20, 50, 100)
-"""Places that are tried: the item comes before the one at this position of the method's answer, from 0."""
+"""Places that are tried: the item comes after so many of the items that stay."""
 PASSES = 2
 """Passes over the buckets."""
 QUERIES, LEAST_QUERIES = 2000, 30
@@ -58,7 +59,8 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """What an answer of M items can have: of each query, the first M that are not in its history, and its history's items.
+    """What an answer of M items can have: of each query, the first M that are not in its history, and its history's items, in the order of
+    the method's answer.
 
     item_BC    int64 item rows; NO_ITEM fills short rows
     rank_BC    positions in the method's answer; infinite: not in it
@@ -92,9 +94,8 @@ class Candidates:
         order   of items at the same place; where they are equal, the newest is first
         """
         place_BC = np.array([*places, OWN])[self.bucket_BC]
-        is_moved_BC = place_BC >= 0
-        key_BC = np.where(is_moved_BC, place_BC, self.rank_BC)
-        key_BC[place_BC == LEFT_OUT] = np.inf
+        is_moved_BC, stays_BC = place_BC >= 0, (place_BC == OWN) & np.isfinite(self.rank_BC)
+        key_BC = np.where(is_moved_BC, place_BC, np.where(stays_BC, stays_BC.cumsum(axis=1) - 1, np.inf))
         within_BC = {"newest": self.age_BC, "most frequent": -self.count_BC, "own": self.rank_BC}[order]
         order_BM = np.lexsort((self.age_BC, within_BC, ~is_moved_BC, key_BC), axis=1)[:, :m]
         found_BM = np.take_along_axis(np.where(np.isinf(key_BC), NO_ITEM, self.item_BC), order_BM, axis=1)
@@ -110,7 +111,7 @@ def _candidates(row_N: list[int], history: Int64, m: int) -> list[tuple[int, flo
     rank_of = {item: float(rank) for rank, item in enumerate(row_N) if item != NO_ITEM}
     new = [item for item in rank_of if item not in age_of][:m]
     seen = [(item, rank_of.get(item, np.inf), bucket_of(age), age, count_of[item]) for item, age in age_of.items()]
-    return [*((item, rank_of[item], BUCKETS, 0, 0) for item in new), *seen]
+    return sorted([*((item, rank_of[item], BUCKETS, 0, 0) for item in new), *seen], key=itemgetter(1))
 
 
 def rank_placed(rank: Rank, places: Sequence[int], order: Order, queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> Int64:
@@ -164,9 +165,10 @@ def chosen_by_bucket(
 
     First the order and one value for all that are the best at CUTS; then, in lists with an order, for each bucket the best value, if it
     gains over a standard error. Recall does not tell the first place from the tenth, so in the end one value for the newest buckets is
-    tried in every order: of choices that lose at most a standard error, the one with the best nDCG, if that gains over one.
+    tried in every order: of choices that lose at most a standard error at each cut, the one with the best nDCG, if that gains over one.
 
-    values    the first one is the default; it stays unless the gain of others is above a standard error; of equally good ones the first
+    values    the first one is the default; it stays unless others gain more than a standard error at the cuts or, level there, in nDCG; of
+              equally good ones the first
     measured  the figures of a choice; called once for each
     """
     measured = cache(measured)
@@ -194,11 +196,7 @@ def chosen_by_bucket(
 
 def _with_better_first_ranks(best: Ordered, others: Sequence[Ordered], measured: Callable[[Order, Choice], Measured]) -> Ordered:
     at_cuts, ndcg = measured(*best)
-
-    def is_level(ordered: Ordered) -> bool:
-        gain, error = measured(*ordered).at_cuts.gain_over(at_cuts)
-        return gain >= -error
-
-    first = max([best, *filter(is_level, others)], key=lambda ordered: measured(*ordered).ndcg.figure)
+    level = [ordered for ordered in others if measured(*ordered).at_cuts.is_level_with(at_cuts)]
+    first = max([best, *level], key=lambda ordered: measured(*ordered).ndcg.figure)
     gain, error = measured(*first).ndcg.gain_over(ndcg)
     return first if gain > error else best

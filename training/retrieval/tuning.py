@@ -55,6 +55,11 @@ class Figures:
         error = float(gain_B.std(ddof=1)) / math.sqrt(len(gain_B)) if len(gain_B) > 1 else math.inf
         return float(gain_B.mean()), error
 
+    def is_level_with(self, other: Figures) -> bool:
+        """Whether the loss at each cut is at most its standard error, paired by query. A gain at one cut does not make up for another."""
+        gain_CB = self.figure_CB - other.figure_CB
+        return bool((gain_CB.mean(axis=1) >= -gain_CB.std(axis=1, ddof=1) / math.sqrt(gain_CB.shape[1])).all())
+
 
 @dataclass(frozen=True)
 class Option:

@@ -140,7 +140,7 @@ ITEMS_OF_A_LEAF, ITEMS_OF_ONE_NODE, WEIGHTS_OF_ONE_NODE = 32, 1024, 1 << 26
 is one-versus-all, which is exact. A node's weights are dense in training, here at most 256 MB."""
 
 CHILDREN, MOST_CHILDREN = 128, 1 << 15
-"""Meaning of `tree.branching = "auto"` where classifiers are trained, and where there are none; the second is the largest number, too."""
+"""Meaning of `tree.branching = "auto"` where the root is trained, and where it is not; the second is the largest number, too."""
 
 Children = Annotated[Literal["auto"] | int, auto_or_integer(2, MOST_CHILDREN)]
 
@@ -149,17 +149,19 @@ class LinearTree(Section):
     """Balanced hierarchical k-means."""
 
     branching: Children = AUTO
-    """largest number of children above the leaf clusters, or `"auto"`. At least 2. `"auto"`: 128, but 32,768 where items have fewer queries
-    on average than `linear.min_positives`: words tell clusters apart, but not large nodes, which have nearly all of them"""
+    """largest number of children above the leaf clusters, or `"auto"`. At least 2. `"auto"`: 128, but the root holds all leaf clusters, if
+    they are at most 32,768, where it would not be trained (`linear.min_positives`): nodes above them have nearly all words"""
     max_leaf: Children = AUTO
     """largest leaf cluster, or `"auto"`. At least 2 items. `"auto"`: 32, but no clusters for at most 1024 items (and 2^26 items times
     features) and one tree: one node scores them as fast"""
     count: int = Field(default=1, ge=1, le=MAX_TREES)
     """trees of a forest. They have different seeds. An item's score is the mean over them; time and size grow with their number"""
 
-    def children_of(self, is_trained: bool) -> int:
-        """Most children of a node above the leaf clusters. is_trained: whether there are classifiers of them."""
-        return self.branching if self.branching != AUTO else CHILDREN if is_trained else MOST_CHILDREN
+    def children_of(self, items: int, max_leaf: int, is_trained: bool) -> int:
+        """Most children of a node above the leaf clusters, which have up to `max_leaf` items. is_trained: whether the root is."""
+        if self.branching != AUTO:
+            return self.branching
+        return MOST_CHILDREN if not is_trained and items <= MOST_CHILDREN * max_leaf else CHILDREN
 
     def leaf_of(self, items: int, features: int) -> int:
         """Most items of a leaf cluster of a tree over so many items."""
