@@ -27,6 +27,7 @@ from espalier.engines.reference import ReferenceEngine
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import BUCKETS, Memory
 from espalier.memory_lists import MemoryTree
+from espalier.metrics import ndcg_at_m
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from tests.training.logs import log_of, split_of
@@ -54,6 +55,7 @@ from training.neighbours.cooccurrence import lists_of as lists_of_users
 from training.neighbours.fit import NARROW, count, fit_neighbours, neighbours, neighbours_of
 from training.neighbours.near_items import near_items
 from training.neighbours.neighbour_lists import NeighbourLists
+from training.retrieval.repeats import Measured
 from training.retrieval.task import NO_DEADLINE
 from training.retrieval.tuning import Figures
 from training.specification.deep import DeepConfig
@@ -394,10 +396,10 @@ def test_a_trial_of_a_repeat_term_finds_what_a_search_with_it_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], weight: float
 ) -> None:
     """Items come several times in the same history."""
-    trials: list[Figures] = []
+    trials: list[Measured] = []
 
     def choose(values: Any, measured: Any, *, has_order: bool) -> tuple[str, tuple[float, ...]]:
-        trials.append(measured("own", shares).at_cuts)
+        trials.append(measured("own", shares))
         return "own", shares
 
     monkeypatch.setattr(ranking, "chosen_by_bucket", choose)
@@ -409,7 +411,8 @@ def test_a_trial_of_a_repeat_term_finds_what_a_search_with_it_finds(
     assert chosen.memory is not None
     searches = Searches(config, run.topology, run.model, list(run.prepared.split.validation), chosen.ranking.own)
     rows_BM, _ = searches.ranked(chosen.ranking.gamma, chosen.memory, searches.ms[-1])
-    assert_array_equal(trials[0].figure_CB, searches.figures_of(rows_BM).figure_CB)
+    assert_array_equal(trials[0].at_cuts.figure_CB, searches.figures_of(rows_BM).figure_CB)
+    assert_array_equal(trials[0].ndcg.figure_CB, [ndcg_at_m(rows_BM, searches.relevant, 10)])
 
 
 @pytest.mark.parametrize("weight", [0, 4])

@@ -77,12 +77,11 @@ class Candidates:
 
     @staticmethod
     def of(rows_BN: Int64, histories: Sequence[Int64], m: int) -> Candidates:
-        rows = [_candidates(row_N, history, m) for row_N, history in zip(rows_BN.tolist(), histories, strict=True)]
-        shape = len(rows), max(map(len, rows), default=0)
-        columns = np.empty((5, *shape))
+        rows = [_candidates(row_N.tolist(), history, m) for row_N, history in zip(rows_BN, histories, strict=True)]
+        columns = np.empty((5, len(rows), max(map(len, rows), default=0)))
         columns[:] = np.array([NO_ITEM, np.inf, BUCKETS, 0, 0])[:, None, None]
         for number, row in enumerate(rows):
-            columns[:, number, : len(row)] = np.array(row, np.float64).reshape(-1, 5).T
+            columns[:, number, : len(row)] = row.T
         item_BC, rank_BC, *others = columns
         bucket_BC, age_BC, count_BC = (column.astype(np.int64) for column in others)
         return Candidates(item_BC.astype(np.int64), rank_BC, bucket_BC, age_BC, count_BC)
@@ -104,14 +103,15 @@ class Candidates:
         return rows_BM
 
 
-def _candidates(row_N: list[int], history: Int64, m: int) -> list[tuple[int, float, int, int, int]]:
-    """Item, rank, bucket, age and count of a query's candidates."""
+def _candidates(row_N: list[int], history: Int64, m: int) -> Float64:
+    """float64[C, 5]: item, rank, bucket, age and count of a query's candidates."""
     newest_first = [item for item in reversed(history.tolist()) if item >= 0]
     count_of, age_of = Counter(newest_first), {item: age for age, item in reversed(list(enumerate(newest_first)))}
     rank_of = {item: float(rank) for rank, item in enumerate(row_N) if item != NO_ITEM}
     new = [item for item in rank_of if item not in age_of][:m]
     seen = [(item, rank_of.get(item, np.inf), bucket_of(age), age, count_of[item]) for item, age in age_of.items()]
-    return sorted([*((item, rank_of[item], BUCKETS, 0, 0) for item in new), *seen], key=itemgetter(1))
+    every = sorted([*((item, rank_of[item], BUCKETS, 0, 0) for item in new), *seen], key=itemgetter(1))
+    return np.array(every, np.float64).reshape(-1, 5)
 
 
 def rank_placed(rank: Rank, places: Sequence[int], order: Order, queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> Int64:
