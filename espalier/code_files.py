@@ -1,16 +1,16 @@
 """Files of compiled code: their names, folders and contents.
 
-A package has one file. Its name has a digest of everything that the code depends on: the sources, Python, numba, llvmlite, NumPy, the
-processor and numba's switches. It is written once, completely, synced, and renamed. A process that has opened it can read it to the end,
-even if the file is replaced or deleted.
+A package has one file. Its name has a digest of everything that the code depends on: Python, numba, llvmlite, NumPy, the processor and
+numba's switches, and then one of the sources. It is written once, completely, synced, and renamed. A process that has opened it can read it
+to the end, even if the file is replaced or deleted.
 
 Layout: bytes of the header (uint64, little-endian), the header's SHA-256, the header, the sections. The header is JSON: the file's name,
-and for every section its offset, its bytes and its SHA-256. Knows nothing of the content of sections.
+the SHA-256 of every source file that the code depends on (`code_sources.py`), and for every section its offset, its bytes and its SHA-256.
+Knows nothing of the content of sections.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
@@ -18,7 +18,7 @@ import stat
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,7 @@ from numba.core.codegen import get_host_cpu_features
 from numba.misc.appdirs import AppDirs
 
 from espalier.hardware import Processor, baseline
-from espalier.signatures import FILE, read_signatures
+from espalier.signatures import FILE
 
 FOLDER = "__compiled__"
 SWITCHES = ("BOUNDSCHECK", "DEBUGINFO_DEFAULT", "DISABLE_INTEL_SVML", "EXTEND_VARIABLE_LIFETIMES", "LOOP_VECTORIZE", "OPT", "SLP_VECTORIZE")
@@ -46,6 +46,10 @@ class DamagedFile(ValueError):
     """A file whose bytes are not those that were written."""
 
 
+class OtherSources(ValueError):
+    """A file whose code is of other sources than those of this process."""
+
+
 class Section(NamedTuple):
     """Where a section's bytes lie behind the header, and their SHA-256 in hex."""
 
@@ -57,10 +61,11 @@ class Section(NamedTuple):
 class CodeFile:
     """An open file of compiled code, completely checked.
 
-    Raises OSError, and DamagedFile if a checksum does not match.
+    sources: SHA-256 of the sources of this process by name; None: the code may be of any sources. Raises OSError, DamagedFile if a checksum
+    does not match, and OtherSources.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sources: Mapping[str, str] | None = None) -> None:
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
@@ -73,6 +78,8 @@ class CodeFile:
         self._sections = {key: Section(*section) for key, section in header_fields["sections"].items()}
         if header_fields["name"] != path.name:
             raise DamagedFile(f"{path}: it was written as {header_fields['name']}")
+        if sources is not None and not header_fields["sources"].items() <= sources.items():
+            raise OtherSources(str(path))
         for key in self._sections:
             self.read(key)
 
@@ -94,27 +101,28 @@ class CodeFile:
         return os.pread(self._descriptor, size, begin)
 
 
-def content_of(name: str, sections: Mapping[str, bytes]) -> bytes:
-    """The bytes of a file with this name and these sections."""
+def content_of(name: str, sources: Mapping[str, str], sections: Mapping[str, bytes]) -> bytes:
+    """The bytes of a file with this name, these SHA-256 of sources and these sections."""
     section_table, begin = {}, 0
     for key, content in sections.items():
         section_table[key] = Section(begin, len(content), hashlib.sha256(content).hexdigest())
         begin += len(content)
-    header = json.dumps({"name": name, "sections": section_table}).encode()
+    header = json.dumps({"name": name, "sources": dict(sources), "sections": section_table}).encode()
     return len(header).to_bytes(8, "little") + hashlib.sha256(header).digest() + header + b"".join(sections.values())
 
 
-def find(package: Path, names: Sequence[str]) -> tuple[CodeFile | None, list[str]]:
-    """The first sound file of these names in a package's folders, and the faults of damaged files before it."""
-    faults: list[str] = []
-    for name in names:
+def find(package: Path) -> tuple[CodeFile | None, list[str]]:
+    """The best file of a package's folders that this process can use, and the faults of damaged files before it."""
+    sources, faults = imported_sources(package), list[str]()
+    for beginning in name_beginnings(package):
         for folder in folders(package):
-            try:
-                return CodeFile(folder / name), faults
-            except FileNotFoundError:
-                continue
-            except (DamagedFile, OSError) as error:
-                faults.append(str(error))
+            for path in sorted(folder.glob(f"{beginning}-*")):
+                try:
+                    return CodeFile(path, sources), faults
+                except (FileNotFoundError, OtherSources):
+                    continue
+                except (DamagedFile, OSError) as error:
+                    faults.append(str(error))
     return None, faults
 
 
@@ -137,10 +145,9 @@ def folders(package: Path) -> Iterator[Path]:
 
 
 @cache
-def names_of(package: Path) -> tuple[str, ...]:
-    """Names of the files that this process can use, best first: for its processor, then for the baseline if the processor supports it.
-
-    They have the digest of the sources at the first call, when the package's first compiled function is imported.
+def name_beginnings(package: Path) -> tuple[str, ...]:
+    """How the names of files begin that this process can use, best first: for its processor, then for the baseline if the processor
+    supports it. A digest of the sources follows.
     """
     features = llvm.get_host_cpu_features()
     name, cpu_features = CONFIG.CPU_NAME, CONFIG.CPU_FEATURES
@@ -150,102 +157,29 @@ def names_of(package: Path) -> tuple[str, ...]:
     processors, baseline_processor = [this_processor], baseline()
     if baseline_processor is not None and all(features.get(feature[1:], False) for feature in baseline_processor.features.split(",")):
         processors.append(baseline_processor)
-    digest = sources_digest(package)
-    return tuple(_name_of(package, processor, digest) for processor in processors)
+    return tuple(_name_beginning(package, processor) for processor in processors)
 
 
-def _name_of(package: Path, processor: Processor, digest: str) -> str:
+def _name_beginning(package: Path, processor: Processor) -> str:
     switches = [str(getattr(CONFIG, switch, None)) for switch in SWITCHES]
     versions = sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, np.__version__, llvm.get_process_triple()
-    hashed = hashlib.sha256(repr((versions, tuple(processor), switches, digest)).encode()).hexdigest()
+    hashed = hashlib.sha256(repr((versions, tuple(processor), switches)).encode()).hexdigest()
     return f"{package.name}-{sys.implementation.cache_tag}-{processor.name}-{hashed[:16]}"
 
 
-def sources_digest(package: Path) -> str:
-    """The digest of a package's sources as they are now."""
-    contents = [(file, hashlib.sha256(content).hexdigest()) for file, content in sorted(sources(package).items())]
-    return hashlib.sha256(repr(contents).encode()).hexdigest()
+def whole_name(beginning: str, sources: Mapping[str, str]) -> str:
+    """The name of the file of these sources, by name with their SHA-256."""
+    return f"{beginning}-{hashlib.sha256(repr(sorted(sources.items())).encode()).hexdigest()[:16]}"
 
 
-def sources(package: Path) -> dict[str, bytes]:
-    """The files that the functions of a package's signatures depend on, by `package/path`. Follows names from definition to definition,
-    through imports from this package and from espalier.
+@cache
+def imported_sources(package: Path) -> Mapping[str, str]:
+    """SHA-256 of all sources of espalier and a package at the first call, when the package's first compiled function is imported; by
+    `package/path`.
     """
-    this_file = Path(__file__).resolve()  # resolved like the packages: a checkout may have links
-    packages = {folder.name: folder for folder in (this_file.parent, package)}
-    modules: dict[Path, _Module] = {}
-    waiting = [tuple(function.split(":")) for function, _ in read_signatures(package)]
-    seen = set(waiting)
-    while waiting:
-        module, name = waiting.pop()
-        file = _file_of(module, packages)
-        if file is None:
-            continue
-        if file not in modules:
-            modules[file] = _Module(module, file)
-        for definition in modules[file].needs(name):
-            if definition not in seen:
-                seen.add(definition)
-                waiting.append(definition)
-    contents = {file: module.content for file, module in modules.items()}
-    contents |= {file: file.read_bytes() for file in (package / FILE, this_file.with_name("compiled_code.py"))}
-    roots = sorted(packages.values(), key=lambda folder: -len(folder.parts))
-    root_of = {file: next(folder.parent for folder in roots if file.is_relative_to(folder)) for file in contents}
-    return {str(file.relative_to(root_of[file])): content for file, content in contents.items()}
-
-
-class _Module:
-    """The (module, name) pairs that each definition of a source file needs."""
-
-    def __init__(self, module: str, file: Path) -> None:
-        self.content, self._module = file.read_bytes(), module
-        self._package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-        self._imports: dict[str, list[tuple[str, str]]] = {}
-        self._definitions: dict[str, list[set[str]]] = {}
-        tree = ast.parse(self.content)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom):
-                self._note_import(node)
-            elif isinstance(node, ast.FunctionDef):
-                node.returns = None
-            if isinstance(node, ast.arg | ast.AnnAssign):
-                node.annotation = ast.Constant(None)
-        for statement in tree.body:
-            used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-            for name in _bound(statement):
-                self._definitions.setdefault(name, []).append(used)
-
-    def needs(self, name: str) -> Iterator[tuple[str, str]]:
-        yield from self._imports.get(name, ())
-        for used in self._definitions.get(name, ()):
-            for needed_name in used:
-                if needed_name in self._definitions or needed_name in self._imports:
-                    yield self._module, needed_name
-
-    def _note_import(self, node: ast.ImportFrom) -> None:
-        base = self._package.split(".")[: len(self._package.split(".")) - max(node.level - 1, 0)] if node.level else []
-        module = ".".join([*base, *([node.module] if node.module else [])])
-        for alias in node.names:
-            self._imports.setdefault(alias.asname or alias.name, []).extend([(module, alias.name), (f"{module}.{alias.name}", "*")])
-
-
-def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement of a module defines, or adds to as `@overload(name)` does; `*` is every name."""
-    yield "*"
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        yield statement.name
-        for decorator in statement.decorator_list:
-            for argument in decorator.args if isinstance(decorator, ast.Call) else ():
-                yield from (node.id for node in ast.walk(argument) if isinstance(node, ast.Name))
-
-
-def _file_of(module: str, packages: Mapping[str, Path]) -> Path | None:
-    """The source file of a module in some packages; None if there is none."""
-    top, *names = module.split(".")
-    if top not in packages:
-        return None
-    path = packages[top].joinpath(*names)
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+    digests: dict[str, str] = {}
+    for root in {Path(__file__).resolve().parent, package}:  # resolved like the packages: a checkout may have links
+        for file in (*root.rglob("*.py"), root / FILE):
+            with suppress(OSError):  # an editor's lock, or a file that is being replaced
+                digests[str(file.relative_to(root.parent))] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return digests

@@ -29,7 +29,17 @@ from pathlib import Path
 from numba.core.bytecode import FunctionIdentity
 from numba.core.serialize import dumps
 
-from espalier.code_files import CodeFile, DamagedFile, content_of, find, folders, names_of
+from espalier.code_files import (
+    CodeFile,
+    DamagedFile,
+    content_of,
+    find,
+    folders,
+    imported_sources,
+    name_beginnings,
+    whole_name,
+)
+from espalier.code_sources import needed_sources
 from espalier.compiled_code import Missing, ignore_file, open_file, when_missing
 from espalier.durable import flush
 from espalier.errors import MissingExtra
@@ -117,7 +127,7 @@ def _installed(name: str) -> Path | None:
 
 def _has_code(package: Path) -> bool:
     """Whether there is a complete and sound file that this process can use."""
-    code_file, faults = find(package, names_of(package))
+    code_file, faults = find(package)
     for reason in faults:
         log.info("%s", reason)
     if code_file is not None:
@@ -127,7 +137,8 @@ def _has_code(package: Path) -> bool:
 
 def _write(package: Path) -> bool:
     """Compile a package and write its code to the first folder that can be written to. False if there is none."""
-    name, content = names_of(package)[0], b""
+    sources = needed_sources(package)
+    name, content = whole_name(name_beginnings(package)[0], sources), b""
     for folder in folders(package):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -138,8 +149,8 @@ def _write(package: Path) -> bool:
                 if not content:
                     log.info("%s: compiling for this processor, which takes a minute or more, once", package.name)
                     started = time.monotonic()
-                    content = content_of(name, _compile(package))
-                    if names_of.__wrapped__(package)[0] != name:  # `name` has the digest of the sources as they were imported
+                    content = content_of(name, sources, _compile(package))
+                    if not sources.items() <= imported_sources(package).items() or needed_sources(package) != sources:
                         log.error("%s: the sources changed while they were compiled; nothing is kept", package.name)
                         return False
                     log.info("%s: compiled in %.0f s, %.1f MB", package.name, time.monotonic() - started, len(content) / 1e6)

@@ -22,7 +22,7 @@ from numba import njit
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 
-from espalier.code_files import CodeFile, DamagedFile, find, names_of
+from espalier.code_files import CodeFile, DamagedFile, find, imported_sources
 from espalier.errors import NotCompiled
 from espalier.signatures import FILE, accepts, text_of
 
@@ -60,7 +60,7 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         dispatcher: Any = njit(nogil=True, **options)(function)
         package = package_of(function)
         if package is not None:
-            names_of(package)
+            imported_sources(package)
             dispatcher._cache = _Reader(dispatcher, package)  # numba looks there before it compiles
         return dispatcher
 
@@ -74,7 +74,7 @@ def package_of(function: Callable[..., Any]) -> Path | None:
 
 def open_file(package: Path) -> CodeFile | None:
     """Look for the file of a package's code, even after an earlier look. Loaded functions stay loaded."""
-    code_file, faults = find(package, names_of(package))
+    code_file, faults = find(package)
     for reason in faults:
         log.warning("compiled code is not used: %s", reason)
     _files[package] = code_file

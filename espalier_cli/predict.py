@@ -1,8 +1,8 @@
 """`espalier predict`: reads queries from a Parquet file and writes their best items to another, for example in a nightly job.
 
-The queries are read in blocks. One process answers a block and writes it as a file into a folder beside the output. After a killed
-run, the next one keeps these files if the model, the input and the options are the same. Knows files and processes. Does not know how a
-model searches.
+The queries are read in blocks. A block is answered in this process or, if several may answer, in one of theirs, and written as a file into
+a folder beside the output. After a killed run, the next one keeps these files if the model, the input and the options are the same. Knows
+files and processes. Does not know how a model searches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ EXPECTED = {
 }
 """Kind of queries → their column."""
 
-_model: Model | None = None  # in a worker process
+_model: Model | None = None  # in a process that answers
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
 
 def predict(options: argparse.Namespace) -> None:
     """Write the answers. Raises EspalierError, OSError and ArrowException."""
-    out, model = Path(options.out), open_model(options.model, "cpu")
+    out, model = Path(options.out), open_model(options.model, "cpu", frame="arrow")
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise InvalidInput("--out", str(out), "a file in a folder that exists")
     if options.workers < 1:
@@ -104,40 +104,49 @@ def predict(options: argparse.Namespace) -> None:
     folder.mkdir(exist_ok=True)
     with file_lock(folder, InvalidInput("--out", str(out), "a file that no other run is writing now")):  # two runs would share the folder
         _resume(folder, _digest(model, options, job))
-        _answer(options, job, blocks, folder, total)
+        with _executor(min(options.workers, -(-total // BLOCK)), job, model) as executor:
+            _answer(executor, AHEAD * options.workers, job, blocks, folder, total)
         _join_blocks(folder, out, _with_items(job, schema.empty_table(), 0, model))
         shutil.rmtree(folder)
 
 
-def _answer(options: argparse.Namespace, job: Job, blocks: Iterator[pa.Table], folder: Path, total: int) -> None:
-    """Answer the blocks that have no file yet. total: number of queries."""
+def _answer(executor: Executor, ahead: int, job: Job, blocks: Iterator[pa.Table], folder: Path, total: int) -> None:
+    """Answer the blocks that have no file yet. ahead: blocks that may wait for the executor · total: number of queries"""
     began = reported = time.perf_counter()
     done, answered = 0, 0
-    with _pool(options.workers, job) as pool:
-        pending: list[tuple[Path, Future[pa.Table | str] | None]] = []
+    pending: list[tuple[Path, Future[pa.Table | str] | None]] = []
 
-        def finish() -> None:
-            nonlocal done, answered, reported
-            file, future = pending.pop(0)
-            if future is not None:
-                table = future.result()
-                if isinstance(table, str):
-                    raise EspalierError(table)
-                write_table(table, file)
-                answered += len(table)
-            done += pq.read_metadata(file).num_rows
-            now = time.perf_counter()
-            if now - reported > REPORT_S or done == total:
-                reported = now
-                print(f"{done:,} of {total:,} queries, {answered / (now - began):,.0f}/s", file=sys.stderr, flush=True)
+    def finish() -> None:
+        nonlocal done, answered, reported
+        file, future = pending.pop(0)
+        if future is not None:
+            table = future.result()
+            if isinstance(table, str):
+                raise EspalierError(table)
+            write_table(table, file)
+            answered += len(table)
+        done += pq.read_metadata(file).num_rows
+        now = time.perf_counter()
+        if now - reported > REPORT_S or done == total:
+            reported = now
+            print(f"{done:,} of {total:,} queries, {answered / (now - began):,.0f}/s", file=sys.stderr, flush=True)
 
-        for number, block in enumerate(blocks):
-            file = folder / f"{number:08}.parquet"
-            pending.append((file, None if file.exists() else pool.submit(_answer_block, job, block, number * BLOCK)))
-            while len(pending) > AHEAD * options.workers:
-                finish()
-        while pending:
+    for number, block in enumerate(blocks):
+        file = folder / f"{number:08}.parquet"
+        pending.append((file, None if file.exists() else executor.submit(_answer_block, job, block, number * BLOCK)))
+        while len(pending) > ahead:
             finish()
+    while pending:
+        finish()
+
+
+class _ThisProcess(Executor):
+    """Answers a block when it is submitted."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments, **options))
+        return future
 
 
 @contextmanager
@@ -151,8 +160,13 @@ def _ignored() -> Iterator[None]:
 
 
 @contextmanager
-def _pool(workers: int, job: Job) -> Iterator[ProcessPoolExecutor]:
-    """Processes that answer. Ctrl-C reaches this process alone, which then ends them."""
+def _executor(workers: int, job: Job, model: Model) -> Iterator[Executor]:
+    """This process or, for more than one worker, processes that answer. Ctrl-C reaches this process alone, which then ends them."""
+    global _model
+    if workers <= 1:
+        _model = model
+        yield _ThisProcess()
+        return
     with ProcessPoolExecutor(workers, get_context("spawn"), _open, (job,)) as pool:
         with _ignored() if threading.current_thread() is threading.main_thread() else nullcontext():
             for _ in range(workers):

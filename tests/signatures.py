@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from numba.core import event
 
-from espalier.code_files import find, names_of
+from espalier.code_files import find
 from espalier.compiled_code import Missing, package_of
 from espalier.signatures import FILE, accepts, read_signatures, text_of
 from tests import ROOT
@@ -56,7 +56,7 @@ def policy_of(item: pytest.Item) -> Missing:
 
 @cache
 def _is_compiled() -> bool:
-    return all(find(ROOT / name, names_of(ROOT / name))[0] is not None for name in ("espalier", "training"))
+    return all(find(ROOT / name)[0] is not None for name in ("espalier", "training"))
 
 
 def configure(config: pytest.Config) -> None:

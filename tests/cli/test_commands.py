@@ -202,7 +202,7 @@ def test_a_completion_names_commands_and_options(shell: str, capsys: pytest.Capt
 
 def test_a_file_is_answered_as_a_model_answers(queries: Path, tmp_path: Path) -> None:
     out = tmp_path / "top.parquet"
-    assert run("--model", SAMPLE, "--queries", queries, "--out", out, "--m", 4, "--exclude-seen", "--fields", "title", "--workers", 2) == 0
+    assert run("--model", SAMPLE, "--queries", queries, "--out", out, "--m", 4, "--exclude-seen", "--fields", "title") == 0
     found = pq.read_table(out)
     assert found.column_names == ["user", "most", "only", "items", "scores", "title"]
     model = espalier.open(SAMPLE, "cpu", frame="arrow")
@@ -373,18 +373,10 @@ def test_two_runs_do_not_write_one_file(queries: Path, tmp_path: Path, capsys: p
 def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting, most = 0, 0
 
-    class Pool:
-        """Answers at once, when it is asked for the result."""
+    class Pool(module._ThisProcess):
+        """Answers when it is asked for the result."""
 
-        def __init__(self, *_: object) -> None:
-            module._open.__globals__["_model"] = espalier.open(SAMPLE, "cpu", frame="arrow")
-
-        def __enter__(self) -> Pool:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def submit(self, function: Any, *arguments: Any) -> Any:
+        def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Any:
             nonlocal waiting, most
             waiting += 1
             most = max(most, waiting)
@@ -397,10 +389,24 @@ def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: p
 
             return Later()
 
-    monkeypatch.setattr(module, "_pool", Pool)
+    monkeypatch.setattr(module, "_ThisProcess", Pool)
     monkeypatch.setattr(module, "BLOCK", 1)
     assert run("--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1) == 0
     assert most == module.AHEAD + 1
+
+
+def test_several_processes_answer_as_one_does(queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And they say what is wrong with a query."""
+    assert len(HISTORIES) * 1000 > module.BLOCK
+    pq.write_table(pa.table({"history": HISTORIES * 1000, "most": [1, 2, 3, 4, 5] * 1000}), queries)
+    asked = ["--model", SAMPLE, "--queries", queries, "--fields", "title", "--out"]
+    for workers in (1, 2):
+        assert run(*asked, tmp_path / f"by-{workers}.parquet", "--workers", workers) == 0
+    assert pq.read_table(tmp_path / "by-1.parquet") == pq.read_table(tmp_path / "by-2.parquet")
+    pq.write_table(pa.table({"history": [*HISTORIES * 1000, None]}), queries)
+    assert run(*asked, tmp_path / "none.parquet", "--workers", 2) == 1
+    assert "error: history[5000]: got null, expected a history" in capsys.readouterr().err
+    assert not (tmp_path / "none.parquet").exists()
 
 
 @pytest.mark.parametrize(
@@ -432,7 +438,7 @@ def test_what_is_wrong_is_said_and_nothing_is_written(
     assert not out.exists()
 
 
-def test_what_is_wrong_with_a_query_is_said_by_the_process_that_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_with_a_query_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = pa.table({"history": [["nginx"], None], "most": [1, 0], "only": [None, "{"]})
     pq.write_table(table, tmp_path / "users.parquet")
     asked = ["--model", SAMPLE, "--queries", tmp_path / "users.parquet", "--out", tmp_path / "top.parquet", "--workers", 1]

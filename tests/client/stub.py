@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
 from typing import Any
 
 import httpx
@@ -26,6 +24,7 @@ from espalier_client import (
     RequestFailed,
     Retry,
 )
+from tests.http_servers import listening
 
 Json = dict[str, Any]
 
@@ -289,16 +288,3 @@ def serving(stub: Handler) -> Iterator[str]:
 
     with listening(ThreadingHTTPServer(("127.0.0.1", 0), Answering)) as address:
         yield address
-
-
-@contextmanager
-def listening(server: TCPServer) -> Iterator[str]:
-    """A server that serves in a thread; gives its address."""
-    with server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()

@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from espalier_client import ClientError, ConnectionFailed, Overloaded, Query, Readiness, TimedOut, Unavailable
-from tests.client.stub import Driver, Pieces, Stub, answer_to, asking, dump, ids, listening, refuse
+from tests.client.stub import Driver, Pieces, Stub, answer_to, asking, dump, ids, refuse
+from tests.http_servers import listening
 
 
 @pytest.mark.parametrize(

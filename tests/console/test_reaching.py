@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,6 +30,7 @@ from tests.console.showing import (
     settled,
     show,
 )
+from tests.http_servers import listening
 from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
@@ -72,14 +72,8 @@ def behind_prefix(port: int, prefix: str) -> Iterator[str]:
             """Nothing is printed."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, name="proxy")
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}{prefix}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with listening(server) as address:
+        yield f"{address}{prefix}/"
 
 
 def test_the_navigation_leads_to_every_view_behind_a_path_prefix_and_from_an_address_of_none(console: Service, browser: Browser) -> None:

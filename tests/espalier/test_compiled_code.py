@@ -22,7 +22,8 @@ import pytest
 from numba import typeof as typeof_untyped
 
 from espalier import compile as command
-from espalier.code_files import FOLDER, CodeFile, DamagedFile, content_of, sources, sources_digest
+from espalier.code_files import FOLDER, CodeFile, DamagedFile, OtherSources, content_of, imported_sources
+from espalier.code_sources import needed_sources
 from espalier.hardware import baseline
 from espalier.signatures import accepts, read_signatures, text_of, types_of
 from tests import ROOT
@@ -206,15 +207,15 @@ def test_nothing_stale_half_written_or_damaged_is_taken_for_code(shop: Shop, cha
 
 @pytest.mark.release
 def test_code_is_named_by_all_that_it_was_made_of(shop: Shop) -> None:
-    before = sources_digest(shop.package)
-    found = {Path(name).name for name in sources(shop.package) if name.startswith("shop/")}
+    before = needed_sources(shop.package)
+    found = {Path(name).name for name in before if name.startswith("shop/")}
     assert found == {"price.py", "tax.py", "rates.py", "orders.py", "sorts.py", "signatures.txt"}
     (shop.package / "unrelated.py").write_text("X = 2\n")
-    assert sources_digest(shop.package) == before
+    assert needed_sources(shop.package) == before
     for name in sorted(found):
         former = (shop.package / name).read_text()
         (shop.package / name).write_text(f"{former}# changed\n")
-        assert sources_digest(shop.package) != before, name
+        assert needed_sources(shop.package) != before, name
         (shop.package / name).write_text(former)
 
 
@@ -272,7 +273,7 @@ def test_a_file_with_any_damaged_page_is_not_read(shop: Shop) -> None:
         shop.file.write_bytes(content)
         with pytest.raises(DamagedFile):
             CodeFile(shop.file)
-    shop.file.write_bytes(content_of("shop-another", {}))
+    shop.file.write_bytes(content_of("shop-another", {}, {}))
     with pytest.raises(DamagedFile, match="it was written as shop-another"):
         CodeFile(shop.file)
 
@@ -282,9 +283,23 @@ def test_an_open_file_is_read_to_its_end_after_another_took_its_place(shop: Shop
     opened = CodeFile(shop.file)
     key = next(iter(opened.keys))
     before = opened.read(key)
-    command._write_file(shop.kept, shop.file.name, content_of(shop.file.name, {key: b"another"}))
+    command._write_file(shop.kept, shop.file.name, content_of(shop.file.name, {}, {key: b"another"}))
     assert opened.read(key) == before
     assert CodeFile(shop.file).read(key) == b"another"
+
+
+def test_code_of_other_sources_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "shop-1"
+    file.write_bytes(content_of("shop-1", {"shop/tax.py": "a", "shop/rates.py": "b"}, {"tax": b"code"}))
+    assert CodeFile(file, {"shop/tax.py": "a", "shop/rates.py": "b", "shop/unrelated.py": "c"}).read("tax") == b"code"
+    for sources in ({"shop/tax.py": "a", "shop/rates.py": "changed"}, {"shop/tax.py": "a"}):
+        with pytest.raises(OtherSources):
+            CodeFile(file, sources)
+
+
+def test_the_sources_of_this_process_are_those_that_code_is_made_of() -> None:
+    for package in (ROOT / "espalier", ROOT / "training"):
+        assert needed_sources(package).items() <= imported_sources(package).items()
 
 
 @pytest.mark.parametrize("began_at", [10**9, 10**10])
@@ -348,7 +363,7 @@ def test_a_service_that_can_keep_nothing_compiles_before_it_is_ready(shop: Shop)
     program = "import logging\nlogging.basicConfig(level=20)\nfrom espalier.compile import make_ready\nmake_ready('shop')\n" + READ
     code, said = shop.run("-c", program, NUMBA_CACHE_DIR="/proc/nowhere")
     assert code == 0, said
-    assert "this process compiles in memory" in said
+    assert "so it compiles in memory" in said
     assert said.splitlines()[-1].startswith("30 ")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 from loadtest.target import Json, Target
+from tests.http_servers import listening
 
 
 class Request(NamedTuple):
@@ -59,14 +59,8 @@ def stub(answer: Callable[[Request], tuple[int, object] | None]) -> Iterator[Tar
             """Nothing."""
 
     server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with listening(server):
         yield Target("127.0.0.1", server.server_address[1])
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 MODEL: Json = {"name": "books", "version": 1, "state": "ready", "query": {"kind": "history"}, "tree": {"items": 10}}

@@ -18,6 +18,7 @@ import orjson
 import pytest
 
 from service.watch.logs import BURST, JsonFormatter
+from tests.http_servers import listening
 from tests.service.conversation import Conversation
 from tests.service.models.registry import add_version
 from tests.service.own_time import pass_time, settled
@@ -200,15 +201,9 @@ def test_spans_reach_a_collector_within_the_callers_trace(models: Path) -> None:
 
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     collector = Collector()
-    serving = threading.Thread(target=collector.serve_forever, daemon=True)
-    serving.start()
-    try:
-        with run(models, otlp_endpoint=f"http://127.0.0.1:{collector.server_port}/v1/traces") as running:
-            body = {"model": "books", "queries": [COLD]}
-            running.client.post("/retrieve", json=body, headers={"traceparent": f"00-{trace}-{parent}-01"})
-    finally:  # the shutdown has sent what was left
-        collector.shutdown()
-        collector.server_close()
+    with listening(collector) as address, run(models, otlp_endpoint=f"{address}/v1/traces") as running:  # its end sends what is left
+        body = {"model": "books", "queries": [COLD]}
+        running.client.post("/retrieve", json=body, headers={"traceparent": f"00-{trace}-{parent}-01"})
     exported = [ExportTraceServiceRequest.FromString(body) for body in collector.bodies]
     spans = {
         span.name: span for batch in exported for resource in batch.resource_spans for scope in resource.scope_spans for span in scope.spans

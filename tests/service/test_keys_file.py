@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -21,11 +20,12 @@ from pydantic import SecretStr, ValidationError
 from service.errors import Forbidden, KeyLimit, Unauthorized
 from service.http import key_limits, stream_route
 from service.http.api_keys import Keys
-from service.http.key_limits import COST_BURST_S, DEBT_S, MAX_HELD_S, MIN_HELD_S, REFUSALS_PER_S, SLOTS, HeldRefusals, KeyLimits, _locked
+from service.http.key_limits import COST_BURST_S, DEBT_S, MAX_HELD_S, MIN_HELD_S, REFUSALS_PER_S, SLOTS, HeldRefusals, KeyLimits
 from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE, Key, read_keys
 from service.settings import Settings, is_local
 from service.watch.metrics import OTHER_KEYS, Metrics
 from service.watched_files import LOOK_S
+from tests.service.limit_workers import lock_for_ever, patiently_taken, taken
 from tests.service.own_time import turns_until
 from tests.service.running import Running, run, small_model
 
@@ -283,29 +283,9 @@ def test_a_key_whose_limits_change_begins_anew_and_as_many_keys_as_come_are_coun
             limits.take(other)
 
 
-def patiently_taken(file: Path, key: Key) -> None:
-    key_limits.LOCK_S = 20.0
-    KeyLimits(file).take(key)
-
-
-def lock_for_ever(file: Path, place: int) -> None:
-    assert _locked(os.open(file, os.O_RDWR), place)
-
-
-def taken(folder: Path, tries: int) -> int:
-    limits, count = KeyLimits(folder), 0
-    for _ in range(tries):
-        try:
-            limits.take(limited(rate=0.001, burst=40.0))
-        except KeyLimit:
-            continue
-        count += 1
-    return count
-
-
 def test_workers_of_a_host_count_together(tmp_path: Path) -> None:
     with get_context("spawn").Pool(4) as pool:  # more than there are cores: each is interrupted at any point
-        counts = pool.starmap(taken, [(tmp_path / "key-limits", 100)] * 4)
+        counts = pool.starmap(taken, [(tmp_path / "key-limits", limited(rate=0.001, burst=40.0), 100)] * 4)
     assert 40 <= sum(counts) <= 42  # where one that counts is interrupted for long, others do not wait for it
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 
 from espalier.live.operations import ItemBody, Operation
+from tests.http_servers import listening
 from tests.service.running import Running
 
 
@@ -99,11 +99,5 @@ def serving(writer: Answers, port: int = 0) -> Iterator[str]:
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = False  # closing waits for requests under way
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with listening(server) as address:
+        yield address

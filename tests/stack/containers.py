@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from tests import ROOT
+from tests.http_servers import listening
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "espalier-stack"
 INSTALL = "on Debian, as root: apt-get install docker.io docker-compose debootstrap prometheus iproute2"
@@ -302,14 +302,8 @@ def _served() -> Iterator[tuple[str, list[str]]]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", folders
-        finally:
-            server.shutdown()
-            thread.join()
+    with listening(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as address:
+        yield address, folders
 
 
 # -- compose and requests ----------------------------------------------------------------------------------------------------------------
