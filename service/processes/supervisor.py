@@ -62,8 +62,7 @@ class Supervisor:
         self._metrics_folder = metrics_folder(self._folder)
         self._metrics_folder.mkdir()
         self._settings = settings.model_copy(update={"run_folder": self._folder})
-        self._spawn = multiprocessing.get_context("forkserver")
-        self._spawn.set_forkserver_preload([__name__])
+        self._spawn = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._failed_starts = 0
         self._signals, self._hangup = 0, False
