@@ -45,7 +45,7 @@ class TransformerStates(nn.Module):
         return self.transformer.last(self._with_start(items_BTD), present_BX)
 
     def _with_start(self, items_BTD: Tensor) -> Tensor:
-        return torch.cat([self.start_D.expand(len(items_BTD), 1, -1).to(items_BTD.dtype), items_BTD], 1)
+        return torch.cat([self.start_D.expand(items_BTD.shape[0], 1, -1).to(items_BTD.dtype), items_BTD], 1)
 
 
 Reader = TransformerStates | WindowStates
