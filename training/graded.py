@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
 from espalier.errors import BundleCorrupt
-from espalier.relevance import Relevance
-from espalier.weighted_metrics import RankedErrors, almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
 
 from .data.relevance import inverse_propensities
+from .graded_metrics import RankedErrors, almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
+from .graded_relevance import Relevance
 from .specification.linear import RELEVANCE_OPTIONS
 
 Figures = dict[str, float]

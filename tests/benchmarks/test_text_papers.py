@@ -26,9 +26,9 @@ from benchmarks.papers.product_search.text_sets import Fold, Task, fold_of, pair
 from benchmarks.papers.xreg.debian_kinds import views_and_clicks, write
 from benchmarks.papers.xreg.labelwise import figures
 from espalier.errors import InvalidData
-from espalier.relevance import Relevance
 from espalier.search import NO_ITEM
 from training.data.csr import as_rows
+from training.graded_relevance import Relevance
 
 pytestmark = pytest.mark.release
 COLOURS = ["red", "green", "blue", "yellow", "black", "white", "purple", "orange"]

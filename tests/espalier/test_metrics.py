@@ -20,11 +20,11 @@ from benchmarks.papers.otm.regret import regret_at_m
 from espalier.errors import InvalidData
 from espalier.manifest import MAX_KNOTS, Calibration, Ranking
 from espalier.metrics import ndcg, ndcg_at_m, precision_recall_f
-from espalier.relevance import Relevance
 from espalier.scores import bent, scores_of_ranks
 from espalier.search import NO_ITEM
-from espalier.weighted_metrics import RankedErrors, almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
 from training.deep.calibration import TAIL, calibrate, piecewise
+from training.graded_metrics import RankedErrors, almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
+from training.graded_relevance import Relevance
 
 
 def rows(*lists: list[int]) -> np.ndarray:

@@ -26,10 +26,8 @@ from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import read_heldout
 from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.queries import QueryBatch
-from espalier.relevance import Relevance
 from espalier.search import NO_ITEM, SearchParams, SearchResult
 from espalier.tree import complete_tree
-from espalier.weighted_metrics import RankedErrors, wp_at_k
 from tests.training.commands import command, trained
 from training import evaluate as evaluate_module
 from training.__main__ import fit
@@ -37,6 +35,8 @@ from training.data.relevance import inverse_propensities
 from training.data.splits import EvaluationPair
 from training.evaluate import MIN_QUERIES, LabelledQueries, falls, measure
 from training.graded import Grades, graded_figures
+from training.graded_metrics import RankedErrors, wp_at_k
+from training.graded_relevance import Relevance
 from training.held_out import labelled_queries
 from training.inspect import inspect as report
 

@@ -47,14 +47,14 @@ from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.queries import QueryBatch
-from espalier.relevance import Relevance
 from espalier.search import SearchParams
-from espalier.weighted_metrics import RankedErrors, wp_at_k
 from training.assign.best_points import BestPoints
 from training.assign.command import Assignment, Rule, assign, block_limit, scored_trees
 from training.assign.labelwise import Labelwise
 from training.data.csr import Csr, as_rows
 from training.data.xmc import LabelledPoints
+from training.graded_metrics import RankedErrors, wp_at_k
+from training.graded_relevance import Relevance
 from training.linear.run import fit_and_export
 
 K = 1, 3, 5

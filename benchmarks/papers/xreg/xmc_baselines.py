@@ -31,11 +31,11 @@ from benchmarks.papers.xreg.least_squares import fit_least_squares
 from benchmarks.papers.xreg.leml import fit_leml
 from benchmarks.papers.xreg.sparse_one_vs_all import fit_ppd_sparse, fit_proxml
 from benchmarks.papers.xreg.xlr import fit_xlr
-from espalier.relevance import Relevance
-from espalier.weighted_metrics import wp_at_k
 from training.data.csr import Csr, as_rows
 from training.data.relevance import LabelRelevance, scale_of
 from training.data.xmc import LabelledPoints
+from training.graded_metrics import wp_at_k
+from training.graded_relevance import Relevance
 from training.specification.linear import RelevanceOptions
 
 RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0)

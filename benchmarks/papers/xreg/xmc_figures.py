@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.label_counts import LabelCounts
-from espalier.relevance import Relevance
-from espalier.weighted_metrics import RankedErrors, almost_zero, auprc, tau_at_k
 from training.data.csr import as_rows
 from training.data.relevance import inverse_propensities
 from training.data.xmc import LabelledPoints
+from training.graded_metrics import RankedErrors, almost_zero, auprc, tau_at_k
+from training.graded_relevance import Relevance
 
 A, B = 0.55, 1.5
 """Of propensities, for sets that are neither Wikipedia's nor Amazon's."""

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from espalier.relevance import Relevance
+
+from .graded_relevance import Relevance
 
 Float64 = NDArray[np.float64]
 Errors = Literal["largest", "predicted"]

@@ -1,8 +1,7 @@
 """The relevance of items to queries, true or predicted, as sparse rows.
 
-Knows sparse rows and their transposes. Does not know where relevance comes from (training/data/relevance.py) or how predictions are judged
-(weighted_metrics.py). Raw arrays instead of scipy.sparse, since predictions have an order within a row and the
-library does without scipy.
+Knows sparse rows and their transposes. Does not know where relevance comes from (data/relevance.py) or how predictions are judged
+(graded_metrics.py). Raw arrays instead of scipy.sparse, since predictions have an order within a row.
 
 Legend: B queries (or points), I items (or labels), E entries, M results.
 """
