@@ -13,6 +13,7 @@ from espalier.serving import MAX_VERSION, Candidate
 from ..keys_file import Role
 from ..live.catalogue_types import CatalogueStatus
 from ..models.registry_entry import VersionInfo
+from ..models.store_state import StoreWait
 from ..retrieval.schemas import Ids, StrictBody
 
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
@@ -51,16 +52,6 @@ class Trial(BaseModel):
     candidate: Candidate | None
     versions: list[VersionFigures] = Field(description="The default version, then the candidate; empty without one.")
     shadow: ShadowFigures | None
-
-
-class StoreWait(BaseModel):
-    """A version that is to be downloaded from the store."""
-
-    version: int
-    came: int = Field(description="Bytes that are downloaded.")
-    size: int = Field(description="Bytes of the whole version; 0 while unknown.")
-    reason: str | None = Field(description="Why the download does not go on; null while it does.")
-    damaged: bool = Field(description="Whether the store's copy is damaged or missing. The service does not wait for it at its start.")
 
 
 class Model(BaseModel):

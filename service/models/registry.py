@@ -25,7 +25,7 @@ from ..models.follower import STALE_S, Follower
 from ..models.loading import EngineSource, LoadedModel
 from ..models.registry_entry import Entry
 from ..models.shard_version import ShardVersion
-from ..models.store_state import Wait
+from ..models.store_state import StoreWait
 from ..models.worker_progress import Workers
 from ..settings import Settings, metrics_folder
 from ..watch.metrics import Metrics
@@ -120,7 +120,7 @@ class Registry:
                 lines += [f"{entry.name} version {version}: loading" for version in waiting]
         return lines
 
-    def waits_for(self, name: str) -> Wait | None:
+    def waits_for(self, name: str) -> StoreWait | None:
         """What a model waits for from the store."""
         return None if self._mirror is None else self._mirror.state.waits.get(name)
 
