@@ -25,10 +25,10 @@ from espalier.store.models import MANIFEST, StoredModel, find_models, read_servi
 from espalier.store.objects import Objects
 
 from ..errors import BeingChanged
+from ..host_thread import HostThread, Stopped
 from ..models.desired_state import DesiredState, InvalidState
 from ..models.follower import Follower
-from ..models.host_thread import HostThread, Stopped
-from ..models.loading import relative_paths
+from ..models.loading import lower_priority, relative_paths
 from ..models.store_state import STATE_JSON, StoreState, StoreWait
 from ..models.swapping import SHARD_VERSIONS
 from ..models.worker_progress import Workers
@@ -93,6 +93,7 @@ class StoreMirror(HostThread):
     # -- the thread -----------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        lower_priority()
         self._step()
         while not self._stopped.wait(min(TICK_S, self._settings.store_poll_s)):
             self._step()
