@@ -54,7 +54,7 @@ class WriteRoute:
     def catalogue(self, model: str) -> LiveCatalogue:
         """The live catalogue of a model. Raises ModelNotFound, IsShard."""
         self.registry.check_whole(model)
-        return self.registry.catalogues.of(model)
+        return self.registry.catalogue(model)
 
     def refused(self, model: str, status: int) -> None:
         """Count a refused write."""
@@ -124,7 +124,7 @@ async def changes(
     """
     service = service_of(request)
     service.registry.check_whole(name)
-    catalogue, slot = service.registry.catalogues.of(name), Reservation(service.feeds)
+    catalogue, slot = service.registry.catalogue(name), Reservation(service.feeds)
     if not slot.take(1):
         raise QueueFull(f"{service.feeds.units} answers of a feed are being made or sent already.", 1)
     try:

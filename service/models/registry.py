@@ -19,6 +19,7 @@ from espalier.serving import Candidate
 from espalier.shards.messages import Pin
 
 from ..errors import IsShard, ModelNotFound, NotReady, NotServed, QueueFull
+from ..live.catalogue import LiveCatalogue
 from ..live.catalogues import LiveCatalogues
 from ..models.changes import Changes
 from ..models.follower import STALE_S, Follower
@@ -55,7 +56,7 @@ class Registry:
             metrics.share(metrics_folder(settings.run_folder))
         metrics.watch_disk(settings.models)
         self._workers = Workers(settings.run_folder)
-        self.catalogues = LiveCatalogues(settings, metrics)
+        self.catalogues = LiveCatalogues(settings, metrics, lambda: {name: entry.catalogue for name, entry in self.entries.items()})
         self._follower = Follower(settings, metrics, engines or EngineSource(), self._workers, self.catalogues)
         self._mirror: StoreMirror | None = None
         if settings.store is not None:
@@ -127,6 +128,10 @@ class Registry:
     def entry(self, name: str) -> Entry:
         """A model by name. Raises ModelNotFound."""
         return self._follower.entry(name)
+
+    def catalogue(self, name: str) -> LiveCatalogue:
+        """The live catalogue of a model. Raises ModelNotFound."""
+        return self.entry(name).catalogue
 
     def only(self) -> LoadedModel | None:
         """The version that serves, if one version of one model is all that serves."""

@@ -99,7 +99,7 @@ class Live:
 
     def __init__(self, running: Running) -> None:
         self.running = running
-        self.catalogue: LiveCatalogue = running.app.state.service.registry.catalogues.of("books")
+        self.catalogue: LiveCatalogue = running.app.state.service.registry.catalogue("books")
 
     def put(self, item_id: str, condition: Condition = ALWAYS, source_version: int | None = None, **body: Any) -> ItemOutcome:
         return self._run(self.catalogue.write(Put(item_id, ItemBody(**body), source_version), condition))
