@@ -14,9 +14,12 @@ MAX_SERVED = 64
 """Versions of one model that may be named in a store: each is downloaded and held in memory."""
 MAX_NAMED = 1000
 """Most keys, and most groups, that a candidate may name."""
+MAX_VERSION = (1 << 63) - 1
+"""The largest version in an admin's request: the audit log, which is JSON, has no larger numbers."""
 Version = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(max_length=MAX_NAMED)]
+Groups = Annotated[tuple[Annotated[str, Field(max_length=128, pattern="^[!-~]+$")], ...], Field(max_length=MAX_NAMED)]
 
 
 class DesiredFile(BaseModel):
@@ -28,21 +31,17 @@ class DesiredFile(BaseModel):
 
 
 class Candidate(BaseModel):
-    """A version that is tried on some of the requests that name none.
-
-    share   of the users, or of the requests that name no user, that it answers
-    keys    names of API keys whose requests it answers
-    groups  groups of requests that it answers
-    shadow  share of the other requests that it answers a second time, to be compared; nobody sees those answers
-    """
+    """A version on trial: it answers some of the requests that name no version."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    version: Version
-    share: Share = 0.0
-    keys: Names = ()
-    groups: Names = ()
-    shadow: Share = 0.0
+    version: Annotated[Version, Field(le=MAX_VERSION, description="A version in the models folder.")]
+    share: Annotated[Share, Field(description="Share of the users, or of the requests that name no user, that it answers.")] = 0.0
+    keys: Annotated[Names, Field(description="Names of API keys whose requests it answers.")] = ()
+    groups: Annotated[Groups, Field(description="Values of the header Espalier-Group of requests that it answers.")] = ()
+    shadow: Annotated[
+        Share, Field(description="Share of the other requests that it answers as shadow requests. No client sees these answers.")
+    ] = 0.0
 
 
 class Serving(DesiredFile):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from espalier.errors import MISSING, InvalidConfig
 
 from .queries import Query, queries_of, without_seen
-from .target import Json, Target, describe, parse_url
+from .target import Json, Target, check_limit, describe, parse_url
 from .writes import Put, Writes
 
 PER_USER = 5.0
@@ -103,9 +103,8 @@ def plan_of(host: str | None, options: argparse.Namespace) -> Plan:
     target = parse_url(host, options.key or None)
     model = describe(target, options.model or None)
     beams, ms = mix(options.beam_mix), mix(options.m_mix)
-    for option, values, limit in (("--beam-mix", beams[0], "max_beam_size"), ("--m-mix", ms[0], "max_m")):
-        if max(values) > model["search"][limit]:
-            raise InvalidConfig(option, max(values), f"1 to {model['search'][limit]}, the limit of model {model['name']}")
+    check_limit(model, "--beam-mix", beams[0], "max_beam_size")
+    check_limit(model, "--m-mix", ms[0], "max_m")
     loadable = [version["version"] for version in model["versions"] if version["state"] in ("ready", "available")]
     turns = versions(options.versions) or loadable
     if options.shape == "reload" and not options.admin_key:

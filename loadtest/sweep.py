@@ -29,7 +29,7 @@ from espalier.hardware import hardware
 from .cell import Load, measure
 from .queries import digest, queries_of, without_seen
 from .report import write_report
-from .target import Json, Target, describe, parse_url
+from .target import Json, Target, check_limit, describe, parse_url
 
 PHASES = 4
 """Steps of a cell for the progress bar; writes add one."""
@@ -116,7 +116,8 @@ def sweep(options: argparse.Namespace, command: str) -> int:
     if options.writes and not options.write_key:
         raise InvalidConfig("--write-key", MISSING, "a key of the role write, for --writes")
     model = describe_version(target, options)
-    check_limits(model, options.beam, options.m)
+    check_limit(model, "--beam", options.beam, "max_beam_size")
+    check_limit(model, "--m", options.m, "max_m")
     queries = queries_of(model, options.models, options.queries)
     if options.exclude_seen:
         queries = without_seen(queries)
@@ -193,16 +194,6 @@ def describe_version(target: Target, options: argparse.Namespace) -> Json:
     unknown = {} if version == model["version"] else dict.fromkeys(("tree", "algorithm", "metrics", "search"))
     items = model["tree"]["items"] if not unknown else None
     return {**model, **unknown, "items": items, "version": version, "engine": ready[version]["engine"]}
-
-
-def check_limits(model: Json, beams: Sequence[int], ms: Sequence[int]) -> None:
-    """Raise InvalidConfig for a value that the model would refuse, before anything is measured."""
-    if model["search"] is None:
-        return
-    for option, values, limit in (("--beam", beams, model["search"]["max_beam_size"]), ("--m", ms, model["search"]["max_m"])):
-        for value in values:
-            if value > limit:
-                raise InvalidConfig(option, value, f"1 to {limit}, the limit of model {model['name']}")
 
 
 def finished_cells(file: Path, document: Json) -> list[Json]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from espalier.errors import EspalierError, InvalidConfig
@@ -119,3 +119,9 @@ def describe(target: Target, name: str | None) -> Json:
     if model["state"] != "ready":
         raise ServiceRefused(f"{target}: model {name} is {model['state']}: {model.get('reason')}")
     return model
+
+
+def check_limit(model: Json, option: str, values: Sequence[int], limit: Literal["max_beam_size", "max_m"]) -> None:
+    """Raise InvalidConfig for a value that the model would refuse. A version that is not the default has no known limits."""
+    if model["search"] is not None and max(values) > model["search"][limit]:
+        raise InvalidConfig(option, max(values), f"1 to {model['search'][limit]}, the limit of model {model['name']}")

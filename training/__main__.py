@@ -21,7 +21,7 @@ except ModuleNotFoundError as missing:  # `make run` installs only the packages 
 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidConfig
-from espalier.serving import Candidate
+from espalier.serving import MAX_VERSION, Candidate
 from espalier_cli.loading import INTERRUPTED, end_loading
 
 from .run_log import RunLog
@@ -460,7 +460,7 @@ def set_default(
     model: Annotated[str | None, typer.Option(help="NAME; the default is all models, as the shards of one bundle")] = None,
     version: Annotated[int | None, typer.Option(min=1, help="the version that serves; without one the highest does")] = None,
     beside: Annotated[str, typer.Option(help="versions that are loaded beside it, comma-separated")] = "",
-    candidate: Annotated[int | None, typer.Option(min=1, help="a version that is tried on some of the requests")] = None,
+    candidate: Annotated[int | None, typer.Option(min=1, max=MAX_VERSION, help="a version that is tried on some of the requests")] = None,
     share: Annotated[float, typer.Option(min=0, max=1, help="share of the users whose requests the candidate answers")] = 0.0,
     shadow: Annotated[float, typer.Option(min=0, max=1, help="share of the others that it answers, too, unseen")] = 0.0,
 ) -> None:

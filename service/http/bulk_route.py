@@ -26,7 +26,7 @@ from ..http.middleware import RequestInfo, problem_of
 from ..http.request_bodies import LINES_TYPES, check_type, parse_body, read_entries
 from ..http.retrieve_route import read_and_write, reserve, send_body
 from ..live.catalogue import LiveCatalogue
-from ..live.catalogue_types import Delete, Outcome, Put
+from ..live.catalogue_types import Delete, ItemOutcome, Put
 from ..watch.audit import origin
 
 GROUP_LINES = 256
@@ -102,7 +102,7 @@ class _Bulk:
         self._line_memory = line_memory
         self.queue: asyncio.Queue[Line | None] = asyncio.Queue(GROUP_LINES)
         self.statuses: Counter[int] = Counter()
-        self._commit_future: asyncio.Future[Sequence[Outcome | EspalierError]] | None = None
+        self._commit_future: asyncio.Future[Sequence[ItemOutcome | EspalierError]] | None = None
 
     async def write(self, send: Send) -> None:
         """Commit the lines in groups and send their outcomes, as long as the client reads them."""
@@ -158,7 +158,7 @@ class _Bulk:
     async def _commit(self, lines: list[Line]) -> list[bytes]:
         """Commit the operations of some lines. Returns the JSON of each line's outcome."""
         operations = [line.operation for line in lines if not isinstance(line.operation, Exception)]
-        outcomes: Sequence[Outcome | EspalierError] = ()
+        outcomes: Sequence[ItemOutcome | EspalierError] = ()
         if operations:
             try:
                 self._commit_future = asyncio.ensure_future(self._catalogue.bulk(operations))
@@ -168,8 +168,8 @@ class _Bulk:
         remaining_outcomes = iter(outcomes)
         return [self._answer(line, line.operation if isinstance(line.operation, Exception) else next(remaining_outcomes)) for line in lines]
 
-    def _answer(self, line: Line, outcome: Outcome | Exception) -> bytes:
-        if isinstance(outcome, Outcome):
+    def _answer(self, line: Line, outcome: ItemOutcome | Exception) -> bytes:
+        if isinstance(outcome, ItemOutcome):
             answer: dict[str, Any] = {"id": line.id, "status": status_of(outcome), "sequence": outcome.sequence, "outcome": outcome.outcome}
             if outcome.unknown:
                 answer["unknown"] = outcome.unknown

@@ -16,9 +16,9 @@ from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.errors import InvalidQuery
 from espalier.manifest import MAX_TREES
+from espalier.serving import MAX_VERSION
 
 from ..http.dependencies import Name, Service, as_json, service_of
-from ..http.schemas import MAX_VERSION
 from ..retrieval.facets import facets as find_facets
 from ..retrieval.request import parsed_filter
 from ..retrieval.subtree import TreeView, describe_node

@@ -109,5 +109,5 @@ def describe(entry: Entry, service: Service) -> dict[str, Any]:
         }
     store_wait = service.registry.waits_for(entry.name)
     document["store"] = None if store_wait is None else asdict(store_wait)
-    document["live"] = asdict(service.registry.catalogues.of(entry.name).status())
+    document["live"] = asdict(service.registry.catalogue(entry.name).status())
     return document

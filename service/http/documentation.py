@@ -18,8 +18,8 @@ from fastapi import FastAPI
 from fastapi.encoders import jsonable_encoder
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.models import Schema
-from pydantic import BaseModel
-from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
@@ -85,7 +85,7 @@ class _SwaggerFiles(StaticFiles):
         return answer
 
 
-def completed(document: dict[str, Any], classes: Sequence[tuple[type[BaseModel], JsonSchemaMode]], keys: Keys) -> dict[str, Any]:
+def completed(document: dict[str, Any], classes: Sequence[tuple[type[Any], JsonSchemaMode]], keys: Keys) -> dict[str, Any]:
     """The framework's OpenAPI document with the schemas of `classes`, without its own form of 422, and no keys where none is needed."""
     for methods in document["paths"].values():
         for operation in methods.values():
@@ -100,7 +100,7 @@ def completed(document: dict[str, Any], classes: Sequence[tuple[type[BaseModel],
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    _, definitions = models_json_schema(classes, ref_template=SCHEMA_OF)
+    _, definitions = TypeAdapter.json_schemas([(kind.__name__, mode, TypeAdapter(kind)) for kind, mode in classes], ref_template=SCHEMA_OF)
     for name, schema in definitions["$defs"].items():
         schemas[name] = jsonable_encoder(Schema(**schema), by_alias=True, exclude_none=True)  # the form of the framework's own schemas
     document["components"] = {"schemas": dict(sorted(schemas.items())), "securitySchemes": _KEYS}

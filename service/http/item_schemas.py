@@ -13,7 +13,7 @@ from pydantic.config import JsonDict
 
 from espalier.label_counts import MAX_COUNT
 
-from ..live.catalogue_types import OutcomeKind
+from ..live.catalogue_types import ItemPlacement
 from ..retrieval.schemas import Features, Ids, Number, StrictBody
 
 MAX_EVENTS = 64
@@ -86,26 +86,6 @@ class BulkLine(ItemRequest[E]):
     delete: bool = False
 
 
-class Placement(BaseModel):
-    """The place of an item in the model's tree, or in the first tree of a forest."""
-
-    version: int
-    parent: int = Field(description="Parent of its leaf: a node of the level above the leaves.")
-    by: str = Field(description="The evidence that decided, joined by `+`: events, like, text, fields; `trained`: training placed it.")
-
-
-class ItemOutcome(BaseModel):
-    """The outcome of a write."""
-
-    sequence: int = Field(description="Sequence of the item's last operation. A retrieval with this `min_sequence` sees this state.")
-    outcome: OutcomeKind = Field(
-        description="`unchanged`: the item was the same already. `stale`: the stored item has a higher source_version. Both change nothing."
-    )
-    visible: bool = Field(description="Whether all workers have applied the write. False: it is durable, but a worker was still behind.")
-    placed: Placement | None
-    unknown: list[str] = Field(description="Ids of the evidence that the catalogue does not have; they were skipped.")
-
-
 class Known(BaseModel):
     """The stored fields of an item, in the form of a PUT. Missing fields are left out."""
 
@@ -126,7 +106,7 @@ class LiveItem(Known):
     sequence: int = Field(description="Sequence of its last operation, as in ETag; 0 for a trained item without operations.")
     live: bool = Field(description="Whether an operation put it.")
     at: str | None = Field(description="When its last operation was committed.")
-    placed: Placement | None
+    placed: ItemPlacement | None
 
 
 class EvidenceFrom(BaseModel):

@@ -27,7 +27,7 @@ from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body
 from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
 from ..live.catalogue import LiveCatalogue
-from ..live.catalogue_types import Delete, Outcome, Placed, StoredItem, tag_of
+from ..live.catalogue_types import Delete, ItemOutcome, StoredItem, tag_of
 from ..problems import document_of
 from ..watch.metrics import REFUSED_WRITES
 
@@ -54,14 +54,14 @@ class WriteRoute:
     def catalogue(self, model: str) -> LiveCatalogue:
         """The live catalogue of a model. Raises ModelNotFound, IsShard."""
         self.registry.check_whole(model)
-        return self.registry.catalogues.of(model)
+        return self.registry.catalogue(model)
 
     def refused(self, model: str, status: int) -> None:
         """Count a refused write."""
         if status in REFUSED_WRITES and model in self.registry.entries:
             self._metrics.count("espalier_live_refused_total", model, status)
 
-    def visible(self, model: str, outcome: Outcome, began: float) -> None:
+    def visible(self, model: str, outcome: ItemOutcome, began: float) -> None:
         """Note the time from the arrival of a write until all workers had applied it."""
         if outcome.visible and outcome.outcome not in ("unchanged", "stale"):
             self._metrics.observe("espalier_live_visible_seconds", time.perf_counter() - began, model)
@@ -91,10 +91,10 @@ class ItemRoute(WriteRoute):
                 self.refused(info.model, problem[0]["status"])
             raise
         self.visible(info.model, outcome, info.began)
-        answer = as_json(outcome_json(outcome), status_of(outcome), {"ETag": tag_of(outcome.sequence)})
+        answer = as_json(outcome, status_of(outcome), {"ETag": tag_of(outcome.sequence)})
         await answer(scope, receive, send)
 
-    async def _put(self, catalogue: LiveCatalogue, scope: Scope, receive: Receive, item_id: str) -> Outcome:
+    async def _put(self, catalogue: LiveCatalogue, scope: Scope, receive: Receive, item_id: str) -> ItemOutcome:
         info: RequestInfo = scope[RequestInfo.KEY]
         check_type(info.content_type, JSON_TYPES)
         reader = self.reader(info.model)
@@ -124,7 +124,7 @@ async def changes(
     """
     service = service_of(request)
     service.registry.check_whole(name)
-    catalogue, slot = service.registry.catalogues.of(name), Reservation(service.feeds)
+    catalogue, slot = service.registry.catalogue(name), Reservation(service.feeds)
     if not slot.take(1):
         raise QueueFull(f"{service.feeds.units} answers of a feed are being made or sent already.", 1)
     try:
@@ -171,21 +171,11 @@ class _FeedAnswer(Response):
             await send_body(send, scope, bytes(self.body), self._timeout_s)
 
 
-def status_of(outcome: Outcome) -> int:
+def status_of(outcome: ItemOutcome) -> int:
     """202: durable, but not yet applied by every worker. 201: the item is new."""
     if not outcome.visible:
         return 202
     return 201 if outcome.outcome == "inserted" else 200
-
-
-def outcome_json(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "sequence": outcome.sequence,
-        "outcome": outcome.outcome,
-        "visible": outcome.visible,
-        "placed": _placed_json(outcome.placed),
-        "unknown": list(outcome.unknown),
-    }
 
 
 def _item_json(item: StoredItem) -> dict[str, Any]:
@@ -194,7 +184,7 @@ def _item_json(item: StoredItem) -> dict[str, Any]:
         "sequence": item.sequence,
         "live": item.live,
         "at": None if item.at is None else time_text(item.at),
-        "placed": _placed_json(item.placed),
+        "placed": item.placed,
         **body_json(item.body, item.source_version),
     }
 
@@ -205,10 +195,6 @@ def _change_json(operation: Operation) -> dict[str, Any]:
         sequence, at = operation.body.evidence_from
         document["evidence_from"] = {"sequence": sequence, "at": time_text(at)}
     return document | body_json(operation.body, operation.source_version)
-
-
-def _placed_json(placed: Placed | None) -> dict[str, Any] | None:
-    return None if placed is None else placed._asdict()
 
 
 def _condition(scope: Scope) -> Condition:

@@ -175,7 +175,7 @@ class RetrievalRoute:
 
     async def _wait_for_sequence(self, model: LoadedModel, sequence: int, deadline: float) -> None:
         """Wait until this worker has applied an operation of the live catalogue. Raises Behind, NotWritable."""
-        catalogue = self.registry.catalogues.of(model.name)
+        catalogue = self.registry.catalogue(model.name)
         if not await catalogue.reached(model.version, sequence, deadline):
             applied, committed = catalogue.applied(model.version), sequence <= await catalogue.committed()
             raise Behind(f"min_sequence: got {sequence}, and by the deadline this worker has the operations up to {applied}.", committed)

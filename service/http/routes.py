@@ -23,10 +23,11 @@ from ..http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
 from ..http.documentation import ACCESS, NEEDS_KEY, SCHEMA_OF
 from ..http.frontier_route import FrontierRequest
 from ..http.item_bodies import ItemId
-from ..http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, ItemOutcome, LiveItem, PutRequest
+from ..http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, LiveItem, PutRequest
 from ..http.live_routes import changes
 from ..http.request_bodies import LINES_TYPES
 from ..http.shard_routes import Shards, search_shard, shards
+from ..live.catalogue_types import ItemOutcome
 from ..models.trial import GROUP, USER
 from ..retrieval.completion import completions
 from ..retrieval.schemas import RetrieveRequest, RetrieveResponse
@@ -183,7 +184,7 @@ def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
     return responses
 
 
-def _content_of(model: type[BaseModel], media_type: str = "application/json") -> dict[str, Any]:
+def _content_of(model: type[Any], media_type: str = "application/json") -> dict[str, Any]:
     """The documented content of an answer: a reference to the schema of the class, which documentation.py adds once.
 
     If it got the class instead, the framework would build a validator for each status of each route, which would take most of the start.
@@ -191,7 +192,7 @@ def _content_of(model: type[BaseModel], media_type: str = "application/json") ->
     return {"content": {media_type: {"schema": {"$ref": SCHEMA_OF.format(model=model.__name__)}}}}
 
 
-def documented_classes() -> Sequence[tuple[type[BaseModel], JsonSchemaMode]]:
+def documented_classes() -> Sequence[tuple[type[Any], JsonSchemaMode]]:
     """The classes that the documentation refers to: those of answers, and those of admin bodies."""
     answers = (schemas.Problem, *(route.answer for route in _routes() if not isinstance(route.answer, dict)))
     bodies = [body for route in _routes() if (body := _admin_body(route)) is not None]

@@ -8,26 +8,13 @@ from pydantic import BaseModel, Field
 
 from espalier.manifest import RankerInfo, SearchDefaults, StackingInfo, TailInfo, TreeInfo
 from espalier.queries import QueryKind
-from espalier.serving import MAX_NAMED
+from espalier.serving import MAX_VERSION, Candidate
 
 from ..keys_file import Role
 from ..live.catalogue_types import CatalogueStatus
 from ..models.registry_entry import VersionInfo
+from ..models.store_state import StoreWait
 from ..retrieval.schemas import Ids, StrictBody
-
-MAX_VERSION = (1 << 63) - 1
-"""The audit log, which is JSON, has no larger numbers."""
-
-
-class Candidate(BaseModel):
-    """A version on trial: it answers some of the requests that name no version."""
-
-    version: int
-    share: float = Field(description="Share of the users whose requests it answers.")
-    keys: list[str] = Field(description="Names of API keys whose requests it answers.")
-    groups: list[str] = Field(description="Values of the header Espalier-Group of requests that it answers.")
-    shadow: float = Field(description="Share of the other requests that it answers as shadow requests. No client sees these answers.")
-
 
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
 
@@ -67,16 +54,6 @@ class Trial(BaseModel):
     shadow: ShadowFigures | None
 
 
-class StoreWait(BaseModel):
-    """A version that is to be downloaded from the store."""
-
-    version: int
-    came: int = Field(description="Bytes that are downloaded.")
-    size: int = Field(description="Bytes of the whole version; 0 while unknown.")
-    reason: str | None = Field(description="Why the download does not go on; null while it does.")
-    damaged: bool = Field(description="Whether the store's copy is damaged or missing. The service does not wait for it at its start.")
-
-
 class Model(BaseModel):
     """A model of the models folder."""
 
@@ -113,19 +90,6 @@ class VersionRequest(StrictBody):
 
 class LoadRequest(VersionRequest):
     default: bool = Field(True, description="Whether it becomes the default version once it is ready.")
-
-
-class CandidateRequest(VersionRequest):
-    share: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="Share of the users whose requests it answers.")
-    keys: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(
-        [], max_length=MAX_NAMED, description="Names of API keys whose requests it answers."
-    )
-    groups: list[Annotated[str, Field(max_length=128, pattern="^[!-~]+$")]] = Field(
-        [], max_length=MAX_NAMED, description="Values of the header Espalier-Group of requests that it answers."
-    )
-    shadow: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="Share of the other requests that it answers as shadow requests, for comparison. No client sees these answers."
-    )
 
 
 class RemovedRequest(StrictBody):

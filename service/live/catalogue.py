@@ -21,7 +21,7 @@ from espalier.live.operations import ItemBody, Operation
 
 from ..entity_tags import Condition
 from ..errors import ChangesGone, Conflict, Follows, ItemNotFound, NotReady, NotWritable, QueueFull
-from ..live.catalogue_types import ALWAYS, NOWHERE, CatalogueStatus, Delete, Outcome, Put, StoredItem
+from ..live.catalogue_types import ALWAYS, NOWHERE, CatalogueStatus, Delete, ItemOutcome, Put, StoredItem
 from ..live.group import Write
 from ..live.journal_thread import JournalThread
 from ..live.live_version import LiveVersion
@@ -67,7 +67,7 @@ class LiveCatalogue:
 
     # -- writes ---------------------------------------------------------------------------------------------------------
 
-    async def write(self, request: Put | Delete, condition: Condition = ALWAYS) -> Outcome:
+    async def write(self, request: Put | Delete, condition: Condition = ALWAYS) -> ItemOutcome:
         """A delete raises ItemNotFound (404) for an id that never was an item; of a deleted item it is `unchanged`."""
         if self._waiting_writes >= MAX_WAITING:
             raise QueueFull(f"{self._waiting_writes} writes wait already.", RETRY_S)
@@ -80,14 +80,14 @@ class LiveCatalogue:
             raise outcome
         return outcome
 
-    async def bulk(self, requests: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
+    async def bulk(self, requests: Sequence[Put | Delete]) -> Sequence[ItemOutcome | EspalierError]:
         """The outcome or the error of each request, in order.
 
         Waits for room instead of raising QueueFull, so that a bulk is read no faster than it is committed.
         """
         return await self._write(requests, ALWAYS, BULK_S)
 
-    async def _write(self, requests: Sequence[Put | Delete], condition: Condition, within_s: float) -> list[Outcome | EspalierError]:
+    async def _write(self, requests: Sequence[Put | Delete], condition: Condition, within_s: float) -> list[ItemOutcome | EspalierError]:
         """The outcome or the error of each request, in order. Raises NotReady, Conflict and Follows if no write can be taken.
 
         The journal's thread finishes the writes that it has begun even if the client hangs up or the time is over. If a write has waited in
@@ -271,7 +271,7 @@ def _checked(request: Put | Delete, condition: Condition, default: LiveVersion) 
     return Write(request, condition)
 
 
-def _outcome(write: Write) -> Outcome | EspalierError:
+def _outcome(write: Write) -> ItemOutcome | EspalierError:
     """The outcome or the error of a write that is finished or has timed out. Raises unexpected errors."""
     if write.outcome.cancelled():
         return NotWritable("It waited too long for the writes before it. Nothing was written; retrieval goes on.")

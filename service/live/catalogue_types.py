@@ -52,34 +52,36 @@ class Delete(NamedTuple):
         return NOTHING
 
 
-class Placed(NamedTuple):
-    """An item's place in a version: the parent of its leaf (of a forest in the first tree), and the evidence that placed it.
-
-    by  some of `events`, `like`, `text` and `fields`, joined by `+`; `trained` if training placed it
-    """
+@dataclass(frozen=True)
+class ItemPlacement:
+    """The place of an item in the model's tree, or in the first tree of a forest."""
 
     version: int
-    parent: int
-    by: str
+    parent: Annotated[int, Field(description="Parent of its leaf: a node of the level above the leaves.")]
+    by: Annotated[
+        str, Field(description="The evidence that decided, joined by `+`: events, like, text, fields; `trained`: training placed it.")
+    ]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The outcome of a request.
+class ItemOutcome:
+    """The outcome of a write."""
 
-    sequence  of the item's last operation: the one of this request, or if nothing changed (`unchanged`, `stale`) the stored one
-    outcome   `inserted`: there was no such item, or it was deleted; `updated` and `deleted`: there was one; `unchanged`: the item already
-              had that state, also that of a deleted one; `stale`: the stored operation has a higher source_version
-    visible   whether every worker of this service has applied it; False: it is durable, and a worker was still behind after a second
-    placed    None for a deleted item, and while no version serves
-    unknown   ids of the evidence that the catalogue does not have, which were skipped
-    """
-
-    sequence: int
-    outcome: OutcomeKind
-    visible: bool = True
-    placed: Placed | None = None
-    unknown: tuple[str, ...] = ()
+    sequence: Annotated[
+        int, Field(description="Sequence of the item's last operation. A retrieval with this `min_sequence` sees this state.")
+    ]
+    outcome: Annotated[
+        OutcomeKind,
+        Field(
+            description="`inserted`: there was no such item, or it was deleted. `updated`, `deleted`: there was one. `unchanged`: the item "
+            "was the same already. `stale`: the stored item has a higher source_version. The last two change nothing."
+        ),
+    ]
+    visible: Annotated[
+        bool, Field(description="Whether all workers have applied the write. False: it is durable, but a worker was still behind.")
+    ]
+    placed: Annotated[ItemPlacement | None, Field(description="Null for a deleted item, and while no version serves.")]
+    unknown: Annotated[tuple[str, ...], Field(description="Ids of the evidence that the catalogue does not have; they were skipped.")]
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class StoredItem:
     sequence: int
     body: ItemBody
     live: bool
-    placed: Placed | None
+    placed: ItemPlacement | None
     source_version: int | None = None
     at: float | None = None
 

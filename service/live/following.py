@@ -1,23 +1,22 @@
 """A host that follows another host's live catalogues: it copies the writer's operations into its journals, with their sequence numbers.
 
-Each process has one thread for this; of the processes of a host, the one that holds a model's lock file copies. Operations are durable here
-before they are applied, so a restart continues where it stopped. There is one writer and no consensus: see failover in docs/live.md.
+Of the processes of a host, the one that holds a lock on the models folder copies. Operations are durable here before they are applied, so a
+restart continues where it stopped. There is one writer and no consensus: see failover in docs/live.md.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from espalier.errors import EspalierError
 from espalier.live.journal import Journal
 from espalier.live.operations import Operation
 
+from ..host_thread import HostThread
 from ..live.catalogue import LiveCatalogue
 from ..live.writer_feed import FeedFailed, WriterFeed
 
@@ -28,13 +27,13 @@ POLL_S = 0.2
 MAX_WAIT_S = 30.0
 """Longest wait after failures. The wait doubles from POLL_S."""
 LOCK = ".live.following"
-"""A file in a model's folder. The process that holds its lock follows."""
+"""A file in the models folder. The process that holds its lock follows."""
 ANOTHER = "Was a backup put in place? Then delete live.db here: all of it is copied again."
 TOO_LATE = "Delete live.db here: all of it is copied again, without what was deleted meanwhile."
 BEHIND = "Nothing is copied until it has more. Does a host answer there that itself follows, or was an older copy of its file put in place?"
 
 
-class Following:
+class Following(HostThread):
     """See the module.
 
     feed        the writer's changes
@@ -43,26 +42,19 @@ class Following:
     """
 
     def __init__(self, feed: WriterFeed, folder: Path, catalogues: Callable[[], Mapping[str, LiveCatalogue]]) -> None:
-        self._feed, self._folder, self._catalogues = feed, folder, catalogues
-        self._locks: dict[str, IO[bytes]] = {}
+        super().__init__("following", folder / LOCK, f"operations are copied from {feed.url}")
+        self._feed, self._catalogues = feed, catalogues
         self._failures: dict[str, _Failure] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="following", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def stop(self) -> None:
         """End the thread, after the page that is being copied."""
-        self._stop.set()
+        super().stop()
         self._feed.abort()
         self._thread.join()
         self._feed.close()
-        for lock in self._locks.values():
-            lock.close()
 
-    def _run(self) -> None:
-        while not self._stop.wait(POLL_S):
+    def _work(self) -> None:
+        while not self._stopped.wait(POLL_S):
             for model, catalogue in self._catalogues().items():
                 failure = self._failures.get(model)
                 if failure is None or time.monotonic() >= failure.until:
@@ -71,11 +63,11 @@ class Following:
     def _copy_new(self, model: str, catalogue: LiveCatalogue) -> None:
         """Copy the new operations of a model."""
         try:
-            if self._holds_lock(model):
-                while not self._stop.is_set() and self._copy_page(model, catalogue):
+            if self._elected():
+                while not self._stopped.is_set() and self._copy_page(model, catalogue):
                     pass
         except Exception as error:  # no failure may end this thread
-            if self._stop.is_set():
+            if self._stopped.is_set():
                 return
             last = self._failures.get(model)
             if not isinstance(error, EspalierError | OSError):
@@ -105,18 +97,6 @@ class Following:
             after = page.operations[-1].sequence
         catalogue.note(page.sequence - after)
         return bool(page.operations) and after < page.sequence
-
-    def _holds_lock(self, model: str) -> bool:
-        """Whether this process follows a model. Takes the lock if it is free, and holds it until the process ends."""
-        if model not in self._locks:
-            lock = (self._folder / model / LOCK).open("ab")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                return False
-            self._locks[model] = lock
-        return True
 
 
 def copy(journal: Journal, operations: Sequence[Operation], identity: str | None, dropped: int = 0) -> None:

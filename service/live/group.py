@@ -22,7 +22,7 @@ from espalier.placement.slots import Slots
 
 from ..entity_tags import Condition
 from ..errors import CatalogueFull, ItemNotFound
-from ..live.catalogue_types import ALWAYS, NOWHERE, Delete, Outcome, OutcomeKind, Put, tag_of
+from ..live.catalogue_types import ALWAYS, NOWHERE, Delete, ItemOutcome, OutcomeKind, Put, tag_of
 from ..live.live_version import LiveVersion
 
 MAX_CHARACTERS = 1 << 28
@@ -52,7 +52,7 @@ class Write:
 
     request: Put | Delete
     condition: Condition = ALWAYS
-    outcome: Future[Outcome] = field(default_factory=Future)
+    outcome: Future[ItemOutcome] = field(default_factory=Future)
     candidates: Mapping[int, Candidates] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     evidence: ItemBody | None = None

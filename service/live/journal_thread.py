@@ -24,7 +24,7 @@ from espalier.live.journal_messages import PlacedOperation, read_message
 from espalier.live.operations import Operation
 
 from ..errors import BeingChanged, NotReady, NotWritable
-from ..live.catalogue_types import Outcome, Placed
+from ..live.catalogue_types import ItemOutcome, ItemPlacement
 from ..live.compaction import Compaction
 from ..live.group import Decision, EvidenceNeeded, Group, Refusal, Write
 from ..live.live_version import LiveVersion, placed_by
@@ -300,15 +300,15 @@ class JournalThread:
             else:
                 self._put_back.appendleft(replace(write, evidence=error.operation.body, attempts=write.attempts + 1))
 
-    def _outcome(self, decision: Decision, default: LiveVersion | None) -> Outcome:
-        placed: Placed | None = None
+    def _outcome(self, decision: Decision, default: LiveVersion | None) -> ItemOutcome:
+        placed: ItemPlacement | None = None
         if decision.outcome != "deleted" and default is not None:
             placements = decision.placements.get(default.version)
             if placements and decision.operation is not None:
-                placed = Placed(default.version, placements[0].parent, placed_by(decision.operation))
+                placed = ItemPlacement(default.version, placements[0].parent, placed_by(decision.operation))
             else:
                 placed = default.placed(decision.write.request.id)
-        return Outcome(decision.sequence, decision.outcome, True, placed, decision.write.unknown)
+        return ItemOutcome(decision.sequence, decision.outcome, True, placed, decision.write.unknown)
 
     def _default(self) -> LiveVersion | None:
         number = self.default()
@@ -433,10 +433,10 @@ class _AnsweringThread:
 
     def __init__(self, model: str, notices: Notices) -> None:
         self._model, self._notices = model, notices
-        self._answers: SimpleQueue[tuple[Future[Outcome], Outcome, float] | None] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Future[ItemOutcome], ItemOutcome, float] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def answer(self, future: Future[Outcome], outcome: Outcome) -> None:
+    def answer(self, future: Future[ItemOutcome], outcome: ItemOutcome) -> None:
         """Answer a write that this process has applied."""
         if self._notices.folder is None:
             future.set_result(outcome)

@@ -38,7 +38,7 @@ from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams, SearchResult
 
 from ..errors import NotReady
-from ..live.catalogue_types import Placed
+from ..live.catalogue_types import ItemPlacement
 from ..live.recent_puts import RecentPuts
 from ..live.views import View
 
@@ -50,9 +50,9 @@ CLOCK_S = 60.0
 """If the clock goes back by less, the version is not opened anew, and items that expired meanwhile stay away."""
 Placements = tuple[Placement, ...]
 TRAINED = "trained"
-"""`Placed.by` of an item with the row of training."""
+"""`ItemPlacement.by` of an item with the row of training."""
 FIELDS = "fields"
-"""`Placed.by` of an item without evidence but its fields."""
+"""`ItemPlacement.by` of an item without evidence but its fields."""
 
 
 class LiveVersion:
@@ -255,7 +255,7 @@ class LiveVersion:
             self.state.set_removed(ids, self._filters.standing)
             self.publish()
 
-    def placed(self, item_id: str) -> Placed | None:
+    def placed(self, item_id: str) -> ItemPlacement | None:
         """The parent of an item's leaf in the last snapshot, of a forest in its first tree; None for an item without a leaf.
 
         From any thread: it does not wait for operations that are being applied.
@@ -265,7 +265,7 @@ class LiveVersion:
         if row < 0 or (entry is not None and entry.is_deleted):
             return None
         parent = int(view.path_of(self.bundle.tree, 0, row)[-2])
-        return None if parent < 0 else Placed(self.version, parent, TRAINED if entry is None else entry.by or TRAINED)
+        return None if parent < 0 else ItemPlacement(self.version, parent, TRAINED if entry is None else entry.by or TRAINED)
 
     @property
     def takes_fields(self) -> bool:

@@ -15,8 +15,9 @@ from espalier.errors import EspalierError
 from espalier.store.backups import LOCK, BeingBackedUp, back_up, find_backups, models_with_state, prune, time_of
 from espalier.store.objects import Objects
 
+from ..host_thread import HostThread, Stopped
 from ..models.desired_state import DesiredState
-from ..models.host_thread import HostThread, Stopped
+from ..models.loading import lower_priority
 from ..settings import Settings
 from ..watch.metrics import Metrics
 
@@ -38,6 +39,7 @@ class Backups(HostThread):
         self._logged_error = ""
 
     def _work(self) -> None:
+        lower_priority()
         while not self._stopped.wait(min(TICK_S, self._settings.backup_every_s)):
             try:
                 if self._elected():

@@ -17,7 +17,6 @@ with versions lets the highest version serve.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -32,6 +31,7 @@ from pydantic import BaseModel, ValidationError
 
 from espalier.durable import flush
 from espalier.errors import InvalidData, expectation, spelled
+from espalier.file_lock import try_lock
 from espalier.serving import DesiredFile, Serving
 
 from ..errors import BeingChanged, Conflict
@@ -184,12 +184,10 @@ class DesiredState:
         Raises BeingChanged when another process or thread holds the lock, Conflict when the folder is not writable.
         """
         with self._writable():
-            descriptor = os.open(self.folder / _LOCKS[kind], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = try_lock(self.folder / _LOCKS[kind])
+        if descriptor is None:
+            raise BeingChanged(f"Another change of {spelled(self.folder.name)} is under way; try again when it is done.")
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise BeingChanged(f"Another change of {spelled(self.folder.name)} is under way; try again when it is done.") from error
             if kind is Serving and self.is_changing and self.take_back():
                 log.error("%s: a change of versions is taken back: the process that made it has ended", self.folder.name)
             yield

@@ -135,7 +135,7 @@ class Follower:
         disk = DesiredState(self._settings.models / name)
         self._removed[name] = FollowedFile(disk, Removed, partial(self._recall, name))
         self._serving[name] = FollowedFile(disk, Serving)
-        entry = Entry(name, disk, versions, self._catalogues.add(name))
+        entry = Entry(name, disk, versions, self._catalogues.new(name))
         entry.catalogue.thread.default = lambda: None if (loaded := entry.loaded) is None else loaded.version
         return entry
 

@@ -19,13 +19,14 @@ from espalier.serving import Candidate
 from espalier.shards.messages import Pin
 
 from ..errors import IsShard, ModelNotFound, NotReady, NotServed, QueueFull
+from ..live.catalogue import LiveCatalogue
 from ..live.catalogues import LiveCatalogues
 from ..models.changes import Changes
 from ..models.follower import STALE_S, Follower
 from ..models.loading import EngineSource, LoadedModel
 from ..models.registry_entry import Entry
 from ..models.shard_version import ShardVersion
-from ..models.store_state import Wait
+from ..models.store_state import StoreWait
 from ..models.worker_progress import Workers
 from ..settings import Settings, metrics_folder
 from ..watch.metrics import Metrics
@@ -55,7 +56,7 @@ class Registry:
             metrics.share(metrics_folder(settings.run_folder))
         metrics.watch_disk(settings.models)
         self._workers = Workers(settings.run_folder)
-        self.catalogues = LiveCatalogues(settings, metrics)
+        self.catalogues = LiveCatalogues(settings, metrics, lambda: {name: entry.catalogue for name, entry in self.entries.items()})
         self._follower = Follower(settings, metrics, engines or EngineSource(), self._workers, self.catalogues)
         self._mirror: StoreMirror | None = None
         if settings.store is not None:
@@ -120,13 +121,17 @@ class Registry:
                 lines += [f"{entry.name} version {version}: loading" for version in waiting]
         return lines
 
-    def waits_for(self, name: str) -> Wait | None:
+    def waits_for(self, name: str) -> StoreWait | None:
         """What a model waits for from the store."""
         return None if self._mirror is None else self._mirror.state.waits.get(name)
 
     def entry(self, name: str) -> Entry:
         """A model by name. Raises ModelNotFound."""
         return self._follower.entry(name)
+
+    def catalogue(self, name: str) -> LiveCatalogue:
+        """The live catalogue of a model. Raises ModelNotFound."""
+        return self.entry(name).catalogue
 
     def only(self) -> LoadedModel | None:
         """The version that serves, if one version of one model is all that serves."""

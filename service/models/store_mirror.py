@@ -25,11 +25,11 @@ from espalier.store.models import MANIFEST, StoredModel, find_models, read_servi
 from espalier.store.objects import Objects
 
 from ..errors import BeingChanged
+from ..host_thread import HostThread, Stopped
 from ..models.desired_state import DesiredState, InvalidState
 from ..models.follower import Follower
-from ..models.host_thread import HostThread, Stopped
-from ..models.loading import relative_paths
-from ..models.store_state import STATE_JSON, StoreState, Wait
+from ..models.loading import lower_priority, relative_paths
+from ..models.store_state import STATE_JSON, StoreState, StoreWait
 from ..models.swapping import SHARD_VERSIONS
 from ..models.worker_progress import Workers
 from ..settings import Settings
@@ -93,6 +93,7 @@ class StoreMirror(HostThread):
     # -- the thread -----------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        lower_priority()
         self._step()
         while not self._stopped.wait(min(TICK_S, self._settings.store_poll_s)):
             self._step()
@@ -183,9 +184,9 @@ class StoreMirror(HostThread):
             self._copy_serving(name, serving)
             self._say(replace(self.state, waits={other: wait for other, wait in self.state.waits.items() if other != name}))
         except BeingFetched as error:
-            self._wait(name, replace(self.state.waits.get(name) or Wait(stored.versions[-1]), reason=str(error)))
+            self._wait(name, replace(self.state.waits.get(name) or StoreWait(stored.versions[-1]), reason=str(error)))
         except (EspalierError, OSError) as error:
-            wait, failed = self.state.waits.get(name) or Wait(stored.versions[-1]), True
+            wait, failed = self.state.waits.get(name) or StoreWait(stored.versions[-1]), True
             reason = self._public_text(error)
             self._wait(name, replace(wait, reason=reason, damaged=(name, wait.version) in self._damage))
             if before is None or before.reason != reason:
@@ -224,7 +225,7 @@ class StoreMirror(HostThread):
         if first_failure is not None:
             failed_version, failure = first_failure
             if self.state.waits[name].version != failed_version:
-                self._wait(name, Wait(failed_version))
+                self._wait(name, StoreWait(failed_version))
             raise failure
         return present
 
@@ -234,7 +235,7 @@ class StoreMirror(HostThread):
             return
         damage = self._damage.get((name, version))
         before = self.state.waits.get(name)
-        self._wait(name, before if before is not None and before.version == version else Wait(version))
+        self._wait(name, before if before is not None and before.version == version else StoreWait(version))
         if damage is not None and time.monotonic() < damage.retry_at:
             raise damage.error
         began = time.monotonic()
@@ -246,7 +247,7 @@ class StoreMirror(HostThread):
             now = time.monotonic()
             if now - self._noted >= TICK_S:
                 self._noted = now
-                self._wait(name, Wait(version, progress.bytes_on_disk, progress.size))
+                self._wait(name, StoreWait(version, progress.bytes_on_disk, progress.size))
 
         try:
             came = fetch(store, name, version, self._folder, on_progress)
@@ -264,7 +265,7 @@ class StoreMirror(HostThread):
         log.info("%s version %d came from the store: %.1f MB in %.1f s", name, version, came / 1e6, time.monotonic() - began)
         self._follower.appeared(name, find_versions(self._folder).get(name, ()), late=not self.starting())
 
-    def _wait(self, name: str, wait: Wait) -> None:
+    def _wait(self, name: str, wait: StoreWait) -> None:
         self._say(replace(self.state, waits={**self.state.waits, name: wait}))
 
     def _is_shard(self, name: str, version: int) -> bool:

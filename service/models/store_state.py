@@ -7,24 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter, with_config
 
 
+@with_config(json_schema_serialization_defaults_required=True)
 @dataclass(frozen=True)
-class Wait:
-    """A version that should be on this host and is not.
-
-    came, size  its bytes on this disk, and all its bytes; 0, 0 before its download begins
-    reason      why it does not come; None while it does
-    damaged     whether the store's copy is damaged; readiness does not wait for it
-    """
+class StoreWait:
+    """A version that is to be downloaded from the store."""
 
     version: int
-    came: int = 0
-    size: int = 0
-    reason: str | None = None
-    damaged: bool = False
+    came: Annotated[int, Field(description="Bytes that are downloaded.")] = 0
+    size: Annotated[int, Field(description="Bytes of the whole version; 0 while unknown.")] = 0
+    reason: Annotated[str | None, Field(description="Why the download does not go on; null while it does.")] = None
+    damaged: Annotated[
+        bool, Field(description="Whether the store's copy is damaged or missing. The service does not wait for it at its start.")
+    ] = False
 
     def __str__(self) -> str:
         if self.reason is not None:
@@ -42,7 +41,7 @@ class StoreState:
     """
 
     listed: tuple[str, ...] | None = None
-    waits: Mapping[str, Wait] = field(default_factory=dict)
+    waits: Mapping[str, StoreWait] = field(default_factory=dict)
     problem: str | None = None
 
     def lines(self, present: Mapping[str, object]) -> list[str]:

@@ -63,7 +63,7 @@ class Workers:
         """Count as living from now on."""
         if self.folder is not None and self._lock is None:
             self._lock = os.open(self.folder / f"{os.getpid()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)  # waits, because others may be testing the lock of a worker that is new to them
             with self._reporting:
                 self._write()
 

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from ..watch.totals import COUNTS, STATES, Totals
+from ..watch.totals import NAMES, Totals
 
 STEP_S = 60
 HISTORY_S = 24 * 3600
@@ -28,7 +28,7 @@ RATE_S = 30
 LATENCY_S = 300
 """Quantiles of latency are of the requests of this time, as in the recorded series of Prometheus."""
 QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}
-COLUMNS = (*COUNTS, *STATES, *QUANTILES)
+COLUMNS = (*NAMES, *QUANTILES)
 
 
 @dataclass
@@ -58,7 +58,7 @@ class History:
         self.recent.append(totals)
         quantiles = [quantile(buckets, share) for share in QUANTILES.values()]
         self.at.append(totals.at)
-        self.rows.append([totals.values.get(name, nan) for name in (*COUNTS, *STATES)] + quantiles)
+        self.rows.append([totals.values.get(name, nan) for name in NAMES] + quantiles)
         while self.at[0] <= totals.at - HISTORY_S:
             self.at.popleft()
             self.rows.popleft()

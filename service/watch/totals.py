@@ -13,63 +13,13 @@ from math import inf, isnan, nan
 Sample = tuple[str, Mapping[str, str], float]
 """Name, labels and value of a series of /metrics."""
 
-COUNTS = (
-    "requests",  # all
-    "counted",  # those of the error budget: answered 2.., 429 or 5..
-    "bad",  # answered 429 or 5..
-    "errors",  # answered 5..
-    "timed",  # without lines of streams
-    "background",
-    "shed",
-    "queries",
-    "incomplete",
-    "degraded",
-    "unknown_ids",
-    "engine_s",
-    "reload_failures",
-    "worker_restarts",
-    "store_failures",  # of versions; not of a store that does not answer
-    "probe_answered",  # of the default version
-    "probe_failed",
-    "probe_queries",
-    "auth_retrieve",  # refused keys by role, of all models
-    "auth_write",
-    "auth_admin",
-    "auth_internal",
-)
-"""Numbers that only grow."""
-STATES = (
-    "default_version",
-    "recall",  # of the default version, at recall_m
-    "expected_recall",
-    "recall_m",
-    "recall_loss",  # of the default version, at the m where it is largest compared with its limit
-    "recall_loss_limit",
-    "drift",  # the largest over versions
-    "live_items",  # of the default version
-    "live_tombstones",
-    "live_capacity",  # the largest over versions
-    "live_canary_recall",  # the lowest
-    "live_displacement",  # the lowest
-    "live_lag",  # operations
-    "journal_failing",
-    "desired_state_wrong",
-    "store_silent",  # seconds
-    "workers",
-    "queue_depth",
-    "memory",  # shares of what there is, of the whole service
-    "descriptors",
-    "gpu_memory",
-    "disk",
-)
-"""Numbers that go up and down; NaN if unknown."""
 MAX_LOSS_SHARE, MAX_LOSS = 0.1, 0.02
 """A loss of recall is allowed up to this share of the expected recall, and up to this value."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """at: seconds since 1970; values: by the names in COUNTS and STATES.
+    """at: seconds since 1970; values: by name, as `_of_model` lists them: counts only grow; states go up and down, and are NaN if unknown.
 
     buckets  upper bound in seconds, ascending → how many requests took no longer
     ready    versions that serve
@@ -137,10 +87,10 @@ def _requests(series: Series, model: str) -> dict[str, float]:
 
     return {
         "requests": series.sum("espalier_requests_total", model),
-        "counted": answered("2", "429", "5"),
+        "counted": answered("2", "429", "5"),  # those of the error budget
         "bad": answered("429", "5"),
         "errors": answered("5"),
-        "timed": series.sum("espalier_request_seconds_count", model),
+        "timed": series.sum("espalier_request_seconds_count", model),  # without lines of streams
         "background": series.sum("espalier_background_requests_total", model),
         "shed": series.sum("espalier_shed_total", model),
         "queries": series.sum("espalier_queries_total", model),
@@ -163,13 +113,13 @@ def _probe(series: Series, model: str, version: str) -> dict[str, float]:
     queries = {outcome: series.all("espalier_probe_queries_total", model, version=version, outcome=outcome) for outcome in _OUTCOMES}
     counts = {outcome: sum(value for _, value in outcome_series) for outcome, outcome_series in queries.items()}
     has_probe = any(queries.values())
-    return {
-        "recall": recalls.get((version, str(m)), nan),
+    return {  # of the default version
+        "recall": recalls.get((version, str(m)), nan),  # at recall_m
         "expected_recall": expected.get((version, str(m)), nan),
         "recall_m": nan if m is None else float(m),
-        "recall_loss": loss,
+        "recall_loss": loss,  # at the m where it is largest compared with its limit
         "recall_loss_limit": limit,
-        "drift": _extreme(max, series, "espalier_probe_drift", model),
+        "drift": _extreme(max, series, "espalier_probe_drift", model),  # the largest over all versions
         "probe_answered": counts["answered"] if has_probe else nan,
         "probe_failed": counts["failed"] if has_probe else nan,
         "probe_queries": sum(counts.values()) if has_probe else nan,
@@ -181,12 +131,12 @@ _OUTCOMES = ("answered", "late", "failed")
 
 def _live(series: Series, model: str, version: str) -> dict[str, float]:
     return {
-        "live_items": series.only("espalier_live_items", model, version=version),
+        "live_items": series.only("espalier_live_items", model, version=version),  # of the default version
         "live_tombstones": series.only("espalier_live_tombstones", model, version=version),
         "live_capacity": _extreme(max, series, "espalier_live_capacity_ratio", model),
         "live_canary_recall": _extreme(min, series, "espalier_live_canary_recall", model),
         "live_displacement": _extreme(min, series, "espalier_live_displacement", model),
-        "live_lag": series.only("espalier_live_lag", model),
+        "live_lag": series.only("espalier_live_lag", model),  # operations
         "journal_failing": series.only("espalier_live_journal_failing", model),
     }
 
@@ -199,15 +149,15 @@ def _service(series: Series) -> dict[str, float]:
     descriptors = {labels["worker"]: value for labels, value in series.all("espalier_worker_open_descriptors")}
     disk, free = series.only("espalier_models_disk_bytes"), series.only("espalier_models_disk_free_bytes")
     store_failures = series.all("espalier_store_failures_total")
-    refused = dict.fromkeys(("auth_retrieve", "auth_write", "auth_admin", "auth_internal"), 0.0)
+    refused = dict.fromkeys(("auth_retrieve", "auth_write", "auth_admin", "auth_internal"), 0.0)  # keys by role, of all models
     for labels, value in series.all("espalier_auth_failures_total"):
         refused[f"auth_{labels['role']}"] += value
     return {
         "workers": series.only("espalier_workers"),
         "worker_restarts": series.sum("espalier_worker_restarts_total"),
-        "store_failures": sum(value for labels, value in store_failures if labels["reason"] != "unreachable"),
+        "store_failures": sum(value for labels, value in store_failures if labels["reason"] != "unreachable"),  # of versions
         "store_silent": series.only("espalier_store_silent_seconds"),
-        "memory": series.sum("espalier_worker_anonymous_bytes") / limit if limit > 0 else nan,
+        "memory": series.sum("espalier_worker_anonymous_bytes") / limit if limit > 0 else nan,  # a share, as the next three
         "descriptors": max((value / fd_limits[worker] for worker, value in descriptors.items() if fd_limits.get(worker)), default=nan),
         "gpu_memory": max((used / gpu_limits[device] for device, used in gpu.items() if gpu_limits.get(device)), default=nan),
         "disk": 1 - free / disk if disk > 0 else nan,
@@ -217,3 +167,7 @@ def _service(series: Series) -> dict[str, float]:
 
 def _extreme(choose: Callable[..., float], series: Series, name: str, model: str) -> float:
     return choose((value for _, value in series.all(name, model) if not isnan(value)), default=nan)
+
+
+NAMES = tuple(_of_model(Series(()), "", 0.0).values)
+"""The names of all values of `Totals`. They are the same whatever the samples are."""

@@ -11,9 +11,9 @@ from espalier.errors import MISSING, EspalierError, InvalidInput
 from espalier.live.operations import NOTHING, ItemBody, Operation
 from service.entity_tags import Condition
 from service.errors import CatalogueFull, ItemNotFound, ModelNotFound
-from service.live.catalogue_types import ALWAYS, NOWHERE, CatalogueStatus, Delete, Outcome, Placed, Put, StoredItem, tag_of
+from service.live.catalogue_types import ALWAYS, NOWHERE, CatalogueStatus, Delete, ItemOutcome, ItemPlacement, Put, StoredItem, tag_of
 
-PLACED = Placed(1, 7, "events")
+PLACED = ItemPlacement(1, 7, "events")
 WRITE, ADMIN = "write-key-00000001", "admin-key-00000001"
 """Keys of the services of tests that have such catalogues."""
 
@@ -39,11 +39,11 @@ class FakeCatalogue:
         self.groups: list[Sequence[Put | Delete]] = []
         self.behind = 0
 
-    async def write(self, request: Put | Delete, condition: Condition = ALWAYS) -> Outcome:
+    async def write(self, request: Put | Delete, condition: Condition = ALWAYS) -> ItemOutcome:
         await self._free()
         return self._put(request, condition) if isinstance(request, Put) else self._delete(request, condition)
 
-    def _put(self, put: Put, condition: Condition) -> Outcome:
+    def _put(self, put: Put, condition: Condition) -> ItemOutcome:
         before = self.latest.get(put.id)
         there = before is not None and before.kind == "put"
         known = there or (put.id in self.trained and before is None)
@@ -51,30 +51,31 @@ class FakeCatalogue:
         if not known and put.id not in self.trained and not put.body.has_evidence:
             raise InvalidInput("events", MISSING, "evidence of where the item belongs")
         if before is not None and put.source_version is not None and put.source_version < (before.source_version or 0):
-            return Outcome(before.sequence, "stale", self.visible, PLACED)
+            return ItemOutcome(before.sequence, "stale", self.visible, PLACED, ())
         earlier = before.body if before else NOTHING
         body = put.body.over(replace(earlier, valid_until=None) if put.lifts_expiry else earlier)
         after = Operation(0, put.id, "put", body, put.source_version)
         if before is not None and after.same_state(before):
-            return Outcome(before.sequence, "unchanged", self.visible, PLACED)
+            return ItemOutcome(before.sequence, "unchanged", self.visible, PLACED, ())
         if not there and len([one for one in self.latest.values() if one.kind == "put"]) >= self.capacity:
             raise CatalogueFull(f"{self.capacity} live items are there already.")
-        return Outcome(self._commit(after), "updated" if known else "inserted", self.visible, PLACED, self._unknown(put.body))
+        return ItemOutcome(self._commit(after), "updated" if known else "inserted", self.visible, PLACED, self._unknown(put.body))
 
-    def _delete(self, delete: Delete, condition: Condition) -> Outcome:
+    def _delete(self, delete: Delete, condition: Condition) -> ItemOutcome:
         before = self.latest.get(delete.id)
         if before is None and delete.id not in self.trained:
             raise ItemNotFound(f"No item {delete.id!r}.")
         deleted = before is not None and before.kind == "delete"
         condition.check(None if deleted else tag_of(before.sequence if before else NOWHERE), "item")
         if before is not None and deleted:
-            return Outcome(before.sequence, "unchanged", self.visible)
-        return Outcome(self._commit(Operation(0, delete.id, "delete", NOTHING, delete.source_version)), "deleted", self.visible)
+            return ItemOutcome(before.sequence, "unchanged", self.visible, None, ())
+        sequence = self._commit(Operation(0, delete.id, "delete", NOTHING, delete.source_version))
+        return ItemOutcome(sequence, "deleted", self.visible, None, ())
 
-    async def bulk(self, operations: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
+    async def bulk(self, operations: Sequence[Put | Delete]) -> Sequence[ItemOutcome | EspalierError]:
         self.groups.append(operations)
         await self._free()
-        outcomes: list[Outcome | EspalierError] = []
+        outcomes: list[ItemOutcome | EspalierError] = []
         for operation in operations:
             try:
                 outcomes.append(await self.write(operation))
@@ -85,7 +86,7 @@ class FakeCatalogue:
     async def get(self, item_id: str) -> StoredItem:
         found = self.latest.get(item_id)
         if found is None and item_id in self.trained:
-            return StoredItem(item_id, NOWHERE, ItemBody(fields={"title": item_id}), False, Placed(1, 3, "trained"))
+            return StoredItem(item_id, NOWHERE, ItemBody(fields={"title": item_id}), False, ItemPlacement(1, 3, "trained"))
         if found is None or found.kind == "delete":
             raise ItemNotFound(f"No item {item_id!r}.")
         return StoredItem(item_id, found.sequence, found.body, True, PLACED, found.source_version, found.at)

@@ -23,7 +23,7 @@ from espalier.search import Engine
 from service.entity_tags import Condition
 from service.live import live_version
 from service.live.catalogue import LiveCatalogue
-from service.live.catalogue_types import ALWAYS, Delete, Outcome, Put, StoredItem
+from service.live.catalogue_types import ALWAYS, Delete, ItemOutcome, Put, StoredItem
 from service.models.loading import LoadedModel
 from tests.service.running import ITEMS, Running, bearer, ids, run, small_model
 
@@ -99,15 +99,15 @@ class Live:
 
     def __init__(self, running: Running) -> None:
         self.running = running
-        self.catalogue: LiveCatalogue = running.app.state.service.registry.catalogues.of("books")
+        self.catalogue: LiveCatalogue = running.app.state.service.registry.catalogue("books")
 
-    def put(self, item_id: str, condition: Condition = ALWAYS, source_version: int | None = None, **body: Any) -> Outcome:
+    def put(self, item_id: str, condition: Condition = ALWAYS, source_version: int | None = None, **body: Any) -> ItemOutcome:
         return self._run(self.catalogue.write(Put(item_id, ItemBody(**body), source_version), condition))
 
-    def delete(self, item_id: str, condition: Condition = ALWAYS) -> Outcome:
+    def delete(self, item_id: str, condition: Condition = ALWAYS) -> ItemOutcome:
         return self._run(self.catalogue.write(Delete(item_id), condition))
 
-    def bulk(self, *operations: Put | Delete) -> list[Outcome | EspalierError]:
+    def bulk(self, *operations: Put | Delete) -> list[ItemOutcome | EspalierError]:
         return list(self._run(self.catalogue.bulk(operations)))
 
     def get(self, item_id: str) -> StoredItem:

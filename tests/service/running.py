@@ -112,7 +112,7 @@ def run(
     with BUILDING:
         app = create_app(Settings(models=models, **{"max_inline_us": 0} | settings), EngineSource(open_fake))
     if catalogues is not None:
-        app.state.service.registry.catalogues.of = catalogues.of
+        app.state.service.registry.catalogue = catalogues.of
     with started(app) as client:
         app.state.service.registry.wait_until_loaded()
         try:

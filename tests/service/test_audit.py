@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier.serving import MAX_VERSION
 from service.errors import Conflict, Unauthorized
-from service.http.schemas import MAX_VERSION
 from service.watch.audit import Audit, BeforeAfter, Origin
 from service.watch.logs import BURST, MAX_PLAIN, PER_S, SUMMARY_S, TEXT, JsonFormatter
 from service.watch.metrics import AUTH_FAILURES, Metrics

@@ -26,7 +26,7 @@ from espalier.placement.placer import Candidates
 from service.entity_tags import Condition
 from service.errors import CatalogueFull, Conflict, ItemNotFound, NotReady, PreconditionFailed
 from service.live import live_version
-from service.live.catalogue_types import Delete, Outcome, Put, tag_of
+from service.live.catalogue_types import Delete, ItemOutcome, Put, tag_of
 from tests.rankers import add_ranker
 from tests.service.live_running import ALL, ByTitle, Live, Nearest, add_version, live_service, models
 from tests.service.running import ITEMS, Running, counted
@@ -35,7 +35,7 @@ from tests.waiting import until
 __all__ = ["models"]
 
 
-def parent(outcome: Outcome, by: str = "like") -> int:
+def parent(outcome: ItemOutcome, by: str = "like") -> int:
     """Where the item of a write is, and what says so."""
     assert outcome.placed is not None
     assert outcome.placed.by == by
@@ -176,7 +176,7 @@ def test_a_count_alone_changes_the_row_and_stays(models: Path, monkeypatch: pyte
         assert length(live) == pytest.approx(5 * float(other)), "it stays with other evidence"
         live.put("new", like=("item-1",))
         both = live.bulk(Put("new", ItemBody(count=2)), Put("new", ItemBody(count=3)))
-        assert [outcome.outcome for outcome in both if isinstance(outcome, Outcome)] == ["updated"] * 2
+        assert [outcome.outcome for outcome in both if isinstance(outcome, ItemOutcome)] == ["updated"] * 2
         assert length(live) == pytest.approx(3 * alone)
     with live_service(models, monkeypatch, ByCount) as live:
         assert length(live) == pytest.approx(3 * alone)
@@ -252,7 +252,7 @@ def test_conditions_and_source_versions_are_looked_at_before_anything_changes(li
             live.put(item, only_new, **trained_or_there)
     with pytest.raises(PreconditionFailed):
         live.delete("new", Condition(if_match=tag_of(99)))
-    assert live.put("new", source_version=6, fields={"title": "Old"}) == Outcome(first.sequence, "stale", True, first.placed)
+    assert live.put("new", source_version=6, fields={"title": "Old"}) == ItemOutcome(first.sequence, "stale", True, first.placed, ())
     second = live.put("new", Condition(if_match=tag_of(first.sequence)), source_version=7, fields={"title": "New"})
     assert (second.outcome, second.sequence) == ("updated", 2)
     assert live.put("item-1", Condition(if_match=tag_of(0)), fields={"title": "x"}).outcome == "updated"
@@ -310,7 +310,7 @@ def test_every_line_of_a_bulk_has_its_outcome_in_order(live: Live) -> None:
     ]
     found = live.bulk(*(operation for operation, _ in expected))
     assert [type(one) if isinstance(one, EspalierError) else one.outcome for one in found] == [outcome for _, outcome in expected]
-    assert [one.sequence for one in found if isinstance(one, Outcome)] == [1, 2, 3, 4, 5, 6, 7]
+    assert [one.sequence for one in found if isinstance(one, ItemOutcome)] == [1, 2, 3, 4, 5, 6, 7]
     assert {"d", "e", "f"} < {*live.found("item-1")}
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.search import Engine
-from espalier.serving import Candidate
+from espalier.serving import MAX_VERSION, Candidate
 from service.batching.batcher import Batcher
 from service.models.trial import hash_fraction, is_tried
 from service.retrieval.shadow import MAX_RUNNING, MAX_VALUES
@@ -195,6 +195,7 @@ def test_a_trial_goes_on_while_other_versions_come_and_go_and_ends_with_its_own(
         ({"version": 1}, 409, "Version 1 is the default"),
         ({"version": 9}, 404, "There is no version 9"),
         ({}, 422, "version"),
+        ({"version": MAX_VERSION + 1}, 422, "version"),
         ({"version": 2, "share": 1.5}, 422, "share"),
         ({"version": 2, "share": "half"}, 422, "share"),
         ({"version": 2, "shadow": -0.1}, 422, "shadow"),

@@ -52,7 +52,7 @@ def test_a_model_that_came_late_and_never_was_ready_is_nobodys_alarm(versions: P
 
 def test_a_worker_that_comes_in_for_another_says_nothing_before_it_can_answer(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics, settings = Metrics(), Settings(models=models)
-    follower = Follower(settings, metrics, EngineSource(open_engine), Workers(), LiveCatalogues(settings, metrics))
+    follower = Follower(settings, metrics, EngineSource(open_engine), Workers(), LiveCatalogues(settings, metrics, dict))
     monkeypatch.setattr(Workers, "others_serve", lambda self: True)
     follower._report_default(follower.entries["books"])
     assert "espalier_model_default_version{" not in metrics.render().decode()

@@ -24,7 +24,7 @@ from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, Invalid
 from espalier.manifest import RankerInfo
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.search import Engine
-from espalier.serving import Candidate
+from espalier.serving import MAX_VERSION, Candidate
 from espalier.tree import complete_tree
 from tests.golden import golden_of_histories
 from tests.object_stores import two_versions
@@ -195,6 +195,7 @@ def test_a_model_is_published_listed_and_pinned(url: str, books: Path) -> None:
     assert ran("versions") == "books: versions 1, 2; version 1 serves\n"
     ran("set-default", "--model", "books", "--version", 2, "--beside", 1)
     assert json.loads(ran("versions", "--json")) == [{"model": "books", "versions": [1, 2], "default": 2, "beside": [1], "candidate": None}]
+    assert command("set-default", "--version", 2, "--candidate", MAX_VERSION + 1, "--store", url).status == 2
     ran("set-default")
     assert ran("versions", "--model", "books") == "books: versions 1, 2; the highest, version 2, serves\n"
 

@@ -23,7 +23,7 @@ from espalier.live.state import LiveState
 from service.errors import CatalogueFull, NotReady, NotWritable
 from service.live import catalogue as module
 from service.live import group as group_module
-from service.live.catalogue_types import Delete, Outcome, Put
+from service.live.catalogue_types import Delete, ItemOutcome, Put
 from service.live.compaction import Compaction
 from service.live.group import Write
 from service.live.journal_thread import TOGETHER, JournalThread
@@ -88,7 +88,7 @@ def test_of_two_writes_of_an_item_the_later_wins_though_the_first_was_put_back(
         await asyncio.sleep(0)  # it is handed over in its first step
         came.set()
         outcomes, _ = await asyncio.gather(first, second)
-        assert [one.placed and one.placed.version for one in outcomes if isinstance(one, Outcome)] == [2, 2]
+        assert [one.placed and one.placed.version for one in outcomes if isinstance(one, ItemOutcome)] == [2, 2]
 
     live.running.client.runner.run(write())
     assert live.get("new").body.fields == {"price": 3}
@@ -173,7 +173,7 @@ def test_a_write_whose_place_cannot_be_stored_leaves_nothing_behind(live: Live, 
         with pytest.raises(InvalidData, match="row"):
             live.put("large", like=("item-1",))
         outcomes = live.bulk(Put("large", ItemBody(like=("item-1",))), Put("item-2", ItemBody(fields={"price": 1})))
-        assert [type(outcome) for outcome in outcomes] == [InvalidData, Outcome]
+        assert [type(outcome) for outcome in outcomes] == [InvalidData, ItemOutcome]
     with Journal(models / "books" / "live.db").writing() as transaction:
         assert transaction.last_sequence() == 2
     assert live.put("last", like=("item-1",)).sequence == 3
@@ -188,7 +188,7 @@ def test_a_write_that_is_refused_takes_no_room_from_those_after_it(models: Path,
         monkeypatch.setattr(group_module, "MAX_HANDLES", 1)
         refused, taken = live.bulk(Put("new", ItemBody(like=("item-1",))), Put("again", ItemBody(like=("item-1",))))
         assert isinstance(refused, CatalogueFull)
-        assert isinstance(taken, Outcome), taken
+        assert isinstance(taken, ItemOutcome), taken
         assert taken.outcome == "inserted"
 
 
@@ -297,7 +297,7 @@ def test_while_another_process_holds_the_lock_all_writes_that_wait_are_refused(l
     live.put("new", like=("item-1",))
     lines = [Put(f"new-{i % 2}", ItemBody(like=("item-1",), fields={"price": i})) for i in range(200)]
 
-    async def write() -> Sequence[Outcome | EspalierError]:
+    async def write() -> Sequence[ItemOutcome | EspalierError]:
         deadline = asyncio.timeout(LIMIT_S)
         async with deadline:
             return [*await live.catalogue.bulk(lines), *await live.catalogue.bulk([Delete("new")])]

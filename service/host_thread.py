@@ -13,8 +13,6 @@ from pathlib import Path
 
 from espalier.file_lock import try_lock
 
-from ..models.loading import lower_priority
-
 log = logging.getLogger(__name__)
 
 
@@ -40,7 +38,6 @@ class HostThread(ABC):
         self._stopped.set()
 
     def _run(self) -> None:
-        lower_priority()
         try:
             self._work()
         except Stopped:
