@@ -54,7 +54,6 @@ def check_identity(work: Path, identity: Mapping[str, str], resume: bool) -> Non
     """
     file = work / IDENTITY
     if not resume or not any((work / name).is_file() for name in (IDENTITY, *FIRST_FILES)):
-        work.mkdir(exist_ok=True)
         with atomic_write(file) as part:
             part.write_text(json.dumps(identity))
         return

@@ -266,6 +266,7 @@ def test_a_run_that_goes_on_refuses_changed_inputs(short: Begun, tmp_path: Path)
         with pytest.raises(InvalidConfig, match=rf"--resume: .* the same configuration and inputs; changed: {named}\."):
             check_identity(work, identity, resume=True)
 
+    work.mkdir()
     check_identity(work, run_identity(config, prepared), resume=False)
     check_identity(work, run_identity(config, prepared), resume=True)
     for file, key in ((items, "data.items"), (test, "data.split.test")):

@@ -63,6 +63,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     Raises InvalidConfig if the folder is another run's, and the errors of `prepare`.
     """
     begin = time.perf_counter()
+    work.mkdir(exist_ok=True)
     prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
     check_identity(work, {"the configuration": config.model_dump_json()} | file_digests(config.data, "data"), resume=True)
     threads = threads or cores()
