@@ -15,6 +15,10 @@ from espalier.durable import flush
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 
+from .versions import IDENTITY
+
+FIRST_FILES = ("chosen.json", "tree.npz", "state.npz")
+"""The first files in a work folder that depend on the identity: of a linear model, another model, an assignment."""
 TREE_ARRAYS = ("level_offset", "first_child", "leaf_item")
 
 
@@ -42,36 +46,40 @@ def file_digests(section: BaseModel, name: str) -> dict[str, str]:
     return digests
 
 
-def check_same_run(file: Path, stored: object, identity: Mapping[str, str]) -> None:
-    """Raise InvalidConfig, with the name of what has changed, unless a file is of a run with the identity of this one.
+def check_identity(work: Path, identity: Mapping[str, str], resume: bool) -> None:
+    """Write the identity of a run into its work folder; with `resume`, compare it with the one that is there.
 
     identity  name of an input → digest
+    Raises InvalidConfig, with the name of what has changed, if the files in the folder are of another run.
     """
-    if stored == identity:
+    file = work / IDENTITY
+    if not resume or not any((work / name).is_file() for name in (IDENTITY, *FIRST_FILES)):
+        with atomic_write(file) as part:
+            part.write_text(json.dumps(identity))
         return
-    earlier = stored if isinstance(stored, dict) else {}
+    earlier: dict[str, str] = json.loads(file.read_text()) if file.is_file() else {}
+    if earlier == identity:
+        return
     changed = next((name for name, digest in identity.items() if earlier.get(name) != digest), "an input")
     if identity.keys().isdisjoint(earlier):
-        changed = "the program"  # an earlier state of it had no such identities
+        changed = "the program"  # an earlier state of it wrote no such identity
     expected = f"a file of a run with the same configuration and inputs; changed: {changed}. Leave out --resume to start anew"
-    raise InvalidConfig("--resume", str(file), expected)
+    raise InvalidConfig("--resume", str(work), expected)
 
 
-def stored_tree(file: Path, identity: Mapping[str, str], build: Callable[[], Tree], resume: bool) -> Tree:
+def stored_tree(file: Path, build: Callable[[], Tree], resume: bool) -> Tree:
     """The tree of a resumed run, read from its file if there is one; otherwise a new tree, which is written there.
 
-    A rebuilt tree could differ: another processor or number of threads rounds differently.
-    Raises InvalidConfig if the file is damaged or another run's.
+    A rebuilt tree could differ: another processor or number of threads rounds differently. Raises InvalidConfig if the file is damaged.
     """
     if resume and file.exists():
         try:
             with file.open("rb") as opened, np.load(opened) as arrays:
-                tree, stored = Tree(*(arrays[name] for name in TREE_ARRAYS)), json.loads(str(arrays["identity"]))
+                return Tree(*(arrays[name] for name in TREE_ARRAYS))
         except Exception as error:  # a damaged file raises almost anything
-            raise InvalidConfig("--resume", str(file), f"a readable tree ({type(error).__name__}); delete it to start anew") from error
-        check_same_run(file, stored, identity)
-        return tree
+            expected = f"a readable tree ({type(error).__name__}); leave out --resume to start anew"
+            raise InvalidConfig("--resume", str(file), expected) from error
     tree = build()
     with atomic_write(file) as part, part.open("wb") as stream:
-        np.savez(stream, identity=json.dumps(identity), **{name: getattr(tree, name) for name in TREE_ARRAYS})
+        np.savez(stream, **{name: getattr(tree, name) for name in TREE_ARRAYS})
     return tree

@@ -30,8 +30,12 @@ def new_version(out: Path) -> str:
     return name
 
 
+IDENTITY = "identity.json"
+"""The file in a work folder that says of which run it is. A folder without it holds no progress."""
+
+
 def work_folder(out: Path) -> Path:
-    """The work folder of the run that trains a version. `--resume` continues with its files, except for hidden ones.
+    """The work folder of the run that writes a version or a file. `--resume` continues with its files, except for hidden ones.
 
     Hidden files and folders are unfinished: their writers rename or delete them.
     """
@@ -53,16 +57,23 @@ def clear(work: Path, resume: bool) -> None:
 
 
 @contextmanager
-def first_files(work: Path) -> Iterator[None]:
-    """Make a work folder for the files that a run begins with. If it is new and an error comes, it is deleted: it holds no progress."""
-    is_new = not work.exists()
-    work.mkdir(exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        if is_new:
-            shutil.rmtree(work, ignore_errors=True)
-        raise
+def run_folder(out: Path, resume: bool) -> Iterator[Path]:
+    """The work folder of the only run that writes a version or a file, cleared at first and deleted at the end.
+
+    After an error it stays, for `--resume`. It is deleted if it is new and has no identity yet: then it holds no progress.
+    """
+    work = work_folder(out)
+    with only_run(work):
+        clear(work, resume)
+        is_new = not work.exists()
+        work.mkdir(exist_ok=True)
+        try:
+            yield work
+        except BaseException:
+            if is_new and not (work / IDENTITY).is_file():
+                shutil.rmtree(work, ignore_errors=True)
+            raise
+        shutil.rmtree(work)
 
 
 @contextmanager

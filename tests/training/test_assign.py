@@ -260,13 +260,16 @@ def test_a_filter_and_a_limit_of_a_point_hold(model: Path) -> None:
     assert pairs.group_by("item").len()["len"].max() == 20
 
 
-@pytest.mark.parametrize("left", ["state.npz", "identity"])
-def test_a_run_that_was_killed_while_it_tidied_up_starts_anew(model: Path, left: str) -> None:
-    work = model / ".tidied.parquet.work"
-    work.mkdir()
-    (work / left).write_text("of an earlier run")
-    bundle = Bundle.open(model / "models" / "any" / "1")
-    assert assign(bundle, model / "points.txt", Assignment(per_item=2), model / "tidied.parquet", resume=True) == 60
+def test_a_run_that_was_killed_while_it_tidied_up_starts_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, out = model / ".tidied.parquet.work", model / "tidied.parquet"
+    bundle, asked = Bundle.open(model / "models" / "any" / "1"), Assignment(per_item=2)
+    monkeypatch.setattr(command, "KEEP_EVERY_S", -1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("training.versions.shutil.rmtree", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            assign(bundle, model / "points.txt", asked, out)
+    assert [path.name for path in work.iterdir()] == ["identity.json"], "a state without it would be of an unknown run"
+    assert assign(bundle, model / "points.txt", asked, out, resume=True) == 60
     assert not work.exists()
 
 
@@ -280,10 +283,14 @@ def test_a_full_disk_keeps_nothing_but_the_state(model: Path, tmp_path: Path, mo
     with pytest.raises(OSError, match="No space left"):
         assign(bundle, model / "points.txt", asked, out)
     assert [path.name for path in tmp_path.iterdir()] == [".pairs.parquet.work"]
+    monkeypatch.setattr("training.assign.best_points.np.savez", full)
+    with pytest.raises(OSError, match="No space left"):
+        assign(bundle, model / "points.txt", asked, out)
+    assert [path.name for path in tmp_path.rglob("*")] == [".pairs.parquet.work", "identity.json"]
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         assign(bundle, model / "points.txt", asked, out)
-    assert [path.name for path in tmp_path.rglob("*")] == [".pairs.parquet.work", "identity"]
+    assert [*tmp_path.iterdir()] == [], "there is no progress to go on from"
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,10 @@ from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
 from training.deep import export as module
 from training.deep.beam import search_states, sorted_excluded_nodes
-from training.deep.checkpoint import tree_identity
+from training.deep.checkpoint import run_identity
 from training.deep.export import check_parity, export, store_rows
 from training.deep.fit import fit
+from training.deep.prepare import SharedStart
 from training.deep.ranking import ChosenRanking
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.row_table import lookup
@@ -52,10 +53,11 @@ from training.deep.topology import Topology
 from training.deep.validation import compiled_search, encode_blocks, search_encoded, search_pairs
 from training.retrieval.task import Deadline
 from training.retrieval.tuning import Figures
-from training.run_files import stored_tree
+from training.run_files import check_identity, stored_tree
 from training.specification.deep import DeepConfig, TdmObjective
 from training.specification.models import deep_config
 from training.specification.splits import FileSplit
+from training.versions import IDENTITY
 
 CPU = torch.device("cpu")
 
@@ -218,8 +220,7 @@ def test_few_validation_users_choose_no_weights_and_a_deadline_between_two_check
     assert_array_equal(kept[1], kept[0])
 
 
-@pytest.mark.parametrize("part", ["tree", "log", "file"])
-def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off_not_taken(short: Begun, tmp_path: Path, part: str) -> None:
+def test_a_checkpoint_that_was_cut_off_is_not_taken(short: Begun, tmp_path: Path) -> None:
     """Killed while the checkpoint of step 10 is written; that of step 5 stays."""
     save = torch.save
 
@@ -233,21 +234,8 @@ def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off
         patch.setattr(torch, "save", torn)
         with pytest.raises(KeyboardInterrupt):
             short.fit(tmp_path / "work")
-    if part == "file":
-        whole, resumed = short.fit(tmp_path / "whole"), short.fit(tmp_path / "work", resume=True)
-        assert_array_equal(weights(resumed)["node_rows"], weights(whole)["node_rows"])
-        return
-    if part == "tree":
-        swapped = short.tree.leaf_item.copy()
-        swapped[[0, 1]] = swapped[[1, 0]]
-        other = dataclasses.replace(short)
-        vars(other)["tree"] = Tree(short.tree.level_offset, short.tree.first_child, swapped)
-    else:
-        lists = dataclasses.replace(short.prepared.interactions, fingerprint="0" * 64)
-        split = dataclasses.replace(short.prepared.split, lists=lists)
-        other = dataclasses.replace(short, prepared=dataclasses.replace(short.prepared, split=split))
-    with pytest.raises(InvalidConfig, match=rf"--resume: .*checkpoint\.pt.* changed: the {part}"):
-        other.fit(tmp_path / "work", resume=True)
+    whole, resumed = short.fit(tmp_path / "whole"), short.fit(tmp_path / "work", resume=True)
+    assert_array_equal(weights(resumed)["node_rows"], weights(whole)["node_rows"])
 
 
 def test_a_run_that_goes_on_has_the_tree_that_it_began_with(short: Begun, tmp_path: Path) -> None:
@@ -255,41 +243,49 @@ def test_a_run_that_goes_on_has_the_tree_that_it_began_with(short: Begun, tmp_pa
     file, swapped = tmp_path / "tree.npz", short.tree.leaf_item.copy()
     swapped[[0, 1]] = swapped[[1, 0]]
     other = Tree(short.tree.level_offset, short.tree.first_child, swapped)
-    identity = tree_identity(short.config, short.prepared)
-    begun = stored_tree(file, identity, lambda: short.tree, resume=True)
+    begun = stored_tree(file, lambda: short.tree, resume=True)
     assert begun is short.tree, "there was none to go on from"
-    resumed = stored_tree(file, identity, lambda: other, resume=True)
-    assert_array_equal(resumed.leaf_item, short.tree.leaf_item)
-    assert stored_tree(file, identity, lambda: other, resume=False) is other
-    assert_array_equal(stored_tree(file, identity, lambda: short.tree, resume=True).leaf_item, swapped)
-    ids = [f"other-{row}" for row in range(len(short.prepared.items))]
-    items = dataclasses.replace(short.prepared, items=ItemTable.build(pa.table({"id": ids})))
-    for changed_inputs, named in (
-        (tree_identity(short.config.model_copy(update={"seed": 99}), short.prepared), "the configuration"),
-        (tree_identity(short.config, items), "the items"),
-    ):
-        with pytest.raises(InvalidConfig, match=rf"--resume: .*tree\.npz.* the same configuration and inputs; changed: {named}"):
-            stored_tree(file, changed_inputs, lambda: other, resume=True)
+    assert_array_equal(stored_tree(file, lambda: other, resume=True).leaf_item, short.tree.leaf_item)
+    assert stored_tree(file, lambda: other, resume=False) is other
+    assert_array_equal(stored_tree(file, lambda: short.tree, resume=True).leaf_item, swapped)
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* a readable tree \(BadZipFile\)"):
-        stored_tree(file, identity, lambda: other, resume=True)
+        stored_tree(file, lambda: other, resume=True)
 
 
-def test_a_run_that_goes_on_refuses_a_changed_item_table_or_test_file(short: Begun, tmp_path: Path) -> None:
-    """Their fields and queries are inputs, even if the log and the ids are the same."""
+def test_a_run_that_goes_on_refuses_changed_inputs(short: Begun, tmp_path: Path) -> None:
+    """Fields of items and queries of a test are inputs, even if the log and the ids are the same."""
     items, test = tmp_path / "items.csv", tmp_path / "test.csv"
     items.write_text("id,title\na,one\n")
     test.write_text("user,item\nu,a\n")
     split = {"kind": "file", "test": test}
     data = short.config.data.model_copy(update={"items": items, "split": FileSplit.model_validate(split)})
-    config = short.config.model_copy(update={"data": data})
-    stored_tree(tmp_path / "tree.npz", tree_identity(config, short.prepared), lambda: short.tree, resume=False)
+    config, prepared, work = short.config.model_copy(update={"data": data}), short.prepared, tmp_path / "work"
+
+    def assert_refused(identity: dict[str, str], named: str) -> None:
+        with pytest.raises(InvalidConfig, match=rf"--resume: .* the same configuration and inputs; changed: {named}\."):
+            check_identity(work, identity, resume=True)
+
+    work.mkdir()
+    check_identity(work, run_identity(config, prepared), resume=False)
+    check_identity(work, run_identity(config, prepared), resume=True)
     for file, key in ((items, "data.items"), (test, "data.split.test")):
         content = file.read_text()
         file.write_text(content + "\n")
-        with pytest.raises(InvalidConfig, match=rf"--resume: .* changed: {key} {file}"):
-            stored_tree(tmp_path / "tree.npz", tree_identity(config, short.prepared), lambda: short.tree, resume=True)
+        assert_refused(run_identity(config, prepared), f"{key} {file}")
         file.write_text(content)
+    lists = dataclasses.replace(prepared.interactions, fingerprint="0" * 64)
+    changes: dict[str, Any]
+    for changed_config, changes, named in (
+        (config.model_copy(update={"seed": 99}), {}, "the configuration"),
+        (config, {"split": dataclasses.replace(prepared.split, lists=lists)}, "the log"),
+        (config, {"items": ItemTable.build(pa.table({"id": [f"other-{row}" for row in range(len(prepared.items))]}))}, "the items"),
+        (config, {"shared_start": SharedStart(short.tree, tmp_path)}, "the shared start"),
+    ):
+        assert_refused(run_identity(changed_config, dataclasses.replace(prepared, **changes)), named)
+    (work / IDENTITY).unlink()
+    stored_tree(work / "tree.npz", lambda: short.tree, resume=False)
+    assert_refused(run_identity(config, prepared), "the program")
 
 
 def test_validated_weights_are_averages_over_steps(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

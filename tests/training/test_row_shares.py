@@ -36,6 +36,7 @@ KILLED = 8
 LOSS_RTOL = 5e-6
 """Some forty roundings of float32: sums of two processes are of other parts, and Adam makes whole steps of gradients that are nearly 0."""
 
+KEPT = ("checkpoint.pt", "identity.json", "tree.npz")
 RESUMED = ("otm-sequence", "otm")
 
 
@@ -132,7 +133,7 @@ def test_two_processes_go_on_where_one_was_killed(together: dict[str, Run], alon
 @pytest.mark.parametrize("kind", RESUMED)
 def test_one_process_goes_on_where_two_were_killed(folder: Path, together: dict[str, Run], alone: dict[str, Run], kind: str) -> None:
     path = together[f"{kind} killed"].folder
-    assert sorted(file.name for file in path.iterdir() if file.is_file()) == ["checkpoint.pt", "tree.npz"], "no tables are left beside it"
+    assert sorted(file.name for file in path.iterdir() if file.is_file()) == [*KEPT], "no tables are left beside them"
     losses = shared_runs.train(configuration(folder, kind), path, resume=True)
     assert len(losses) == STEPS - KILLED // CHECKPOINT_EVERY * CHECKPOINT_EVERY
     assert_allclose(losses, alone[kind].losses[-len(losses) :], rtol=LOSS_RTOL)
@@ -153,7 +154,7 @@ def test_tables_that_a_killed_checkpoint_left_go_when_the_run_goes_on(tmp_path: 
     work.mkdir()
     monkeypatch.setattr(checkpoint, "gather_rows", lambda *_: None)
     monkeypatch.setattr(checkpoint, "processes", lambda: 2)
-    Checkpoint(work / "checkpoint.pt", {}, model, optimiser, nodes=4).save(RunState(step=5))
+    Checkpoint(work / "checkpoint.pt", model, optimiser, nodes=4).save(RunState(step=5))
 
     def killed(*_: object) -> None:
         shutil.copytree(work, tmp_path / "left")  # a kill deletes nothing
@@ -161,7 +162,7 @@ def test_tables_that_a_killed_checkpoint_left_go_when_the_run_goes_on(tmp_path: 
 
     monkeypatch.setattr(torch, "save", killed)
     with pytest.raises(KeyboardInterrupt):
-        Checkpoint(work / "checkpoint.pt", {}, model, optimiser, nodes=4).save(RunState(step=10))
+        Checkpoint(work / "checkpoint.pt", model, optimiser, nodes=4).save(RunState(step=10))
     left = tmp_path / "left"
     assert len([file for file in left.rglob("*") if file.stat().st_size == rows_ND.nbytes]) == 4
     clear(left, resume=True)

@@ -171,7 +171,7 @@ def test_a_killed_run_goes_on_from_what_it_kept_and_ends_as_an_uninterrupted_one
         train(asked)
     assert not asked.out.exists()
     if kept:
-        with pytest.raises(InvalidConfig, match=r"--resume: .*(changed: the configuration|with this model, file and options)"):
+        with pytest.raises(InvalidConfig, match=r"--resume: .*changed: the (configuration|options)"):
             train(dataclasses.replace(asked, seed=2, resume=True, last=None))
     resumed = train(dataclasses.replace(asked, resume=True, last=None))
     assert resumed.steps == expected.steps - kept

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,8 +30,8 @@ from espalier.tree import Tree
 from ..assign.best_points import BestPoints
 from ..assign.labelwise import Labelwise, Retention, ScoredTree, by_depth, by_share
 from ..assign.point_files import PointFile
-from ..run_files import atomic_write
-from ..versions import only_run
+from ..run_files import atomic_write, check_identity
+from ..versions import run_folder
 
 log = logging.getLogger(__name__)
 KEEP_EVERY_S = 60.0
@@ -84,8 +83,7 @@ def assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, resume
     assignment.check()
     if out.exists() and not out.is_file():
         raise InvalidConfig("--out", str(out), "a file to write, not a folder or a device")
-    work = out.absolute().parent / f".{out.name}.work"
-    with only_run(work):
+    with run_folder(out, resume) as work:
         return _assign(bundle, data, assignment, out, work, resume, threads or cores())
 
 
@@ -94,15 +92,10 @@ def _assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, work:
     count = points.count()
     eligible_I = _eligible(bundle, assignment.filter)
     best_points = BestPoints(np.flatnonzero(eligible_I), assignment.per_item, len(bundle.alone))
-    state, identity, identity_text = work / "state.npz", work / "identity", _identity(bundle, data, assignment)
-    if resume and state.is_file() and identity.is_file():  # only one of them: a run was killed while it deleted the folder
-        if identity.read_text() != identity_text:
-            raise InvalidConfig("--resume", str(work), "the folder of a run with this model, file and options; leave it out to start anew")
+    check_identity(work, _identity(bundle, data, assignment), resume)
+    state = work / "state.npz"
+    if state.is_file():
         best_points.read(state)
-    else:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        identity.write_text(identity_text)
     trees = scored_trees(bundle, assignment, count)
     labelwise = Labelwise(trees, bundle.manifest.ranking, eligible_I, assignment.per_item, threads)
     written_at = time.monotonic()
@@ -114,7 +107,7 @@ def _assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, work:
                 best_points.write(state)
                 written_at = time.monotonic()
     pairs = _write(bundle, best_points, out)
-    shutil.rmtree(work)
+    state.unlink(missing_ok=True)  # before the identity: a run may be killed while the folder is deleted
     return pairs
 
 
@@ -154,11 +147,14 @@ def _eligible(bundle: Bundle, text: str) -> NDArray[np.bool_]:
     return eligible_I
 
 
-def _identity(bundle: Bundle, data: Path, assignment: Assignment) -> str:
+def _identity(bundle: Bundle, data: Path, assignment: Assignment) -> dict[str, str]:
     status = data.stat()
-    files = {name: info.sha256 for name, info in sorted(bundle.manifest.files.items())}
-    written = json.dumps([files, str(data.absolute()), status.st_size, status.st_mtime_ns, asdict(assignment)])
-    return hashlib.sha256(written.encode()).hexdigest()
+    files = json.dumps({name: info.sha256 for name, info in sorted(bundle.manifest.files.items())})
+    return {
+        "the model": hashlib.sha256(files.encode()).hexdigest(),
+        "the points": f"{data.absolute()}, {status.st_size} bytes, {status.st_mtime_ns} ns",
+        "the options": json.dumps(asdict(assignment)),
+    }
 
 
 def _write(bundle: Bundle, best_points: BestPoints, out: Path) -> int:

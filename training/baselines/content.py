@@ -18,7 +18,6 @@ from functools import partial
 from itertools import islice
 
 import numpy as np
-import pyarrow as pa
 from scipy import sparse
 
 from espalier.errors import InvalidData
@@ -26,7 +25,7 @@ from espalier.items import ItemTable
 
 from ..arrays import Float32, Int64
 from ..baselines.tuned_method import bytes_of, tune
-from ..data.log_values import is_text_type
+from ..data.item_content import text_kind
 from ..data.user_item_matrix import events_of_items, latest_items
 from ..neighbours.fit import fading
 from ..retrieval.scores import best_then_popular, by_popularity
@@ -61,7 +60,7 @@ def item_vectors(items: ItemTable) -> Vectors:
     """float32[I, V]: the tf-idf vector of each item; all 0 for one without words. Raises InvalidData if no two items share a word."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    columns = [name for name in items.fields if name != "id" and _is_content(items.column(name).type)]
+    columns = [name for name in items.fields if name != "id" and text_kind(items.column(name).type)]
     expected = "a column beside id with texts, or with lists of attributes, that items share"
     if not columns:
         raise InvalidData("items", items.fields, expected)
@@ -73,12 +72,6 @@ def item_vectors(items: ItemTable) -> Vectors:
         return sparse.csr_array(vectorizer.fit_transform(range(len(items))))
     except ValueError as error:  # an empty vocabulary, or nothing left by min_df
         raise InvalidData("items", columns, expected) from error
-
-
-def _is_content(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = kind.value_type
-    return is_text_type(kind)
 
 
 def _words(items: ItemTable, columns: Sequence[str], row: int) -> Iterator[str]:

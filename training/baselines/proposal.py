@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..deep.sequence.level_softmax import draw_counts
+
 
 class Proposal:
     """The distribution q that negatives are drawn from, ∝ weight_I (float64[I], positive)."""
@@ -20,7 +22,5 @@ class Proposal:
 
     def draw(self, times: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Of `times` draws with replacement: int64[S], the items, distinct and ascending; float32[S], log of (times drawn / expected)."""
-        point = torch.rand(times, generator=generator, dtype=torch.float64, device=self.upper_I.device) * self.upper_I[-1]
-        drawn = torch.searchsorted(self.upper_I, point, right=True).clamp(max=len(self.upper_I) - 1)
-        negative_S, count_S = torch.unique(drawn, return_counts=True)
+        negative_S, count_S = draw_counts(self.upper_I, times, generator)
         return negative_S, (count_S / (times * self.share_I[negative_S])).log().float()

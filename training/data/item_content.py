@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -110,11 +110,16 @@ def _column(name: str, column: pa.ChunkedArray) -> ContentColumn | None:
         numbers = numbers[np.isfinite(numbers)]
         scale = float(numbers.std()) if len(numbers) else 0.0
         return ContentColumn(name=name, kind="number", mean=float(numbers.mean()), scale=scale) if 0 < scale < np.inf else None
+    text = text_kind(kind)
+    return None if text is None else ContentColumn(name=name, kind=text)
+
+
+def text_kind(kind: pa.DataType) -> Literal["string", "list"] | None:
+    """Whether a column has a text or a list of texts for each item."""
     if is_text_type(kind):
-        return ContentColumn(name=name, kind="string")
-    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and is_text_type(kind.value_type):
-        return ContentColumn(name=name, kind="list")
-    return None
+        return "string"
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return "list" if is_list and is_text_type(kind.value_type) else None
 
 
 def _values(items: ItemTable, columns: Sequence[ContentColumn], most: int) -> dict[str, NDArray[Any]]:

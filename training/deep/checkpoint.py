@@ -22,7 +22,7 @@ from ..deep.parallel import process, processes
 from ..deep.prepare import Prepared
 from ..deep.row_shares import gather_rows, map_rows
 from ..deep.scorers.model import NodeScorer
-from ..run_files import atomic_write, check_same_run, file_digests
+from ..run_files import atomic_write, file_digests
 from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
@@ -54,13 +54,12 @@ class RunState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The file of one run, which its `identity` names. The model and the optimiser are saved, and restored in place.
+    """The file of one run. The model and the optimiser are saved, and restored in place.
 
     nodes  number of nodes of the tree: the file has the rows of all, so that another number of processes can resume
     """
 
     file: Path
-    identity: dict[str, str]
     model: NodeScorer
     optimiser: Optimiser
     nodes: int
@@ -91,23 +90,21 @@ class Checkpoint:
     def _write(self, content: dict[str, Any]) -> None:
         with atomic_write(self.file) as part, part.open("wb") as stream:
             try:
-                torch.save(content | {"identity": self.identity}, stream)
+                torch.save(content, stream)
             except RuntimeError as error:  # torch raises this one after the stream's own, of a full disk for example
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None
                 raise
 
     def restore(self) -> RunState:
-        """Load the file (tensors and plain values only), if there is one. Raises InvalidConfig if it is damaged or another run's."""
+        """Load the file (tensors and plain values only), if there is one. Raises InvalidConfig if it is damaged."""
         if not self.file.exists():
             return RunState()
         try:
             content: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True, mmap=processes() > 1)
-            identity = content["identity"]
         except Exception as error:  # a damaged file raises almost anything
             expected = f"a readable checkpoint ({type(error).__name__}); delete it to start anew"
             raise InvalidConfig("--resume", str(self.file), expected) from error
-        check_same_run(self.file, identity, self.identity)
         if processes() > 1:
             content = map_rows(content, lambda all_rows_ND: all_rows_ND[process() :: processes()].clone())
         self.model.load_state_dict(content["model"])
@@ -123,8 +120,8 @@ def step_of(file: Path) -> int:
     return int(progress["step"])
 
 
-def tree_identity(config: DeepConfig, prepared: Prepared) -> dict[str, str]:
-    """The inputs of a run from which its tree is made. The catalogue depends on the log and a journal."""
+def run_identity(config: DeepConfig, prepared: Prepared) -> dict[str, str]:
+    """The inputs of a run. The catalogue depends on the log and a journal."""
     ids = hashlib.sha256("\0".join(prepared.items.column("id").to_pylist()).encode()).hexdigest()
     trees = {"the earlier model": prepared.earlier, "the shared start": prepared.shared_start}
     return {
@@ -132,9 +129,9 @@ def tree_identity(config: DeepConfig, prepared: Prepared) -> dict[str, str]:
         "the log": prepared.interactions.fingerprint,
         **file_digests(config.data.model_copy(update={"log": None}), "data"),
         "the items": ids,
-        **{name: "" if source is None else tree_digest(source.tree) for name, source in trees.items()},
+        **{name: "" if source is None else _tree_digest(source.tree) for name, source in trees.items()},
     }
 
 
-def tree_digest(tree: Tree) -> str:
+def _tree_digest(tree: Tree) -> str:
     return hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()

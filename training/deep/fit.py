@@ -24,7 +24,7 @@ from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 from espalier.wording import option
 
-from ..deep.checkpoint import Checkpoint, RunState, tree_digest, tree_identity
+from ..deep.checkpoint import Checkpoint, RunState
 from ..deep.content_rows import ContentRows
 from ..deep.first_model import first_model
 from ..deep.instances import InstanceSource
@@ -142,8 +142,7 @@ class Run:
         self.topology = Topology(tree, device)
         self.steps = steps_of(config, self.model, self.topology, prepared)
         self.optimiser = self.steps.optimiser
-        identity = tree_identity(config, prepared) | {"the tree": tree_digest(tree)}
-        self.checkpoint = Checkpoint(file, identity, self.model, self.optimiser, tree.node_count)
+        self.checkpoint = Checkpoint(file, self.model, self.optimiser, tree.node_count)
         self.state = self.checkpoint.restore() if resume else RunState()
         if resume and self.state.step == 0:
             log.info("no checkpoint to resume from: training starts anew")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,7 @@ from espalier.bundle import Bundle
 from espalier.tree import Tree
 
 from ..data.splits import Split
-from ..deep.checkpoint import tree_identity
+from ..deep.checkpoint import run_identity
 from ..deep.earlier import as_earlier
 from ..deep.export import FinalModel, export
 from ..deep.first_model import by_popularity
@@ -29,9 +27,9 @@ from ..deep.scorers.model import NodeScorer
 from ..deep.sequence.rules import with_rules
 from ..retrieval.needs import silence
 from ..retrieval.task import NO_DEADLINE, Deadline
-from ..run_files import stored_tree
+from ..run_files import check_identity, stored_tree
 from ..specification.deep import DeepConfig, NeighboursConfig, SequenceConfig
-from ..versions import clear, first_files, only_run, work_folder
+from ..versions import run_folder, work_folder
 
 log = logging.getLogger(__name__)
 
@@ -58,19 +56,13 @@ def fit_and_export(
     deadline  after which no step begins; then the model is not trained again with the validation queries
     """
     work = work_folder(out)
-    with process_group(device), only_run(work) if process() == 0 else silence():
-        if process() == 0:
-            clear(work, resume)
+    with process_group(device), run_folder(out, resume) if process() == 0 else silence():
         wait_for_all()
         folder = work / f"process-{process()}" if process() else work  # for its own files
-        with first_files(work) if process() == 0 else nullcontext():
-            prepared = prepare(config, data, folder, work, journal)
+        prepared = prepare(config, data, folder, work, journal)
         lists = prepared.interactions
         log.info("%d users, %d items, %d events", lists.user_count, lists.item_count, lists.event_count)
-        bundle = train_and_export(config, prepared, out, device, work, resume, FIT_S, deadline, refit=deadline.at_s is None)
-        if bundle is not None:
-            shutil.rmtree(work)
-        return bundle
+        return train_and_export(config, prepared, out, device, work, resume, FIT_S, deadline, refit=deadline.at_s is None)
 
 
 def train_and_export(
@@ -93,6 +85,12 @@ def train_and_export(
     """
     data = config.data.model_copy(update={"split": prepared.split.config})  # with its dates: a log that has grown is cut at the same dates
     config = with_rules(config.model_copy(update={"data": data}), prepared)
+    identity = run_identity(config, prepared)
+    if process() == 0:
+        check_identity(work, identity, resume)
+    wait_for_all()
+    if process():
+        check_identity(work, identity, resume=True)
     tree, model = _train(config, prepared, device, work, resume, deadline)
     final = None
     if refit and wants_refit(config, prepared.split):
@@ -135,7 +133,7 @@ def _train(
         folder = work if number == 1 else work / f"round-{number}"
         folder.mkdir(exist_ok=True)
         build = partial(build_tree, config, prepared, device)
-        tree = shared_tree(partial(stored_tree, folder / "tree.npz", tree_identity(config, prepared), build, resume), device)
+        tree = shared_tree(partial(stored_tree, folder / "tree.npz", build, resume), device)
         if isinstance(config, NeighboursConfig):
             return tree, by_popularity(config, prepared, tree)
         model = fit(config, prepared, tree, device, folder, resume, deadline, last)

@@ -35,7 +35,7 @@ from ..data.csr import Csr, as_rows
 from ..data.xmc import LabelledPoints
 from ..linear.fit import fit_linear
 from ..retrieval.task import NO_DEADLINE
-from ..retrieval.tuning import Option, Options, search
+from ..retrieval.tuning import Option, Options, geometric_mean, search
 from ..specification.linear import AUTO, LinearOptions
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,6 @@ MEASURES = "ndcg@5", "recall@10"
 RESULTS = 10
 MOST_FALL = 0.005
 """The relative fall of quality that counts as noise when the beam widens."""
-LEAST_FIGURE = 1e-4
-"""Smaller figures are raised to this, so that their logarithm is finite."""
 
 TreeOf = Callable[[LabelledPoints], tuple[Tree, Csr]]
 """Training points → a tree as it will be made of all points, and the centroids of labels."""
@@ -91,13 +89,13 @@ class Trial:
 
     @property
     def quality(self) -> float:
-        return float(np.exp(_logs(self.figures.min(axis=0)).mean()))
+        return geometric_mean(self.figures.min(axis=0))
 
     @property
     def fall(self) -> float:
         """The relative fall of quality as the beam widens."""
-        narrow, wide = _logs(self.figures).mean(axis=1)
-        return float(narrow - wide)
+        narrow, wide = map(geometric_mean, self.figures)
+        return math.log(narrow / wide)
 
     def row(self) -> dict[str, Any]:
         beams = [dict(zip(MEASURES, map(float, figures.round(4)), strict=True)) for figures in self.figures]
@@ -182,11 +180,6 @@ def items_at(tree: Tree, leaves_BM: NDArray[np.int64]) -> NDArray[np.int64]:
 def measures_of(rows_BM: NDArray[np.int64], relevant: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
     """float64[Q, B]: `MEASURES` of the item rows found for each point, best first."""
     return np.stack([ndcg_at_m(rows_BM, relevant, 5), precision_recall_f(rows_BM, relevant, RESULTS)[1]])
-
-
-def _logs(figures: NDArray[np.float64]) -> NDArray[np.float64]:
-    logs: NDArray[np.float64] = np.log(np.maximum(figures, LEAST_FIGURE))
-    return logs
 
 
 def _most_values(points: Csr, seed: int) -> NDArray[np.int64]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import time
 from dataclasses import replace
 from functools import partial
@@ -34,14 +33,13 @@ from ..linear.stacking import learn_stacking
 from ..linear.stacking_examples import Train
 from ..linear.stacking_tables import Weighing
 from ..live.run_journal import read_run_journal
-from ..run_files import atomic_write, check_same_run, file_digests, stored_tree
+from ..run_files import atomic_write, check_identity, file_digests, stored_tree
 from ..specification.linear import LinearConfig
 from ..trees.hierarchical_kmeans import hierarchical_kmeans
-from ..versions import clear, first_files, only_run, work_folder
+from ..versions import run_folder
 
 log = logging.getLogger(__name__)
 CHOSEN = "chosen.json"
-"""The first file in a work folder that depends on the configuration and data, of which `identity.json` is written before."""
 
 
 def fit_version(config: LinearConfig, out: Path, resume: bool = False, journal: Path | None = None, device: Device = "auto") -> Bundle:
@@ -52,12 +50,8 @@ def fit_version(config: LinearConfig, out: Path, resume: bool = False, journal: 
     """
     if device == "cuda":
         raise InvalidConfig(option("device"), device, "auto or cpu: linear scorers are trained on a CPU")
-    work = work_folder(out)
-    with only_run(work):
-        clear(work, resume)
-        bundle = fit_and_export(config, out, work, journal=journal)
-        shutil.rmtree(work)
-    return bundle
+    with run_folder(out, resume) as work:
+        return fit_and_export(config, out, work, journal=journal)
 
 
 def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | None = None, journal: Path | None = None) -> Bundle:
@@ -69,9 +63,9 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     Raises InvalidConfig if the folder is another run's, and the errors of `prepare`.
     """
     begin = time.perf_counter()
-    with first_files(work):
-        prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
-    _check_identity(work / "identity.json", config)
+    work.mkdir(exist_ok=True)
+    prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
+    check_identity(work, {"the configuration": config.model_dump_json()} | file_digests(config.data, "data"), resume=True)
     threads = threads or cores()
     max_leaf = config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])
     branching = config.tree.children_of(len(prepared.items), max_leaf, trains_root(prepared.train, config.linear))
@@ -90,7 +84,7 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
             seed = seed_of_tree(config.seed, number)
             folder = None if level_folder is None else folder_of_tree(level_folder, number)
             build = partial(hierarchical_kmeans, labels, branching, max_leaf, seed, threads)
-            tree = build() if folder is None else stored_tree(folder / "tree.npz", {}, build, resume=True)  # `work` has checked identities
+            tree = build() if folder is None else stored_tree(folder / "tree.npz", build, resume=True)
             log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
             with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
                 trained_chunks = fit_linear(points, tree, choice.options, threads, seed, bar.update, folder, centroids)
@@ -138,12 +132,3 @@ def _choose_or_read(config: LinearConfig, prepared: Prepared, tree_of: TreeOf, t
     with atomic_write(file) as part:
         part.write_text(json.dumps({"options": chosen, "report": choice.report}))
     return choice
-
-
-def _check_identity(file: Path, config: LinearConfig) -> None:
-    identity = {"the configuration": config.model_dump_json()} | file_digests(config.data, "data")
-    if file.is_file() or (file.parent / CHOSEN).is_file():  # without an identity: of an earlier state of this program
-        check_same_run(file.parent, json.loads(file.read_text()) if file.is_file() else None, identity)
-    else:
-        with atomic_write(file) as part:
-            part.write_text(json.dumps(identity))

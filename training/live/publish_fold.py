@@ -8,7 +8,6 @@ memory and the rows of live items are learned from it (`learned_fold.py`).
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from ..live.learned_fold import Lesson, learn_from_log, put_since_training, read
 from ..live.replay import held_through, replay_operations
 from ..live.splitting import split_for_padding
 from ..publish import publish, reported_ms
-from ..versions import clear, new_version, only_run, work_folder
+from ..versions import new_version, run_folder
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +61,9 @@ def fold(model: Path, out: Path, log_file: Path | None = None) -> Bundle:
     log.info("%d live items and %d tombstones, through operation %d", state.live_items, state.tombstones, state.sequence)
     if log_file is None:
         return publish_fold(bundle, state, out)
-    work = work_folder(out)
-    with only_run(work):
-        clear(work, resume=False)
-        try:
-            split = read_split(bundle, log_file, work)
-            return publish_fold(bundle, state, out, Lesson(split, items, put_since_training(bundle, items), work))
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    with run_folder(out, resume=False) as work:
+        split = read_split(bundle, log_file, work)
+        return publish_fold(bundle, state, out, Lesson(split, items, put_since_training(bundle, items), work))
 
 
 def publish_fold(bundle: Bundle, state: LiveState, out: Path, lesson: Lesson | None = None) -> Bundle:

@@ -33,6 +33,10 @@ LEAST_MEAN = 1e-4
 """Lower bound of a mean, so that its logarithm is finite."""
 
 
+def geometric_mean(mean_C: NDArray[np.float64]) -> float:
+    return float(np.exp(np.log(np.maximum(mean_C, LEAST_MEAN)).mean()))
+
+
 @dataclass(frozen=True)
 class Figures:
     """figure_CB float64[C, B]: recall, or another metric, of each query at each of CUTS."""
@@ -47,7 +51,7 @@ class Figures:
     @property
     def figure(self) -> float:
         """The geometric mean over the cuts, so that the top of a list counts as much as the whole list."""
-        return float(np.exp(np.log(self.mean_C).mean()))
+        return geometric_mean(self.figure_CB.mean(1))
 
     def gain_over(self, other: Figures) -> tuple[float, float]:
         """The relative gain in `figure`, to first order, and its standard error, paired by query."""

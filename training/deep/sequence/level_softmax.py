@@ -75,7 +75,8 @@ class ColumnSource:
         """The columns of the levels 1 … H, for targets int64[N, P] (item rows)."""
         topology, tree = self.topology, self.topology.tree
         targets_U, index_NP = torch.unique(topology.leaf_of_item_I1[target_NP], return_inverse=True)
-        negatives, targets = [self._draw(generator)], [(targets_U, index_NP)]
+        leaf_S, count_S = draw_counts(self.upper_n, self.draws, generator)
+        negatives, targets = [(leaf_S + tree.leaf_offset, count_S)], [(targets_U, index_NP)]
         for _ in range(tree.height - 1):
             negatives.append(self._parents(*negatives[-1]))
             targets_U, parent_U = torch.unique(topology.parent_N1[targets_U], return_inverse=True)
@@ -98,17 +99,18 @@ class ColumnSource:
             levels.append(LevelColumns(nodes_M, parent_M, torch.searchsorted(nodes_M, targets_U)[index_NP], column_S, offset_S, own_N))
         return levels
 
-    def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Distinct leaves, ascending, and how often each was drawn."""
-        point = torch.rand(self.draws, generator=generator, dtype=torch.float64, device=self.topology.device) * self.upper_n[-1]
-        leaf = torch.searchsorted(self.upper_n, point, right=True).clamp(max=len(self.upper_n) - 1)
-        nodes_S, count_S = torch.unique(leaf + self.topology.tree.leaf_offset, return_counts=True)
-        return nodes_S, count_S
-
     def _parents(self, nodes_S: Tensor, count_S: Tensor) -> tuple[Tensor, Tensor]:
         """The parents, and how often each came up."""
         parents_S, inverse = torch.unique(self.topology.parent_N1[nodes_S], return_inverse=True)
         return parents_S, torch.zeros_like(parents_S).index_add_(0, inverse, count_S)
+
+
+def draw_counts(upper_I: Tensor, draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draws with replacement by the running sums of chances: int64[S] twice, distinct indices, ascending, and how often each came up."""
+    point = torch.rand(draws, generator=generator, dtype=torch.float64, device=upper_I.device) * upper_I[-1]
+    drawn = torch.searchsorted(upper_I, point, right=True).clamp(max=len(upper_I) - 1)
+    drawn_S, count_S = torch.unique(drawn, return_counts=True)
+    return drawn_S, count_S
 
 
 def level_softmax_loss(
