@@ -116,6 +116,7 @@ def _installed(name: str) -> Path | None:
     if spec is None or spec.origin is None or not (Path(spec.origin).parent / FILE).is_file():
         return None
     package = Path(spec.origin).resolve().parent
+    imported_sources(package)  # as they are before they are imported
     try:
         for module in sorted({function.partition(":")[0] for function, _ in read_signatures(package)}):
             importlib.import_module(module)

@@ -75,7 +75,7 @@ def package_of(function: Callable[..., Any]) -> Path | None:
 def open_file(package: Path) -> CodeFile | None:
     """Look for the file of a package's code, even after an earlier look. Loaded functions stay loaded."""
     code_file, faults = find(package)
-    for reason in faults:
+    for reason in faults if code_file is None else ():
         log.warning("compiled code is not used: %s", reason)
     _files[package] = code_file
     return code_file

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple, cast
 
-from espalier_cli.loading import INTERRUPTED, begin_loading, end_loading
+from espalier_cli.loading import INTERRUPTED, begin_loading, end_loading, no_interrupt_lost
 
 Main = Callable[[Sequence[str], str], int]
 """Arguments and the command's name in help → exit code."""
@@ -91,9 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         end_loading()
     try:
-        if command.module == TRAINER:  # one program, whose first argument is the command
-            return run([name, *options], "espalier")
-        return run(options, f"espalier {name}")
+        with no_interrupt_lost():
+            if command.module == TRAINER:  # one program, whose first argument is the command
+                return run([name, *options], "espalier")
+            return run(options, f"espalier {name}")
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED

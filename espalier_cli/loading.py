@@ -1,6 +1,7 @@
-"""Ctrl-C while a command loads its libraries, some of which lose exceptions: the process ends with one line, without an exception.
+"""Ctrl-C in a command whose libraries lose or change exceptions.
 
-Imports nothing but the standard library.
+While they are loaded, the process ends with one line, without an exception. Later, KeyboardInterrupt is raised in any case. Imports nothing
+but the standard library.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -29,3 +32,34 @@ def end_loading() -> None:
 def _end(*_: object) -> None:
     os.write(sys.stderr.fileno(), b"Interrupted.\n")
     os._exit(INTERRUPTED)
+
+
+@contextmanager
+def no_interrupt_lost() -> Iterator[None]:
+    """Inside, Ctrl-C has an effect even if it comes in a callback from C, out of which Python cannot raise it: it is sent again.
+
+    LLVM calls back at the end of a compilation, of seconds, so most of those that come during one end there. And where numba loads compiled
+    code it turns KeyboardInterrupt into SystemError.
+    """
+    former = sys.unraisablehook
+
+    def send_again(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            former(unraisable)
+            return
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+    except SystemError as error:
+        cause: BaseException | None = error
+        while isinstance(cause, SystemError):
+            cause = cause.__cause__
+        if isinstance(cause, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        sys.unraisablehook = former

@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -30,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from espalier.compile import end_with_parent
-from espalier.errors import EspalierError, InvalidData, InvalidInput
+from espalier.errors import EspalierError, InvalidData, InvalidInput, InvalidQuery
 from espalier.file_lock import file_lock
 from espalier.frames import as_table, column_of, lists_of
 from espalier.hardware import cores
@@ -104,8 +105,9 @@ def predict(options: argparse.Namespace) -> None:
     folder.mkdir(exist_ok=True)
     with file_lock(folder, InvalidInput("--out", str(out), "a file that no other run is writing now")):  # two runs would share the folder
         _resume(folder, _digest(model, options, job))
-        with _executor(min(options.workers, -(-total // BLOCK)), job, model) as executor:
-            _answer(executor, AHEAD * options.workers, job, blocks, folder, total)
+        workers = min(options.workers, -(-total // BLOCK))
+        with _executor(workers, job, model) as executor:
+            _answer(executor, AHEAD * workers if workers > 1 else 0, job, blocks, folder, total)
         _join_blocks(folder, out, _with_items(job, schema.empty_table(), 0, model))
         shutil.rmtree(folder)
 
@@ -131,9 +133,11 @@ def _answer(executor: Executor, ahead: int, job: Job, blocks: Iterator[pa.Table]
             reported = now
             print(f"{done:,} of {total:,} queries, {answered / (now - began):,.0f}/s", file=sys.stderr, flush=True)
 
+    first = 0
     for number, block in enumerate(blocks):
         file = folder / f"{number:08}.parquet"
-        pending.append((file, None if file.exists() else executor.submit(_answer_block, job, block, number * BLOCK)))
+        pending.append((file, None if file.exists() else executor.submit(_answer_block, job, block, first)))
+        first += len(block)  # of a file with dictionaries some blocks are smaller
         while len(pending) > ahead:
             finish()
     while pending:
@@ -240,17 +244,40 @@ def _answer_block(job: Job, block: pa.Table, first: int) -> pa.Table | str:
 
 def _with_items(job: Job, block: pa.Table, first: int, model: Model) -> pa.Table:
     """A block with the query column replaced by lists of items, scores and requested fields."""
-    queries, seen = model.with_seen(query_values(block.column(job.column), job.column, first, model))
+    values = query_values(block.column(job.column), job.column, first, model)
+    try:
+        queries, seen = model.with_seen(values)
+    except InvalidQuery as error:
+        raise _of_row(error, job.column, first) from error
     m_B = None if job.m_column is None else _numbers(block.column(job.m_column).to_pylist(), job.m_column, first, model)
     filters = None
     if job.filter_column is not None:
         filters = [_joined_filter(job, first + row, text) for row, text in enumerate(block.column(job.filter_column).to_pylist())]
-    answers = model.answers(queries, job.ask, job.fields, seen, m_B, filters)
+    try:
+        answers = model.answers(queries, job.ask, job.fields, seen, m_B, filters)
+    except InvalidQuery:
+        for row, query_filter in enumerate(filters or (), first):
+            _check_filter(query_filter, f"{job.filter_column}[{row}]", job, model)
+        raise
     offsets = pa.array(np.append(0, np.cumsum(answers.count_B)), pa.int32())
     other_columns = [name for name in block.column_names if name not in (job.column, job.m_column, job.filter_column)]
     columns = {name: block.column(name) for name in other_columns}
     lists = dict(zip(ANSWERS, (answers.ids, answers.scores), strict=True)) | answers.fields
     return pa.table(columns | {name: pa.ListArray.from_arrays(offsets, values) for name, values in lists.items()})
+
+
+def _of_row(error: InvalidQuery, column: str, first: int) -> InvalidInput:
+    """An error of a query of a block, with the query's row in the file: `vector[5000]` for `queries[904].vector`."""
+    query = re.fullmatch(r"queries\[(\d+)\](?:\.\w+)?(.*)", error.field)
+    return error if query is None else InvalidData(f"{column}[{first + int(query[1])}]{query[2]}", error.value, error.expected)
+
+
+def _check_filter(query_filter: Mapping[str, object], name: str, job: Job, model: Model) -> None:
+    """Raise InvalidData with the row of a filter that the model refuses."""
+    try:
+        model.mask(query_filter, job.ask.exclude_filter)
+    except InvalidQuery as error:
+        raise InvalidData(f"{name}: {error.field}", error.value, error.expected) from error
 
 
 def check_queries(column: pa.Field, model: Model) -> None:

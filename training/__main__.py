@@ -22,10 +22,10 @@ except ModuleNotFoundError as missing:  # `make run` installs only the packages 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.serving import MAX_VERSION, Candidate
-from espalier_cli.loading import INTERRUPTED, end_loading
+from espalier_cli.loading import INTERRUPTED, end_loading, no_interrupt_lost
 
 from .run_log import RunLog
-from .stopped import Interrupted, free_space, is_full, no_interrupt_lost, resumable
+from .stopped import Interrupted, free_space, is_full, resumable
 from .versions import new_version
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
@@ -523,6 +523,9 @@ def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int
         return 1
     except Interrupted as interrupted:
         print(f"Interrupted. {interrupted}.", file=sys.stderr)
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
     except SystemExit as ended:  # typer ends every command so
         if ended.code == INTERRUPTED:

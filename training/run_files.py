@@ -57,13 +57,16 @@ def check_identity(work: Path, identity: Mapping[str, str], resume: bool) -> Non
         with atomic_write(file) as part:
             part.write_text(json.dumps(identity))
         return
-    earlier: dict[str, str] = json.loads(file.read_text()) if file.is_file() else {}
+    try:
+        earlier: dict[str, str] = json.loads(file.read_text()) if file.is_file() else {}
+    except ValueError as error:
+        raise InvalidConfig("--resume", str(file), "JSON; it is damaged. Leave out --resume to start anew") from error
     if earlier == identity:
         return
     changed = next((name for name, digest in identity.items() if earlier.get(name) != digest), "an input")
     if identity.keys().isdisjoint(earlier):
         changed = "the program"  # an earlier state of it wrote no such identity
-    expected = f"a file of a run with the same configuration and inputs; changed: {changed}. Leave out --resume to start anew"
+    expected = f"the folder of a run with the same configuration and inputs; changed: {changed}. Leave out --resume to start anew"
     raise InvalidConfig("--resume", str(work), expected)
 
 

@@ -9,16 +9,24 @@ Knows names and numbers. Does not know their meaning.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from espalier.errors import InvalidConfig, MissingExtra
 
+log = logging.getLogger(__name__)
+
 FORMS = "tensorboard:FOLDER, mlflow or mlflow:URI"
+
+
+Ending = Literal["FINISHED", "FAILED", "KILLED"]
+"""How a run ended, in MLflow's words."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +38,27 @@ class RunLog:
     """
 
     note: Callable[[str, Mapping[str, float], int | None], object] = lambda group, values, step: None
-    close: Callable[[], object] = lambda: None
+    close: Callable[[Ending], object] = lambda ending: None
 
     @staticmethod
     @contextmanager
     def opened(option: str, target: str | None, name: str) -> Iterator[RunLog]:
-        """The log of a run with this name at `target`, None: nowhere. Inside, `current` returns it.
+        """The log of a run with this name at `target`, None: nowhere. Inside, `current` returns it. After its first error it notes nothing.
 
         Raises InvalidConfig if the target is none of FORMS, MissingExtra if its package is not installed.
         """
-        run_log = RunLog() if target is None else _opened(option, target, name)
+        run_log = RunLog() if target is None else _without_errors(_opened(option, target, name), target)
         token = _CURRENT.set(run_log)
+        ending: Ending = "FAILED"
         try:
             yield run_log
+            ending = "FINISHED"
+        except KeyboardInterrupt:
+            ending = "KILLED"
+            raise
         finally:
             _CURRENT.reset(token)
-            run_log.close()
+            run_log.close(ending)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of a step of training."""
@@ -78,6 +91,23 @@ def _opened(option: str, target: str, name: str) -> RunLog:
     raise InvalidConfig(option, target, FORMS)
 
 
+def _without_errors(run_log: RunLog, target: str) -> RunLog:
+    """The same log, whose first error is a warning and its end: a training is worth more than its log."""
+    broken = False
+
+    def attempt(action: Callable[..., object], *arguments: object) -> None:
+        nonlocal broken
+        if broken:
+            return
+        try:
+            action(*arguments)
+        except Exception as error:  # of a full disk, or any error of a tracking server and its client
+            broken = True
+            log.warning("%s: the run goes on without its log (%s: %s)", target, type(error).__name__, error)
+
+    return RunLog(partial(attempt, run_log.note), partial(attempt, run_log.close))
+
+
 def _tensorboard(folder: Path) -> RunLog:
     """Event files in a folder."""
     writer = _module("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
@@ -86,7 +116,7 @@ def _tensorboard(folder: Path) -> RunLog:
         for metric, value in values.items():
             writer.add_scalar(f"{group}/{metric}", value, step)
 
-    return RunLog(note, writer.close)
+    return RunLog(note, lambda ending: writer.close())
 
 
 def _mlflow(uri: str, name: str) -> RunLog:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-import signal
-import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from espalier.errors import EspalierError
+from espalier_cli.loading import no_interrupt_lost
 
 from .versions import work_folder
 
@@ -26,7 +23,8 @@ class Interrupted(Exception):
 def resumable(out: Path) -> Iterator[None]:
     """Says after Ctrl-C and on a full disk what `--resume` would go on from."""
     try:
-        yield
+        with no_interrupt_lost():
+            yield
     except KeyboardInterrupt:
         raise Interrupted(_resume_point(work_folder(out))) from None
     except OSError as error:
@@ -61,26 +59,3 @@ def free_space(folder: Path | None = None) -> str:
     temporary, free = (shutil.disk_usage(path).free >> 20 for path in (tempfile.gettempdir(), folder or "."))
     here = "here" if folder is None else f"in {folder}"
     return f"; {free:,} MiB are free {here}, {temporary:,} MiB in {tempfile.gettempdir()} (another folder: TMPDIR), where logs are read"
-
-
-@contextmanager
-def no_interrupt_lost() -> Iterator[None]:
-    """Inside, Ctrl-C has an effect even if it comes in a callback from C, out of which Python cannot raise it: it is sent again.
-
-    LLVM calls back at the end of a compilation, of seconds, so most of those that come during one end there.
-    """
-    former = sys.unraisablehook
-
-    def send_again(unraisable: sys.UnraisableHookArgs) -> None:
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            former(unraisable)
-            return
-        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        timer.daemon = True
-        timer.start()
-
-    sys.unraisablehook = send_again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = former

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -389,10 +390,16 @@ def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: p
 
             return Later()
 
-    monkeypatch.setattr(module, "_ThisProcess", Pool)
+    def executor(workers: int, job: module.Job, model: Any) -> Any:
+        monkeypatch.setattr(module, "_model", model)
+        return nullcontext(Pool())
+
+    monkeypatch.setattr(module, "_executor", executor)
     monkeypatch.setattr(module, "BLOCK", 1)
-    assert run("--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1) == 0
-    assert most == module.AHEAD + 1
+    for workers, waiting_at_most in ((1, 1), (2, 2 * module.AHEAD + 1)):
+        most = 0
+        assert run("--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", workers) == 0
+        assert most == waiting_at_most
 
 
 def test_several_processes_answer_as_one_does(queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -407,6 +414,59 @@ def test_several_processes_answer_as_one_does(queries: Path, tmp_path: Path, cap
     assert run(*asked, tmp_path / "none.parquet", "--workers", 2) == 1
     assert "error: history[5000]: got null, expected a history" in capsys.readouterr().err
     assert not (tmp_path / "none.parquet").exists()
+
+
+def test_what_is_wrong_is_said_with_its_row_in_the_file(
+    queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a column of categories Arrow reads smaller blocks at the end of a row group."""
+    monkeypatch.setattr(module, "BLOCK", 4)
+    kinds = pa.array(["a", "b"] * 5).dictionary_encode()
+    asked = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1, "--filter-column", "only"]
+    table = pa.table({"kind": kinds, "history": [["perl"]] * 10, "only": pa.array([None] * 10, pa.string())})
+    for column, value, said in (
+        ("history", None, "error: history[7]: got null, expected a history"),
+        ("only", '{"nope": ["x"]}', "error: only[7]: filter.nope: got 'nope', expected"),
+    ):
+        wrong = pa.array([*table[column].to_pylist()[:7], value, *table[column].to_pylist()[8:]], table[column].type)
+        pq.write_table(table.set_column(table.schema.get_field_index(column), column, wrong), queries, row_group_size=3)
+        assert run(*asked) == 1
+        assert said in capsys.readouterr().err
+    rng = np.random.default_rng(0)
+    espalier.XRLinear().fit(rng.random((40, 5)), rng.random((40, 3)) < 0.5).save(tmp_path / "labels/1")
+    features = [{"indices": [0], "values": [1.0]}] * 9 + [{"indices": [99], "values": [1.0]}]
+    pq.write_table(pa.table({"features": features}), queries)
+    assert run("--model", tmp_path / "labels", *asked[2:-2]) == 1
+    assert "error: features[9].indices: got 99" in capsys.readouterr().err
+
+
+CHANGED_INTERRUPT = """
+import sys
+from espalier_cli import predict
+from espalier_cli.__main__ import main
+
+def interrupted(*_):
+    try:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise SystemError("returned a result with an exception set") from error
+    except SystemError as error:
+        raise SystemError("returned a result with an exception set") from error
+
+predict._with_items = interrupted
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_that_a_library_changes_ends_a_command_with_a_line(queries: Path, tmp_path: Path) -> None:
+    """As numba does while it loads compiled code."""
+    asked = ["predict", "--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", CHANGED_INTERRUPT, *map(str, asked)], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
 
 
 @pytest.mark.parametrize(

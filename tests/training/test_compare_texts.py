@@ -59,7 +59,9 @@ def test_bm25_and_bm25f_are_their_formulas_and_equals_come_in_the_order_of_the_i
     rows, scores = find("Red LAMP unknown")
     assert_array_equal(rows, [0, 1, 2])
     np.testing.assert_allclose(scores, expected, rtol=1e-6)
-    assert_array_equal(best_of(find)(["lamp", "unknown"], 2, False), [[1, 2], [-1, -1]])
+    filler = np.array([2, 0, 1])
+    assert_array_equal(best_of(find, filler)(["lamp", "unknown", "glass"], 2, False), [[1, 2], [2, 0], [0, 2]])
+    assert_array_equal(best_of(find, filler)(["glass"], 4, False), [[0, 2, 1, -1]])
     assert words.joined().scorer((1.0,), k1, b)("glass")[0].tolist() == [0]
 
 
@@ -76,6 +78,18 @@ def test_what_chooses_is_neither_learned_from_nor_measured(tmp_path: Path) -> No
     assert abs(task.part.centroids - task.whole.centroids).sum() > 0
     asked = fields_of(task.columns, task.part.queries)[-1]
     assert sum(len(text.split()) for text in asked) == sum(len(query.split()) for query in learned)
+
+
+def test_a_query_without_a_known_word_is_answered_with_the_most_frequent_items(tmp_path: Path) -> None:
+    """The tree's answers are full, too."""
+    config = shop(tmp_path, log=True)
+    popular = pl.DataFrame({"query": [f"{word} thing" for word in ("some", "other", "any")], "item": ["p31"] * 3})
+    pl.concat([pl.read_parquet(tmp_path / "log.parquet"), popular]).write_parquet(tmp_path / "log.parquet")
+    task = task_of(config, prepare(config))
+    for name, method in METHODS.items():
+        answer = method(task).rank(["???"], 50, False)[0]
+        assert answer[0] == task.whole.most_frequent()[0] == 31, name
+        assert sorted(answer[:40]) == [*range(40)], name
 
 
 def test_without_a_log_made_queries_choose_and_others_measure(tmp_path: Path) -> None:

@@ -283,6 +283,9 @@ def test_a_run_that_goes_on_refuses_changed_inputs(short: Begun, tmp_path: Path)
         (config, {"shared_start": SharedStart(short.tree, tmp_path)}, "the shared start"),
     ):
         assert_refused(run_identity(changed_config, dataclasses.replace(prepared, **changes)), named)
+    (work / IDENTITY).write_text("{")
+    with pytest.raises(InvalidConfig, match=r"--resume: .*identity\.json.*, expected JSON; it is damaged"):
+        check_identity(work, run_identity(config, prepared), resume=True)
     (work / IDENTITY).unlink()
     stored_tree(work / "tree.npz", lambda: short.tree, resume=False)
     assert_refused(run_identity(config, prepared), "the program")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,23 +50,39 @@ def test_tensorboard_gets_steps_and_figures_in_a_folder_of_the_run(told: list[An
 
 
 @pytest.mark.parametrize(("where", "uri"), [("mlflow", None), ("mlflow:http://tracking:5000", "http://tracking:5000")])
-def test_mlflow_gets_names_that_it_takes_and_the_run_ends_with_an_error_too(told: list[Any], where: str, uri: str | None) -> None:
-    def fails() -> None:
-        with RunLog.opened("--log-to", where, "books") as opened:
-            opened.step(3, {"recall@50": 0.25})
-            opened.figures("fusion:recipe:neighbours", {"recall@50": 0.5})
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fails()
+@pytest.mark.parametrize(("error", "ending"), [(None, "FINISHED"), (RuntimeError, "FAILED"), (KeyboardInterrupt, "KILLED")])
+def test_mlflow_gets_names_that_it_takes_and_how_the_run_ended(
+    told: list[Any], where: str, uri: str | None, error: type[BaseException] | None, ending: str
+) -> None:
+    with nullcontext() if error is None else pytest.raises(error), RunLog.opened("--log-to", where, "books") as opened:
+        opened.step(3, {"recall@50": 0.25})
+        opened.figures("fusion:recipe:neighbours", {"recall@50": 0.5})
+        if error is not None:
+            raise error
     expected: list[Any] = [] if uri is None else [("set_tracking_uri", uri)]
     assert told == [
         *expected,
         ("start_run", "books"),
         ("log_metrics", {"training/recall_at_50": 0.25}, 3),
         ("log_metrics", {"fusion_recipe_neighbours/recall_at_50": 0.5}, None),
-        ("end_run",),
+        ("end_run", ending),
     ]
+
+
+@pytest.mark.parametrize("broken", ["log_metrics", "end_run"])
+def test_a_run_goes_on_without_a_log_that_fails(
+    told: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    def restart(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the server restarts")
+
+    monkeypatch.setattr(sys.modules["mlflow"], broken, restart)
+    with RunLog.opened("--log-to", "mlflow", "books") as opened:
+        opened.step(1, {"loss": 2.5})
+        opened.step(2, {"loss": 2.0})
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning == "mlflow: the run goes on without its log (ConnectionError: the server restarts)"
+    assert len(told) == (1 if broken == "log_metrics" else 3)
 
 
 @pytest.mark.parametrize("where", ["", "tensorboard", "tensorboard:", "mlflow:", "wandb:x"])

@@ -55,6 +55,10 @@ class Learned:
     queries: LabelledTexts
     centroids: Csr
 
+    def most_frequent(self) -> Int64:
+        """int64[I]: all items, by descending weight of their queries, then in the table's order."""
+        return np.argsort(-np.asarray(self.queries.labels.sum(0)), kind="stable")
+
 
 @dataclass(frozen=True, eq=False)
 class TextTask:
@@ -87,22 +91,24 @@ class TextTask:
         _, find_with = build(self.part)
 
         def figure(options: Options) -> float:
-            return float(METRIC.of(best_of(find_with(options))(queries, METRIC.m, False), self.validation).mean())
+            rank = best_of(find_with(options), self.part.most_frequent())
+            return float(METRIC.of(rank(queries, METRIC.m, False), self.validation).mean())
 
         search_result = search(figure, [{option.name: option.values[len(option.values) // 2] for option in grid}], grid, self.deadline)
         if self.part is not self.whole:
             del find_with
         size, find_with = build(self.whole)
         best = search_result.best.options
-        return Fitted(best_of(find_with(best)), best, size, time.monotonic() - begin_s, search_result.trials, search_result.ended)
+        rank = best_of(find_with(best), self.whole.most_frequent())
+        return Fitted(rank, best, size, time.monotonic() - begin_s, search_result.trials, search_result.ended)
 
 
 SizedFinder = tuple[int, Callable[[Options], Find]]
 TextMethod = Callable[[TextTask], Fitted]
 
 
-def best_of(find: Find) -> Rank:
-    """A ranking by descending score, ties by the lower row."""
+def best_of(find: Find, filler_I: Int64) -> Rank:
+    """A ranking by descending score, ties by the lower row. Fewer than m items are filled up from `filler_I`, since a tree's are, too."""
 
     def rank(queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
         rows_BM = np.full((len(queries), m), NO_ITEM, np.int64)
@@ -113,7 +119,9 @@ def best_of(find: Find) -> Rank:
                 top = np.flatnonzero(scores >= scores[top].min())
                 rows, scores = rows[top], scores[top]
             best = rows[np.lexsort((rows, -scores))][:m]
-            rows_BM[b, : len(best)] = best
+            first_filler = filler_I[:m]  # at most len(best) of them are in `best`
+            filled = np.append(best, first_filler[~np.isin(first_filler, best)])[:m]
+            rows_BM[b, : len(filled)] = filled
         return rows_BM
 
     return rank

@@ -125,7 +125,8 @@ def _pays(field: Field, tree: Contestant, best: Contestant, difference: Differen
     """The second sentence, without the reserves and the full stop."""
     costs = f"{tree.name}: {tree.cost}; {best.name}: {best.cost}"
     if difference.queries < MIN_QUERIES:
-        return f"Undecided: {difference.queries} queries are too few to tell ({costs})"
+        queries = "1 query is" if difference.queries == 1 else f"{difference.queries} queries are"
+        return f"Undecided: {queries} too few to tell ({costs})"
     fusion = _fusion_that_pays(field, best)
     if difference.low > 0:
         if field.strong in field.not_judged:

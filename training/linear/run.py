@@ -65,7 +65,8 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     begin = time.perf_counter()
     work.mkdir(exist_ok=True)
     prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
-    check_identity(work, {"the configuration": config.model_dump_json()} | file_digests(config.data, "data"), resume=True)
+    inputs = {"the configuration": config.model_dump_json(), "--earlier": "" if journal is None else str(journal.absolute())}
+    check_identity(work, inputs | file_digests(config.data, "data"), resume=True)
     threads = threads or cores()
     max_leaf = config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])
     branching = config.tree.children_of(len(prepared.items), max_leaf, trains_root(prepared.train, config.linear))
