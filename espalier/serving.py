@@ -19,7 +19,6 @@ MAX_VERSION = (1 << 63) - 1
 Version = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(max_length=MAX_NAMED)]
-Groups = Annotated[tuple[Annotated[str, Field(max_length=128, pattern="^[!-~]+$")], ...], Field(max_length=MAX_NAMED)]
 
 
 class DesiredFile(BaseModel):
@@ -33,12 +32,12 @@ class DesiredFile(BaseModel):
 class Candidate(BaseModel):
     """A version on trial: it answers some of the requests that name no version."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, json_schema_serialization_defaults_required=True)
 
     version: Annotated[Version, Field(le=MAX_VERSION, description="A version in the models folder.")]
     share: Annotated[Share, Field(description="Share of the users, or of the requests that name no user, that it answers.")] = 0.0
     keys: Annotated[Names, Field(description="Names of API keys whose requests it answers.")] = ()
-    groups: Annotated[Groups, Field(description="Values of the header Espalier-Group of requests that it answers.")] = ()
+    groups: Annotated[Names, Field(description="Values of the header Espalier-Group of requests that it answers.")] = ()
     shadow: Annotated[
         Share, Field(description="Share of the other requests that it answers as shadow requests. No client sees these answers.")
     ] = 0.0

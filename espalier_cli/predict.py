@@ -267,7 +267,7 @@ def _with_items(job: Job, block: pa.Table, first: int, model: Model) -> pa.Table
 
 
 def _of_row(error: InvalidQuery, column: str, first: int) -> InvalidInput:
-    """An error of a query of a block, with the query's row in the file: `vector[5000]` for `queries[904].vector`."""
+    """An error of a query of a block, with the query's number, from 0, among all: `vector[5000]` for `queries[904].vector`."""
     query = re.fullmatch(r"queries\[(\d+)\](?:\.\w+)?(.*)", error.field)
     return error if query is None else InvalidData(f"{column}[{first + int(query[1])}]{query[2]}", error.value, error.expected)
 

@@ -15,10 +15,8 @@ from espalier.durable import flush
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 
-from .versions import IDENTITY
+from .versions import IDENTITY, has_progress
 
-FIRST_FILES = ("chosen.json", "tree.npz", "state.npz")
-"""The first files in a work folder that depend on the identity: of a linear model, another model, an assignment."""
 TREE_ARRAYS = ("level_offset", "first_child", "leaf_item")
 
 
@@ -53,19 +51,21 @@ def check_identity(work: Path, identity: Mapping[str, str], resume: bool) -> Non
     Raises InvalidConfig, with the name of what has changed, if the files in the folder are of another run.
     """
     file = work / IDENTITY
-    if not resume or not any((work / name).is_file() for name in (IDENTITY, *FIRST_FILES)):
+    if not resume or not has_progress(work):
         with atomic_write(file) as part:
             part.write_text(json.dumps(identity))
         return
     try:
-        earlier: dict[str, str] = json.loads(file.read_text()) if file.is_file() else {}
+        earlier = json.loads(file.read_text()) if file.is_file() else {}
     except ValueError as error:
         raise InvalidConfig("--resume", str(file), "JSON; it is damaged. Leave out --resume to start anew") from error
     if earlier == identity:
         return
-    changed = next((name for name, digest in identity.items() if earlier.get(name) != digest), "an input")
-    if identity.keys().isdisjoint(earlier):
-        changed = "the program"  # an earlier state of it wrote no such identity
+    if not isinstance(earlier, dict):
+        earlier = {}
+    changed_inputs = [name for name in identity if name in earlier and earlier[name] != identity[name]]
+    removed_inputs = [name for name in earlier if name not in identity]
+    changed = next(iter(changed_inputs + removed_inputs), "the program")  # an earlier state of it wrote no such identity
     expected = f"the folder of a run with the same configuration and inputs; changed: {changed}. Leave out --resume to start anew"
     raise InvalidConfig("--resume", str(work), expected)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from espalier.errors import InvalidConfig, MissingExtra
+from espalier_cli.loading import no_interrupt_lost
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ class RunLog:
         token = _CURRENT.set(run_log)
         ending: Ending = "FAILED"
         try:
-            yield run_log
+            with no_interrupt_lost():
+                yield run_log
             ending = "FINISHED"
         except KeyboardInterrupt:
             ending = "KILLED"
@@ -93,19 +95,22 @@ def _opened(option: str, target: str, name: str) -> RunLog:
 
 def _without_errors(run_log: RunLog, target: str) -> RunLog:
     """The same log, whose first error is a warning and its end: a training is worth more than its log."""
-    broken = False
+    is_broken = False
 
     def attempt(action: Callable[..., object], *arguments: object) -> None:
-        nonlocal broken
-        if broken:
-            return
+        nonlocal is_broken
         try:
             action(*arguments)
         except Exception as error:  # of a full disk, or any error of a tracking server and its client
-            broken = True
-            log.warning("%s: the run goes on without its log (%s: %s)", target, type(error).__name__, error)
+            if not is_broken:
+                log.warning("%s: the run goes on without its log (%s: %s)", target, type(error).__name__, error)
+            is_broken = True
 
-    return RunLog(partial(attempt, run_log.note), partial(attempt, run_log.close))
+    def note(*arguments: object) -> None:
+        if not is_broken:
+            attempt(run_log.note, *arguments)
+
+    return RunLog(note, partial(attempt, run_log.close))
 
 
 def _tensorboard(folder: Path) -> RunLog:

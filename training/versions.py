@@ -31,7 +31,9 @@ def new_version(out: Path) -> str:
 
 
 IDENTITY = "identity.json"
-"""The file in a work folder that says of which run it is. A folder without it holds no progress."""
+"""The file in a work folder that says of which run it is."""
+FIRST_FILES = ("chosen.json", "tree.npz", "state.npz")
+"""The first files in a work folder that depend on the identity: of a linear model, another model, an assignment."""
 
 
 def work_folder(out: Path) -> Path:
@@ -56,15 +58,21 @@ def clear(work: Path, resume: bool) -> None:
             unfinished.unlink(missing_ok=True)  # already deleted with its folder
 
 
+def has_progress(work: Path) -> bool:
+    """Whether a run has written its identity, or files that depend on it, into its work folder."""
+    return any((work / name).is_file() for name in (IDENTITY, *FIRST_FILES))
+
+
 @contextmanager
 def run_folder(out: Path, resume: bool) -> Iterator[Path]:
     """The work folder of the only run that writes a version or a file, cleared at first and deleted at the end.
 
-    After an error it stays, for `--resume`. It is deleted if it is new and has no identity yet: then it holds no progress.
+    After an error it stays, for `--resume`. Without an identity it holds no progress, and is deleted or cleared: what else is in it, as
+    a journal's copy, may be of other inputs.
     """
     work = work_folder(out)
     with only_run(work):
-        clear(work, resume)
+        clear(work, resume and has_progress(work))
         is_new = not work.exists()
         work.mkdir(exist_ok=True)
         try:

@@ -14,7 +14,7 @@ from espalier.serving import Candidate
 from ..entity_tags import Condition, matches
 from ..http.dependencies import Name, as_json, body_of, candidate_of, describe, info_of, service_of
 from ..http.item_bodies import ItemId, check_path_id
-from ..http.schemas import LoadRequest, RemovedRequest, VersionRequest
+from ..http.schemas import CandidateRequest, LoadRequest, RemovedRequest, VersionRequest
 from ..models.changes import RemovedChange, ServedVersions
 from ..models.removals import Ids, check_condition, check_list, etag, summary, with_id, without_id
 from ..watch.audit import BeforeAfter, origin
@@ -58,13 +58,16 @@ async def set_default(request: Request, name: Name, body: Annotated[VersionReque
     return await _changed(request, "default", name, body.version, service_of(request).registry.changes.set_default(name, body.version))
 
 
-async def set_candidate(request: Request, name: Name, body: Annotated[Candidate, body_of(Candidate)]) -> Response:
+async def set_candidate(request: Request, name: Name, body: Annotated[CandidateRequest, body_of(CandidateRequest)]) -> Response:
     """Try a version on some of the requests that name none, as a canary, an A/B test or a shadow. It is loaded first if necessary.
 
     A user (header `Espalier-User`) keeps the same version during the trial. If the share grows, more users get the candidate. Making it the
     default ends the trial.
     """
-    return await _changed(request, "candidate", name, body.version, service_of(request).registry.changes.set_candidate(name, body))
+    candidate = Candidate(**body.model_dump())
+    return await _changed(
+        request, "candidate", name, candidate.version, service_of(request).registry.changes.set_candidate(name, candidate)
+    )
 
 
 async def drop_candidate(request: Request, name: Name) -> Response:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from espalier.manifest import RankerInfo, SearchDefaults, StackingInfo, TailInfo, TreeInfo
 from espalier.queries import QueryKind
-from espalier.serving import MAX_VERSION, Candidate
+from espalier.serving import MAX_NAMED, MAX_VERSION, Candidate
 
 from ..keys_file import Role
 from ..live.catalogue_types import CatalogueStatus
@@ -17,6 +17,15 @@ from ..models.store_state import StoreWait
 from ..retrieval.schemas import Ids, StrictBody
 
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class CandidateRequest(Candidate):
+    """A version to try on some of the requests that name no version."""
+
+    groups: Annotated[
+        tuple[Annotated[str, Field(max_length=128, pattern="^[!-~]+$")], ...],
+        Field(max_length=MAX_NAMED, description="Values of the header Espalier-Group of requests that it answers."),
+    ] = ()
 
 
 class VersionFigures(BaseModel):

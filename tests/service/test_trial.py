@@ -121,6 +121,15 @@ def test_keys_and_groups_get_the_candidate_whoever_the_user_is(both: Path) -> No
         assert [version_for(running, "u", group, "a-key-of-the-shop-1") for group in (None, "beta", "alpha")] == [1, 2, 1]
 
 
+def test_a_group_of_two_words_that_a_file_names_gets_the_candidate(both: Path) -> None:
+    """A request would be refused."""
+    candidate = {"version": 2, "groups": ["two words"]}
+    desired = {"generation": 1, "versions": [1, 2], "default": 1, "candidate": candidate}
+    (both / "books" / "serving.json").write_text(json.dumps(desired))
+    with run(both) as running:
+        assert [version_for(running, "u", group) for group in ("two words", "two")] == [2, 1]
+
+
 def test_what_the_candidate_does_not_take_the_default_version_answers(tmp_path: Path) -> None:
     small_model(tmp_path, 1, max_m=40)
     small_model(tmp_path, 2, max_m=10)

@@ -19,14 +19,14 @@ from threadpoolctl import threadpool_limits
 from espalier.tree import Tree
 from tests.training.pretended_gpu import pretended_gpu
 from training.deep import fit as fit_module
-from training.deep.checkpoint import run_identity
+from training.deep.checkpoint import check_run
 from training.deep.fit import InstanceSteps
 from training.deep.fit import fit as fit_model
 from training.deep.parallel import average, process, process_group, shared_tree
 from training.deep.prepare import build_tree, prepare
 from training.deep.sequence.rules import with_rules
 from training.deep.sequence.steps import SequenceSteps
-from training.run_files import check_identity, stored_tree
+from training.run_files import stored_tree
 from training.specification.models import deep_config
 
 CPU = torch.device("cpu")
@@ -106,8 +106,7 @@ def train(raw: dict[str, Any], folder: Path, resume: bool = False, last: int | N
     config = deep_config(raw)
     prepared = prepare(config, None, own)
     config = with_rules(config, prepared)
-    if process() == 0:
-        check_identity(folder, run_identity(config, prepared), resume)
+    check_run(config, prepared, folder, resume)
     losses: list[float] = []
     made: list[tuple[Any, Any]] = [(kind, kind.make) for kind in (InstanceSteps, SequenceSteps)]
 

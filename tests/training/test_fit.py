@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -51,13 +52,14 @@ from training.deep.scorers.row_table import lookup
 from training.deep.searches import Searches
 from training.deep.topology import Topology
 from training.deep.validation import compiled_search, encode_blocks, search_encoded, search_pairs
+from training.live.run_journal import RunJournal
 from training.retrieval.task import Deadline
 from training.retrieval.tuning import Figures
 from training.run_files import check_identity, stored_tree
 from training.specification.deep import DeepConfig, TdmObjective
 from training.specification.models import deep_config
 from training.specification.splits import FileSplit
-from training.versions import IDENTITY
+from training.versions import IDENTITY, run_folder, work_folder
 
 CPU = torch.device("cpu")
 
@@ -281,14 +283,36 @@ def test_a_run_that_goes_on_refuses_changed_inputs(short: Begun, tmp_path: Path)
         (config, {"split": dataclasses.replace(prepared.split, lists=lists)}, "the log"),
         (config, {"items": ItemTable.build(pa.table({"id": [f"other-{row}" for row in range(len(prepared.items))]}))}, "the items"),
         (config, {"shared_start": SharedStart(short.tree, tmp_path)}, "the shared start"),
+        (config, {"run_journal": RunJournal(cast(Any, None), 5, tmp_path)}, "the journal"),
     ):
         assert_refused(run_identity(changed_config, dataclasses.replace(prepared, **changes)), named)
+    (work / IDENTITY).write_text(json.dumps(run_identity(config, prepared) | {"data.gone gone.csv": "0"}))
+    assert_refused(run_identity(config, prepared), "data.gone gone.csv")
+    (work / IDENTITY).write_text("[]")
+    assert_refused(run_identity(config, prepared), "the program")
     (work / IDENTITY).write_text("{")
     with pytest.raises(InvalidConfig, match=r"--resume: .*identity\.json.*, expected JSON; it is damaged"):
         check_identity(work, run_identity(config, prepared), resume=True)
     (work / IDENTITY).unlink()
     stored_tree(work / "tree.npz", lambda: short.tree, resume=False)
     assert_refused(run_identity(config, prepared), "the program")
+
+
+def test_a_folder_without_an_identity_is_cleared(tmp_path: Path) -> None:
+    """A run was killed while it read its inputs. A journal's copy, for example, may be of another model than that of the next run."""
+    out = tmp_path / "books" / "1"
+    work = work_folder(out)
+    work.mkdir(parents=True)
+    (work / "journal.ndjson").write_text("{}")
+    with run_folder(out, resume=True) as folder:
+        assert [*folder.iterdir()] == []
+        check_identity(folder, {"the log": "a"}, resume=True)
+        (folder / "journal.ndjson").write_text("{}")
+        shutil.copytree(folder, tmp_path / "killed")
+    assert not work.exists()
+    (tmp_path / "killed").rename(work)
+    with run_folder(out, resume=True) as folder:
+        assert {file.name for file in folder.iterdir()} == {IDENTITY, "journal.ndjson"}
 
 
 def test_validated_weights_are_averages_over_steps(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

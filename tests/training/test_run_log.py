@@ -82,7 +82,7 @@ def test_a_run_goes_on_without_a_log_that_fails(
         opened.step(2, {"loss": 2.0})
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning == "mlflow: the run goes on without its log (ConnectionError: the server restarts)"
-    assert len(told) == (1 if broken == "log_metrics" else 3)
+    assert [name for name, *_ in told] == (["start_run", "end_run"] if broken == "log_metrics" else ["start_run", *["log_metrics"] * 2])
 
 
 @pytest.mark.parametrize("where", ["", "tensorboard", "tensorboard:", "mlflow:", "wandb:x"])

@@ -18,11 +18,11 @@ from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 
 from ..deep.optimiser import Optimiser
-from ..deep.parallel import process, processes
+from ..deep.parallel import process, processes, wait_for_all
 from ..deep.prepare import Prepared
 from ..deep.row_shares import gather_rows, map_rows
 from ..deep.scorers.model import NodeScorer
-from ..run_files import atomic_write, file_digests
+from ..run_files import atomic_write, check_identity, file_digests
 from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
@@ -129,8 +129,22 @@ def run_identity(config: DeepConfig, prepared: Prepared) -> dict[str, str]:
         "the log": prepared.interactions.fingerprint,
         **file_digests(config.data.model_copy(update={"log": None}), "data"),
         "the items": ids,
+        "the journal": "" if prepared.run_journal is None else prepared.run_journal.identity,
         **{name: "" if source is None else _tree_digest(source.tree) for name, source in trees.items()},
     }
+
+
+def check_run(config: DeepConfig, prepared: Prepared, work: Path, resume: bool) -> None:
+    """Process 0 writes the identity of a run, or compares it with the one in the work folder; the other processes compare theirs with it.
+
+    Raises InvalidConfig as `check_identity`.
+    """
+    identity = run_identity(config, prepared)
+    if process() == 0:
+        check_identity(work, identity, resume)
+    wait_for_all()
+    if process():
+        check_identity(work, identity, resume=True)
 
 
 def _tree_digest(tree: Tree) -> str:

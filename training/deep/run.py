@@ -15,7 +15,7 @@ from espalier.bundle import Bundle
 from espalier.tree import Tree
 
 from ..data.splits import Split
-from ..deep.checkpoint import run_identity
+from ..deep.checkpoint import check_run
 from ..deep.earlier import as_earlier
 from ..deep.export import FinalModel, export
 from ..deep.first_model import by_popularity
@@ -27,7 +27,7 @@ from ..deep.scorers.model import NodeScorer
 from ..deep.sequence.rules import with_rules
 from ..retrieval.needs import silence
 from ..retrieval.task import NO_DEADLINE, Deadline
-from ..run_files import check_identity, stored_tree
+from ..run_files import stored_tree
 from ..specification.deep import DeepConfig, NeighboursConfig, SequenceConfig
 from ..versions import run_folder, work_folder
 
@@ -85,12 +85,7 @@ def train_and_export(
     """
     data = config.data.model_copy(update={"split": prepared.split.config})  # with its dates: a log that has grown is cut at the same dates
     config = with_rules(config.model_copy(update={"data": data}), prepared)
-    identity = run_identity(config, prepared)
-    if process() == 0:
-        check_identity(work, identity, resume)
-    wait_for_all()
-    if process():
-        check_identity(work, identity, resume=True)
+    check_run(config, prepared, work, resume)
     tree, model = _train(config, prepared, device, work, resume, deadline)
     final = None
     if refit and wants_refit(config, prepared.split):

@@ -64,8 +64,9 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     """
     begin = time.perf_counter()
     work.mkdir(exist_ok=True)
-    prepared = prepare(config, None if journal is None else read_run_journal(journal, work))
-    inputs = {"the configuration": config.model_dump_json(), "--earlier": "" if journal is None else str(journal.absolute())}
+    run_journal = None if journal is None else read_run_journal(journal, work)
+    prepared = prepare(config, run_journal)
+    inputs = {"the configuration": config.model_dump_json(), "the journal": "" if run_journal is None else run_journal.identity}
     check_identity(work, inputs | file_digests(config.data, "data"), resume=True)
     threads = threads or cores()
     max_leaf = config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])

@@ -30,6 +30,11 @@ class RunJournal:
     held_through: int
     models: Path
 
+    @property
+    def identity(self) -> str:
+        """Of which model the journal is, and which operations it adds to the earlier version."""
+        return f"{self.models}, after operation {self.held_through}"
+
     def info(self, out: Path) -> LiveInfo | None:
         """The manifest entry for models/NAME/VERSION; None for a model of another name, which has another journal."""
         return LiveInfo(through=self.items.through) if out.absolute().parent == self.models else None

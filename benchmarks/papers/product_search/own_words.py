@@ -42,6 +42,8 @@ from training.specification.linear import LinearConfig
 BEAMS = (10, 50, 100)
 LOG = {"query": "query", "item": "item", "weight": "grade", "test_share": 0.0}
 WEIGHTS = (0.0, 0.1, 0.3, 1.0)
+NOTHING = np.empty(0, np.int64)
+"""BM25's answers are not filled up: recall counts what it found."""
 K1, B = (0.6, 1.2, 2.0), (0.3, 0.75)
 Find = Callable[[str], NDArray[np.int64]]
 
@@ -154,16 +156,15 @@ def rows_of(products: Products, choose: bool = True) -> list[dict[str, Any]]:
 def _add_baselines(products: Products, chosen_by: Sequence[str], add: Callable[[str, str, Find, float], None]) -> None:
     """Rows of what needs no tree. Its indices are gone when one is trained. chosen_by: queries that choose BM25F; none: no BM25F."""
     begin = time.perf_counter()
-    fields = [*products.fields.values()]
-    words, in_order = WordIndex(fields), np.arange(len(fields[0]))
-    bm25_find = answering(best_of(words.joined().scorer((1.0,), 1.5, 0.75), in_order))
+    words = WordIndex([*products.fields.values()])
+    bm25_find = answering(best_of(words.joined().scorer((1.0,), 1.5, 0.75), NOTHING))
     add("bm25", "k1 1.5, b 0.75, all fields as one", bm25_find, time.perf_counter() - begin)
     if chosen_by:
         weights_of = [weights for weights in itertools.product(WEIGHTS, repeat=len(words.of_field)) if max(weights) == 1]
         grid = list(itertools.product(weights_of, K1, B))
-        find_of = {options: answering(best_of(words.scorer(*options), in_order)) for options in grid}
-        best = max(grid, key=lambda options: figures(find_of[options], products, chosen_by)["ndcg10"])
-        add("bm25f", f"weights {best[0]}, k1 {best[1]}, b {best[2]}", find_of[best], time.perf_counter() - begin)
+        best = max(grid, key=lambda options: figures(answering(best_of(words.scorer(*options), NOTHING)), products, chosen_by)["ndcg10"])
+        find = answering(best_of(words.scorer(*best), NOTHING))
+        add("bm25f", f"weights {best[0]}, k1 {best[1]}, b {best[2]}", find, time.perf_counter() - begin)
     for peer, index in PEERS.items():
         if importlib.util.find_spec(peer) is None:
             print(f"{peer}: left out, it is not installed", flush=True)
