@@ -100,7 +100,7 @@ class Follower:
         try:
             return self.entries[name]
         except KeyError:
-            raise ModelNotFound(f"There is no model {spelled(name)}. Models: {', '.join(self.entries)}.") from None
+            raise ModelNotFound(f"There is no model {spelled(name)}.") from None  # names no other: the key may not use them all
 
     def add(self, name: str, versions: tuple[int, ...], late: bool = True) -> Entry:
         """Add a model that appeared after this process started. late: other workers do not serve it yet."""

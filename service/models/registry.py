@@ -141,24 +141,26 @@ class Registry:
         entry = next(iter(entries.values()))
         return entry.loaded if len(entry.ready) == 1 else None
 
-    def choose(self, name: str | None, version: int | None, visible: frozenset[str] | None = None) -> LoadedModel:
+    def choose(self, name: str | None, version: int | None, visible: frozenset[str] | None = frozenset()) -> LoadedModel:
         """The version that answers a request. Without a name, of the only model; without a number, the default version.
-        visible: the models that an error may name; None: all.
+        visible: the models that an error may name; None: all. Those of the request's key; by default none.
 
         The version stays open as long as it is referenced, so that a swap fails no request. Keep it no longer than the request.
         Raises InvalidQuery when a request names no model and there are several, ModelNotFound, NotReady.
         """
         entries = self._follower.entries
+        names = [other for other in entries if visible is None or other in visible]
         if name is None:
             if len(entries) > 1:
-                names = [other for other in entries if visible is None or other in visible]
                 raise InvalidQuery(
                     "model", MISSING, f"one of {', '.join(names)}" if names else "a model that the key may use; none is here"
                 )
             if not entries:
                 raise NotReady("No model has come from the store yet; see /readyz.")
             name = next(iter(entries))
-        entry = entries.get(name) or self.entry(name)
+        entry = entries.get(name)
+        if entry is None:
+            raise ModelNotFound(f"There is no model {spelled(name)}." + (f" Models: {', '.join(names)}." if names else ""))
         loaded = entry.loaded if version is None else entry.ready.get(version)
         if self.draining:
             raise NotReady("The service is shutting down.")
@@ -171,7 +173,7 @@ class Registry:
             raise ModelNotFound(f"Version {version} of {spelled(name)} is not loaded; loaded: {serving}.")
         raise NotReady(f"Model {spelled(name)}{f' version {version}' if version else ''} is not ready; see /readyz and /models/{name}.")
 
-    def choose_whole(self, name: str | None, version: int | None, visible: frozenset[str] | None = None) -> LoadedModel:
+    def choose_whole(self, name: str | None, version: int | None, visible: frozenset[str] | None = frozenset()) -> LoadedModel:
         """As `choose`, for a request that a shard cannot answer. Raises IsShard too."""
         loaded = self.choose(name, version, visible)
         if loaded.shard is not None:

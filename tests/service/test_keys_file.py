@@ -500,3 +500,10 @@ def test_a_request_without_a_model_is_told_only_of_the_models_of_its_key(tmp_pat
             headers = {"Authorization": f"Bearer {key}"}
             refused = running.client.post("/retrieve", json={"queries": [{"history": []}]}, headers=headers)
             assert (refused.status_code, refused.json()["errors"][0]["expected"]) == (422, said)
+        for key, said in ((PARTNER, " Models: books."), (early, "")):
+            headers = {"Authorization": f"Bearer {key}"}
+            unknown = running.client.post("/retrieve", json={"model": "not-there-yet", "queries": [{"history": []}]}, headers=headers)
+            assert (unknown.status_code, unknown.json()["detail"]) == (404, f'There is no model "not-there-yet".{said}')
+        for route in ("", "/items", "/facets?column=section"):
+            refused = running.client.get(f"/models/not-there-yet{route}", headers={"Authorization": f"Bearer {early}"})
+            assert (refused.status_code, refused.json()["detail"]) == (404, 'There is no model "not-there-yet".')
