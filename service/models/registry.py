@@ -143,7 +143,7 @@ class Registry:
 
     def choose(self, name: str | None, version: int | None, visible: frozenset[str] | None = frozenset()) -> LoadedModel:
         """The version that answers a request. Without a name, of the only model; without a number, the default version.
-        visible: the models that an error may name; None: all. Those of the request's key; by default none.
+        visible: the models that an error may name, which are those of the request's key; None: all. By default it names none.
 
         The version stays open as long as it is referenced, so that a swap fails no request. Keep it no longer than the request.
         Raises InvalidQuery when a request names no model and there are several, ModelNotFound, NotReady.
