@@ -189,7 +189,7 @@ class DeviceUnavailable(EspalierError):
     """The requested device or engine is not available."""
 
 
-_JSON = json.JSONEncoder(ensure_ascii=False, default=str, skipkeys=True)
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str, skipkeys=True, check_circular=False)  # which would keep values in a cycle
 
 
 def spelled(value: object, is_json: bool = True, limit: int = 200) -> str:

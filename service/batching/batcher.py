@@ -246,7 +246,10 @@ class Batcher:
         finally:
             self._engine_locks[0].release()
         if isinstance(answer, Exception):
-            raise answer
+            try:
+                raise answer
+            finally:
+                del answer  # it holds this frame
         return answer
 
     def _admit(self, request_parts: Sequence[RequestPart], queue: RequestQueue, priority: Priority) -> bool:

@@ -63,22 +63,20 @@ class KeyLimits:
         self._clock = clock
         self._key_slots: dict[Key, tuple[bytearray | mmap.mmap, int]] = {}
 
-    def refusal(self, key: Key) -> KeyLimit | None:
-        """The limit that the next request of a key would exceed; None if it exceeds none."""
+    def _check(self, key: Key) -> None:
+        """Raise KeyLimit if the next request of a key exceeds a limit."""
         if key.rate is None and key.cost is None:
-            return None
+            return
         (requests, seconds), now = self._arrival_times(key), self._clock()
         if key.rate is not None and (retry_after_s := requests - now - (key.burst - 1) / key.rate) > 0:
-            return KeyLimit(f"The key {key.name} may send {key.rate:g} requests a second, {key.burst:g} at once.", retry_after_s)
+            raise KeyLimit(f"The key {key.name} may send {key.rate:g} requests a second, {key.burst:g} at once.", retry_after_s)
         if key.cost is not None and (retry_after_s := seconds - now - COST_BURST_S) > 0:
-            return KeyLimit(f"The key {key.name} may use {key.cost:g} engine seconds a second.", retry_after_s)
-        return None
+            raise KeyLimit(f"The key {key.name} may use {key.cost:g} engine seconds a second.", retry_after_s)
 
     def take(self, key: Key) -> None:
         """Count one request. Raises KeyLimit, and counts nothing, if it exceeds a limit."""
         with self._slot_lock(key):
-            if (refusal := self.refusal(key)) is not None:
-                raise refusal
+            self._check(key)
             if key.rate is not None:
                 requests, seconds = self._arrival_times(key)
                 self._write(key, max(requests, self._clock()) + 1 / key.rate, seconds)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Coroutine
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
@@ -31,7 +31,6 @@ from ..http.key_limits import HeldRefusals
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body, validate
-from ..keys_file import Key
 from ..models.loading import LoadedModel
 from ..models.trial import is_tried
 from ..problems import document_of
@@ -92,16 +91,17 @@ class RetrievalRoute:
                     return checked
         return check(request, model, self.settings)
 
-    def count_request(self, key: Key, info: RequestInfo) -> KeyLimit | None:
-        """Count a request of a key. Returns the limit that it exceeds, if any."""
+    def count_request(self, info: RequestInfo) -> None:
+        """Count a request of its key, if it has one. Raises KeyLimit."""
+        if info.key is None:
+            return
         try:
-            self.keys.limits.take(key)
-        except KeyLimit as limit:
+            self.keys.limits.take(info.key)
+        except KeyLimit:
             info.by_client = True
-            self.metrics.key_request(key.name, "limited")
-            return limit
-        self.metrics.key_request(key.name, "admitted")
-        return None
+            self.metrics.key_request(info.key.name, "limited")
+            raise
+        self.metrics.key_request(info.key.name, "admitted")
 
     async def answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority = Priority.NORMAL) -> Retrieved:
         """Answer a checked request, count it, and note the values for the log and the metrics in `info`."""
@@ -203,16 +203,15 @@ class RetrieveRoute(RetrievalRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("retrieve", info.authorization)
-        if info.key is not None and (limit := self.count_request(info.key, info)) is not None:
-            await self._refuse(limit, scope)
         try:
+            self.count_request(info)
             await self._respond(scope, receive, send, info)
-            return
-        except QueueFull as error:
-            if not error.crowds:
-                raise
-            refusal = QueueFull(str(error), error.retry_after_s)  # a new exception: the traceback of the other one holds the request's body
-        await self._refuse(refusal, scope)
+        except (KeyLimit, QueueFull) as refusal:
+            if isinstance(refusal, KeyLimit) or refusal.crowds:
+                refusal.__traceback__ = None  # it holds the request's body
+                if not await self._refusals.wait(info.key_name or "", scope):  # held back, unless too many are
+                    refusal.headers += (("Connection", "close"),)
+            raise
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send, info: RequestInfo) -> None:
         check_type(info.content_type, JSON_TYPES)
@@ -241,12 +240,6 @@ class RetrieveRoute(RetrievalRoute):
             is_sent = await send_body(send, scope, retrieved.body, self.settings.write_timeout_s)
         if not is_sent:
             raise ClientGone("The client does not read its answer.")
-
-    async def _refuse(self, refusal: KeyLimit | QueueFull, scope: Scope) -> NoReturn:
-        """Raise a refusal after holding it back, or at once if too many are held."""
-        if not await self._refusals.wait(scope[RequestInfo.KEY].key_name or "", scope):
-            refusal.headers += (("Connection", "close"),)
-        raise refusal
 
     async def _answer_in_background(self, checked: CheckedRequest, info: RequestInfo) -> Retrieved:
         """Wait for the turn of a background request, then answer it."""
@@ -325,12 +318,12 @@ async def read_and_write(
         for task in all_tasks:
             task.cancel()
         await asyncio.gather(*all_tasks, return_exceptions=True)
-        failure = next((error for side in sides if not side.cancelled() and (error := side.exception()) is not None), None)
+        failures = [error for error in [side.exception() for side in sides if not side.cancelled()] if error is not None]
         del sides, all_tasks, task  # the exceptions in them hold this frame
-    if isinstance(failure, ClientDisconnect):
+    if failures and isinstance(failures[0], ClientDisconnect):
         log.debug("request %s: the client hung up inside its stream", info.request_id.decode())
-    elif failure is not None:
-        raise failure
+    elif failures:
+        raise failures.pop(0)
 
 
 class CancelOnDisconnect:

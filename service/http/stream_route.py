@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from ..batching.priority import Priority
-from ..errors import ClientGone, Denied, ServiceError
+from ..errors import ClientGone, Denied, KeyLimit, ServiceError
 from ..http.key_limits import MIN_HELD_S
 from ..http.memory_budget import Reservation
 from ..http.middleware import RequestInfo, problem_of
@@ -43,6 +43,24 @@ class StreamRoute(RetrievalRoute):
             write, tasks = lines.write(send), lines.tasks
             del lines  # an exception holds this frame
             await read_and_write(read, write, info, tasks)
+
+    async def line_answer(self, checked: CheckedRequest, info: RequestInfo) -> bytes:
+        """The answer to one line, or its problem document.
+
+        (Not of `_Lines`, which hold the task of this: the task holds the error that cancels it, and that error this frame.)
+        """
+        status = 200
+        try:
+            return (await self.answer(checked, info, time.perf_counter(), Priority.PATIENT)).body
+        except asyncio.CancelledError:
+            status = ClientGone.status
+            raise
+        except Exception as error:
+            document, _ = problem_of(error, info)
+            status = document["status"]
+            return orjson.dumps(document)
+        finally:
+            self.metrics.request(info.model, status, None, info.by_client)
 
 
 class _Pending(NamedTuple):
@@ -88,13 +106,11 @@ class _Lines:
             task = self._refusal(line, info)
         else:
             try:
-                if info.key is not None and (limit := self._route.count_request(info.key, info)) is not None:
-                    await asyncio.sleep(MIN_HELD_S)  # slows down a stream that exceeds the limits
-                    raise limit
+                await self._count(info)
                 size = await reserve(self._line_memory, len(line), self._settings.max_body_bytes, self._scope)
                 checked = self._route.check(await parse_body(line, partial(validate, RetrieveRequest)), info)
                 values = await reserve(self._answer_memory, checked.answer_values, self._settings.max_answer_values, self._scope)
-                task = asyncio.create_task(self._answer(checked, info))
+                task = asyncio.create_task(self._route.line_answer(checked, info))
             except ClientDisconnect:
                 raise
             except Exception as error:
@@ -104,20 +120,13 @@ class _Lines:
         self.tasks.add(task)
         return _Pending(task, size, values)
 
-    async def _answer(self, checked: CheckedRequest, info: RequestInfo) -> bytes:
-        """The answer to one line, or its problem document."""
-        status = 200
+    async def _count(self, info: RequestInfo) -> None:
+        """Count a line of a key. Raises KeyLimit, later, to slow down a stream that exceeds the limits."""
         try:
-            return (await self._route.answer(checked, info, time.perf_counter(), Priority.PATIENT)).body
-        except asyncio.CancelledError:
-            status = ClientGone.status
+            self._route.count_request(info)
+        except KeyLimit:
+            await asyncio.sleep(MIN_HELD_S)
             raise
-        except Exception as error:
-            document, _ = problem_of(error, info)
-            status = document["status"]
-            return orjson.dumps(document)
-        finally:
-            self._route.metrics.request(info.model, status, None, info.by_client)
 
     def _refusal(self, error: Exception, info: RequestInfo) -> asyncio.Future[bytes]:
         """The problem document of a line whose search cannot begin, as a finished future."""

@@ -77,7 +77,10 @@ class LiveCatalogue:
         finally:
             self._waiting_writes -= 1
         if isinstance(outcome, EspalierError):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome  # it holds this frame
         return outcome
 
     async def bulk(self, requests: Sequence[Put | Delete]) -> Sequence[ItemOutcome | EspalierError]:
@@ -103,9 +106,8 @@ class LiveCatalogue:
         try:
             async with asyncio.timeout(within_s):
                 for write in reversed(writes):  # the last one is mostly answered last
-                    if not write.outcome.done():
-                        with suppress(Exception):  # `_outcome` reads it
-                            await asyncio.wrap_future(write.outcome)
+                    if not write.outcome.done():  # `_outcome` reads its error, which would hold this frame if it were raised
+                        await asyncio.gather(asyncio.wrap_future(write.outcome), return_exceptions=True)
         except TimeoutError:
             for write in writes:
                 write.outcome.cancel()  # no effect on writes that the thread has begun

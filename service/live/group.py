@@ -116,7 +116,7 @@ class Group:
             except NoRoom as error:
                 results.append(Refusal(write, CatalogueFull(str(error))))
             except EspalierError as error:
-                results.append(Refusal(write, error))
+                results.append(Refusal(write, error.with_traceback(None)))  # which holds the write, as the write will hold the error
         return results
 
     def _put(self, write: Write, put: Put) -> Decision:

@@ -69,7 +69,7 @@ def _candidates(
         if len(writes) == 1:
             if not isinstance(error, EspalierError):
                 log.exception("%r cannot be placed", writes[0].request.id)
-            return [(writes[0], error)]
+            return [(writes[0], error.with_traceback(None))]  # which holds the write, as the write will hold the error
         return [result for write in writes for result in _candidates([write], versions, default)]  # so that others do not fail with it
     return list(zip(writes, results.values(), strict=True))
 

@@ -51,7 +51,10 @@ class FakeEngine:
         assert self.go.wait(10), "the test forgot to let the engine go"
         failure, self.failure = self.failure, None
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # it holds this frame
         batch, width = len(queries), int(params.m_B.max())
         rows_BM = np.full((batch, width), NO_ITEM, np.int64)
         scores_BM = np.zeros((batch, width), np.float32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import time
@@ -22,12 +21,9 @@ from service.http import memory_budget
 from service.http.connection import CONNECTION
 from service.http.memory_budget import Budget, Reservation
 from service.http.retrieve_route import FREE_BYTES, FREE_VALUES, send_body
-from service.http.stream_route import _Lines
 from service.retrieval.retrieve import BLOCK_ROWS
-from tests.service.conversation import Conversation
 from tests.service.listening import Listening, Wire, direct, listening, post, retrieval
-from tests.service.own_time import pass_time
-from tests.service.running import Json, Running, problem, run, small_model
+from tests.service.running import Json, problem, run, small_model
 from tests.waiting import until
 
 __all__ = ["large"]
@@ -150,35 +146,6 @@ def test_a_stream_that_is_not_read_holds_one_answer_of_the_largest_size(large: P
             assert other.ask(stream(1)).status == 200
         assert len(engine.calls) < 20
     assert len(engine.calls) < 100  # nothing is searched for long for a client that has gone
-
-
-def test_an_unread_stream_leaves_nothing_behind(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even a reference cycle, which the collector may not visit for hours."""
-
-    async def scenario(running: Running) -> None:
-        talk = Conversation(running, "/retrieve/stream")
-        assert await talk.head() == 200
-        talk.take(False)
-        talk.say(*[json.dumps(many(1)).encode()] * 5)
-        calls = running.engines["books"].calls
-        calls.clear()
-        while not calls:
-            await asyncio.sleep(0)
-        while not talk.task.done():  # a time that passes before the answer waits to be taken is none to that
-            await pass_time(60)
-        await talk.task
-
-    monkeypatch.setattr("service.http.retrieve_route.MIN_BYTES_PER_S", 1 << 40)
-    with run(large, stream_idle_s=60) as running:
-        running.client.runner.run(scenario(running))
-        gc.collect()
-        gc.disable()
-        try:
-            running.client.runner.run(scenario(running))
-            # A thread that parsed a line lets go of it a moment after its end; a cycle would stay.
-            until(lambda: not [found for found in gc.get_objects() if isinstance(found, _Lines)], "nothing is left")
-        finally:
-            gc.enable()
 
 
 # -- memory -------------------------------------------------------------------------------------------------------------
