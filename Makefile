@@ -19,6 +19,8 @@ endif
 OTHER_EXTRA := $(if $(filter $(EXTRA),cpu),gpu,cpu)
 
 VENV_PYTHON := .venv/bin/python
+# Hundreds of processes import the same modules: each would compile them anew, torch's for three seconds.
+unexport PYTHONDONTWRITEBYTECODE
 # Three sets of packages, each with the ones before it: `make run` needs no torch, `make train` no linters.
 SERVICE := .venv/installed-$(EXTRA)-service
 TRAINING := .venv/installed-$(EXTRA)-training
@@ -147,7 +149,7 @@ pin-images: $(INSTALLED)
 	$(VENV_PYTHON) docker/pin_images.py --write
 
 console-test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -m console
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest tests/console -m console
 
 stack-test: $(INSTALLED)
 	$(VENV_PYTHON) -m pytest -m stack -v
