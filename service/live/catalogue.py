@@ -269,7 +269,7 @@ def _checked(request: Put | Delete, condition: Condition, default: LiveVersion) 
         if request.body.fields is not None:
             default.columns.typed(request.body.fields)
     except EspalierError as error:
-        return error
+        return error.with_traceback(None)  # which holds the list of all that is returned
     return Write(request, condition)
 
 

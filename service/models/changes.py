@@ -306,7 +306,10 @@ class Changes:
         task = asyncio.ensure_future(change)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            del task  # its error holds this frame
 
 
 @asynccontextmanager

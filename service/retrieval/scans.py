@@ -44,7 +44,10 @@ class Scans:
         await self._turns.enter(deadline)
         running = asyncio.ensure_future(asyncio.to_thread(scan, check))
         running.add_done_callback(self._leave)  # the turn ends with the thread, even if the client hangs up earlier
-        return await asyncio.shield(running)
+        try:
+            return await asyncio.shield(running)
+        finally:
+            del running  # its error holds this frame
 
     def _leave(self, scan: asyncio.Future[Any]) -> None:
         self._turns.leave()

@@ -96,6 +96,7 @@ class ShardCall:
         try:
             answer = await self._answer_of(replica)
         except ReplicaFailed as error:
+            error.__traceback__ = error.__context__ = None  # they hold this call, as `answer` will hold the error
             self._failed(replica, error)
         except Exception as error:
             log.exception("a question to %s failed", replica.address)
@@ -197,6 +198,7 @@ class ShardCall:
         self._hedge_timer.cancel()
         for task in self._tasks.values():
             task.cancel()
+        self._tasks.clear()  # they hold the error that ends them, and that error this call
 
 
 def _shard_text(pin: Pin) -> str:

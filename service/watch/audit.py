@@ -84,7 +84,10 @@ class Audit:
         task = asyncio.ensure_future(_change(action, model, by, change, describe, details))
         self._changes.add(task)
         task.add_done_callback(self._done)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            del task  # its error holds this frame
 
     def bulk(self, model: str, by: Origin, statuses: Mapping[int, int]) -> None:
         """Write the line of a bulk request that has ended: the number of its lines by status.

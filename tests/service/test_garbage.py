@@ -13,7 +13,7 @@ import pytest
 
 from service.http.middleware import RequestInfo
 from tests.service.conversation import LINES, Conversation
-from tests.service.live_running import live_service
+from tests.service.live_running import ADMIN, live_service
 from tests.service.own_time import pass_time, settled, turns_until
 from tests.service.running import Running, bearer, run, small_model
 
@@ -145,15 +145,17 @@ async def over_a_limit(running: Running) -> None:
         await over(running, talk)
 
 
-async def refused_writes(running: Running) -> None:
-    for method, item, content, headers, status in (
-        ("PUT", "a", {"like": ["item-1"]}, {"If-None-Match": "*"}, 412),
-        ("PUT", "b", {"like": ["nobody"]}, {}, 422),
-        ("PUT", "b", {"like": 3}, {}, 422),
-        ("DELETE", "b", None, {}, 404),
+async def refused_by_other_routes(running: Running) -> None:
+    for method, path, content, headers, status in (
+        ("PUT", "items/a", {"like": ["item-1"]}, bearer(WRITE) | {"If-None-Match": "*"}, 412),
+        ("PUT", "items/b", {"like": ["nobody"]}, bearer(WRITE), 422),
+        ("PUT", "items/b", {"like": ["item-1"], "fields": {"colour": 3}}, bearer(WRITE), 422),
+        ("DELETE", "items/b", None, bearer(WRITE), 404),
+        ("GET", "tree/9999", None, {}, 404),
+        ("POST", "load", {"version": 9}, bearer(ADMIN), 404),
+        ("POST", "unload", {"version": 9}, bearer(ADMIN), 404),
     ):
-        path = f"/models/books/items/{item}"
-        answer = await running.client.http.request(method, path, json=content, headers=bearer(WRITE) | headers)
+        answer = await running.client.http.request(method, f"/models/books/{path}", json=content, headers=headers)
         assert answer.status_code == status, answer.text
 
 
@@ -188,10 +190,10 @@ def test_a_request_leaves_no_cycle(running: Running, scenario: Scenario, monkeyp
     assert left_in_cycles(running, scenario) == []
 
 
-def test_a_refused_write_leaves_no_cycle(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_another_route_leaves_no_cycle(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with live_service(models, monkeypatch, write_keys=WRITE) as live:
         live.put("a", like=("item-1",))
-        assert left_in_cycles(live.running, refused_writes) == []
+        assert left_in_cycles(live.running, refused_by_other_routes) == []
 
 
 def left_in_cycles(running: Running, scenario: Scenario) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import selectors
+import weakref
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -116,23 +118,32 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def ask(clock: Clock, shard: Shard, within_s: float, patient: bool = False, silent: tuple[int, float] | None = None) -> Asked:
     """Ask once. silent: which replica does not answer a look either, and after how many seconds."""
 
+    calls = list[weakref.ref[ShardCall]]()
+
     async def scenario() -> str:
         asking = ShardCall(shard, ShardRequest(PIN, _body, 1 << 20, lambda _: None, {}), clock.now + within_s, patient)  # type: ignore[arg-type]  # a stand-in
+        calls.append(weakref.ref(asking))
         if silent is not None:
             asyncio.get_running_loop().call_later(silent[1], shard.replicas[silent[0]].poll_failed, True)
-        try:
-            return (await asking.answer).engine
-        except ReplicaFailed as error:
-            return error.reason
-        finally:
-            await asyncio.sleep(0)  # what is still under way has been given up
-            await asyncio.sleep(0)
-            assert {replica.in_flight for replica in shard.replicas} == {0}
+        await asyncio.wait([asking.answer])
+        await asyncio.sleep(0)  # what is still under way has been given up
+        await asyncio.sleep(0)
+        assert {replica.in_flight for replica in shard.replicas} == {0}
+        error = asking.answer.exception()
+        if error is None:
+            return asking.answer.result().engine
+        assert isinstance(error, ReplicaFailed)
+        return error.reason
 
     shard.began = clock.now
-    with asyncio.Runner(loop_factory=lambda: Loop(clock)) as runner:
-        outcome = runner.run(scenario())
-        took_ms = round(1e3 * (clock.now - shard.began))
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=lambda: Loop(clock)) as runner:
+            outcome = runner.run(scenario())
+            took_ms = round(1e3 * (clock.now - shard.began))
+        assert calls[0]() is None, "a reference cycle holds the call, and the bodies of its question and its answer"
+    finally:
+        gc.enable()
     return Asked(outcome, took_ms, shard)
 
 
