@@ -17,12 +17,13 @@ LINES = {"Content-Type": "application/x-ndjson"}
 
 
 class Conversation:
-    """asked: how often the application wanted more of the body."""
+    """asked: how often the application wanted more of the body. fails: what sending raises."""
 
     def __init__(self, running: Running, path: str, headers: Mapping[str, str] = LINES) -> None:
         self._sent, self._got, self._taking = asyncio.Queue[Message](), asyncio.Queue[Message](), asyncio.Event()
         self._taking.set()
         self.asked = 0
+        self.fails: Exception | None = None
         named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": named, "state": {}}
         self.task = asyncio.create_task(running.app(scope, self._receive, self._send))
@@ -33,6 +34,8 @@ class Conversation:
 
     async def _send(self, message: Message) -> None:
         await self._taking.wait()
+        if self.fails is not None:
+            raise self.fails
         await self._got.put(message)
 
     def say(self, *lines: bytes, more: bool = True) -> None:

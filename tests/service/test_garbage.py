@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from espalier.errors import EspalierError
+from espalier.placement.placer import Candidates
 from service.http.middleware import RequestInfo
 from tests.service.conversation import LINES, Conversation
-from tests.service.live_running import ADMIN, live_service
+from tests.service.live_running import ADMIN, Nearest, live_service
 from tests.service.own_time import pass_time, settled, turns_until
 from tests.service.running import Running, bearer, run, small_model
 
@@ -137,6 +139,17 @@ async def unread_in_lines(running: Running) -> None:
     await over(running, talk)
 
 
+async def broken_in_lines(running: Running) -> None:
+    """The server cannot send, for a reason that nobody expects."""
+    talk = begun(running, "/retrieve/stream", body(), more=True)
+    assert await talk.head() == 200
+    talk.fails = RuntimeError("broken")
+    await over(running, talk)
+    assert isinstance(talk.task.exception(), RuntimeError)
+    talk.fails = None
+    del talk.task  # the error holds this conversation
+
+
 async def over_a_limit(running: Running) -> None:
     for path in ("/retrieve", "/retrieve/stream"):
         talk = begun(running, path, body(), key=LIMITED)
@@ -169,6 +182,7 @@ SCENARIOS = [
     silent,
     unread,
     unread_in_lines,
+    broken_in_lines,
     over_a_limit,
 ]
 
@@ -186,12 +200,23 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_request_leaves_no_cycle(running: Running, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.batching.batcher.log.disabled", True)  # the records of a test are kept, with their errors
+    for module in ("batching.batcher", "http.middleware"):  # the records of a test are kept, with their errors
+        monkeypatch.setattr(f"service.{module}.log.disabled", True)
     assert left_in_cycles(running, scenario) == []
 
 
+class Raising(Nearest):
+    """Raises what `Nearest` returns."""
+
+    def place(self, *arguments: Any) -> list[Candidates | EspalierError]:
+        results = super().place(*arguments)
+        if isinstance(results[0], EspalierError):
+            raise results.pop(0)  # type: ignore[misc]  # an error, as the line before says
+        return results
+
+
 def test_a_refusal_of_another_route_leaves_no_cycle(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch, write_keys=WRITE) as live:
+    with live_service(models, monkeypatch, Raising, write_keys=WRITE) as live:
         live.put("a", like=("item-1",))
         assert left_in_cycles(live.running, refused_by_other_routes) == []
 

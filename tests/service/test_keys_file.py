@@ -25,8 +25,9 @@ from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE
 from service.settings import Settings, is_local
 from service.watch.metrics import OTHER_KEYS, Metrics
 from service.watched_files import LOOK_S
+from tests.service.conversation import LINES, Conversation
 from tests.service.limit_workers import lock_for_ever, patiently_taken, taken
-from tests.service.own_time import turns_until
+from tests.service.own_time import pass_time, settled, turns_until
 from tests.service.running import Running, run, small_model
 
 SHOP, PARTNER, ADMIN = "shop-web-0123456789", "partner-0123456789ab", "admin-0123456789abcd"
@@ -413,6 +414,25 @@ def test_a_refusal_is_held_back_before_the_body_is_looked_at(versions: Path, fil
     assert [answer.headers.get("Connection") for answer in refused] == [None, None]
     assert held == pytest.approx([MIN_HELD_S, MIN_HELD_S], abs=0.1)
     assert int(refused[0].headers["Retry-After"]) >= MIN_HELD_S
+
+
+def test_a_stream_over_its_limit_is_slowed_down(versions: Path, file: Path) -> None:
+    file.write_text(FILE.replace("rate = 2", "rate = 0.01").replace("burst = 3", "burst = 1"))
+
+    async def scenario() -> None:
+        talk = Conversation(running, "/retrieve/stream", LINES | {"Authorization": f"Bearer {PARTNER}"})
+        talk.say(*[b'{"queries": [{"history": []}]}'] * 3, more=False)
+        answers = talk.answers()
+        assert await talk.head() == 200
+        assert "results" in await anext(answers)
+        for _ in range(2):
+            await settled()
+            assert talk.silent
+            await pass_time(MIN_HELD_S)
+            assert (await anext(answers))["status"] == 429
+
+    with run(versions, keys_file=file) as running:
+        running.runner.run(scenario())
 
 
 def test_a_search_that_may_have_begun_costs_what_was_expected(versions: Path, file: Path) -> None:
