@@ -10,6 +10,8 @@ import importlib
 import importlib.util
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -180,24 +182,44 @@ def ids_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
 
 
 def lists_of(table: pa.Table, user: str, item: str, time: str | None) -> dict[Any, list[str]]:
-    """User → items, oldest first by the column of times, or in the order of the rows without one. Raises InvalidInput.
+    """User → items, oldest first by the column of times, or in the order of the rows without one.
+
+    Rows without a user, an item or a time are left out. Raises InvalidInput, also if these are more than the others.
 
     time  None, `file` or `none`: no column
     """
     users, items = ids_of(table, option("user"), user), ids_of(table, option("item"), item)
-    order = pa.array(np.arange(len(table)))
+    is_whole = pc.and_(users.is_valid(), items.is_valid())
+    times = None
     if time not in (None, "file", "none"):
         times = column_of(table, option("time"), time)
         if not (pa.types.is_temporal(times.type) or pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
-            first = next((value for value in times.to_pylist() if value), None)
+            values = sorted(filter(None, times.to_pylist()), key=_is_time)  # those that are no time first
+            first = next(iter(values), None)
             raise InvalidInput(
                 option("time"), f"{time}: {first}", "a column of numbers, or of times as ISO 8601 has them (2026-03-08 07:24)"
             )
         if not pa.types.is_temporal(times.type):
             check_unit(f"column {time!r}", times.drop_null().to_numpy())
-        order = pc.array_sort_indices(times.combine_chunks())  # stable, nulls last
+        if pa.types.is_floating(times.type):
+            times = _without_nan(times)
+        is_whole = pc.and_(is_whole, times.is_valid())
+    rows = pa.array(np.flatnonzero(is_whole.to_numpy()))
+    if len(table) - len(rows) > len(rows):
+        found = f"{len(table) - len(rows):,} of {len(table):,} rows without a user, an item or a time"
+        raise InvalidInput(option("user"), found, "at most half")
+    if times is not None:
+        rows = rows.take(pc.array_sort_indices(times.take(rows).combine_chunks()))  # stable
     lists: dict[Any, list[str]] = {}
-    for owner, item_id in zip(users.take(order).to_pylist(), items.take(order).to_pylist(), strict=True):
-        if owner is not None and item_id is not None:
-            lists.setdefault(owner, []).append(str(item_id))
+    for owner, item_id in zip(users.take(rows).to_pylist(), items.take(rows).to_pylist(), strict=True):
+        lists.setdefault(owner, []).append(str(item_id))
     return lists
+
+
+def _is_time(text: object) -> bool:
+    """Whether a value of a column of texts is a number, or a time as ISO 8601 has it."""
+    for read in (float, datetime.fromisoformat):
+        with suppress(ValueError):
+            read(str(text))
+            return True
+    return False

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +28,7 @@ from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import HeldOut, read_heldout, whole_histories
 from espalier.engines import open_engine
 from espalier.errors import InvalidInput, InvalidQuery
-from espalier.frames import Frame, as_frame, as_table, installed_frame, lists_of
+from espalier.frames import IDS, WHOLE, Frame, as_frame, as_table, installed_frame, lists_of
 from espalier.manifest import GraphScorer
 from espalier.masks.filters import ItemFilters
 from espalier.metrics import ndcg_at_m, precision_recall_f, reciprocal_rank_at_m
@@ -249,8 +249,9 @@ class Model:
         next(self.results(batch, Ask(m, beam_size)))  # raises for wrong values
         m, beam_size = defaults.m if m is None else m, defaults.beam_size if beam_size is None else beam_size
         result = self.engine.search(batch, SearchParams.uniform(1, beam_size, m, trace=True))
-        rows = self.bundle.items.rows_of([str(item) for item in items]).tolist()
-        outcomes = [{"item": str(item)} | self._outcome(row, batch, result) for item, row in zip(items, rows, strict=True)]
+        ids = [_id_of(f"items[{i}]", item) for i, item in enumerate(items)]
+        rows = self.bundle.items.rows_of(ids).tolist()
+        outcomes = [{"item": item} | self._outcome(row, batch, result) for item, row in zip(ids, rows, strict=True)]
         names = {"item": pa.string(), "outcome": pa.string(), "rank": pa.int64(), "score": pa.float32()}
         schema = pa.schema(names | {"level": pa.int64(), "cut": pa.float32()})
         return as_frame(pa.Table.from_pylist(outcomes, schema=schema), self.frame)
@@ -444,7 +445,18 @@ def _limited(field: str, values: Any, limit: int) -> list[int]:
 
 def _history_of(position: int, query: Any) -> list[str]:
     items = _listed(f"queries[{position}].history", query, "a list of item ids, the newest last")
-    return [str(item) for item in items if item is not None]
+    return [_id_of(f"queries[{position}].history[{i}]", item) for i, item in enumerate(items) if item is not None]
+
+
+def _id_of(field: str, value: object) -> str:
+    """An item's id as text. A whole float counts as an integer. Raises InvalidQuery for what is no id."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float | np.floating) and float(value).is_integer() and abs(float(value)) < WHOLE:
+        return str(int(value))
+    if isinstance(value, bool | np.bool_ | float | np.floating | Collection):
+        raise InvalidQuery(field, value.item() if isinstance(value, np.generic) else value, IDS)
+    return str(value)
 
 
 def _features_of(position: int, query: Any) -> tuple[Any, Any]:

@@ -196,7 +196,7 @@ def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[in
         table = as_table("--queries", file, (options.user, item))
         lists = lists_of(table, options.user, item, options.time)
         if skipped := len(table) - sum(map(len, lists.values())):
-            print(f"{skipped:,} of {len(table):,} rows were left out: they have no user or no item", file=sys.stderr)
+            print(f"{skipped:,} of {len(table):,} rows were left out: they have no user, no item or no time", file=sys.stderr)
         rows = model.bundle.items.rows_of([item for items in lists.values() for item in items]) if lists else None
         if rows is not None and (rows < 0).all():
             raise InvalidInput("--item", item, "ids that the model knows: it knows none of them")

@@ -43,6 +43,24 @@ def test_times_that_are_texts_are_shown_with_what_was_expected() -> None:
         lists_of(table, "user", "item", "at")
 
 
+def test_the_value_that_is_no_time_is_named() -> None:
+    table = pa.table({"user": ["1"] * 4, "item": ["2"] * 4, "at": ["10", "2026-03-08 07:24", "", "xx"]})
+    with pytest.raises(InvalidInput, match="time: got 'at: xx', expected"):
+        lists_of(table, "user", "item", "at")
+
+
+@pytest.mark.parametrize("missing", [None, np.nan])
+def test_rows_without_a_user_an_item_or_a_time_are_left_out_unless_they_are_many(missing: float | None) -> None:
+    many = list[int | None](range(60))
+    columns = {"user": [1] * 60, "item": many, "at": pa.array([missing, *range(1, 60)], pa.float64())}
+    assert lists_of(pa.table(columns), "user", "item", "at") == {1: [str(item) for item in range(1, 60)]}
+    columns |= {"user": [1, None, *[1] * 58], "item": [0, 1, None, *many[3:]]}
+    assert lists_of(pa.table(columns), "user", "item", "at") == {1: [str(item) for item in range(3, 60)]}
+    columns |= {"user": [1] * 30 + [None] * 30}
+    with pytest.raises(InvalidInput, match="user: got '32 of 60 rows without a user, an item or a time', expected at most half"):
+        lists_of(pa.table(columns), "user", "item", "at")
+
+
 class Pandas(dict[str, "np.ndarray[Any, Any]"]):
     """What is read of a data frame of pandas, which is not installed."""
 

@@ -256,6 +256,23 @@ def test_a_log_is_halved_by_user_to_measure_on_it(model: Model) -> None:
         model.evaluate(log, user="nobody", item="what")
 
 
+def test_what_is_no_id_is_named_and_whole_floats_are_integers(model: Model) -> None:
+    wrong: list[tuple[Any, str]] = [
+        (True, "true"),
+        (1.5, "1.5"),
+        (np.float32("nan"), "nan"),
+        (2.0**53, "9007199254740992.0"),
+        (["a"], r'\["a"\]'),
+    ]
+    for value, text in wrong:
+        with pytest.raises(InvalidQuery, match=rf"^queries\[1\]\.history\[2\]: got {text}, expected strings or whole numbers"):
+            model.search([["nginx"], ["nginx", None, value]])
+        with pytest.raises(InvalidQuery, match=rf"^items\[0\]: got {text}, expected strings"):
+            model.explain(["nginx"], [value])
+    asked: Any = [3, np.int64(3), 3.0, np.float32(3)]
+    assert model.explain(["nginx"], asked).column("item").to_pylist() == ["3"] * 4
+
+
 def test_held_out_queries_of_one_version_measure_another(model: Model, tmp_path: Path) -> None:
     held = model.held_out()
     assert held.column_names == ["history", "relevant"]

@@ -271,16 +271,25 @@ def test_wrong_options_are_named(
     ("change", "expected"),
     [
         (pl.col("grade").cast(pl.String), "a column of numbers"),
-        (pl.lit(-1.0).alias("grade"), "row 1, grade: got -1.0, expected a number of at least 0"),
+        (pl.lit(-1.0).alias("grade"), r"row 0 \(from 0\), grade: got -1.0, expected a number of at least 0"),
         (pl.lit("item-1").alias("item"), "each item once for a query"),
         (pl.lit("0").alias("query_id"), "at least 10"),
+        (
+            pl.when(pl.int_range(pl.len()) != 3).then("query_id").alias("query_id"),
+            r"row 3 \(from 0\), query_id: got null, expected a value",
+        ),
+        (pl.when(pl.int_range(pl.len()) != 3).then("item").alias("item"), r"row 3 \(from 0\), item: got null, expected a value"),
+        (
+            pl.when(pl.int_range(pl.len()) == 1).then(["nobody"]).otherwise("history").alias("history"),
+            "query_id .*, history: got .*nobody.*, expected the same in all rows of a query",
+        ),
         (pl.col("item").alias("query.name"), "query.name"),
     ],
 )
 def test_wrong_judgements_are_named(bundle: Bundle, judged: Path, tmp_path: Path, change: pl.Expr, expected: str) -> None:
     frame = pl.read_parquet(judged).with_columns(change)
     if expected == "at least 10":
-        frame = frame.unique("item", keep="first", maintain_order=True)
+        frame = frame.unique("item", keep="first", maintain_order=True).with_columns(history=["item-1"])
     frame.write_parquet(tmp_path / "wrong.parquet")
     with pytest.raises(InvalidData, match=expected):
         from_judgements(bundle, tmp_path / "wrong.parquet", 1)

@@ -116,10 +116,17 @@ def test_an_empty_history_gets_popular_items(made: tuple[Bundle, Prepared, Neigh
 
 def test_fit_takes_the_kind_from_its_option_and_the_data_from_the_file(tmp_path: Path) -> None:
     raw = configuration(tmp_path)
-    other = {**raw, "kind": "otm-sequence", "seed": 3, "scorer": {"node_dim": 8}, "memory": {"weight": 2.0}}
+    other = {
+        **raw,
+        "kind": "otm-sequence",
+        "seed": 3,
+        "scorer": {"node_dim": 8},
+        "memory": {"weight": 2.0},
+        "search": {"beam_size": 99, "exclude_seen": False},
+    }
     file = written_toml(tmp_path / "config.toml", other)
     assert read_config(file, kind="neighbours") == SPECIFICATION.checked(
-        {"kind": "neighbours", "seed": 3, "name": "counted", "data": raw["data"]}
+        {"kind": "neighbours", "seed": 3, "name": "counted", "data": raw["data"], "search": {"exclude_seen": False}}
     )
     out = tmp_path / "models" / "counted" / "1"
     made = command("fit", "--config", file, "--kind", "neighbours", "--out", out)

@@ -59,10 +59,13 @@ def _read(file: Path, query_column: str) -> tuple[pl.DataFrame, list[str]]:
         if not (frame.schema[name].is_numeric() or frame.schema[name] == pl.Boolean):
             raise InvalidData(f"{file}, {name}", str(frame.schema[name]), "a column of numbers")
     frame = frame.with_columns(pl.col("grade", *features).cast(pl.Float64), pl.col("item").cast(pl.String))
+    for name in ("query_id", "item"):
+        if frame[name].null_count():
+            raise InvalidData(f"{file}, row {frame[name].is_null().arg_max()} (from 0), {name}", None, "a value")
     is_wrong = ~(frame["grade"].is_finite().fill_null(False) & (frame["grade"].fill_null(-1) >= 0))
     if is_wrong.any():
         row = int(is_wrong.arg_max() or 0)
-        raise InvalidData(f"{file}, row {row + 1}, grade", frame["grade"][row], "a number of at least 0")
+        raise InvalidData(f"{file}, row {row} (from 0), grade", frame["grade"][row], "a number of at least 0")
     return frame, features
 
 
@@ -70,6 +73,10 @@ def _graded_queries(bundle: Bundle, file: Path, frame: pl.DataFrame, features: l
     """One query for each `query_id`; `frame` has the item rows in a column `row`."""
     kind = bundle.manifest.query.kind
     groups = frame.group_by("query_id", maintain_order=True).agg(pl.all())
+    several = groups.filter(groups[kind].list.n_unique() > 1)
+    if len(several):
+        field = f"{file}, query_id {several['query_id'][0]}, {kind}"
+        raise InvalidData(field, several[kind][0].to_list(), "the same in all rows of a query")
     queries = encode_table(bundle, pa.table({kind: groups[kind].list.first().to_arrow()}))
     items, grades, caller_features = [], [], []
     for group in groups.iter_rows(named=True):

@@ -39,13 +39,16 @@ def window_config(raw: Raw) -> WindowConfig:
 def read_config(file: Path, earlier: Path | None = None, kind: str | None = None, **files: Path | None) -> DeepConfig | LinearConfig:
     """The specification in a TOML file. Raises InvalidConfig.
 
-    kind     replaces the file's kind; data, seed and name stay, other keys get the kind's defaults; None: the file's kind
+    kind     replaces the file's kind; data, seed, name and search.exclude_seen stay, other keys get the kind's defaults; None: the file's
     earlier  replaces `earlier_model`, if the file has it
     files    replace `data.train` and `data.test` of linear models, unless None
     """
     raw = read_toml(file)
     if kind is not None and kind != raw.get("kind"):
+        search = raw.get("search")
         raw = {key: raw[key] for key in SHARED_KEYS if key in raw} | {"kind": kind}
+        if isinstance(search, dict) and "exclude_seen" in search:  # a part of the task
+            raw["search"] = {"exclude_seen": search["exclude_seen"]}
     if earlier is not None and raw.get("earlier_model") is not None:
         raw["earlier_model"] = str(earlier)
     if raw.get("kind") in LINEAR_KINDS and isinstance(raw.get("data"), dict):
