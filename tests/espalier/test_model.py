@@ -262,7 +262,7 @@ def test_what_is_no_id_is_named_and_whole_floats_are_integers(model: Model) -> N
         (1.5, "1.5"),
         (np.float32("nan"), "nan"),
         (2.0**53, "9007199254740992.0"),
-        (["a"], r'\["a"\]'),
+        (["a"], r"\['a'\]"),
     ]
     for value, text in wrong:
         with pytest.raises(InvalidQuery, match=rf"^queries\[1\]\.history\[2\]: got {text}, expected strings or whole numbers"):
