@@ -74,6 +74,7 @@ def graded_figures(
 
     Labelwise figures are over the results of all queries.
     """
+    relevant = [np.unique(rows) for rows in relevant] if grades.relevance is None else relevant  # users may touch an item again
     values = [np.ones(len(rows)) for rows in relevant] if grades.relevance is None else grades.relevance
     true = Relevance.of_lists(relevant, values, items).times(1 / grades.scale)
     predicted = Relevance.of_predictions(item_rows_BM, scores_BM, items)

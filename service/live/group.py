@@ -124,12 +124,11 @@ class Group:
         self._check(write, stored, exists)
         if stored is not None and _is_stale(put.source_version, stored):
             return Decision(write, "stale", stored.sequence)
-        body, source_version = put.body, put.source_version
+        body, source_version = put.body, _newest(put.source_version, stored)
         if stored is not None and stored.kind == "put":
             keeps_expiry = exists and not put.lifts_expiry  # an expired item comes back without its expiry
             earlier = stored.with_evidence_from
             body = body.over(earlier if keeps_expiry else replace(earlier, valid_until=None))
-            source_version = stored.source_version if source_version is None else source_version
         operation = Operation(0, put.id, "put", body, source_version, self._now)
         if stored is not None and exists and operation.same_state(stored):
             return Decision(write, "unchanged", stored.sequence)
@@ -157,9 +156,9 @@ class Group:
             raise ItemNotFound(f"There is no item {spelled(delete.id)}.")
         if stored is not None and _is_stale(delete.source_version, stored):
             return Decision(write, "stale", stored.sequence)
-        if stored is not None and not exists:
+        source_version = _newest(delete.source_version, stored)
+        if stored is not None and not exists and source_version == stored.source_version:
             return Decision(write, "unchanged", stored.sequence)
-        source_version = stored.source_version if stored is not None and delete.source_version is None else delete.source_version
         decision = self._append(write, Operation(0, delete.id, "delete", source_version=source_version, at=self._now), "deleted", {})
         if self._default is not None and self._default.state.live_leaf_of(delete.id) is not None:
             self._added_leaves -= 1
@@ -248,6 +247,11 @@ def _is_known(operation: Operation, stored: Operation, version: LiveVersion) -> 
     if operation.body.evidence_from is None or needs_placement(version.bundle, operation):
         return False
     return trained_with(version.bundle, operation) or operation.body.count == stored.body.count
+
+
+def _newest(source_version: int | None, stored: Operation | None) -> int | None:
+    """The source version of a write that is not stale: its own, or else the stored one, also that of a deleted item."""
+    return stored.source_version if source_version is None and stored is not None else source_version
 
 
 def _is_stale(source_version: int | None, stored: Operation) -> bool:

@@ -104,8 +104,8 @@ class Live:
     def put(self, item_id: str, condition: Condition = ALWAYS, source_version: int | None = None, **body: Any) -> ItemOutcome:
         return self._run(self.catalogue.write(Put(item_id, ItemBody(**body), source_version), condition))
 
-    def delete(self, item_id: str, condition: Condition = ALWAYS) -> ItemOutcome:
-        return self._run(self.catalogue.write(Delete(item_id), condition))
+    def delete(self, item_id: str, condition: Condition = ALWAYS, source_version: int | None = None) -> ItemOutcome:
+        return self._run(self.catalogue.write(Delete(item_id, source_version), condition))
 
     def bulk(self, *operations: Put | Delete) -> list[ItemOutcome | EspalierError]:
         return list(self._run(self.catalogue.bulk(operations)))

@@ -258,6 +258,24 @@ def test_conditions_and_source_versions_are_looked_at_before_anything_changes(li
     assert live.put("item-1", Condition(if_match=tag_of(0)), fields={"title": "x"}).outcome == "updated"
 
 
+def test_the_source_version_of_what_is_gone_is_kept(live: Live) -> None:
+    """However it went, and whoever wrote without one meanwhile: an older record brings nothing back."""
+    live.put("new", source_version=10, like=("item-1",))
+    assert live.delete("new", source_version=11).outcome == "deleted"
+    again = live.delete("new", source_version=20)
+    assert (again.outcome, again.sequence) == ("deleted", 3)
+    assert live.delete("new", source_version=20) == replace(again, outcome="unchanged")
+    assert live.delete("new").outcome == "unchanged"
+    assert live.put("new", source_version=15, like=("item-1",)).outcome == "stale"
+    assert live.delete("new", source_version=15).outcome == "stale"
+    assert live.put("new", like=("item-1",)).outcome == "inserted"
+    assert live.put("new", source_version=19, fields={"colour": "red"}).outcome == "stale"
+    assert live.put("new", source_version=20, valid_until=1.0).outcome == "updated"
+    assert live.delete("new", source_version=30).outcome == "deleted"
+    assert live.put("new", source_version=25, valid_until=None).outcome == "stale"
+    assert live.put("new", source_version=30, like=("item-1",)).outcome == "inserted"
+
+
 def test_exclusions_and_standing_removals_hold_for_live_items(live: Live) -> None:
     live.put("new", like=("item-1",), fields={"colour": "red"})
     excluded = live.running.retrieve(queries=[{"history": ["new"], "exclude_seen": True}], **ALL)["results"][0]

@@ -125,6 +125,8 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     plain = graded_figures(relevant, Grades(None, 4.0, inverse_I), found_BM, scores_BM, [1, 2], 3)[2]
     assert plain["pointwise"].keys() == plain["labelwise"].keys() == {"psp", "psn"}
     assert plain["pointwise"]["psp"] == pointwise["psp"]
+    repeated = [np.array([1, 0, 1]), np.array([0, 0])]  # of users who touch an item again
+    assert graded_figures(repeated, Grades(None, 4.0, inverse_I), found_BM, scores_BM, [1, 2], 3)[2] == plain
 
 
 def test_a_bundle_keeps_the_counts_of_its_labels(weighted: Path) -> None:
