@@ -194,8 +194,8 @@ def lists_of(table: pa.Table, user: str, item: str, time: str | None) -> dict[An
     if time not in (None, "file", "none"):
         times = column_of(table, option("time"), time)
         if not (pa.types.is_temporal(times.type) or pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
-            values = sorted(filter(None, times.to_pylist()), key=_is_time)  # those that are no time first
-            first = next(iter(values), None)
+            values = [*filter(None, times.to_pylist())]
+            first = next((value for value in values if not _is_time(value)), values[0] if values else None)
             raise InvalidInput(
                 option("time"), f"{time}: {first}", "a column of numbers, or of times as ISO 8601 has them (2026-03-08 07:24)"
             )

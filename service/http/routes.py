@@ -300,7 +300,10 @@ async def livez() -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """200 once every model is loaded, verified and warm. 503 with the reasons before that, after a failure, and while shutting down."""
+    """200 once this worker has loaded, verified and warmed every model.
+
+    503 with the reasons before that, after a failure, and while shutting down.
+    """
     reasons = service_of(request).registry.not_ready()
     return as_json({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 

@@ -73,8 +73,9 @@ class ItemOutcome:
     outcome: Annotated[
         OutcomeKind,
         Field(
-            description="`inserted`: there was no such item, or it was deleted. `updated`, `deleted`: there was one. `unchanged`: the item "
-            "was the same already. `stale`: the stored item has a higher source_version. The last two change nothing."
+            description="`inserted`: there was no such item, or it was deleted. `updated`, `deleted`: there was one, or only its "
+            "source_version rose. `unchanged`: the item was the same already. `stale`: the stored item has a higher source_version. The "
+            "last two change nothing."
         ),
     ]
     visible: Annotated[

@@ -124,7 +124,7 @@ class Group:
         self._check(write, stored, exists)
         if stored is not None and _is_stale(put.source_version, stored):
             return Decision(write, "stale", stored.sequence)
-        body, source_version = put.body, _newest(put.source_version, stored)
+        body, source_version = put.body, _stored_with(put.source_version, stored)
         if stored is not None and stored.kind == "put":
             keeps_expiry = exists and not put.lifts_expiry  # an expired item comes back without its expiry
             earlier = stored.with_evidence_from
@@ -156,7 +156,7 @@ class Group:
             raise ItemNotFound(f"There is no item {spelled(delete.id)}.")
         if stored is not None and _is_stale(delete.source_version, stored):
             return Decision(write, "stale", stored.sequence)
-        source_version = _newest(delete.source_version, stored)
+        source_version = _stored_with(delete.source_version, stored)
         if stored is not None and not exists and source_version == stored.source_version:
             return Decision(write, "unchanged", stored.sequence)
         decision = self._append(write, Operation(0, delete.id, "delete", source_version=source_version, at=self._now), "deleted", {})
@@ -249,7 +249,7 @@ def _is_known(operation: Operation, stored: Operation, version: LiveVersion) -> 
     return trained_with(version.bundle, operation) or operation.body.count == stored.body.count
 
 
-def _newest(source_version: int | None, stored: Operation | None) -> int | None:
+def _stored_with(source_version: int | None, stored: Operation | None) -> int | None:
     """The source version of a write that is not stale: its own, or else the stored one, also that of a deleted item."""
     return stored.source_version if source_version is None and stored is not None else source_version
 

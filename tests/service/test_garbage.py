@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from espalier.errors import EspalierError
+from espalier.errors import EspalierError, InvalidInput
+from espalier.items import Items
+from espalier.live.operations import ItemBody
 from espalier.placement.placer import Candidates
 from service.http.middleware import RequestInfo
 from tests.service.conversation import LINES, Conversation
@@ -206,13 +208,12 @@ def test_a_request_leaves_no_cycle(running: Running, scenario: Scenario, monkeyp
 
 
 class Raising(Nearest):
-    """Raises what `Nearest` returns."""
+    """Raises where the evidence names nobody, which `Nearest` would return."""
 
-    def place(self, *arguments: Any) -> list[Candidates | EspalierError]:
-        results = super().place(*arguments)
-        if isinstance(results[0], EspalierError):
-            raise results.pop(0)  # type: ignore[misc]  # an error, as the line before says
-        return results
+    def _place(self, body: ItemBody, known: Items) -> Candidates | EspalierError:
+        if "nobody" in body.like:
+            raise InvalidInput("like", "nobody", "somebody")
+        return super()._place(body, known)
 
 
 def test_a_refusal_of_another_route_leaves_no_cycle(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

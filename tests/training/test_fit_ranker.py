@@ -283,6 +283,10 @@ def test_wrong_options_are_named(
             pl.when(pl.int_range(pl.len()) == 1).then(["nobody"]).otherwise("history").alias("history"),
             "query_id .*, history: got .*nobody.*, expected the same in all rows of a query",
         ),
+        (
+            pl.when(pl.int_range(pl.len()) == 1).then(99.0).otherwise("query.hour").alias("query.hour"),
+            r"query_id .*, query\.hour: got .*99\.0.*, expected the same in all rows of a query",
+        ),
         (pl.col("item").alias("query.name"), "query.name"),
     ],
 )

@@ -73,10 +73,11 @@ def _graded_queries(bundle: Bundle, file: Path, frame: pl.DataFrame, features: l
     """One query for each `query_id`; `frame` has the item rows in a column `row`."""
     kind = bundle.manifest.query.kind
     groups = frame.group_by("query_id", maintain_order=True).agg(pl.all())
-    several = groups.filter(groups[kind].list.n_unique() > 1)
-    if len(several):
-        field = f"{file}, query_id {several['query_id'][0]}, {kind}"
-        raise InvalidData(field, several[kind][0].to_list(), "the same in all rows of a query")
+    for name in (kind, *(name for name in features if name.startswith("query."))):
+        several = groups.filter(groups[name].list.n_unique() > 1)
+        if len(several):
+            field = f"{file}, query_id {several['query_id'][0]}, {name}"
+            raise InvalidData(field, several[name][0].to_list(), "the same in all rows of a query")
     queries = encode_table(bundle, pa.table({kind: groups[kind].list.first().to_arrow()}))
     items, grades, caller_features = [], [], []
     for group in groups.iter_rows(named=True):

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
+from safetensors.numpy import save
 
 from benchmarks.random_bundles import make_bundle, random_memory, random_tree
 from benchmarks.random_live import random_put
-from espalier.bundle import Bundle
+from espalier.bundle import LABEL_COUNTS, Bundle
 from espalier.bundle_writer import with_parts
 from espalier.checks.golden import verify_golden
 from espalier.engines import open_engine
@@ -282,6 +283,22 @@ def test_the_next_version_holds_what_is_live(journal: JournalOf, tmp_path: Path)
     assert len(after.golden()) == 3
     assert "live items: up to operation 8, folded from version 1" in inspect(after)
     assert verify_golden(after, open_engine(after, "cpu", "reference")) == 1
+
+
+def test_users_of_held_out_queries_may_touch_an_item_again(tmp_path: Path) -> None:
+    """Also where the counts of a log give figures with propensities, for which every item counts once."""
+    plain = history_model(tmp_path, "plain")
+    items = plain.tree.item_count
+    strings = pa.list_(pa.string())
+    again = {
+        "history": pa.array([["item-0"], ["item-1"]], strings),
+        "relevant": pa.array([["item-1", "item-2", "item-1"], ["item-3"]], strings),
+    }
+    counts = {"counts": np.arange(1, items + 1), "points": np.array([items])}
+    bundle = with_parts(plain, tmp_path / "books" / "1", {}, {LABEL_COUNTS: save(counts), "heldout.parquet": pa.table(again)})
+    JournalOf(bundle).put("new-a")
+    assert fold(bundle.path, tmp_path / "books" / "2") == 0
+    assert "recall@10" in Bundle.open(tmp_path / "books" / "2").heldout().column_names
 
 
 def test_a_ranker_goes_along(journal: JournalOf, tmp_path: Path) -> None:
