@@ -210,6 +210,8 @@ def _text(log: Path, lines: list[str], column_options: Mapping[str, str | None],
 
     form, notes  of Layout, as far as they are known
     """
+    if lines and re.match(r"(\[\s*)?\{|\[\s*$", lines[0]):
+        raise InvalidData(f"{log.name}: first line", lines[0], "CSV, TSV, lists of ids or Parquet, and this looks like JSON")
     splits = [_split(lines, separator) for separator in SEPARATORS]
     splits = [split for split in splits if split.rows and len(split.rows[0]) > 1 and min(map(len, split.full_rows)) > 1]
     tables = [split for split in splits if len(split.full_rows) == len(split.rows) or _is_header(split.rows[0], column_options)]
@@ -406,8 +408,8 @@ def _time_type(values: pa.Array, decimal: str) -> TimestampType | None:
             known_stamps = stamps[stamps != 0]  # some logs write 0 for an unknown time
             if kind == "datetime" or not len(known_stamps):
                 return kind
-            units = (unit for unit, (least, last) in EPOCHS.items() if least <= known_stamps.min() and known_stamps.max() < last)
-            return next(units, kind)
+            is_inside = {unit: (least <= known_stamps) & (known_stamps < last) for unit, (least, last) in EPOCHS.items()}
+            return next((unit for unit in EPOCHS if is_inside[unit].mean() >= 1 - MOST_BAD), kind)
     return "datetime" if _formats(values) else None
 
 

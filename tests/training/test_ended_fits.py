@@ -121,7 +121,9 @@ def test_a_refused_fit_leaves_nothing_but_the_work_folder_of_an_earlier_run(conf
     work, items = work_folder(config.parent / "small" / "1"), config.parent / "items.csv"
     content = items.read_text()
     items.write_text(content + "i3\n")
-    assert "expected each id once" in ended(config).err
+    last = content.count("\n") + 1
+    expected = f"items.csv: line {last}, column id: got 'i3', expected each id once; line 5 has it, too"
+    assert expected in ended(config).err
     assert not work.parent.exists()
     items.write_text(content)
     with monkeypatch.context() as patch:

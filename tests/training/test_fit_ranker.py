@@ -288,6 +288,11 @@ def test_wrong_options_are_named(
             r"query_id .*, query\.hour: got .*99\.0.*, expected the same in all rows of a query",
         ),
         (pl.col("item").alias("query.name"), "query.name"),
+        (pl.lit("nothing").alias("item"), "item: got .*nothing.*, expected ids of the catalogue's items, such as 'item-"),
+        (
+            pl.when(pl.int_range(pl.len()) == 1).then(np.inf).otherwise(1.0).alias("item.x"),
+            r"row 1 \(from 0\), item\.x: got inf, expected a finite number",
+        ),
     ],
 )
 def test_wrong_judgements_are_named(bundle: Bundle, judged: Path, tmp_path: Path, change: pl.Expr, expected: str) -> None:

@@ -207,6 +207,11 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+def test_a_log_of_texts_without_a_row_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match=r"log\.csv: got 'no rows', expected at least one query with its item"):
+        log_of_file(write(tmp_path / "log.csv", "query,item\n"), "query", "item", {})
+
+
 @pytest.mark.parametrize("weight", [-0.5, 1e10, 1e-10])
 def test_wrong_weights_of_a_matrix_say_where(tmp_path: Path, weight: float) -> None:
     scipy.sparse.save_npz(tmp_path / "x.npz", csr_array(np.eye(2)))

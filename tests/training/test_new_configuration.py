@@ -237,6 +237,9 @@ def test_counters_and_a_damaged_time_are_no_other_unit(tmp_path: Path) -> None:
     raw, comments = new(log)
     assert {"timestamp_type": "seconds", "bad_rows": "skip"}.items() <= raw["data"]["format"].items()
     assert "left out, unreadable timestamp: 10;" in comments
+    log.write_text("user,item,time\n" + "".join(f"u{row % 9},i{row % 7},{MOMENT + row if row else -5}\n" for row in range(200)))
+    raw, comments = new(log)
+    assert raw["data"]["format"]["timestamp_type"] == "seconds"
 
 
 @pytest.mark.parametrize("kind", [pa.duration("s"), pa.time32("s"), pa.bool_()])
@@ -282,6 +285,8 @@ def test_columns_whose_names_are_numbers_need_another_name_in_the_header(tmp_pat
     [
         ("", {}, "log.csv: first line is missing; expected as many fields"),
         ("one\ntwo\n", {}, "first line: got 'one', expected as many fields"),
+        ('{"user": 1, "item": 2}\n', {}, "first line: got '{.user.: 1, .item.: 2}', expected CSV, TSV, .* looks like JSON"),
+        ('[\n  {"user": 1}\n]\n', {}, "first line: got '\\[', expected CSV, TSV, .* looks like JSON"),
         ("user,item\na,b\nc\n", {}, "log.csv: line 3: got 'c', expected as many fields as in every line, .*; the first line has 2"),
         ("user,item\na,b\nc,d,e\n", {}, "log.csv: line 3: got 'c,d,e', expected as many fields"),
         ("\n'user';'item'\n\n'a\nb';'c'\nc;'d';e\n", {}, "log.csv: line 6: got 'c;d;e', expected as many fields"),

@@ -340,6 +340,8 @@ def test_labels_may_have_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("4 5 3\n0 4:1\n1\n1 3:1 -1:1\n0 5:1\n", "line 4: got -1, expected features from 0 to 4"),
+        ("4 5 3\n0 4:1\n1\n1 4:1 3:1 4:1\n0 1:inf\n", "line 4: got 4, expected features each once in a point"),
         ("4 5\n", r"line 1: got '4 5', expected three numbers: points, features, labels"),
         ("2 5 3\n0 1:1\n", r"got '1 points', expected 2, as its first line says"),
         ("2 5 3\n0 1:1\n0 1:1 2:x\n", r"line 3: got '1:1 2:x', expected feature:value pairs"),
@@ -353,10 +355,10 @@ def test_labels_may_have_weights(tmp_path: Path) -> None:
                 ("0;1 1:1", "line 2: got '0;1', expected labels with commas between them"),
                 ("0 1:1 2", "line 2: got '1:1 2', expected feature:value pairs"),
                 ("0 1.5:1", "line 2: got '1.5:1', expected feature:value pairs"),
-                ("0 5:1", "got 5, expected features from 0 to 4"),
+                ("0 4:1 5:1", "line 2: got 5, expected features from 0 to 4"),
                 ("0 4294967297:1", "got 4294967297, expected features from 0 to 4"),
-                ("0 1:1 1:2", "expected features each once in a point"),
-                ("0 1:nan", "expected features each once in a point, with finite values"),
+                ("0 1:1 1:2", "line 2: got 1, expected features each once in a point"),
+                ("0 1:nan", "line 2: got nan, expected features each once in a point, with finite values"),
                 ("0 inf:1", "got inf, expected features from 0 to 4"),
                 ("0 1:1e300", "expected features each once in a point, with finite values"),
                 ("0:-1,1:1 1:1", "line 2, label 0: got -1.0, expected 0, or a number from 1e-09 to 1e.09"),

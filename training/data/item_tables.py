@@ -65,7 +65,8 @@ def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
     counts = pc.value_counts(file_ids)
     if len(counts) != len(file_ids):
         repeated = counts.filter(pc.greater(counts.field("counts"), 1))[0].as_py()["values"]
-        raise _refused(repeated, "each id once")
+        rows = pc.indices_nonzero(pc.equal(file_ids, repeated)).to_pylist()
+        raise InvalidData(f"{file.name}: {position(rows[1])}, column id", repeated, f"each id once; {position(rows[0])} has it, too")
     rows = pc.index_in(ids.cast(pa.large_string()), file_ids)
     if rows.null_count == len(rows):
         raise _refused(file_ids.slice(0, 3).to_pylist(), f"ids of the log's items, such as {ids[0].as_py()!r}")

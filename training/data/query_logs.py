@@ -74,6 +74,8 @@ def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], form
         check(name, right, expected)
     bad_rows.rows_read += int(right_B.sum())
     bad_rows.finish()
+    if not right_B.any():
+        raise InvalidData(file.name, "no rows", "at least one query with its item")
     return typed.filter(right_B)
 
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
 from espalier.errors import InvalidData, InvalidQuery
+from espalier.text.sparse_rows import SparseRows
 
 from ..data.csr import Csr, as_rows
 from ..data.relevance import WEIGHTS, is_weight
@@ -176,19 +177,31 @@ def parse_points(path: Path, body: Sequence[bytes], header: Header, first: int, 
         entries.append(entries[-1] + feature_text.count(b":"))
     indptr = np.array(entries, np.int64)
     numbers = _numbers(path, feature_texts, int(indptr[-1]), first)
-    if len(numbers) and not (numbers[0::2].min() >= 0 and numbers[0::2].max() < header.features):
-        bad = float(numbers[0::2].max() if numbers[0::2].max() >= header.features else numbers[0::2].min())
-        raise InvalidData(str(path), int(bad) if abs(bad) < 1e18 else bad, f"features from 0 to {header.features - 1}")
+    outside = np.flatnonzero((numbers[0::2] < 0) | (numbers[0::2] >= header.features))
+    if len(outside):
+        bad_line, bad = first + int(np.searchsorted(indptr, outside[0], "right")) - 1, float(numbers[2 * outside[0]])
+        raise InvalidData(f"{path}, line {bad_line}", bad if np.isinf(bad) else int(bad), f"features from 0 to {header.features - 1}")
     shape = (len(body), header.features)
     with np.errstate(over="ignore"):  # infinite ones are refused below
         values = numbers[1::2].astype(np.float32)
     points = csr_array((values, numbers[0::2].astype(np.int32), indptr), shape=shape)
+    rows = as_rows(points)
     try:
-        as_rows(points).check()
-    except InvalidQuery as error:
-        raise InvalidData(str(path), error.value, "features each once in a point, with finite values") from error
+        rows.check()
+    except InvalidQuery:
+        _check_each(path, rows, first)
+        raise
     arrays = np.array(weights, np.float32), np.array(labels, np.int32), labels_from
     return LabelledPoints(points, csr_array(arrays, shape=(len(body), header.labels)))
+
+
+def _check_each(path: Path, rows: SparseRows, first: int) -> None:
+    """Raise InvalidData for the first row, of the line `first` on, with a feature twice or an infinite value."""
+    for row in range(len(rows)):
+        try:
+            rows.between(row, row + 1).check()
+        except InvalidQuery as error:
+            raise InvalidData(f"{path}, line {first + row}", error.value, "features each once in a point, with finite values") from error
 
 
 def _lines(path: Path, stream: BinaryIO, header: Header) -> Iterator[bytes]:

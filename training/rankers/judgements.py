@@ -35,6 +35,9 @@ def from_judgements(bundle: Bundle, file: Path, seed: int) -> QuerySplit:
     """
     frame, features = _read(file, bundle.manifest.query.kind)
     row_of = bundle.items.rows_of(frame["item"].fill_null("").to_list())
+    if (row_of < 0).all():
+        [example] = bundle.items.ids_of(np.arange(1))
+        raise InvalidData(f"{file}, item", frame["item"][:3].to_list(), f"ids of the catalogue's items, such as {example!r}")
     if (row_of < 0).any():
         log.warning("%d of %d judged items are not in the catalogue", int((row_of < 0).sum()), len(row_of))
     queries = _graded_queries(bundle, file, frame.with_columns(pl.Series("row", row_of)), features)
@@ -59,6 +62,11 @@ def _read(file: Path, query_column: str) -> tuple[pl.DataFrame, list[str]]:
         if not (frame.schema[name].is_numeric() or frame.schema[name] == pl.Boolean):
             raise InvalidData(f"{file}, {name}", str(frame.schema[name]), "a column of numbers")
     frame = frame.with_columns(pl.col("grade", *features).cast(pl.Float64), pl.col("item").cast(pl.String))
+    for name in features:
+        infinite = frame[name].is_infinite().fill_null(False)
+        if infinite.any():
+            row = int(infinite.arg_max() or 0)
+            raise InvalidData(f"{file}, row {row} (from 0), {name}", frame[name][row], "a finite number, or NaN where it is missing")
     for name in ("query_id", "item"):
         if frame[name].null_count():
             raise InvalidData(f"{file}, row {frame[name].is_null().arg_max()} (from 0), {name}", None, "a value")
