@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
 import orjson
 from fastapi import Depends, Path, Request
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
+from starlette.types import Scope
+
+from espalier.errors import InvalidInput
 
 from ..http.api_keys import Keys
 from ..http.memory_budget import Budget, Reservation
@@ -61,6 +66,17 @@ def service_of(request: Request) -> Service:
 def info_of(request: Request) -> RequestInfo:
     info: RequestInfo = request.scope[RequestInfo.KEY]
     return info
+
+
+def parameters_of(scope: Scope, known: Collection[str]) -> QueryParams:
+    """The parameters in the address. Raises InvalidInput for one that the route does not have, and for one that comes twice."""
+    given = QueryParams(scope["query_string"])
+    for name, count in Counter(name for name, _ in given.multi_items()).items():
+        if name not in known:
+            raise InvalidInput(name, given[name], f"only the parameters {', '.join(known)}" if known else "no parameters in the address")
+        if count > 1:
+            raise InvalidInput(name, given.getlist(name), "one value")
+    return given
 
 
 def body_of(kind: type[Body]) -> Any:

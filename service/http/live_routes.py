@@ -19,7 +19,7 @@ from espalier.live.operations import Operation
 
 from ..entity_tags import Condition, matches
 from ..errors import NotReady, QueueFull
-from ..http.dependencies import Name, Service, as_json, service_of
+from ..http.dependencies import Name, Service, as_json, parameters_of, service_of
 from ..http.item_bodies import ItemReader, body_json, check_path_id, time_text
 from ..http.item_schemas import MAX_SOURCE_VERSION
 from ..http.memory_budget import Budget, Reservation
@@ -78,6 +78,7 @@ class ItemRoute(WriteRoute):
         try:
             catalogue = self.catalogue(info.model)
             check_path_id(scope, item_id)
+            parameters = parameters_of(scope, ("source_version",) if scope["method"] == "DELETE" else ())
             if scope["method"] == "GET":
                 answer = await _get(catalogue, scope, item_id)
                 await answer(scope, receive, send)
@@ -85,7 +86,7 @@ class ItemRoute(WriteRoute):
             if scope["method"] == "PUT":
                 outcome = await self._put(catalogue, scope, receive, item_id)
             else:
-                outcome = await catalogue.write(Delete(item_id, _source_version(scope)), _condition(scope))
+                outcome = await catalogue.write(Delete(item_id, _source_version(parameters)), _condition(scope))
         except Exception as error:
             if scope["method"] != "GET" and (problem := document_of(error)):
                 self.refused(info.model, problem[0]["status"])
@@ -204,9 +205,9 @@ def _condition(scope: Scope) -> Condition:
     return Condition(*(", ".join(tags) if tags else None for tags in tags_by_header))
 
 
-def _source_version(scope: Scope) -> int | None:
+def _source_version(parameters: QueryParams) -> int | None:
     """`?source_version=` of a DELETE. Raises InvalidInput."""
-    text = QueryParams(scope.get("query_string", b"")).get("source_version")
+    text = parameters.get("source_version")
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= MAX_SOURCE_VERSION):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
-from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, params
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode
 from starlette.responses import Response
@@ -18,7 +18,7 @@ from espalier.shards.messages import MEDIA_TYPE
 from ..batching.priority import HEADER
 from ..http import admin, console_routes, schemas
 from ..http.api_keys import Access
-from ..http.dependencies import Name, as_json, describe, info_of, service_of
+from ..http.dependencies import Name, as_json, describe, info_of, parameters_of, service_of
 from ..http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
 from ..http.documentation import ACCESS, NEEDS_KEY, SCHEMA_OF
 from ..http.frontier_route import FrontierRequest
@@ -87,7 +87,7 @@ def _framework_routes() -> Sequence[BaseRoute]:
             methods=[route.method],
             responses=_responses(route),
             tags=[route.tag],
-            dependencies=_key_check(route.access) if route.access else None,
+            dependencies=[*_key_check(route.access), *_parameter_check(route.function)] if route.access else None,
             openapi_extra=_openapi_extra(route),
         )
     return router.routes
@@ -212,6 +212,19 @@ def _key_check(access: Access) -> Sequence[Any]:
             service.registry.entry(name)
 
     return [Depends(check)]
+
+
+def _parameter_check(function: Callable[..., Any]) -> Sequence[Any]:
+    """The dependency that refuses parameters that a route's function does not have; none for functions without any: probes and scrapers may
+    add some.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    names = [name for name, hint in hints.items() if any(isinstance(mark, params.Query) for mark in getattr(hint, "__metadata__", ()))]
+
+    def check(request: Request) -> None:
+        parameters_of(request.scope, names)
+
+    return [Depends(check)] if names else []
 
 
 def retrieve_items(body: RetrieveRequest, priority: Priority = None, user: User = None, group: Group = None) -> None:

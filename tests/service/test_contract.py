@@ -238,6 +238,17 @@ def test_a_wrong_value_of_a_parameter_is_named(guarded: Running, operation: Oper
 
 
 @every_parameter
+def test_a_parameter_that_a_route_lacks_or_that_comes_twice_is_refused(guarded: Running, operation: Operation, parameter: Json) -> None:
+    name, value = parameter["name"], NEEDED.get(operation.name, {}).get(parameter["name"], "1")
+    names = [one["name"] for one in operation.said["parameters"] if one["in"] == "query"]
+    refused = problem(operation.ask(guarded, params={f"{name}s": value}))["errors"]
+    assert refused == [{"field": f"{name}s", "value": f'"{value}"', "expected": f"only the parameters {', '.join(names)}"}]
+    refused = problem(operation.ask(guarded, params={name: [value, value]}))["errors"]
+    assert refused == [{"field": name, "value": f'["{value}", "{value}"]', "expected": "one value"}]
+    assert operation.ask(guarded, None, params={f"{name}s": value}).status_code == 401
+
+
+@every_parameter
 def test_the_least_and_the_most_of_a_parameter_are_taken(guarded: Running, operation: Operation, parameter: Json) -> None:
     match parameter["name"]:
         case "limit":

@@ -153,6 +153,26 @@ def test_a_delete_may_name_its_source_version(shelf: Running, catalogue: FakeCat
         assert (refused.status_code, problem(refused)["errors"][0]["field"]) == (422, "source_version")
 
 
+@pytest.mark.parametrize(
+    ("method", "query", "field", "expected"),
+    [
+        ("DELETE", "source_verson=9", "source_verson", "only the parameters source_version"),
+        ("DELETE", "source_version=9&source_version=8", "source_version", "one value"),
+        ("PUT", "source_version=9", "source_version", "no parameters in the address"),
+        ("GET", "fields=title", "fields", "no parameters in the address"),
+    ],
+)
+def test_a_parameter_that_would_not_count_is_refused(
+    shelf: Running, catalogue: FakeCatalogue, method: str, query: str, field: str, expected: str
+) -> None:
+    put(shelf, "new")
+    body = EVENT if method == "PUT" else None
+    answer = shelf.client.request(method, f"{path('new')}?{query}", json=body, headers=bearer(WRITE))
+    [error] = problem(answer)["errors"]
+    assert (answer.status_code, error["field"], error["expected"]) == (422, field, expected)
+    assert [(item, stored.sequence) for item, stored in catalogue.latest.items()] == [("new", 1)]
+
+
 def test_an_item_reads_as_it_was_put(shelf: Running) -> None:
     fields = {"title": "New", "tags": ["a", "b"], "price": 2.5}
     body = EVENT | {"fields": fields, "text": "words", "source_version": 7, "valid_until": "2030-01-31T12:00:00.250Z", "count": 40}
