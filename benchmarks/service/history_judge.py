@@ -124,13 +124,14 @@ class Event:
 
     def applied(self, before: State, sequence: int) -> State:
         """An item after this write."""
-        version, base = self.body.get("source_version"), before if before.present else ABSENT
+        base = before if before.present else ABSENT
+        version = self.body.get("source_version", before.source_version)  # that of a deleted item stays
         if self.kind == "delete":
-            return State(sequence, False, source_version=before.source_version if version is None else version)
+            return State(sequence, False, source_version=version)
         title = self.body["fields"]["title"] if "fields" in self.body else base.title
         user = self.body.get("users", [None])[0] if {"events", "like"} & self.body.keys() else base.user
         until = self.body.get("valid_until", base.valid_until)
-        return State(sequence, True, title, user, base.source_version if version is None else version, until)
+        return State(sequence, True, title, user, version, until)
 
 
 def state_of(document: Mapping[str, Any]) -> State:

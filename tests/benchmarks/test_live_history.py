@@ -95,6 +95,16 @@ def test_a_history_of_a_right_service_is_clean() -> None:
     assert judged([*ALL, came, back, kept, twin, old, lost, *answers, *reads], log, TRAINED) == []
 
 
+def test_the_source_version_of_a_deleted_item_stays() -> None:
+    gone, again = replace(delete(3, 3.0), body={"source_version": 7}), replace(delete(4, 4.0), body={"source_version": 9})
+    back = put(5, 5.0)
+    writes = [FIRST, SECOND, gone, again, back]
+    log = logged(*writes)
+    assert [entry.state.source_version for entry in log] == [None, None, 7, 9, 9]
+    assert judged(writes, log, TRAINED) == []
+    assert rules(writes, [*log[:4], log[4]._replace(state=log[4].state._replace(source_version=None))]) == {"value"}
+
+
 def test_a_write_that_the_feed_lacks_is_lost_unless_compaction_may_have_dropped_it() -> None:
     other = put(4, 4.0, item="b")
     log = logged(*ALL, other)
