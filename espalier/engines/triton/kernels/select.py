@@ -92,7 +92,7 @@ def select(
     # Bit by bit, in loops that are not unrolled: few programs run them, and loading more code would cost more than it saves.
     threshold = tl.full([], 0, tl.uint32)
     if FEW:
-        count = tl.full([], 0, tl.int32)
+        count = tl.full([], -1, tl.int32)  # unknown: even a row that keeps none needs a threshold that none reaches
         unit = tl.full([], 1 << 30, tl.uint32)
         while (unit > 0) & (count != size):  # stop once exactly `size` codes reach the threshold
             three = (all_codes >= threshold + unit).to(tl.int32)
