@@ -30,15 +30,22 @@ class WatchedFiles:
         return self._last_signatures != previous
 
     def _signatures(self) -> list[Signature | None]:
-        return [signature(file) for file in self._files]
+        """With the time of the last change of content or permissions: a file that could not be read is read once it can be."""
+        statuses = map(_status, self._files)
+        return [None if status is None else (status.st_ctime_ns, status.st_ino, status.st_size) for status in statuses]
+
+
+def _status(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except OSError:
+        return None
 
 
 def signature(file: Path) -> Signature | None:
     """The signature of a file; None if it is missing or unreadable."""
-    try:
-        return signature_of(file.stat())
-    except OSError:
-        return None
+    status = _status(file)
+    return None if status is None else signature_of(status)
 
 
 def signature_of(status: os.stat_result) -> Signature:

@@ -63,7 +63,7 @@ def choose(store: Objects, name: str, at: float | None = None) -> str:
 def restore(store: Objects, versions: Objects | None, models: Path, name: str, backup_id: str, replace: bool = False) -> Restored:
     """Restore a backup into models/<name>, and fetch from `versions` those versions that should serve and are missing.
 
-    replace  replace a journal, serving.json or removed.json that exists
+    replace  replace a journal, serving.json or removed.json that exists; what the backup lacks is deleted
     Raises StoreError, JournalError, OSError, and InvalidInput if such a file exists. Repeat it after a failure or a kill.
     """
     manifest = read_backup(store, name, backup_id)
@@ -88,10 +88,12 @@ def restore(store: Objects, versions: Objects | None, models: Path, name: str, b
                 if file in manifest.files:
                     (work / file).chmod(FILE_MODE)
                     (work / file).rename(folder / file)
-                    flush(folder)
+                else:
+                    (folder / file).unlink(missing_ok=True)
+                flush(folder)
             came, missing = _bring_versions(versions, models, name)
-            if FILE in manifest.files:
-                _place_journal(folder, work / FILE, replace)
+            if FILE in manifest.files or (folder / FILE).exists():
+                _place_journal(folder, work / FILE if FILE in manifest.files else None, replace)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return Restored(name, backup_id, manifest.sequence, sorted(manifest.files), came, missing)
@@ -105,13 +107,13 @@ def host_lock(models: Path) -> AbstractContextManager[None]:
 
 
 def _check_free(folder: Path, manifest: BackupManifest) -> None:
-    """Raise InvalidInput if a restore would replace a file. Files of a killed restore of this backup are allowed."""
-    if FILE in manifest.files and (folder / FILE).exists():
+    """Raise InvalidInput if a restore would replace or delete a file. Files of a killed restore of this backup are allowed."""
+    if (folder / FILE).exists():
         raise InvalidInput("--models", str(folder / FILE), "no journal there; --replace deletes it, and what was written since")
     for name in (REMOVED, SERVING):
         info, file = manifest.files.get(name), folder / name
-        if info is not None and file.exists() and FileInfo.of(file) != info:
-            raise InvalidInput("--models", str(file), "no such file, or the one of the backup; --replace replaces it")
+        if file.exists() and (info is None or FileInfo.of(file) != info):
+            raise InvalidInput("--models", str(file), "no such file, or the one of the backup; --replace replaces or deletes it")
 
 
 def _bring_versions(store: Objects | None, models: Path, name: str) -> tuple[list[int], list[int]]:
@@ -131,8 +133,8 @@ def _bring_versions(store: Objects | None, models: Path, name: str) -> tuple[lis
     return fetched, [version for version in absent if version not in fetched]
 
 
-def _place_journal(folder: Path, copy: Path, replace: bool) -> None:
-    """Replace the journal. Deletes the old journal's log first: SQLite would apply it to the new one. Raises InvalidInput."""
+def _place_journal(folder: Path, copy: Path | None, replace: bool) -> None:
+    """Replace the journal, or delete it. Deletes the old journal's log first: SQLite would apply it to the new one. Raises InvalidInput."""
     with locked(folder / FILE):
         if (folder / FILE).exists() and not replace:
             raise InvalidInput("--replace", False, f"no {FILE} in {folder}: one has come since the restore began. Does a service run?")
@@ -140,5 +142,6 @@ def _place_journal(folder: Path, copy: Path, replace: bool) -> None:
             with suppress(FileNotFoundError):
                 (folder / f"{FILE}{ending}").unlink()
         flush(folder)
-        copy.rename(folder / FILE)
-        flush(folder)
+        if copy is not None:
+            copy.rename(folder / FILE)
+            flush(folder)

@@ -73,7 +73,7 @@ from espalier.engines.triton.kernels.numbers import log_sigmoid
 from espalier.engines.triton.linear_engine import FEATURES, SparseCudaSearch
 from tests.espalier.gpu_families import GRAPHS, LINEAR, Family, each_family
 
-pytestmark = pytest.mark.release
+pytestmark = [pytest.mark.release, pytest.mark.usefixtures("stores_inside")]
 
 ONE, BUSY = (FixedShapes(batches=(batch,), m_sizes=(64,)) for batch in (1, 65))
 

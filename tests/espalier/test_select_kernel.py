@@ -12,6 +12,8 @@ pytest.importorskip("triton", reason="there are no wheels of it outside Linux")
 
 from espalier.engines.triton.kernels.select import select_kernel
 
+pytestmark = pytest.mark.usefixtures("stores_inside")
+
 GUARD = 12345
 
 

@@ -191,6 +191,21 @@ def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(
         keys.check("retrieve", bearer("shop-web-rotated-0001"))
 
 
+def test_a_file_that_could_not_be_read_is_read_once_it_can_be(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Time()
+    keys = Keys(Settings(keys_file=file), clock)
+    file.write_text("keys = []")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+        clock.s += LOOK_S
+        assert keys.check("retrieve", bearer(SHOP)) is not None
+    time.sleep(0.02)  # longer than a tick of the file system's clock
+    file.chmod(0o640)
+    clock.s += LOOK_S
+    with pytest.raises(Unauthorized):
+        keys.check("retrieve", bearer(SHOP))
+
+
 @pytest.mark.parametrize(
     ("host", "local"),
     [

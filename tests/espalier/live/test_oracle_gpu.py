@@ -24,7 +24,7 @@ from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.engines.triton.linear_engine import SparseCudaSearch
 
-pytestmark = pytest.mark.release
+pytestmark = [pytest.mark.release, pytest.mark.usefixtures("stores_inside")]
 
 SHAPES = FixedShapes(batches=(1, 3), m_sizes=(8, 64), excluded=4)
 

@@ -130,8 +130,26 @@ def test_a_model_of_a_pin_alone_is_backed_up_and_one_of_nothing_is_not(files: Ob
     (folder / "live.db").touch()  # its process was killed before the first operation
     made(files, folder)
     (folder / "serving.json").unlink()
+    (folder / "live.db").unlink()
     restore(files, None, folder.parent, "films", choose(files, "films"))
     assert (folder / "serving.json").read_text() == SERVING
+
+
+def test_what_a_backup_lacks_goes_if_a_restore_replaces(files: Objects, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "films"
+    folder.mkdir(parents=True)
+    (folder / "serving.json").write_text(SERVING)
+    made(files, folder)
+    (folder / "removed.json").write_text(REMOVED)
+    with pytest.raises(InvalidInput, match=r"removed\.json'?, expected no such file, or the one of the backup; --replace"):
+        restore(files, None, folder.parent, "films", choose(files, "films"))
+    (folder / "removed.json").unlink()
+    write(folder, put("later"))
+    with pytest.raises(InvalidInput, match=r"live\.db'?, expected no journal there; --replace"):
+        restore(files, None, folder.parent, "films", choose(files, "films"))
+    (folder / "removed.json").write_text(REMOVED)
+    restore(files, None, folder.parent, "films", choose(files, "films"), replace=True)
+    assert {file.name for file in folder.iterdir() if not file.name.endswith(".lock")} == {"serving.json"}
 
 
 def test_numbers_given_since_the_backup_are_never_given_again_however_often_it_is_restored(files: Objects, books: Path) -> None:
