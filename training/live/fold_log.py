@@ -19,6 +19,7 @@ from espalier.items import ItemTable
 from ..arrays import Int64
 from ..data.interactions import Interactions
 from ..data.splits import Split
+from ..data.user_item_matrix import events_of_items
 from ..live.catalogue import JournalItems
 from ..live.joined_log import renumbered_lists, with_journal
 
@@ -28,7 +29,8 @@ SPARE = 4
 
 @dataclass(frozen=True, eq=False)
 class FoldLog:
-    """lists: in the fold's item rows; users: rows of the training users; logged_J: bool[J], the items that the log has."""
+    """lists: in the fold's item rows; users: rows of the training users; logged_J: bool[J], the items that training lists of the log
+    have."""
 
     lists: Interactions
     users: Int64
@@ -78,7 +80,7 @@ def fold_log(split: Split, journal: JournalItems, items: ItemTable, work: Path) 
     ids = items.column("id").combine_chunks()
     lists = renumbered_lists(joined.lists, ids, row_I, [], [], work)
     logged_J = np.zeros(len(items), np.bool_)
-    logged_rows = items.rows_of(split.lists.item_ids.to_pylist())
+    logged_rows = items.rows_of(split.lists.item_ids.to_pylist())[events_of_items(split.lists, split.train) > 0]
     logged_J[logged_rows[logged_rows >= 0]] = True
     has_events = np.flatnonzero(np.diff(lists.offset_U1))
     return FoldLog(lists, np.intersect1d(joined.train, has_events), logged_J)

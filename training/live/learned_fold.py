@@ -1,8 +1,8 @@
 """A fold learns the memory, the counts of all items and the rows of live items from a log, without training.
 
 The query encoder, the rows of trained items and of inner nodes, γ, λ, the weights of a history's positions, the repeat term and the
-calibration stay. An item that the log lacks keeps its old memory entries, too, if its put operation states a count, from which they were
-made, or has no events. Where an entry exists twice, the larger one counts.
+calibration stay. An item that no training list has keeps its old memory entries, too, if its put operation states a count, from which they
+were made, or has no events. Where an entry exists twice, the larger one counts.
 
 Legend: J items of the fold.
 """
@@ -31,7 +31,7 @@ from espalier.queries import HistoryKind
 
 from ..arrays import Int64
 from ..data.interactions import read_interactions
-from ..data.splits import Split, split_log
+from ..data.splits import LEARNED_VALIDATION, Split, split_log
 from ..live.catalogue import JournalItems
 from ..live.fitted_rows import BACKGROUND, fitted_rows, mean_states
 from ..live.fold_log import FoldLog, fold_log, stated_counts
@@ -39,7 +39,7 @@ from ..neighbours.cooccurrence import lists_of
 from ..neighbours.fit import WITHOUT_ORDER, fit_neighbours
 from ..specification.deep import DeepConfig
 from ..specification.models import config_of
-from ..specification.splits import DateSplit
+from ..specification.splits import DateSplit, LastSplit
 
 log = logging.getLogger(__name__)
 
@@ -60,17 +60,23 @@ class Lesson:
     work: Path
 
     def holds_out_as(self, bundle: Bundle) -> bool:
-        """Whether the events of a bundle's held-out queries are certainly held out of the log: by date, or if it is the training log."""
-        return isinstance(self.split.config, DateSplit) or self.split.lists.fingerprint == bundle.manifest.data.get("sha256")
+        """Whether the events of a bundle's held-out queries are certainly held out of the log: it is the training log."""
+        return self.split.lists.fingerprint == bundle.manifest.data.get("sha256")
 
 
 def read_split(bundle: Bundle, file: Path, work: Path) -> Split:
-    """Read and split a log by the configuration in a bundle. Raises InvalidConfig for models of other queries than histories."""
+    """Read and split a log by the configuration in a bundle. Raises InvalidConfig for models of other queries than histories.
+
+    Where the configuration holds out by time, nothing of a log that has grown is held out: what came since the training is what counts.
+    """
     if not isinstance(bundle.manifest.query, HistoryKind):
         raise InvalidConfig("--log", str(file), f"no log with a model of {bundle.manifest.query.kind} queries, only with one of histories")
     config = config_of(bundle.manifest, DeepConfig)
     interactions = read_interactions(file, config.data.format, work)
-    return split_log(interactions, config.data.split, config.data.format, work, seed=config.seed)
+    split = split_log(interactions, config.data.split, config.data.format, work, seed=config.seed)
+    if isinstance(config.data.split, DateSplit | LastSplit) and interactions.fingerprint != bundle.manifest.data.get("sha256"):
+        return replace(split, lists=interactions, train=np.arange(interactions.user_count), final=None)
+    return split.whole() if bundle.manifest.data.get(LEARNED_VALIDATION) else split
 
 
 def put_since_training(bundle: Bundle, journal: JournalItems) -> list[str]:

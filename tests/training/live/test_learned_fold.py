@@ -65,6 +65,35 @@ def test_lists_are_in_the_rows_of_the_fold_and_lack_what_it_lacks(split: Split, 
     assert found.logged_J.tolist() == [False, True, True, True, True, False]
 
 
+def test_items_that_only_held_out_users_have_are_as_if_the_log_lacked_them(tmp_path: Path) -> None:
+    split = split_of(log_of([[0, 1], [0, 2], [0, 3], [3, 4]]), 2, 1, 1)
+    assert fold_log(split, items_of(put(1, "new")), table("i0", "i1", "i2", "i3", "i4"), tmp_path).logged_J.tolist() == [
+        *[True] * 3,
+        *[False] * 2,
+    ]
+
+
+@pytest.mark.parametrize("kind", ["date", "last"])
+def test_a_log_that_has_grown_is_learned_whole_where_the_split_is_by_time(models: Path, tmp_path: Path, kind: str) -> None:
+    """What came after the dates of the training is what the fold is for; of the training log, what was learned is learned again."""
+    bundle, times = Bundle.open(models / "planted" / "1"), {"timestamp": "time", "timestamp_type": "integer", "order": "timestamp"}
+    lines = [f"user-{user},item-{(user + step) % 9},{100 * step + user}" for user in range(40) for step in range(6)]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *lines]))
+    data = bundle.manifest.training["data"]
+    training = bundle.manifest.training | {"data": data | {"format": data["format"] | times, "split": {"kind": kind}}}
+
+    def learned(name: str, **known: Any) -> tuple[int, str | None]:
+        manifest = bundle.manifest.model_copy(update={"training": training, "data": bundle.manifest.data | known})
+        (tmp_path / name).mkdir()
+        split = learned_fold.read_split(replace(bundle, manifest=manifest), tmp_path / "log.csv", tmp_path / name)
+        return int(np.diff(split.lists.offset_U1)[split.train].sum()), split.lists.fingerprint
+
+    events, fingerprint = learned("grown")
+    assert events == len(lines)
+    of_training, of_last = (learned(f"same-{late}", sha256=fingerprint, learned_validation=late)[0] for late in (False, True))
+    assert 0 < of_training < of_last < len(lines)
+
+
 def test_an_event_of_an_ordered_list_has_what_came_before_it(split: Split, tmp_path: Path) -> None:
     found = fold_log(split, items_of(put(1, "new")), table("i0", "i1", "i2", "new"), tmp_path)
     of_n, histories = found.events_of(np.array([2, 3, 0]), 5, np.random.default_rng(0))
