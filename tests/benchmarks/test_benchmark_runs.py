@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.papers.product_search import xrlinear_scale
 from benchmarks.papers.product_search.ann import faiss_is_installed
-from benchmarks.quality import filtered_recall, live_churn, long_tail, row_precision, shard_recall
+from benchmarks.quality import filtered_recall, live_churn, long_tail, shard_recall
 from benchmarks.random_bundles import random_queries
 from benchmarks.speed import engine_cpu, live_speed
 from espalier.bundle import Bundle
@@ -24,7 +24,6 @@ from espalier.bundle_writer import with_parts
 from espalier.engines import open_engine
 from espalier.search import SearchParams
 from tests import ROOT
-from tests.espalier.placement.test_placer import product_bundle
 from tests.training.content_logs import write_log
 from tests.training.shard.test_shard import made
 
@@ -121,15 +120,6 @@ def test_live_items_are_found(tmp_path: Path, engine: str) -> None:
         found[name] = opened.search(queries, SearchParams.uniform(5, 64, 100)).item_rows_BM
     assert (found["50 live"] >= bundle.tree.item_count).any(axis=1).all()
     assert (found["0 live"] == found["no overlay"]).all()
-
-
-def test_a_bundle_is_measured_in_its_own_precision_and_narrower_ones(tmp_path: Path) -> None:
-    for own, expected in (("float32", ["float32", "float16", "int8"]), ("int8", ["int8"])):
-        bundle = product_bundle(tmp_path / own, dtype=own)  # type: ignore[arg-type]  # a tuple's strings
-        rows = row_precision.measure(bundle, tmp_path / f"{own}-written", 8, [5, 10])
-        assert [row["rows"] for row in rows] == expected
-        assert all(np.isfinite([row["recall@5"], row["recall@10"], row["ms"]]).all() for row in rows)
-        assert [row["rows_mb"] for row in rows] == sorted((row["rows_mb"] for row in rows), reverse=True)
 
 
 # -- shards ---------------------------------------------------------------------------------------------------------------
