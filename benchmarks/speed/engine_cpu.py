@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from benchmarks.papers.product_search.ann import AnnIndex, faiss_is_installed
+from benchmarks.papers.product_search.ann import HnswIndex, faiss_is_installed
 from benchmarks.quality.filtered_recall import overlap
 from benchmarks.report_file import SYNTHETIC, command_line, print_row, write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries, synthetic_bundle
@@ -204,7 +204,7 @@ def scan_system(name: str, encode: Callable[[Array], NDArray[np.float32]], item_
     return System(name, None, encode, search)
 
 
-def index_system(name: str, encode: Callable[[Array], NDArray[np.float32]], index: AnnIndex, effort: int, m: int) -> System:
+def index_system(name: str, encode: Callable[[Array], NDArray[np.float32]], index: HnswIndex, effort: int, m: int) -> System:
     return System(name, effort, encode, lambda state_1D: index.search(state_1D, m, effort))
 
 
@@ -217,8 +217,8 @@ def run_product(bundle: Bundle, beams: Sequence[int], m: int, rounds: int, index
         exact_BM = np.concatenate([exact.find(query) for query in queries])
         systems = [tree_system(engine, beam, m) for beam in beams]
         if faiss_is_installed():
-            index = AnnIndex("hnsw", item_rows_ID, index_file)
-            index_systems = (index_system("hnsw", encode, index, effort, m) for effort in EF_SEARCH if effort < index.full_effort)
+            index = HnswIndex(item_rows_ID, index_file)
+            index_systems = (index_system("hnsw", encode, index, effort, m) for effort in EF_SEARCH if effort < index.items)
             accurate_systems = (system for system in index_systems if recall(system, queries, exact_BM) >= RECALL)
             systems.append(next(accurate_systems, index_system("hnsw", encode, index, MOST, m)))
         systems.append(exact)

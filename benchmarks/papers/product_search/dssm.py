@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.papers.product_search.ann import AnnIndex, faiss_is_installed
+from benchmarks.papers.product_search.ann import HnswIndex, faiss_is_installed
 from benchmarks.papers.product_search.text_report import M, Trained, best
 from benchmarks.papers.product_search.text_sets import WORD, Fold, Task
 from espalier.text.vectoriser import normalise
@@ -128,7 +128,7 @@ def dssm(cpu_s: float, task: Task, fold: Fold, folder: Path) -> list[Trained]:
         print("dssm, HNSW is left out: faiss is not installed (pip install -e '.[ann]' -c constraints.txt)", flush=True)
         return trained
     begin = time.process_time()
-    index = AnnIndex("hnsw", vectors)
+    index = HnswIndex(vectors)
     seconds += time.process_time() - begin
 
     def near(effort: int, text: str) -> Int64:
