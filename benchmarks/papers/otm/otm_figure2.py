@@ -1,11 +1,11 @@
 """Figure 2 of OTM (Zhuo et al. 2020): how unevenly training instances fall on the nodes of a level.
 
-    python -m benchmarks.otm_figure2 --data DIR --set ml-1m,sasrec-amazon-games,s3rec-yelp --json F --plot F
-    python -m benchmarks.otm_figure2 --log FILE --config FILE [--model models/NAME/VERSION]
+    python -m benchmarks.otm_figure2 --data DIR --set ml-1m,sasrec-amazon-games,s3rec-yelp --json F
+    python -m benchmarks.otm_figure2 --log FILE --config FILE
 
 S_n is the number of training instances that node n is relevant to (z_n = 1, Eq. 1; one instance a training user, the second half of the
 list its targets). The figure shows S_n / Σ_n' S_n' of a level's nodes, largest first, at h = 8. It needs a tree and the training users,
-no scorer, so nothing is trained: the tree is the one that the configuration builds, or that of a bundle (`--model`, one for each set).
+no scorer, so nothing is trained: the tree is the one that the configuration builds.
 
 Two numbers sum up a level: `head`, the share that falls on the tenth of its nodes with the most, and `tail`, on the half with the fewest.
 
@@ -24,12 +24,9 @@ from numpy.typing import NDArray
 
 from benchmarks import real_logs
 from benchmarks.report_file import command_line, write_report
-from espalier.bundle import Bundle
-from espalier.errors import InvalidConfig
 from espalier.tree import Tree
 from training.data.splits import halves
 from training.deep.prepare import build_tree, prepare
-from training.specification.models import deep_config
 
 LEVEL = 8
 PAPER = (
@@ -65,24 +62,19 @@ def head_and_tail(share: NDArray[np.float64]) -> dict[str, float]:
     return {"head": head, "tail": 1 - half}
 
 
-def study(real: real_logs.RealLog, model: Path | None) -> dict[str, Any]:
+def study(real: real_logs.RealLog) -> dict[str, Any]:
     """{"set", "tree", "users", "levels": rows {"level", "nodes", "head", "tail"}, "shares": of level LEVEL, or of the last above it}."""
-    bundle = Bundle.open(model) if model is not None else None
-    config = real.config if bundle is None else deep_config(bundle.manifest.training)  # the same training users
+    config = real.config
     with tempfile.TemporaryDirectory() as work:
         prepared = prepare(config, real.log, Path(work))
         pairs = halves(prepared.interactions, prepared.split.train, seed=config.seed)
-        tree = build_tree(config, prepared) if bundle is None else bundle.tree
+        tree = build_tree(config, prepared)
         item_E = np.concatenate([pair.relevant for pair in pairs])
-        if bundle is not None:
-            item_E = bundle.items.rows_of(prepared.interactions.item_ids.to_pylist())[item_E]
     instance_E = np.repeat(np.arange(len(pairs)), [len(pair.relevant) for pair in pairs])
-    if item_E.min() < 0:
-        raise InvalidConfig("--model", str(model), f"a model of every item of {real.log}")
     by_level = [shares(relevant) for relevant in relevant_instances(tree, instance_E, item_E)]
     return {
         "set": real.name,
-        "tree": config.tree.kind if bundle is None else f"{bundle.manifest.name} version {bundle.manifest.version}",
+        "tree": config.tree.kind,
         "users": len(pairs),
         "levels": [{"level": h, "nodes": len(share)} | head_and_tail(share) for h, share in enumerate(by_level) if h],
         "shares": by_level[min(LEVEL, tree.height)].tolist(),
@@ -108,44 +100,13 @@ def _figure_level(study: dict[str, Any]) -> dict[str, Any]:
     return levels[min(LEVEL, len(levels)) - 1]
 
 
-def plot(studies: Sequence[dict[str, Any]], file: Path) -> None:
-    """The paper's figure, and beside it the head of every level."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (curves, heads) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for study in studies:
-        curves.plot(range(1, len(study["shares"]) + 1), study["shares"], label=f"{study['set']} ({study['tree']} tree)")
-        large_levels = [row for row in study["levels"] if row["nodes"] >= 10]
-        heads.plot([row["level"] for row in large_levels], [row["head"] for row in large_levels], marker="o", label=study["set"])
-    nodes = max(len(study["shares"]) for study in studies)
-    curves.axhline(1 / nodes, color="black", linestyle=":", label="even")
-    curves.set(xlabel="node, sorted", ylabel=r"$S_n\,/\,\sum_{n'} S_{n'}$", title=f"OTM Figure 2: level {LEVEL}", ylim=(0, None))
-    heads.set(xlabel="level", ylabel="share of the tenth of nodes with the most", title="every level (not in the paper)", ylim=(0, None))
-    for axes in (curves, heads):
-        axes.grid(alpha=0.3)
-    curves.legend()
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
-
-
 def main() -> None:
     parser = command_line(__doc__)
     real_logs.add_arguments(parser)
-    parser.add_argument("--model", type=Path, nargs="+", help="bundles whose trees are used, one for each set, in the same order")
-    parser.add_argument("--plot", type=Path, help="file for the plot")
     options = parser.parse_args()
-    logs = real_logs.load_all(options)
-    models = options.model or [None] * len(logs)
-    if len(models) != len(logs):
-        raise SystemExit(f"error: --model: got {len(models)} bundles, expected {len(logs)}, one for each set")
-    studies = [study(real, model) for real, model in zip(logs, models, strict=True)]
+    studies = [study(real) for real in real_logs.load_all(options)]
     print_report(studies)
     write_report(options.json, {"paper": " ".join(PAPER), "studies": studies})
-    if options.plot is not None:
-        plot(studies, options.plot)
 
 
 if __name__ == "__main__":

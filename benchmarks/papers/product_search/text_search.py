@@ -1,7 +1,7 @@
 """Search for items by text: XR-Linear beside BM25, centroids, neighbours, DSSM and one-versus-all, on the same training pairs.
 
     python -m benchmarks.text_search --data DIR --set debian-describe|debian-depends|psearch [--systems a,b,…] --json F
-    python -m benchmarks.text_search --data DIR --set NAME --sweep beam|threshold --json F [--plot F.png]
+    python -m benchmarks.text_search --data DIR --set NAME --sweep beam|threshold --json F
 
 The protocol is that of Chang et al. 2021 (papers' product search), Tables 2 to 4 and Figure 4, on sets that are at hand (text_sets). What a
 row says: text_report. XR-Linear is trained, exported and searched by the product's code (text_linear). BM25 wants `pip install bm25s`; a
@@ -26,7 +26,7 @@ from benchmarks.papers.product_search.text_baselines import bm25, centroid, neig
 from benchmarks.papers.product_search.text_linear import BEAMS, PUBLISHED, TEXTS, Recipe, one_versus_all, xr_linear
 from benchmarks.papers.product_search.text_report import Report, Trained, row_of
 from benchmarks.papers.product_search.text_sets import SETS, Fold, Task, fold_of, pairs_of, read_set
-from benchmarks.papers.product_search.text_sweeps import plot, sweep_beam, sweep_threshold
+from benchmarks.papers.product_search.text_sweeps import sweep_beam, sweep_threshold
 from benchmarks.report_file import command_line
 from espalier.errors import EspalierError
 from training.specification.linear import LinearTree
@@ -97,7 +97,6 @@ def main() -> None:
     parser.add_argument("--sweep", choices=("beam", "threshold"))
     parser.add_argument("--dssm-cpu-s", type=float, default=240, help="CPU seconds that DSSM may train, of each fold")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="where models lie meanwhile")
-    parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     if args.data is None or args.set is None:
         parser.error("--data and --set are needed: the folder that holds the sets, and which")
@@ -116,8 +115,6 @@ def main() -> None:
             sweep_threshold(task, report, args.work, Recipe())
         else:
             run(task, [job for job in jobs if job.system in wanted_systems], report, args.work)
-        if args.plot and args.sweep:
-            plot(report, args.sweep, args.plot)
     except EspalierError as error:
         raise SystemExit(f"error: {error}") from None
 

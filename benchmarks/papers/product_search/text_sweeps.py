@@ -1,4 +1,4 @@
-"""Sweeps of the text-search benchmark: XR-Linear searched with several beams, or pruned by several thresholds; their plots."""
+"""Sweeps of the text-search benchmark: XR-Linear searched with several beams, or pruned by several thresholds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.papers.product_search.text_linear import Recipe, disk_mb, engine_find, fit, xr_linear
-from benchmarks.papers.product_search.text_report import MS, M, Report, Trained, row_of
+from benchmarks.papers.product_search.text_report import Report, Trained, row_of
 from benchmarks.papers.product_search.text_sets import Task
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
@@ -77,39 +77,3 @@ def resident_growth(bundle: Path, beam: int, texts: Sequence[str]) -> float:
     for text in texts:
         find(text)
     return now() - before
-
-
-def plot(report: Report, sweep: str, file: Path) -> None:
-    """Figure 4 (beam): queries/s against recall@100, other systems as single points; Table 3 (threshold): recall and megabytes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    rows = report.rows(sweep)
-    name, xlabel = (f"recall{M}", "queries/s of one thread") if sweep == "beam" else ("model_mb", "MB on disk")
-    if sweep == "beam":
-        axes.plot([row["queries_per_s"] for row in rows], [row[name] for row in rows], marker="o", label="xr-linear (numbers: beam)")
-        for row in rows:
-            at = (row["queries_per_s"], row[name])
-            axes.annotate(str(row["beam_size"]), at, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=7)
-        for row in report.rows("rows"):
-            if row["system"] != "xr-linear":
-                label = f"{row['system']}, {row['config']}"
-                axes.plot([1e3 / row["ms_p50"]], [row[name]], "D" if row["system"] == "dssm" else "s", label=label)
-        axes.set(xscale="log", ylabel=f"recall@{M}, %")
-    else:
-        for m in MS:
-            axes.plot([row[name] for row in rows], [row[f"recall{m}"] for row in rows], marker="o", label=f"recall@{m}")
-        for row in rows:
-            at = (row[name], row[f"recall{M}"])
-            axes.annotate(f"{row['threshold']:g}", at, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=7)
-        axes.set(xscale="log", ylabel="recall, % (numbers: threshold)")
-    axes.set(xlabel=xlabel, title=report.content["set"])
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=7)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=130)
-    pyplot.close(figure)
