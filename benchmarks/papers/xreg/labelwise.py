@@ -1,8 +1,8 @@
 """For every label its most relevant points: `assign` of XReg beside searches of every point, transposed, and one-versus-all regressors.
 
-    python -m benchmarks.labelwise --data DIR --set ml-1m --json F
+    python -m benchmarks.labelwise --data DIR --json F
 
-DIR/SET: see labelwise_sets.py. A row a system, measured over all labels on the test points:
+DIR/ml-1m: see labelwise_set.py. A row a system, measured over all labels on the test points:
 
 assign           XReg (three trees) and `assign` by the paper's rule · assign-released: by that of the authors' program
 pointwise        a search of the same model for every point, its best items; an item's points are those that found it
@@ -15,41 +15,27 @@ all-zero         no pair
 as there are; `--beam` is that of searches. WP@k, and XMAD@k by Eq. 1, with relevance divided by its maximum over training labels. XMAD
 judges all points: where a label has more relevant points than it gets, those that are left out are errors of y. `pairs` says how many pairs
 there are.
-
-    python -m benchmarks.labelwise --data DIR --set ml-1m --scale --json F
-
-`assign` with 100 points an item on `--points` points, each rule in a process and on threads of its own: points a second and peak memory.
-The points are made: each is one of the set's points, drawn at random, without a fifth of its features.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import resource
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import vstack
 
-from benchmarks.papers.xreg.labelwise_sets import read_weighted
+from benchmarks.papers.xreg.labelwise_set import SET, read_weighted
 from benchmarks.papers.xreg.xmc_sets import npz_data, write_npz
 from benchmarks.papers.xreg.xmc_systems import linear_config
 from benchmarks.report_file import command_line, print_row, write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.errors import EspalierError
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from training.assign.best_points import BestPoints
-from training.assign.command import Assignment, Rule, assign, block_limit, scored_trees
+from training.assign.command import Assignment, Rule, block_limit, scored_trees
 from training.assign.labelwise import Labelwise
 from training.data.csr import Csr, as_rows
 from training.data.xmc import LabelledPoints
@@ -58,8 +44,6 @@ from training.graded_relevance import Relevance
 from training.linear.run import fit_and_export
 
 K = 1, 3, 5
-SEED = 1
-SCALE_PER_ITEM, DROPPED = 100, 0.2
 Row = dict[str, Any]
 MODELS: dict[str, Row] = {
     "xreg": {"kind": "xreg"},
@@ -142,76 +126,23 @@ def quality(train: LabelledPoints, test: LabelledPoints, per_item: int, beam: in
             yield {"system": system} | figures(true, predicted)
 
 
-def write_points(file: Path, points: Csr, count: int) -> None:
-    """Write an XMC file of `count` points, each drawn at random from `points`, without some of its features."""
-    rng = np.random.default_rng(SEED)
-    rows = as_rows(points)
-    words = [f"{feature}:{value:.5g}" for feature, value in zip(rows.indices.tolist(), rows.values.tolist(), strict=True)]
-    with file.open("w") as stream:
-        stream.write(f"{count} {points.shape[1]} 1\n")
-        for b in rng.integers(points.shape[0], size=count).tolist():
-            begin, end = int(rows.indptr[b]), int(rows.indptr[b + 1])
-            stream.write(" ".join(["", *compress(words[begin:end], rng.random(end - begin) >= DROPPED)]) + "\n")
-
-
-def scale(train: LabelledPoints, test: LabelledPoints, points: int, threads: int) -> Iterator[Row]:
-    """A row a rule: `assign` on many points, in a fresh process."""
-    with tempfile.TemporaryDirectory() as name:
-        bundle = fitted("xreg", train, test, Path(name), threads)
-        file = Path(name) / "points.txt"
-        write_points(file, vstack([train.points, test.points], format="csr"), points)
-        for rule in ("paper", "released"):
-            run = ["--run", str(bundle.path), str(file), rule, "--threads", str(threads)]
-            completed = subprocess.run([sys.executable, "-m", "benchmarks.labelwise", *run], stdout=subprocess.PIPE, text=True, check=True)
-            row: Row = json.loads(completed.stdout.splitlines()[-1])
-            features = round(file.stat().st_size / points)
-            yield {"system": f"assign-{rule}", "points": points, "labels": len(bundle.items), "bytes_a_point": features} | row
-
-
-def run(model: Path, file: Path, rule: Rule, threads: int) -> Row:
-    """Figures of one process: seconds from the first point to the written file, and peak memory."""
-    bundle = Bundle.open(model)
-    begin, cpu = time.perf_counter(), time.process_time()
-    with tempfile.TemporaryDirectory() as name:
-        pairs = assign(bundle, file, Assignment(SCALE_PER_ITEM, rule=rule), Path(name) / "pairs.parquet", threads=threads)
-    seconds, peak_mb = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    return {"pairs": pairs, "s": round(seconds, 1), "cpu_s": round(time.process_time() - cpu, 1), "peak_mb": round(peak_mb)}
-
-
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--data", type=Path, help="the folder that holds the set")
-    parser.add_argument("--set", default="ml-1m")
+    parser.add_argument("--data", type=Path, required=True, help="the folder that holds ml-1m")
     parser.add_argument("--per-item", type=int, help="points of a label; by default as many as there are")
     parser.add_argument("--m", type=int, help="items of a point; by default as many as there are")
     parser.add_argument("--beam", type=int, default=10)
-    parser.add_argument("--scale", action="store_true")
-    parser.add_argument("--points", type=int, default=10**6)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.run:
-        model, file, rule = args.run
-        print(json.dumps(run(Path(model), Path(file), rule, args.threads)))
-        return
-    if args.data is None:
-        parser.error("--data is missing: the folder that holds the set")
     try:
-        train, test = read_weighted(args.data, args.set)
-    except (EspalierError, OSError) as error:
+        train, test = read_weighted(args.data)
+    except OSError as error:
         parser.error(str(error))
-    header: Row = {"set": args.set}
-    if args.scale:
-        rows = scale(train, test, args.points, args.threads)
-    else:
-        header |= {"train_points": len(train), "test_points": len(test), "labels": train.labels.shape[1], "beam": args.beam}
-        per_item, m = args.per_item or len(test), args.m or train.labels.shape[1]
-        header |= {"per_item": per_item, "m": m}
-        rows = quality(train, test, per_item, args.beam, m, args.threads)
+    header: Row = {"set": SET, "train_points": len(train), "test_points": len(test), "labels": train.labels.shape[1]}
+    per_item, m = args.per_item or len(test), args.m or train.labels.shape[1]
+    header |= {"beam": args.beam, "per_item": per_item, "m": m}
     printed_rows = []
-    for row in rows:
-        if args.scale:
-            row |= {"points_a_second": round(row["points"] / row["s"])}
+    for row in quality(train, test, per_item, args.beam, m, args.threads):
         print_row(row)
         printed_rows.append(row)
         write_report(args.json, header | {"rows": printed_rows}, f"{args.threads} threads used")
