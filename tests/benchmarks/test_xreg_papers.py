@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from scipy.sparse import csc_array, csr_array, issparse, save_npz
 
-from benchmarks.papers.xreg import leml, sparse_one_vs_all, xmc
+from benchmarks.papers.xreg import leml, proxml, xmc
 from benchmarks.papers.xreg.fastxml import FastXmlOptions, fit_fastxml
 from benchmarks.papers.xreg.l1_linear import Columns, Stop, minimise
 from benchmarks.papers.xreg.label_rank_svm import fit_label_rank_svm, pair_loss
 from benchmarks.papers.xreg.least_squares import fit_least_squares
 from benchmarks.papers.xreg.leml import fit_leml
 from benchmarks.papers.xreg.linear_scores import LinearScores, with_bias
-from benchmarks.papers.xreg.sparse_one_vs_all import fit_ppd_sparse, fit_proxml
-from benchmarks.papers.xreg.xlr import _Objective, fit_xlr
+from benchmarks.papers.xreg.proxml import fit_proxml
 from benchmarks.papers.xreg.xmc_baselines import of_relevance
 from training.data.xmc import LabelledPoints
 
@@ -133,30 +132,13 @@ def test_rank_svm_has_no_gradient_and_no_weights_for_a_label_without_points() ->
     assert (weight_FI[:, 4] == 0).all()
 
 
-def test_xlr_has_the_gradient_of_its_objective_and_its_rankers_order_pairs() -> None:
-    train = points_with_labels(120)
-    objective, rng = _Objective(train, 3, 2.0, 1), np.random.default_rng(2)
-    both = rng.normal(size=objective.size)
-    _, gradient = objective(both)
-    for _ in range(5):
-        step = 1e-6 * rng.normal(size=objective.size)
-        assert objective(both + step)[0] - objective(both - step)[0] == pytest.approx(2 * float(gradient @ step), rel=1e-3)
-    x, y = dense(train)
-    model = fit_xlr(train, 3, 10.0)
-    scores_BI = x @ np.asarray(model.left) @ np.asarray(model.right)
-    for label in range(4):
-        has_B = y[:, label] > 0
-        assert (scores_BI[has_B, label][:, None] > scores_BI[~has_B, label]).mean() > 0.8
-    assert np.allclose(np.asarray(model.right)[:, 4], 0, atol=1e-2)
-
-
 def weights_of(model: LinearScores) -> np.ndarray:
     assert issparse(model.left)
     return model.left.toarray()
 
 
 def test_proxml_is_at_the_optimum_of_its_objective(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse_one_vs_all, "PROXML_STOP", Stop(tolerance=1e-6, rounds=500, passes=100))
+    monkeypatch.setattr(proxml, "STOP", Stop(tolerance=1e-6, rounds=500, passes=100))
     train = points_with_labels(200)
     x, y = dense(train)
     weight_FI = weights_of(fit_proxml(train, 1.0))
@@ -167,27 +149,6 @@ def test_proxml_is_at_the_optimum_of_its_objective(monkeypatch: pytest.MonkeyPat
         assert (np.abs(gradient_F[zero_F]) <= 1.001).all()
         assert np.allclose(gradient_F[~zero_F], -np.sign(weight_FI[~zero_F, label]), atol=1e-3)
     assert (weight_FI == 0).any()
-
-
-@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5])
-def test_ppd_sparse_is_at_the_optimum_of_its_objective(sparsity: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse_one_vs_all, "PASSES", 5000)
-    monkeypatch.setattr(sparse_one_vs_all, "TOLERANCE", 1e-4)
-    train = points_with_labels(100)
-    x, y = dense(train)
-    weight_FI = weights_of(fit_ppd_sparse(train, 1.0, sparsity))
-    for label in range(4):
-        sign_B, weight_F = np.where(y[:, label] > 0, 1.0, -1.0), weight_FI[:, label].astype(np.float64)
-
-        def objective(w: np.ndarray, sign_B: np.ndarray = sign_B) -> float:
-            return float(sparsity * np.abs(w).sum() + w @ w / 2 + np.maximum(1 - sign_B * (x @ w), 0).sum())
-
-        reached = objective(weight_F)
-        rng = np.random.default_rng(label)
-        for scale in (0.3, 0.03, 0.003):
-            nearby = [objective(weight_F + scale * rng.normal(size=len(weight_F)) * (rng.random(len(weight_F)) < 0.5)) for _ in range(200)]
-            assert reached <= min(nearby) * 1.00001
-    assert (weight_FI == 0).mean() >= (0 if sparsity == 0 else 0.2)
 
 
 EXACT = Stop(tolerance=1e-9, rounds=500, passes=500)

@@ -6,20 +6,17 @@ fastxml         50 trees, of labels (Prabhu and Varma 2014)
 least-squares   ridge regression of every label's relevance, λ chosen
 leml            linear regression of relevance of rank at most 200, λ chosen (Yu et al. 2014)
 rank-svm        every label ranks points, of relevance; C = 3
-xlr             the same through 50 basic rankers; C = 1 (Cheng et al. 2018)
 proxml          one-versus-all with the 1-norm and the squared hinge, C = 1 (Babbar and Schölkopf 2019)
-ppd-sparse      one-versus-all with both norms and the hinge, C = 1, λ = .01: the objective of PPD-Sparse (Yen et al. 2017)
 
 DiSMEC, Parabel and Bonsai are configurations (xmc_systems.py). Trees learn from points as the files have them, the others from points of
 length 1. Relevance is inverse propensity over its maximum among training labels. λ "chosen" has the highest WP@5 on a tenth of the
-training points, held out. C of rank-svm (of .3, 1, 3 and 10), C of xlr (of .03, .1, .3, 1, 3 and 10), C of proxml (of .3, 1 and 3) and λ of
-ppd-sparse (of .01, .1, .3 and 1) had the highest PSP@5 on such a tenth of BibTeX.
+training points, held out. C of rank-svm (of .3, 1, 3 and 10) and C of proxml (of .3, 1 and 3) had the highest PSP@5 on such a tenth of
+BibTeX.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,8 +26,7 @@ from benchmarks.papers.xreg.fastxml import FastXmlOptions, fit_fastxml, tail_cla
 from benchmarks.papers.xreg.label_rank_svm import fit_label_rank_svm
 from benchmarks.papers.xreg.least_squares import fit_least_squares
 from benchmarks.papers.xreg.leml import fit_leml
-from benchmarks.papers.xreg.sparse_one_vs_all import fit_ppd_sparse, fit_proxml
-from benchmarks.papers.xreg.xlr import fit_xlr
+from benchmarks.papers.xreg.proxml import fit_proxml
 from training.data.csr import Csr, as_rows
 from training.data.relevance import LabelRelevance, scale_of
 from training.data.xmc import LabelledPoints
@@ -80,9 +76,7 @@ BASELINES: dict[str, Callable[[LabelledPoints], Predictor]] = {
     "least-squares": lambda train: _chosen(of_relevance(train), fit_least_squares),
     "leml": lambda train: _chosen(of_relevance(train), lambda points, ridge: fit_leml(points, RANK, ridge)),
     "rank-svm": lambda train: fit_label_rank_svm(of_relevance(train), 3.0),
-    "xlr": lambda train: fit_xlr(of_relevance(train), 50, 1.0),
     "proxml": fit_proxml,
-    "ppd-sparse": partial(fit_ppd_sparse, sparsity=0.01),
 }
 BASELINES_OF_RELEVANCE = ("pfastrexml", "pfastxml", "least-squares", "leml")
 """Methods whose scores estimate relevance over its maximum among training labels."""
