@@ -150,7 +150,7 @@ NO_TIME = r"row 3 \(from 0\), column timestamp: got null, expected an ISO 8601 d
             {"user": None, "query": "user", "kind": None},
             r"^item: got 'item: large_list<item: large_string>', expected strings or whole numbers",
         ),
-        (log(), {"items": ITEMS.vstack(ITEMS)}, "^items: got 'i0-.*', expected each id once"),
+        (log(), {"items": ITEMS.vstack(ITEMS)}, r"^items: row 96 \(from 0\), column id: got 'i0-.*', expected each id once; row 0"),
         (log(), {"items": pl.DataFrame({"id": ["x"]})}, r"^items: got \['x'\], expected ids of the log's items, such as 'i0-0'"),
         (log(), {"items": pl.DataFrame({"id": ["i0-0", None]})}, r"^items: row 1 \(from 0\), column id: got null, expected an id"),
         (log(), {"items": ITEMS.head(0)}, "^items: got 'no rows', expected at least one item"),
