@@ -221,7 +221,7 @@ def _parameter_check(function: Callable[..., Any]) -> Sequence[Any]:
     hints = get_type_hints(function, include_extras=True)
     names = [name for name, hint in hints.items() if any(isinstance(mark, params.Query) for mark in getattr(hint, "__metadata__", ()))]
 
-    def check(request: Request) -> None:
+    async def check(request: Request) -> None:  # the framework would run another function in a thread
         parameters_of(request.scope, names)
 
     return [Depends(check)] if names else []
