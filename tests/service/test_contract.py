@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import json
 import logging
 import re
@@ -328,6 +329,13 @@ def routes(running: Running) -> dict[str, set[str]]:
             methods = set(route.methods or ())
             found.setdefault(path, set()).update(methods | ({"HEAD"} if "GET" in methods else set()))
     return found
+
+
+def test_no_check_of_a_request_takes_a_thread(guarded: Running) -> None:
+    """There are few of them, and the framework would run a plain function in one."""
+    checks = [dependant.call for route in guarded.app.routes if isinstance(route, APIRoute) for dependant in route.dependant.dependencies]
+    assert checks
+    assert all(map(inspect.iscoroutinefunction, checks))
 
 
 def test_files_are_sent_whole(guarded: Running) -> None:
