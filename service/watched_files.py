@@ -29,6 +29,10 @@ class WatchedFiles:
         previous, self._last_signatures = self._last_signatures, self._signatures()
         return self._last_signatures != previous
 
+    def look_again(self) -> None:
+        """Let the next check report a change: after this one, a file could not be read."""
+        self._last_signatures = []
+
     def _signatures(self) -> list[Signature | None]:
         """With the time of the last change of content or permissions: a file that could not be read is read once it can be."""
         statuses = map(_status, self._files)

@@ -67,6 +67,7 @@ class Keys:
         self._is_exposed = not settings.open and not is_local(settings.private_host)
         self.limits = KeyLimits(None if settings.run_folder is None else settings.run_folder / "key-limits")
         self._watched = WatchedFiles([] if self._file is None else [self._file], clock)
+        self._problem = ""  # that was logged last
         self._keys = self._settings_keys if self._file is None else [*self._settings_keys, *read_keys(self._file)]
 
     @property
@@ -140,8 +141,13 @@ class Keys:
         try:
             self._keys = [*self._settings_keys, *read_keys(self._file)]
             log.info("the file of keys has changed: %d keys", len(self._keys) - len(self._settings_keys))
+            self._problem = ""
         except ValueError as error:
-            log.error("the changed file of keys is invalid, so the former keys stay in force: %s", error)
+            if isinstance(error.__cause__, OSError):  # it may pass, and nothing in the file changes then
+                self._watched.look_again()
+            if self._problem != (problem := str(error)):
+                log.error("the changed file of keys is invalid, so the former keys stay in force: %s", error)
+            self._problem = problem
 
 
 def may_use(key: Key | None, model: str, role: Role) -> None:

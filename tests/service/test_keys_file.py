@@ -26,7 +26,7 @@ from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE
 from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings, is_local
 from service.watch.metrics import OTHER_KEYS, Metrics
-from service.watched_files import LOOK_S
+from service.watched_files import LOOK_S, WatchedFiles
 from tests.service.conversation import LINES, Conversation
 from tests.service.limit_workers import lock_for_ever, patiently_taken, taken
 from tests.service.own_time import pass_time, settled, turns_until
@@ -191,19 +191,32 @@ def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(
         keys.check("retrieve", bearer("shop-web-rotated-0001"))
 
 
-def test_a_file_that_could_not_be_read_is_read_once_it_can_be(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_could_not_be_read_is_read_once_it_can_be(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = Time()
     keys = Keys(Settings(keys_file=file), clock)
     file.write_text("keys = []")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-        clock.s += LOOK_S
-        assert keys.check("retrieve", bearer(SHOP)) is not None
-    time.sleep(0.02)  # longer than a tick of the file system's clock
-    file.chmod(0o640)
+        patch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        for _ in range(3):
+            clock.s += LOOK_S
+            assert keys.check("retrieve", bearer(SHOP)) is not None
+    assert [record.levelname for record in caplog.records] == ["ERROR"]  # it is said once
     clock.s += LOOK_S
     with pytest.raises(Unauthorized):
         keys.check("retrieve", bearer(SHOP))
+
+
+def test_a_file_whose_permissions_change_has_changed(file: Path) -> None:
+    clock = Time()
+    watched = WatchedFiles([file], clock)
+    time.sleep(0.02)  # longer than a tick of the file system's clock
+    file.chmod(0o640)
+    clock.s += LOOK_S
+    assert watched.have_changed()
+    clock.s += LOOK_S
+    assert not watched.have_changed()
 
 
 @pytest.mark.parametrize(
