@@ -313,7 +313,7 @@ async def livez() -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """200 once this worker has loaded, verified and warmed every model.
+    """200 once every worker has loaded, verified and warmed every model.
 
     503 with the reasons before that, after a failure, and while shutting down.
     """

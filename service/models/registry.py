@@ -55,7 +55,7 @@ class Registry:
         if settings.run_folder is not None:
             metrics.share(metrics_folder(settings.run_folder))
         metrics.watch_disk(settings.models)
-        self._workers = Workers(settings.run_folder)
+        self._workers = Workers(settings.run_folder, settings.workers)
         self.catalogues = LiveCatalogues(settings, metrics, lambda: {name: entry.catalogue for name, entry in self.entries.items()})
         self._follower = Follower(settings, metrics, engines or EngineSource(), self._workers, self.catalogues)
         self._mirror: StoreMirror | None = None
@@ -119,6 +119,8 @@ class Registry:
             elif not entry.tried and not entry.late:
                 waiting = [info.version for info in entry.states() if info.state == "loading"]
                 lines += [f"{entry.name} version {version}: loading" for version in waiting]
+        if not lines and not self._workers.have_started({name for name, entry in self.entries.items() if not entry.late}):
+            return ["another worker has not loaded every model yet"]
         return lines
 
     def waits_for(self, name: str) -> StoreWait | None:

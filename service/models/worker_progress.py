@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import threading
+from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 ROOM = 4096
 """Bytes of a progress file: a page, so that one write replaces the content. A longer content takes more pages."""
+STARTED = ".started"
+"""The note that every worker has served."""
 READS = 50
 """A progress file that is not JSON after so many reads counts as empty: its worker ended while writing."""
 
@@ -50,13 +53,16 @@ class Workers:
     """The progress of this worker, and of the others of the service.
 
     folder  the run folder; None if this process is the only one
+    count   how many workers there should be
     """
 
     folder: Path | None = None
+    count: int = 1
     _progress: dict[str, WorkerProgress] = field(default_factory=dict)
     _lock: int | None = None
     _file: int | None = None
     _written: bool = True
+    _have_started: bool = False
     _reporting: threading.Lock = field(default_factory=threading.Lock)
 
     def join(self) -> None:
@@ -127,6 +133,21 @@ class Workers:
     def others_serve(self) -> bool:
         """Whether another living worker has reported progress already, so that requests need not wait for this one."""
         return any(self._others())
+
+    def have_started(self, models: Set[str]) -> bool:
+        """Whether every worker has served these models at the same time, now or before.
+
+        Later a worker without them takes no connection, as the others serve. At the start one takes connections at once.
+        """
+        if self.folder is None or self._have_started:
+            return True
+        if self.noted(STARTED) is None:
+            served = [{model for model, progress in by_model.items() if progress.serves} for by_model in (self._progress, *self._others())]
+            if sum(models <= names for names in served) < self.count:
+                return False
+            self.note(STARTED, "")
+        self._have_started = True
+        return True
 
     def behind(self) -> set[str]:
         """Models that another living worker serves and this one does not."""

@@ -40,12 +40,41 @@ def test_progress_is_that_of_the_living(tmp_path: Path, monkeypatch: pytest.Monk
         assert living(tmp_path) == [11, 13]
 
 
+def test_workers_have_started_once_each_has_served_every_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def report(pid: int, **serves: bool) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: pid)
+            worker = Workers(tmp_path)
+            for model, served in serves.items():
+                worker.report(model, WorkerProgress(serves=served))
+
+    own = Workers(tmp_path, 2)
+    own.join()
+    for model in ("books", "films"):
+        own.report(model, WorkerProgress(serves=True))
+    assert not own.have_started({"books"})  # the other one has not begun
+    with (tmp_path / "11.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert not own.have_started({"books"})
+        report(11, books=True, films=False)
+        assert not own.have_started({"books", "films"})
+        report(11, books=True, films=True)
+    assert not own.have_started({"books", "films"})  # it has ended
+    with (tmp_path / "11.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert own.have_started({"books", "films"})
+    assert own.have_started({"books", "films", "songs"})
+    assert Workers(tmp_path, 2).have_started({"books"})  # one that comes in for it
+    own.leave()
+
+
 def test_a_process_alone_writes_nothing() -> None:
     alone = Workers()
     alone.join()
     alone.report("books", WorkerProgress(serving=3))
     assert alone.progress("books") == {os.getpid(): WorkerProgress(serving=3)}
     assert not alone.others_serve()
+    assert alone.have_started({"books"})
     alone.leave()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -39,6 +40,20 @@ def test_files_that_are_edited_by_hand_are_followed(models: Path) -> None:
         (models / "books" / "serving.json").unlink()
         until(lambda: 1 not in running.books.ready, "without a file one version serves alone")
         assert running.served() == 2
+
+
+def test_a_service_is_not_ready_before_its_other_workers_are(models: Path, tmp_path: Path) -> None:
+    """They take connections, too."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with (folder / "1.lock").open("w") as lock, run(models, run_folder=folder, workers=2) as running:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        until(lambda: running.books.progress.serves, "this worker serves")
+        assert running.registry.not_ready() == ["another worker has not loaded every model yet"]
+        (folder / "1.json").write_text('{"books": {"serves": true}}')
+        assert running.registry.not_ready() == []
+        (folder / "1.json").unlink()
+        assert running.registry.not_ready() == []  # one that comes in for it takes no connection before it has loaded
 
 
 def test_a_new_version_is_served_when_the_folder_is_polled(models: Path) -> None:
