@@ -23,7 +23,7 @@ from ..http.item_bodies import ItemReader
 from ..http.live_routes import WriteRoute, status_of
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo, problem_of
-from ..http.request_bodies import LINES_TYPES, check_type, parse_body, read_entries
+from ..http.request_bodies import LINES_TYPES, check_head, parse_body, read_entries
 from ..http.retrieve_route import read_and_write, reserve, send_body
 from ..live.catalogue import LiveCatalogue
 from ..live.catalogue_types import Delete, ItemOutcome, Put
@@ -63,7 +63,7 @@ class BulkRoute(WriteRoute):
         info.model = scope["path_params"]["name"]
         self.keys.admit(info.key, info.model, "write")
         catalogue = self.catalogue(info.model)
-        check_type(info.content_type, LINES_TYPES)
+        check_head(scope, info.content_type, LINES_TYPES)
         reader = self.reader(info.model)
         with Reservation(self._slots) as slot, Reservation(self.bodies) as partial_line, Reservation(self.bodies) as line_memory:
             if not slot.take(1):

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
 import orjson
 from fastapi import Depends, Path, Request
-from starlette.datastructures import QueryParams
 from starlette.responses import Response
-from starlette.types import Scope
-
-from espalier.errors import InvalidInput
 
 from ..http.api_keys import Keys
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
-from ..http.request_bodies import JSON_TYPES, Body, check_type, parse_body, read_body, validate
+from ..http.request_bodies import JSON_TYPES, Body, check_head, parse_body, read_body, validate
 from ..http.single_flight import SingleFlight
 from ..models.loading import EngineSource
 from ..models.registry import Registry
@@ -68,23 +63,12 @@ def info_of(request: Request) -> RequestInfo:
     return info
 
 
-def parameters_of(scope: Scope, known: Collection[str]) -> QueryParams:
-    """The parameters in the address. Raises InvalidInput for one that the route does not have, and for one that comes twice."""
-    given = QueryParams(scope["query_string"])
-    for name, count in Counter(name for name, _ in given.multi_items()).items():
-        if name not in known:
-            raise InvalidInput(name, given[name], f"only the parameters {', '.join(known)}" if known else "no parameters in the address")
-        if count > 1:
-            raise InvalidInput(name, given.getlist(name), "one value")
-    return given
-
-
 def body_of(kind: type[Body]) -> Any:
     """The dependency of an admin route that reads and checks its body, after the route's other dependencies."""
 
     async def read(request: Request) -> Body:
         service = service_of(request)
-        check_type(info_of(request).content_type, JSON_TYPES)
+        check_head(request.scope, info_of(request).content_type, JSON_TYPES)
         with Reservation(service.bodies) as memory:
             content = await read_body(request.receive, service.settings.body_timeout_s, memory)
             return await parse_body(content, partial(validate, kind))

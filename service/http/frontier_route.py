@@ -29,7 +29,7 @@ from ..errors import Conflict, NotReady, QueueFull
 from ..http.dependencies import Service
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo, problem_of
-from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body, until_hung_up, validate
+from ..http.request_bodies import JSON_TYPES, check_head, parse_body, read_body, until_hung_up, validate
 from ..http.retrieve_route import read_and_write, send_body
 from ..models.loading import LoadedModel
 from ..retrieval.schemas import StrictBody
@@ -69,7 +69,7 @@ class FrontierRoute:
         info.key, info.model = self.keys.check("private", info.authorization), scope["path_params"]["name"]
         self.keys.admit(info.key, info.model, "admin")
         self.registry.check_whole(info.model)
-        check_type(info.content_type, JSON_TYPES)
+        check_head(scope, info.content_type, JSON_TYPES)
         with Reservation(self.bodies) as memory:
             request = await parse_body(await read_body(receive, self.settings.body_timeout_s, memory), partial(validate, FrontierRequest))
         model = self.registry.choose_whole(info.model, request.version)

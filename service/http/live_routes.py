@@ -19,12 +19,12 @@ from espalier.live.operations import Operation
 
 from ..entity_tags import Condition, matches
 from ..errors import NotReady, QueueFull
-from ..http.dependencies import Name, Service, as_json, parameters_of, service_of
+from ..http.dependencies import Name, Service, as_json, service_of
 from ..http.item_bodies import ItemReader, body_json, check_path_id, time_text
 from ..http.item_schemas import MAX_SOURCE_VERSION
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
-from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body
+from ..http.request_bodies import JSON_TYPES, check_head, parameters_of, parse_body, read_body
 from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
 from ..live.catalogue import LiveCatalogue
 from ..live.catalogue_types import Delete, ItemOutcome, StoredItem, tag_of
@@ -97,7 +97,7 @@ class ItemRoute(WriteRoute):
 
     async def _put(self, catalogue: LiveCatalogue, scope: Scope, receive: Receive, item_id: str) -> ItemOutcome:
         info: RequestInfo = scope[RequestInfo.KEY]
-        check_type(info.content_type, JSON_TYPES)
+        check_head(scope, info.content_type, JSON_TYPES)
         reader = self.reader(info.model)
         with Reservation(self.bodies) as memory:
             body = await read_body(receive, self.settings.body_timeout_s, memory)

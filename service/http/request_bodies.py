@@ -6,13 +6,15 @@ Small bodies are parsed on the event loop, large ones in a thread. Knows ASGI me
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from espalier.errors import InvalidInput
 
@@ -34,8 +36,20 @@ MAX_CONTAINERS = 1 << 16
 _parser = ThreadPoolExecutor(1, thread_name_prefix="parser")
 
 
-def check_type(media_type: bytes, accepted: Sequence[str]) -> None:
-    """Raise NotJson unless a content type is one of `accepted`."""
+def parameters_of(scope: Scope, known: Collection[str]) -> QueryParams:
+    """The parameters in the address. Raises InvalidInput for one that the route does not have, and for one that comes twice."""
+    given = QueryParams(scope["query_string"])
+    for name, count in Counter(name for name, _ in given.multi_items()).items():
+        if name not in known:
+            raise InvalidInput(name, given[name], f"only the parameters {', '.join(known)}" if known else "no parameters in the address")
+        if count > 1:
+            raise InvalidInput(name, given.getlist(name), "one value")
+    return given
+
+
+def check_head(scope: Scope, media_type: bytes, accepted: Sequence[str]) -> None:
+    """Raise NotJson unless the content type is one of `accepted`, InvalidInput if the address has parameters."""
+    parameters_of(scope, ())
     media = media_type.partition(b";")[0].strip().lower().decode("latin-1")
     if media not in accepted:
         raise NotJson(f"Expected the content type {' or '.join(accepted)}, got {media or 'none'}.")

@@ -30,7 +30,7 @@ from ..http.dependencies import Service
 from ..http.key_limits import HeldRefusals
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
-from ..http.request_bodies import JSON_TYPES, check_type, parse_body, read_body, validate
+from ..http.request_bodies import JSON_TYPES, check_head, parse_body, read_body, validate
 from ..models.loading import LoadedModel
 from ..models.trial import is_tried
 from ..problems import document_of
@@ -214,7 +214,7 @@ class RetrieveRoute(RetrievalRoute):
             raise
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send, info: RequestInfo) -> None:
-        check_type(info.content_type, JSON_TYPES)
+        check_head(scope, info.content_type, JSON_TYPES)
         background = info.priority is not None and priority_of(info.priority) is Priority.BACKGROUND
         if not background:
             self._check_overload(info)

@@ -18,14 +18,14 @@ from espalier.shards.messages import MEDIA_TYPE
 from ..batching.priority import HEADER
 from ..http import admin, console_routes, schemas
 from ..http.api_keys import Access
-from ..http.dependencies import Name, as_json, describe, info_of, parameters_of, service_of
+from ..http.dependencies import Name, as_json, describe, info_of, service_of
 from ..http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
 from ..http.documentation import ACCESS, NEEDS_KEY, SCHEMA_OF
 from ..http.frontier_route import FrontierRequest
 from ..http.item_bodies import ItemId
 from ..http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, LiveItem, PutRequest
 from ..http.live_routes import changes
-from ..http.request_bodies import LINES_TYPES
+from ..http.request_bodies import LINES_TYPES, parameters_of
 from ..http.shard_routes import Shards, search_shard, shards
 from ..live.catalogue_types import ItemOutcome
 from ..models.trial import GROUP, USER

@@ -19,7 +19,7 @@ from ..http.connection import CONNECTION
 from ..http.dependencies import Service, as_json, service_of
 from ..http.memory_budget import Budget, Reservation
 from ..http.middleware import RequestInfo
-from ..http.request_bodies import check_type, read_body
+from ..http.request_bodies import check_head, read_body
 from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, CancelOnDisconnect, send_body
 from ..shards.search import search
 
@@ -39,7 +39,7 @@ class SearchRoute:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("internal", info.authorization)
         self.keys.admit(info.key, None, "internal")
-        check_type(info.content_type, (MEDIA_TYPE,))
+        check_head(scope, info.content_type, (MEDIA_TYPE,))
         has_arrived = CONNECTION in scope and scope[CONNECTION].complete
         with Reservation(self.bodies) as body_memory, Reservation(self.answers) as answer_memory:
             body = await read_body(receive, None if has_arrived else self.settings.body_timeout_s, body_memory)

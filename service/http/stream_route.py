@@ -19,7 +19,7 @@ from ..errors import ClientGone, Denied, KeyLimit, ServiceError
 from ..http.key_limits import MIN_HELD_S
 from ..http.memory_budget import Reservation
 from ..http.middleware import RequestInfo, problem_of
-from ..http.request_bodies import LINES_TYPES, check_type, parse_body, read_entries, validate
+from ..http.request_bodies import LINES_TYPES, check_head, parse_body, read_entries, validate
 from ..http.retrieve_route import RetrievalRoute, read_and_write, reserve, send_body
 from ..retrieval.request import CheckedRequest
 from ..retrieval.schemas import RetrieveRequest
@@ -35,7 +35,7 @@ class StreamRoute(RetrievalRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("retrieve", info.authorization)
-        check_type(info.content_type, LINES_TYPES)
+        check_head(scope, info.content_type, LINES_TYPES)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
         with Reservation(self.bodies) as partial_line, Reservation(self.bodies) as line_memory, Reservation(self.answers) as answer_memory:
             lines = _Lines(self, scope, line_memory, answer_memory)

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from service.errors import NotJson, ServiceError, SlowBody
 from service.http.memory_budget import RECHECK_S, Budget, Reservation
-from service.http.request_bodies import check_type, read_body, read_lines
+from service.http.request_bodies import check_head, read_body, read_lines
 from tests.service.own_time import pass_time, settled
 
 ROOM = Budget(1 << 20, 0)
@@ -54,10 +54,10 @@ def test_a_body_is_put_together_or_was_too_slow_left_or_of_another_type() -> Non
         asyncio.run(read_body(arriving(b"ab", whole=False), 10, Reservation(ROOM)))
     with pytest.raises(ClientDisconnect):
         lines(b"ab", whole=False)
-    check_type(b"Application/JSON; charset=utf-8", ["application/json"])
+    check_head({"query_string": b""}, b"Application/JSON; charset=utf-8", ["application/json"])
     for wrong in (b"", b"text/plain", b"application/jsonx", b"\xff"):
         with pytest.raises(NotJson, match="application/json or text/x"):
-            check_type(wrong, ["application/json", "text/x"])
+            check_head({"query_string": b""}, wrong, ["application/json", "text/x"])
 
 
 @given(st.lists(st.binary(max_size=9).filter(lambda line: b"\n" not in line and line == line.strip()), max_size=6), st.data())

@@ -266,6 +266,12 @@ def test_the_least_and_the_most_of_a_parameter_are_taken(guarded: Running, opera
 
 
 @every(WITH_BODY)
+def test_the_address_of_a_body_takes_no_parameters(guarded: Running, operation: Operation) -> None:
+    refused = problem(operation.ask(guarded, params={"m": "5"}))
+    assert (refused["status"], refused["errors"]) == (422, [{"field": "m", "value": '"5"', "expected": "no parameters in the address"}])
+
+
+@every(WITH_BODY)
 def test_a_body_of_another_type_or_encoding_is_415(guarded: Running, operation: Operation) -> None:
     for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
         answer = operation.ask(guarded, headers={"Content-Type": content_type})
