@@ -5,6 +5,7 @@ Knows the fields and their limits. Does not know how files are written or read.
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -403,6 +404,13 @@ class Manifest(ManifestDraft):
     tail: TailInfo | None = Field(default=None, exclude_if=lambda tail: tail is None)
     stacking: StackingInfo | None = Field(default=None, exclude_if=lambda stacking: stacking is None)
     files: dict[PartName, FileInfo]
+
+    @property
+    def fingerprint(self) -> int:
+        """63 bits that tell this version from another one that had its number. A journal knows versions by them."""
+        files = [f"{name} {info.sha256}" for name, info in sorted(self.files.items())]
+        digest = hashlib.sha256("\n".join([str(self.version), *files]).encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1
 
     @property
     def result_ranking(self) -> Ranking:

@@ -225,7 +225,7 @@ def without_room(folder: Path, read_only: bool) -> dict[str, Any]:
 def filled(file: Path, bundle: Bundle, operations: int) -> Journal:
     """A journal of puts of different items, each with five histories, placed under a random parent with a random row."""
     journal, rng, numbers = Journal(file), random.Random(0), np.random.default_rng(0)
-    tree, width, version = bundle.tree, bundle.graph_scorer.node_dim, bundle.manifest.version
+    tree, width, version = bundle.tree, bundle.graph_scorer.node_dim, bundle.manifest.fingerprint
     parents = tree.level(tree.height - 1)
     slots = {parent: int(tree.first_child[parent + 1] - tree.first_child[parent]) for parent in parents}
     ids = bundle.items.ids_of(np.arange(min(len(bundle.items), 5000)))

@@ -2,7 +2,7 @@
 
     ops         sequence, id, kind, body, source version, time; no sequence is used twice
     latest      the last operation of every id, without old deletes (journal_upkeep.py)
-    placements  (version, sequence, tree) → parent, slot, row: stored, so that all processes and replays agree
+    placements  (fingerprint of a version, sequence, tree) → parent, slot, row: stored, so that all processes and replays agree
     meta        identity of the sequence numbers; the last delete that was dropped
 
 An operation that `writing` has committed survives a crash of the process and of the machine. The first operation creates the file. Knows
@@ -71,14 +71,14 @@ class Transaction(JournalTables):
         self.note("dropped", dropped)
 
     def append(self, operation: Operation, placements: Mapping[int, Sequence[Placement]] | None = None) -> Operation:
-        """Append an operation and its placements by version. Returns it with its sequence and time.
+        """Append an operation and its placements by the fingerprint of a version. Returns it with its sequence and time.
 
         Sequence 0 gets the next number. An operation copied from another journal keeps its sequence, which must be above all of this
         journal. Raises InvalidData, and then appends nothing.
         """
         journal_file.show_progress(self.file)
         body = operation.body.to_bytes()
-        rows = [(version, *row) for version, of_trees in (placements or {}).items() for row in _rows_of(of_trees)]
+        rows = [(fingerprint, *row) for fingerprint, of_trees in (placements or {}).items() for row in _rows_of(of_trees)]
         if operation.sequence and operation.sequence <= self.last_sequence():
             raise InvalidData("sequence", operation.sequence, f"above {self.last_sequence()}, the last one")
         at = operation.at or time.time()
@@ -88,23 +88,23 @@ class Transaction(JournalTables):
             raise JournalCorrupt(f"{named(self.file)}: it gives no sequence numbers")
         self._last = sequence
         self.connection.execute("INSERT OR REPLACE INTO latest(id, seq) VALUES (?, ?)", (operation.id, sequence))
-        for version, *row in rows:
-            self.connection.execute(INSERT_PLACEMENT, (version, sequence, *row))
+        for fingerprint, *row in rows:
+            self.connection.execute(INSERT_PLACEMENT, (fingerprint, sequence, *row))
         stored = Operation(sequence, operation.id, operation.kind, operation.body, operation.source_version, at)
         self.message.add(stored, body, rows)
         return stored
 
-    def store_placements(self, version: int, placements: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
-        """Store the placements of operations in a version, by sequence. Returns the stored ones: those of an earlier process hold.
+    def store_placements(self, fingerprint: int, placements: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
+        """Store placements of operations in the version of a fingerprint, by sequence. Returns the stored ones: an earlier process's hold.
 
         An operation that leaves its item's row as it was also needs its placements stored: the earlier operation may be compacted away.
         """
         for sequence, of_trees in placements.items():
             rows = _rows_of(of_trees)
             is_stored = "SELECT 1 FROM placements WHERE version = ? AND seq = ?"
-            if self.connection.execute(is_stored, (version, sequence)).fetchone() is None:
-                self.connection.executemany(INSERT_PLACEMENT, ((version, sequence, *row) for row in rows))
-        return self.placements(version, [*placements])
+            if self.connection.execute(is_stored, (fingerprint, sequence)).fetchone() is None:
+                self.connection.executemany(INSERT_PLACEMENT, ((fingerprint, sequence, *row) for row in rows))
+        return self.placements(fingerprint, [*placements])
 
 
 def _rows_of(placements: Sequence[Placement]) -> list[tuple[int, int, int, bytes]]:
@@ -192,10 +192,10 @@ class Journal(JournalTables):
             connection.execute("COMMIT")
             self._checkpoint(connection)
 
-    def store_placements(self, version: int, placements: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
+    def store_placements(self, fingerprint: int, placements: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
         """As `Transaction.store_placements`, in a separate transaction."""
         with self.writing() as transaction:
-            return transaction.store_placements(version, placements)
+            return transaction.store_placements(fingerprint, placements)
 
     @contextmanager
     def exclusive(self, timeout_s: float = LOCK_S) -> Iterator[sqlite3.Connection]:

@@ -21,7 +21,7 @@ MOST_BYTES = 32 << 10
 
 
 class PlacedOperation(NamedTuple):
-    """An operation, and its placements by version."""
+    """An operation, and its placements by the fingerprint of a version."""
 
     operation: Operation
     placements: Mapping[int, tuple[Placement, ...]]
@@ -34,7 +34,7 @@ class Message:
         self._bytes_left, self._operations = MOST_BYTES, list[object]()
 
     def add(self, operation: Operation, body: bytes, rows: Sequence[tuple[int, int, int, int, bytes]]) -> None:
-        """Add an appended operation. rows: version, tree, parent, slot and row of each placement."""
+        """Add an appended operation. rows: fingerprint, tree, parent, slot and row of each placement."""
         self._bytes_left -= len(body) + sum(len(row) for *_, row in rows)
         if self._bytes_left >= 0:
             placements = [(*numbers, b2a_base64(row, newline=False).decode()) for *numbers, row in rows]
@@ -57,6 +57,6 @@ def read_message(message: bytes) -> list[PlacedOperation]:
 
 def _operation(sequence: int, item_id: str, kind: Any, body: str, source_version: int | None, at: float, rows: Any) -> PlacedOperation:
     placements: dict[int, tuple[Placement, ...]] = {}
-    for version, tree, parent, slot, row in rows:
-        placements[version] = (*placements.get(version, ()), Placement(tree, parent, slot, LiveRow.from_bytes(a2b_base64(row))))
+    for fingerprint, tree, parent, slot, row in rows:
+        placements[fingerprint] = (*placements.get(fingerprint, ()), Placement(tree, parent, slot, LiveRow.from_bytes(a2b_base64(row))))
     return PlacedOperation(Operation(sequence, item_id, kind, ItemBody.from_bytes(body.encode()), source_version, at), placements)

@@ -79,20 +79,20 @@ class JournalTables(ABC):
             operations += self._operations(f"seq IN (SELECT seq FROM latest WHERE id IN ({_marks(chunk)}))", chunk)
         return {operation.id: operation for operation in operations}
 
-    def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
-        """Stored placements in a version, by sequence, in order of trees; without operations that have none."""
+    def placements(self, fingerprint: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
+        """Stored placements in the version of a fingerprint, by sequence, in order of trees; without operations that have none."""
         lists: dict[int, list[Placement]] = {}
         for chunk in _chunks(sequences):
             condition = f"version = ? AND seq IN ({_marks(chunk)}) ORDER BY seq, tree"
             statement = f"SELECT seq, tree, parent, slot, row FROM placements WHERE {condition}"
-            with self._selected(statement, (version, *chunk)) as rows:
+            with self._selected(statement, (fingerprint, *chunk)) as rows:
                 for seq, tree, parent, slot, row in rows:
                     try:
                         if not 0 <= tree < MAX_TREES or parent < 0 or slot < 0:
                             raise InvalidData("placement", (tree, parent, slot), "a tree, a node and a slot")
                         lists.setdefault(seq, []).append(Placement(tree, parent, slot, LiveRow.from_bytes(row)))
                     except (InvalidData, TypeError) as error:
-                        raise JournalCorrupt(f"{named(self.file)}: placement of operation {seq} in version {version}: {error}") from error
+                        raise JournalCorrupt(f"{named(self.file)}: placement of operation {seq}: {error}") from error
         return {sequence: tuple(placements) for sequence, placements in lists.items()}
 
     def _operations(self, condition: str, values: tuple[object, ...], most_bytes: float = float("inf")) -> list[Operation]:

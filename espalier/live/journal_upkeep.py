@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from espalier.bundle import parse_manifest, versions_in
 from espalier.durable import flush
@@ -33,8 +34,16 @@ NUMBERS_PER_S = 1 << 20
 TOMBSTONES_S = 30 * 86400.0
 """How long a delete stays that no version needs: for followers that were offline, and for late writes of a lower source version."""
 
-Versions = Callable[[], Mapping[int, int]]
-"""Returns the versions that are on disk now: number → the last operation that each holds. Raises OSError if they cannot be read."""
+
+class OnDisk(NamedTuple):
+    """A version on disk: its fingerprint, None where its manifest cannot be read, and the last operation that it holds."""
+
+    fingerprint: int | None
+    through: int
+
+
+Versions = Callable[[], Sequence[OnDisk]]
+"""Returns the versions that are on disk now. Raises OSError if they cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +71,14 @@ def compact(journal: Journal, versions: Versions, keep_from: int | None = None) 
         first, after = after, block[-1].sequence
         with journal.writing() as transaction:
             replaced = "seq > ? AND seq <= ? AND seq < ? AND seq <> (SELECT latest.seq FROM latest WHERE latest.id = ops.id)"
+            held_by_all = min((version.through for version in versions()), default=0)
             operations += transaction.connection.execute(f"DELETE FROM ops WHERE {replaced}", (first, after, end)).rowcount
-            tombstones += _drop_tombstones(transaction, first, min(after, end - 1, min(versions().values(), default=0)))
+            tombstones += _drop_tombstones(transaction, first, min(after, end - 1, held_by_all))
     while True:
         with journal.writing() as transaction:
-            present = ", ".join(str(int(version)) for version in versions())
-            unused = f"version NOT IN ({present}) OR seq NOT IN (SELECT seq FROM ops)"
+            fingerprints, unused = [version.fingerprint for version in versions()], "seq NOT IN (SELECT seq FROM ops)"
+            if None not in fingerprints:
+                unused += f" OR version NOT IN ({', '.join(map(str, fingerprints))})"
             keys = f"SELECT version, seq, tree FROM placements WHERE {unused} LIMIT {BLOCK}"
             dropped = transaction.connection.execute(f"DELETE FROM placements WHERE (version, seq, tree) IN ({keys})").rowcount
         placements += dropped
@@ -79,23 +90,28 @@ def compact(journal: Journal, versions: Versions, keep_from: int | None = None) 
 
 def versions_on_disk(folder: Path) -> Versions:
     """The versions in the folder of a model. A version with an unreadable manifest counts as one that needs every operation."""
-    through: dict[int, int] = {}  # by version, cached: a manifest never changes
+    read: dict[tuple[int, int, int], OnDisk] = {}  # by number, inode and time of a manifest
 
-    def versions() -> Mapping[int, int]:
-        present = versions_in(folder)
-        through.update((version, _through(folder / str(version) / "manifest.json")) for version in present if version not in through)
-        return {version: through[version] for version in present}
+    def versions() -> Sequence[OnDisk]:
+        present = []
+        for version in versions_in(folder):
+            manifest = folder / str(version) / "manifest.json"
+            status = manifest.stat()
+            key = version, status.st_ino, status.st_mtime_ns
+            if key not in read:
+                read[key] = _on_disk(manifest)
+            present.append(read[key])
+        return present
 
     return versions
 
 
-def _through(manifest: Path) -> int:
-    """The last operation that a version holds."""
+def _on_disk(file: Path) -> OnDisk:
     try:
-        live = parse_manifest(manifest.read_bytes(), str(manifest)).live
+        manifest = parse_manifest(file.read_bytes(), str(file))
     except BundleError:
-        return 0
-    return 0 if live is None else live.through
+        return OnDisk(None, 0)
+    return OnDisk(manifest.fingerprint, 0 if manifest.live is None else manifest.live.through)
 
 
 def _drop_tombstones(transaction: Transaction, first: int, last: int) -> int:

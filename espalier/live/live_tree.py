@@ -69,6 +69,10 @@ class LiveTree:
         parent = int(self.tree.parent[leaf])
         return parent, leaf - int(self.tree.first_child[parent])
 
+    def is_parent(self, node: int) -> bool:
+        """Whether leaves may hang under a node."""
+        return node in self._parents
+
     def has_room(self, parent: int, promised: Collection[int] = ()) -> bool:
         return len(self._handle_at.get(parent, {}).keys() | promised) < self._room
 
@@ -114,7 +118,7 @@ class LiveTree:
             raise InvalidData("placements.row.tail_feature", f"{len(row.tail_feature)} features", "none here: the model has no tail")
         if is_trained:
             return
-        if parent not in self._parents or not 0 <= slot < SLOTS:
+        if not self.is_parent(parent) or not 0 <= slot < SLOTS:
             first, last = self._parents[0], self._parents[-1]
             raise InvalidData("placements.parent", f"node {parent}, slot {slot}", f"a node from {first} to {last}")
         if self.leaf(handle) != (parent, slot):

@@ -231,6 +231,13 @@ class LiveState:
         """Whether a parent can take one more live leaf. promised: slots that other items are about to take."""
         return self._trees[tree].has_room(parent, promised)
 
+    def has_parents(self, placements: Sequence[Placement]) -> bool:
+        """Whether there is one placement for each tree, under a node that leaves may have."""
+        return self._has_trees(placements) and all(self._trees[place.tree].is_parent(place.parent) for place in placements)
+
+    def _has_trees(self, placements: Sequence[Placement]) -> bool:
+        return [placement.tree for placement in placements] == list(range(len(self._trees)))
+
     def near(self, tree: int, parent: int) -> Iterator[int]:
         """All parents of a tree, nearest to a node first, the node itself before all. For items whose candidate parents are full."""
         return self._trees[tree].near(parent)
@@ -242,6 +249,8 @@ class LiveState:
     def _put(self, change: Change, trained_row: int) -> None:
         """trained_row: the item row of a trained item, −1 for another."""
         old = self.table.entry(change.id)
+        if change.placements and not self._has_trees(change.placements):
+            raise InvalidData("placements", f"{len(change.placements)}", f"{len(self._trees)}, one for each tree")
         if trained_row < 0:
             self._vacate(change)
         self._check(change, trained_row, old)
@@ -286,8 +295,6 @@ class LiveState:
 
     def _check(self, change: Change, trained_row: int, old: LiveItem | None) -> None:
         """Raise InvalidData if an operation does not fit, before anything has changed."""
-        if change.placements and [placement.tree for placement in change.placements] != list(range(len(self._trees))):
-            raise InvalidData("placements", f"{len(change.placements)}", f"{len(self._trees)}, one for each tree")
         handle = -1 if old is None else old.handle
         if not change.placements and trained_row < 0 and self._trees[0].leaf(handle) is None:
             raise InvalidData("placements", "none", f"one for each tree: {change.id!r} has no row yet")

@@ -71,7 +71,7 @@ class Decision:
     """A write that is stored, or changes nothing.
 
     operation   the appended one; None if nothing changes
-    placements  by version
+    placements  by the fingerprint of a version
     """
 
     write: Write
@@ -85,19 +85,25 @@ class Group:
     """Decides the writes of one transaction.
 
     versions  those that serve, by number; default: its columns and items decide; None if no version serves
+    held      the last operation that a version on disk holds, perhaps of an earlier journal: a new journal continues behind it
     capacity  most live items
     now       seconds since 1970
     """
 
     def __init__(
-        self, transaction: Transaction, versions: Mapping[int, LiveVersion], default: LiveVersion | None, capacity: int, now: float
+        self,
+        transaction: Transaction,
+        versions: Mapping[int, LiveVersion],
+        default: LiveVersion | None,
+        held: int,
+        capacity: int,
+        now: float,
     ) -> None:
         self._transaction, self._versions, self._default, self._capacity, self._now = transaction, versions, default, capacity, now
-        self._slots = {number: Slots(version.state) for number, version in versions.items()}
+        self._slots = {version.fingerprint: Slots(version.state) for version in versions.values()}
         self._characters = self._numbers = 0  # upper bounds of what the group's items add in fields and rows
         self._added_leaves = 0  # live leaves that the group adds to the default version
-        # a new journal beside a version that holds operations of an earlier journal continues behind these
-        self._first_sequence = 1 + max((version.through for version in versions.values()), default=0)
+        self._first_sequence = 1 + held
         self._new_ids: set[str] = set()  # ids that need a handle
         self._stored: dict[str, Operation] = {}
 
@@ -134,14 +140,14 @@ class Group:
             return Decision(write, "unchanged", stored.sequence)
         placements: dict[int, tuple[Placement, ...]] = {}
         try:
-            for number, version in self._versions.items():
-                placements[number] = self._placements(write, operation, stored, version)
+            for version in self._versions.values():
+                placements[version.fingerprint] = self._placements(write, operation, stored, version)
             is_new_id = self._check_handles(operation.id)
             characters, numbers, leaves = self._checked_room(operation, placements)
             decision = self._append(write, operation, "updated" if exists else "inserted", placements)
         except EspalierError:
-            for number, promised in placements.items():
-                self._slots[number].give_back(promised)
+            for fingerprint, promised in placements.items():
+                self._slots[fingerprint].give_back(promised)
             raise
         self._characters, self._numbers = self._characters + characters, self._numbers + numbers
         self._added_leaves += leaves
@@ -178,7 +184,7 @@ class Group:
 
     def _placements(self, write: Write, operation: Operation, stored: Operation | None, version: LiveVersion) -> tuple[Placement, ...]:
         """The item's leaves in a version; empty if it keeps its trained row, or if its row is not known yet."""
-        slots, item_id = self._slots[version.version], operation.id
+        slots, item_id = self._slots[version.fingerprint], operation.id
         candidates = write.candidates.get(version.version)
         if stored is not None and _is_known(operation, stored, version):
             return self._kept(item_id, stored, version)
@@ -202,9 +208,9 @@ class Group:
         return ()
 
     def _kept(self, item_id: str, stored: Operation, version: LiveVersion) -> tuple[Placement, ...]:
-        """The leaves that the item has in a version; none if it has only its trained row."""
-        placements = self._transaction.placements(version.version, [stored.sequence]).get(stored.sequence)
-        return self._slots[version.version].keep(item_id, placements) if placements else ()
+        """The leaves that the item has in a version; none if it has only its trained row, or if the journal has damaged ones."""
+        placements = self._transaction.placements(version.fingerprint, [stored.sequence]).get(stored.sequence, ())
+        return self._slots[version.fingerprint].keep(item_id, placements) if version.state.has_parents(placements) else ()
 
     def _checked_room(self, operation: Operation, placements: Mapping[int, tuple[Placement, ...]]) -> tuple[int, int, int]:
         """The characters, numbers and live leaves that are added to the default version. Raises CatalogueFull if it has no room."""
@@ -214,10 +220,10 @@ class Group:
         if characters and state.table.characters + self._characters + characters > MAX_CHARACTERS:
             full = f"The fields of live items have {MAX_CHARACTERS} characters together; fold them into a version. Deletes are taken."
             raise CatalogueFull(full)
-        numbers = sum(placement.row.numbers for placement in placements.get(self._default.version, ()))
+        numbers = sum(placement.row.numbers for placement in placements.get(self._default.fingerprint, ()))
         if numbers and state.numbers + self._numbers + numbers > MAX_NUMBERS:
             raise CatalogueFull(f"The rows of live items have {MAX_NUMBERS} numbers together; fold them into a version. Deletes are taken.")
-        leaves = int(bool(placements.get(self._default.version)) and state.live_leaf_of(operation.id) is None)
+        leaves = int(bool(placements.get(self._default.fingerprint)) and state.live_leaf_of(operation.id) is None)
         if leaves and state.live_items + self._added_leaves >= self._capacity:
             raise CatalogueFull(f"There are {self._capacity} live items (ESPALIER_MAX_LIVE); fold them into a version. Deletes are taken.")
         return characters, numbers, leaves

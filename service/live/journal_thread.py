@@ -20,7 +20,9 @@ from typing import TypeVar
 
 from espalier.errors import InvalidData, JournalBusy, JournalError, spelled
 from espalier.live.journal import Journal, Transaction
+from espalier.live.journal_file import os_error
 from espalier.live.journal_messages import PlacedOperation, read_message
+from espalier.live.journal_upkeep import versions_on_disk
 from espalier.live.operations import Operation
 
 from ..errors import BeingChanged, NotReady, NotWritable
@@ -117,9 +119,9 @@ class JournalThread:
         self._enqueue(job)
         return done.result()
 
-    def store(self, version: int, placements: Stored) -> Stored:
+    def store(self, fingerprint: int, placements: Stored) -> Stored:
         """A `Store` for a loader: this thread locks the journal, because a loader's low priority could block every writer."""
-        return self.call(lambda: self.journal.store_placements(version, placements))
+        return self.call(lambda: self.journal.store_placements(fingerprint, placements))
 
     def join(self, version: LiveVersion) -> None:
         """Apply operations to a version from now on. It has been brought almost up to date."""
@@ -261,7 +263,7 @@ class JournalThread:
                 now = time.time()
                 for version in self._joined_versions:
                     version.expire(now)
-                results = Group(transaction, self.versions, default, self._capacity, now).decide(writes)
+                results = Group(transaction, self.versions, default, self._held(transaction), self._capacity, now).decide(writes)
         except JournalError as error:
             self._remark(str(error))
             if isinstance(error, JournalBusy):  # else each waiting write would wait in turn for the process that holds the lock
@@ -285,6 +287,16 @@ class JournalThread:
                 self._answering.answer(decision.write.outcome, self._outcome(decision, default))
             self._answer_refusals([result for result in results if isinstance(result, Refusal)])
 
+    def _held(self, transaction: Transaction) -> int:
+        """The last operation that a version holds; at the beginning of a journal also of those that do not serve. Raises JournalError."""
+        held = [version.through for version in self.versions.values()]
+        if not transaction.last_sequence():
+            try:
+                held += [version.through for version in versions_on_disk(self.journal.file.parent)()]
+            except OSError as error:
+                raise os_error(self.journal.file, error) from error
+        return max(held, default=0)
+
     def _refuse(self, writes: Sequence[Write], error: Exception) -> None:
         self.progress += 1  # before anybody sees the error
         for write in writes:
@@ -303,7 +315,7 @@ class JournalThread:
     def _outcome(self, decision: Decision, default: LiveVersion | None) -> ItemOutcome:
         placed: ItemPlacement | None = None
         if decision.outcome != "deleted" and default is not None:
-            placements = decision.placements.get(default.version)
+            placements = decision.placements.get(default.fingerprint)
             if placements and decision.operation is not None:
                 placed = ItemPlacement(default.version, placements[0].parent, placed_by(decision.operation))
             else:
@@ -370,19 +382,20 @@ class JournalThread:
         """Apply the committed operations up to a sequence."""
         while self.applied < end and (operations := journal.since(self.applied, PAGE)):
             sequences = [operation.sequence for operation in operations]
-            stored = {number: journal.placements(number, sequences) for number in self.versions}
+            stored = {version.fingerprint: journal.placements(version.fingerprint, sequences) for version in self.versions.values()}
             self._apply(operations, stored, journal.store_placements)
 
     def _apply_placed(self, placed: Sequence[PlacedOperation]) -> None:
         """Apply operations that this process has committed, or that came in messages."""
-        stored = {n: {new.operation.sequence: leaves for new in placed if (leaves := new.placements.get(n))} for n in self.versions}
+        fingerprints = [version.fingerprint for version in self.versions.values()]
+        stored = {n: {new.operation.sequence: leaves for new in placed if (leaves := new.placements.get(n))} for n in fingerprints}
         self._apply([operation for operation, _ in placed], stored, self.journal.store_placements)
 
     def _apply(self, operations: Sequence[Operation], stored: Mapping[int, Stored], store: Store) -> None:
-        """Apply operations, in their order, to all versions, and publish them. stored: their placements by version."""
+        """Apply operations, in their order, to all versions, and publish them. stored: their placements by the fingerprint of a version."""
         for version in self._joined_versions:
             if version.refused is None:
-                apply_all(version, operations, stored[version.version], store)
+                apply_all(version, operations, stored[version.fingerprint], store)
                 version.publish()
         self._reach(operations[-1].sequence)
 

@@ -69,7 +69,7 @@ class LiveVersion:
     def __init__(self, bundle: Bundle, engine: Engine, filters: ItemFilters) -> None:
         info = bundle.manifest.live
         self.bundle, self.through, self.columns = bundle, 0 if info is None else info.through, Columns(bundle.items)
-        self._name, self.version = bundle.manifest.name, bundle.manifest.version
+        self._name, self.version, self.fingerprint = bundle.manifest.name, bundle.manifest.version, bundle.manifest.fingerprint
         self._engine = engine if isinstance(engine, StagedEngine) and bundle.manifest.shard is None else None
         self.parents: Search = _no_parents if self._engine is None else self._engine.parents
         self._placing = threading.Lock()

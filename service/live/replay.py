@@ -29,7 +29,7 @@ BLOCK = 16
 Stored = Mapping[int, Placements]
 """Placements in one version, by sequence."""
 Store = Callable[[int, Stored], Stored]
-"""Stores placements in a version. Returns the stored ones: those of an earlier process hold. Raises JournalError."""
+"""Stores placements in the version of a fingerprint. Returns the stored ones: those of an earlier process hold. Raises JournalError."""
 
 
 def replay(version: LiveVersion, journal: Journal, until: int | None = None, store: Store | None = None) -> None:
@@ -47,7 +47,7 @@ def replay(version: LiveVersion, journal: Journal, until: int | None = None, sto
     with _without_collections():
         while version.applied < end:
             operations = [operation for operation in journal.current(version.applied, PAGE) if operation.sequence <= end]
-            stored = journal.placements(version.version, [operation.sequence for operation in operations])
+            stored = journal.placements(version.fingerprint, [operation.sequence for operation in operations])
             apply_all(version, operations, stored, store or journal.store_placements)
             if not operations:
                 version.skip_to(end)  # the rest was replaced by later operations
@@ -94,7 +94,7 @@ def apply_all(version: LiveVersion, operations: Sequence[Operation], stored: Sto
         placements = version.new_placements(unplaced) if unplaced else {}
         if placements:
             try:
-                placements = dict(store(version.version, placements))
+                placements = dict(store(version.fingerprint, placements))
             except JournalBusy:
                 raise
             except (JournalError, InvalidData) as error:  # InvalidData: a row is too large

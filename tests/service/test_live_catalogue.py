@@ -367,6 +367,19 @@ def test_a_version_that_holds_operations_replays_later_ones_alone(models: Path, 
         assert "held" not in found
 
 
+def test_a_new_journal_goes_on_behind_what_a_version_on_disk_holds_of_a_lost_one(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_version(models, 2)
+    describe(models, 2, live={"through": 7})
+    (models / "books" / "serving.json").write_text('{"generation": 1, "versions": [1], "default": 1}')
+    with live_service(models, monkeypatch) as live:
+        assert live.put("new", like=("item-1",)).sequence == 8
+        assert live.delete("item-5").sequence == 9
+        live.admin("POST", "default", {"version": 2})
+        found = live.found("item-1")
+        assert "new" in found
+        assert "item-5" not in found
+
+
 def test_items_that_a_version_holds_expire_in_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     until = time.time() + 1000
     with live_service(models, monkeypatch) as live:
@@ -547,7 +560,8 @@ def test_a_message_of_another_worker_neither_delays_an_erasure_nor_undoes_it(
         monkeypatch.setattr(thread, "look", lambda: None)
         with journal.writing() as transaction:
             body = ItemBody(events=(["item-5"], ["item-6"]), users=("u1", "u2"))
-            transaction.append(Operation(0, "late", "put", body, at=1.0), {1: journal.placements(1, [1])[1]})
+            version = live.version().live.fingerprint
+            transaction.append(Operation(0, "late", "put", body, at=1.0), {version: journal.placements(version, [1])[1]})
         messages = [[transaction.message.to_bytes()]]
         erase_user(journal, "u1")
         if seen == "before the message":  # it looks at the journal just before the commit, and at the erasures after both

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +33,7 @@ from service.live.live_version import LiveVersion
 from service.live.replay import replay
 from service.live.views import View
 from tests.espalier.second_stages import with_tail
-from tests.service.live_running import Nearest, models, open_reference
+from tests.service.live_running import Nearest, add_version, live_service, models, open_reference
 
 __all__ = ["models"]
 
@@ -75,13 +78,40 @@ def test_operations_without_places_are_placed_and_the_places_are_stored_for_othe
     written(journal, ("new", ItemBody(like=("item-1",))), ("newer", ItemBody(like=("item-1",))), ("item-3", ItemBody(fields={"price": 1})))
     replay(version, journal)
     assert parent_of(version, "new") == parent_of(version, "newer") == parent_of(version, "item-1")
-    stored = journal.placements(1, [1, 2, 3])
+    stored = journal.placements(version.fingerprint, [1, 2, 3])
     assert sorted(stored) == [1, 2]
     assert stored[1][0].slot != stored[2][0].slot
     other = opened(models)
     monkeypatch.setattr(Nearest, "place", lambda *_: pytest.fail("the places are stored"))
     replay(other, journal)
     assert other.placed("new") == version.placed("new")
+
+
+def test_places_in_a_former_version_of_the_same_number_do_not_count(models: Path, version: LiveVersion, journal: Journal) -> None:
+    written(journal, ("new", ItemBody(like=("item-1",))))
+    replay(version, journal)
+    shutil.rmtree(models / "books" / "1")
+    add_version(models, 1, seed=1)
+    other = opened(models)
+    replay(other, journal)
+    assert parent_of(other, "new") == parent_of(other, "item-1") != parent_of(version, "new")
+    assert [*journal.placements(version.fingerprint, [1])] == [*journal.placements(other.fingerprint, [1])] == [1]
+
+
+@pytest.mark.parametrize("damage", ["tree = 7", "parent = 999999"])
+def test_damaged_places_leave_an_item_out_until_it_is_put_again(
+    models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    with live_service(models, monkeypatch) as live:
+        live.put("new", like=("item-1",))
+        live.put("other", like=("item-1",))
+    with closing(sqlite3.connect(models / "books" / "live.db")) as connection, connection:
+        connection.execute(f"UPDATE placements SET {damage} WHERE seq = 1")
+    with live_service(models, monkeypatch) as live:
+        assert "1 operations are left out; first operation 1: placements" in caplog.text
+        assert {"new", "other"} & {*live.found("item-1")} == {"other"}
+        live.put("new", fields={"colour": "red"})
+        assert {"new", "other"} < {*live.found("item-1")}
 
 
 def test_other_evidence_moves_an_item_and_the_same_does_not(version: LiveVersion, journal: Journal) -> None:
@@ -164,7 +194,7 @@ def test_places_are_found_while_the_journal_is_not_locked(
     monkeypatch.setattr(Nearest, "place", placed)
     replay(version, journal)
     assert sum(searches) == len(ids)
-    assert sorted(journal.placements(1, range(1, 41))) == [*range(1, 41)]
+    assert sorted(journal.placements(version.fingerprint, range(1, 41))) == [*range(1, 41)]
     assert (version.items.rows_of(ids) >= 0).all()
 
 

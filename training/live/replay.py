@@ -47,7 +47,7 @@ def replay_operations(bundle: Bundle, file: Path, operations: Iterable[Operation
     replay.state.expire_held(held, now)
     journal = Journal(file, "read")
     try:
-        stored = journal.placements(bundle.manifest.version, [operation.sequence for operation in pending])
+        stored = journal.placements(bundle.manifest.fingerprint, [operation.sequence for operation in pending])
         for operation in pending:
             if not replay.apply(operation, stored.get(operation.sequence, ()), now):
                 left_out.append(operation.id)

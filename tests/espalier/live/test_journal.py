@@ -23,7 +23,7 @@ from espalier.live import journal as journal_module
 from espalier.live import journal_file, journal_tables, journal_upkeep
 from espalier.live.journal import Journal, Transaction
 from espalier.live.journal_file import check, locked, log_bytes, open_writer
-from espalier.live.journal_upkeep import LEFT_OUT, Versions, backup, compact, erase_user
+from espalier.live.journal_upkeep import LEFT_OUT, OnDisk, Versions, backup, compact, erase_user
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from tests.espalier.live.journals import appended, numbers, placed, put
@@ -256,7 +256,7 @@ def test_the_log_has_a_bound_while_a_process_that_reads_stands_still(journal: Jo
         assert 200_000 <= log_bytes(journal.file) < 300_000
         last = journal.last_sequence()
         with pytest.raises(JournalBusy):
-            compact(journal, lambda: {1: 0})
+            compact(journal, on_disk(1))
         assert journal.since(last - 1, 9)[0].id == "a"  # it is read as before
         reader.kill()
         reader.wait()
@@ -357,9 +357,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_upkeep, "FREE_PAGES", 2)
 
 
-def on_disk(*versions: int) -> Versions:
+def on_disk(*fingerprints: int) -> Versions:
     """Versions that were trained before the first operation."""
-    return lambda: dict.fromkeys(versions, 0)
+    return lambda: [OnDisk(fingerprint, 0) for fingerprint in fingerprints]
 
 
 # -- compaction -------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from espalier.errors import JournalBusy, JournalCorrupt, JournalError, JournalFu
 from espalier.live import journal as journal_module
 from espalier.live import journal_file
 from espalier.live.journal import Journal
-from espalier.live.journal_upkeep import compact
+from espalier.live.journal_upkeep import OnDisk, compact
 from espalier.live.operations import ItemBody, Operation
 from tests import ROOT
 from tests.espalier.live.journals import appended, placed, put
@@ -418,7 +418,7 @@ def work(file: str, role: str, unlocked: str, name: str) -> None:
                 with journal.exclusive() as connection:
                     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             elif role == "compact":
-                compact(journal, lambda: {VERSION: 0}, keep_from=max(journal.last_sequence() - 2000, 1))
+                compact(journal, lambda: [OnDisk(VERSION, 0)], keep_from=max(journal.last_sequence() - 2000, 1))
             else:
                 tokens = [f"{name}-{number + extra}" for extra in range(rng.randint(1, 4))]
                 number += len(tokens)

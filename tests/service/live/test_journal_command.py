@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.random_bundles import make_bundle
+from espalier.bundle import Bundle
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import LEFT_OUT
 from espalier.live.operations import ItemBody, Operation
@@ -26,11 +27,10 @@ from tests.espalier.live.journals import appended, put
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     """A folder with a model of one version and two operations on one item."""
-    (tmp_path / "models" / "books" / "3").mkdir(parents=True)
-    (tmp_path / "models" / "books" / "3" / "manifest.json").touch()
+    version = add_bundle(tmp_path / "models", 3)
     events = ItemBody(events=(["a"], ["b"]), users=("u1", "u2"))
     journal = Journal(tmp_path / "models" / "books" / "live.db")
-    appended(journal, [put("x"), Operation(0, "x", "put", events)], version=3)
+    appended(journal, [put("x"), Operation(0, "x", "put", events)], version=version)
     journal.close()
     return tmp_path / "models"
 
@@ -45,12 +45,20 @@ def journal(models: Path) -> Journal:
 
 
 def test_compact_keeps_places_of_versions_that_are_there(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    former = fingerprint(models, 3)
+    present = add_bundle(models, 3)  # trained anew with the same number
     with Journal(models / "books" / "live.db").writing() as transaction:
-        transaction.store_placements(2, transaction.placements(3, [2]))
+        transaction.store_placements(present, transaction.placements(former, [2]))
+    (models / "books" / "2").mkdir()
+    (models / "books" / "2" / "manifest.json").write_text("{")  # whose places may be any
     found = run(models, capsys, "compact")
-    assert (found["operations"], found["placements"]) == (1, 2)
+    assert (found["operations"], found["placements"]) == (1, 1)
+    assert journal(models).placements(former, [1, 2]).keys() == {2}
+    shutil.rmtree(models / "books" / "2")
+    assert run(models, capsys, "compact")["placements"] == 1
     assert [operation.sequence for operation in journal(models).since(0, 9)] == [2]
-    assert journal(models).placements(3, [1, 2]).keys() == {2}
+    assert journal(models).placements(former, [1, 2]) == {}
+    assert journal(models).placements(present, [1, 2]).keys() == {2}
 
 
 def test_compact_keeps_places_of_a_version_that_is_published_meanwhile(
@@ -61,15 +69,14 @@ def test_compact_keeps_places_of_a_version_that_is_published_meanwhile(
     def publish(self: Journal, sequence: int, limit: int) -> list[Operation]:
         """Another worker loads a version while the compaction reads its first block."""
         monkeypatch.setattr(Journal, "since", since)
-        (models / "books" / "4").mkdir()
-        (models / "books" / "4" / "manifest.json").touch()
+        add_bundle(models, 4)
         with Journal(models / "books" / "live.db").writing() as transaction:
-            transaction.store_placements(4, transaction.placements(3, [2]))
+            transaction.store_placements(fingerprint(models, 4), transaction.placements(fingerprint(models, 3), [2]))
         return since(self, sequence, limit)
 
     monkeypatch.setattr(Journal, "since", publish)
     run(models, capsys, "compact")
-    assert journal(models).placements(4, [1, 2]).keys() == {2}
+    assert journal(models).placements(fingerprint(models, 4), [1, 2]).keys() == {2}
 
 
 def test_compact_keeps_all_places_where_the_versions_cannot_be_listed(
@@ -82,7 +89,7 @@ def test_compact_keeps_all_places_where_the_versions_cannot_be_listed(
         unreadable.setattr(Path, "iterdir", fail)
         assert main(["compact", "--models", str(models), "--model", "books"]) == 1
     assert "Permission denied" in capsys.readouterr().err
-    assert journal(models).placements(3, [2]).keys() == {2}
+    assert journal(models).placements(fingerprint(models, 3), [2]).keys() == {2}
 
 
 def test_compact_drops_an_old_delete_once_every_version_holds_it(
@@ -105,12 +112,18 @@ def test_compact_drops_an_old_delete_once_every_version_holds_it(
     assert appended(live, [put("y")]) == [7]
 
 
-def add_bundle(models: Path, version: int, through: int) -> None:
+def add_bundle(models: Path, version: int, through: int = 0) -> int:
+    """Put a new version in place of any former one. Returns its fingerprint."""
     shutil.rmtree(models / "books" / str(version), ignore_errors=True)
-    rng = np.random.default_rng(version)
+    rng = np.random.default_rng()
     bundle = make_bundle(models, rng, complete_tree(rng.permutation(8), 2), name="books", version=version)
     file = bundle.path / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"live": {"through": through}}))
+    return fingerprint(models, version)
+
+
+def fingerprint(models: Path, version: int) -> int:
+    return Bundle.open(models / "books" / str(version)).manifest.fingerprint
 
 
 def test_commands_print_what_they_have_done(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ class JournalOf:
                 parents = None if parent is None else np.array([parent])
                 found = random_put(self.rng, self.state, item_id, sequence, parents=parents)
                 change = Change(sequence, item_id, "put", body.get("fields"), found.placements, body.get("valid_until"), at)
-                transaction.store_placements(self.bundle.manifest.version, {sequence: found.placements})
+                transaction.store_placements(self.bundle.manifest.fingerprint, {sequence: found.placements})
         if placed or self.bundle.items.rows_of([item_id])[0] >= 0:
             self.state.apply([change])
         return sequence
@@ -328,8 +328,9 @@ def test_a_place_that_is_taken_is_found_anew_unless_who_had_it_has_expired(tmp_p
     expired, first = writer.put("late", valid_until=5.0), writer.put("new-a")
     second, third = writer.put("second", placed=False, like=("item-1",)), writer.put("next", placed=False, at=6.0)
     with writer.journal.writing() as transaction:
-        stored = transaction.placements(1, [expired, first])
-        transaction.store_placements(1, {second: stored[first], third: stored[expired]})
+        version = writer.bundle.manifest.fingerprint
+        stored = transaction.placements(version, [expired, first])
+        transaction.store_placements(version, {second: stored[first], third: stored[expired]})
     assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
     assert {"new-a", "second", "next"} <= {*Bundle.open(tmp_path / "books" / "2").items.column("id").to_pylist()}
 
@@ -476,7 +477,7 @@ def test_live_items_start_from_their_places_and_rows_and_a_run_that_goes_on_trai
     prepared = prepare(config, None, tmp_path)
     assert prepared.earlier is not None
     writer = JournalOf(Bundle.open(planted / "1"))
-    (stored,) = writer.journal.placements(1, [1])[1]
+    (stored,) = writer.journal.placements(writer.bundle.manifest.fingerprint, [1])[1]
     row = prepared.items.rows_of(["new-a"])[0]
     leaf = prepared.earlier.tree.leaf_of_item[row]
     assert_array_equal(prepared.earlier.model.node_rows.detach().numpy()[leaf], stored.row.values)
