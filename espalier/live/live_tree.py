@@ -69,6 +69,11 @@ class LiveTree:
         parent = int(self.tree.parent[leaf])
         return parent, leaf - int(self.tree.first_child[parent])
 
+    @property
+    def room(self) -> int:
+        """The most live leaves of items that were not trained."""
+        return len(self._parents) * self._room
+
     def is_parent(self, node: int) -> bool:
         """Whether leaves may hang under a node."""
         return node in self._parents

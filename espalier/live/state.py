@@ -227,6 +227,11 @@ class LiveState:
         row = self.bundle.items.row_of(item_id)
         return None if row < 0 else self._trees[tree].trained_leaf(row)
 
+    @property
+    def room(self) -> int:
+        """The most live items that the trees have room for, besides trained ones."""
+        return min(tree.room for tree in self._trees)
+
     def has_room(self, tree: int, parent: int, promised: Collection[int] = ()) -> bool:
         """Whether a parent can take one more live leaf. promised: slots that other items are about to take."""
         return self._trees[tree].has_room(parent, promised)

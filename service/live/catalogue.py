@@ -187,7 +187,11 @@ class LiveCatalogue:
         if self._follows is not None:
             reason = f"follows {self._follows}" + ("" if self._follow_failure is None else f", but: {self._follow_failure}")
         items, tombstones = (0, 0) if default is None else (default.state.live_items, default.state.tombstones)
-        return CatalogueStatus(thread.applied, 0 if default is None else default.sequence, items, tombstones, self.capacity, reason)
+        capacity = self.capacity if default is None else self._capacity_of(default)
+        return CatalogueStatus(thread.applied, 0 if default is None else default.sequence, items, tombstones, capacity, reason)
+
+    def _capacity_of(self, version: LiveVersion) -> int:
+        return min(self.capacity, version.state.room)
 
     def applied(self, version: int) -> int:
         """The operation up to which this worker's answers of a version hold all operations. Cheap: every retrieval calls it."""
@@ -250,7 +254,7 @@ class LiveCatalogue:
         for version in self.thread.versions.values():
             if not version.is_empty:
                 items, tombstones = version.state.live_items, version.state.tombstones
-                for name, value in (("items", items), ("tombstones", tombstones), ("capacity_ratio", items / self.capacity)):
+                for name, value in (("items", items), ("tombstones", tombstones), ("capacity_ratio", items / self._capacity_of(version))):
                     self._metrics.show(f"espalier_live_{name}", value, self.model, version.version)
         self._metrics.show("espalier_live_journal_failing", self.thread.reason is not None, self.model)
 

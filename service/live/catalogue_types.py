@@ -112,5 +112,5 @@ class CatalogueStatus:
     applied: Annotated[int, Field(description="The default version's answers reflect all operations up to this one.")]
     items: Annotated[int, Field(description="Items that were put since training and are not deleted.")]
     tombstones: Annotated[int, Field(description="Trained items that were deleted.")]
-    capacity: Annotated[int, Field(description="Most live items.")]
+    capacity: Annotated[int, Field(description="Most live items: ESPALIER_MAX_LIVE, or what a small tree has room for.")]
     reason: Annotated[str | None, Field(description="Why it takes no writes now; null if it takes them.")]

@@ -135,7 +135,7 @@ GAUGES = {
     ),
     "espalier_live_tombstones": GaugeRow("Items of a version that are deleted and not yet folded out.", "livemax", ("model", "version")),
     "espalier_live_capacity_ratio": GaugeRow(
-        "Live items ÷ ESPALIER_MAX_LIVE; at 1 new items are refused.", "livemax", ("model", "version")
+        "Live items ÷ the most that there may be; at 1 new items are refused.", "livemax", ("model", "version")
     ),
     "espalier_live_lag": GaugeRow(
         "Committed operations that the worker furthest behind has not applied, when last looked at.", "livemax", ("model",)

@@ -596,6 +596,15 @@ def test_live_leaves_count_in_the_limit_of_explained_nodes(models: Path, monkeyp
         assert levels(live=False) == trained
 
 
+def test_the_capacity_is_what_a_small_tree_has_room_for(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        capacity = live.catalogue.status().capacity
+        puts = [Put(f"new-{number}", ItemBody(like=("item-1",))) for number in range(capacity + 1)]
+        outcomes = live.bulk(*puts)
+        assert [isinstance(outcome, CatalogueFull) for outcome in outcomes] == [False] * capacity + [True]
+        assert counted(live.running)['espalier_live_capacity_ratio{model="books",version="1"}'] == 1
+
+
 def test_metrics_say_how_full_a_version_is(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with live_service(models, monkeypatch, max_live=4) as live:
         live.put("new", like=("item-1",))
