@@ -46,9 +46,11 @@ def test_a_service_is_not_ready_before_its_other_workers_are(models: Path, tmp_p
     """They take connections, too."""
     folder = tmp_path / "run"
     folder.mkdir()
-    with (folder / "1.lock").open("w") as lock, run(models, run_folder=folder, workers=2) as running:
+    with (folder / "1.lock").open("w") as lock, run(models, run_folder=folder, workers=2, poll_s=0.01) as running:
         fcntl.flock(lock, fcntl.LOCK_EX)
         until(lambda: running.books.progress.serves, "this worker serves")
+        add_version(models, 1, name="films")
+        until(lambda: "films" in running.registry.entries, "a model has come late, for which nobody waits")
         assert running.registry.not_ready() == ["another worker has not loaded every model yet"]
         (folder / "1.json").write_text('{"books": {"serves": true}}')
         assert running.registry.not_ready() == []
