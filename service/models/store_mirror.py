@@ -2,7 +2,7 @@
 
 One process of a host does so at a time, the one that locks the models folder. Through the run folder it tells the other workers what it
 waits for. Versions on this host go on serving while the store is away. Versions that came from a store are replaced if this one has them
-with other content. They are deleted if nobody needs them. Knows versions and desired state. Does not know
+with other content. They are deleted if it has them no more, or if nobody needs them. Knows versions and desired state. Does not know
 engines or requests.
 """
 
@@ -78,6 +78,7 @@ class StoreMirror(HostThread):
         self._settled = False
         self._failures, self._next, self._answered, self._noted = 0, 0.0, time.monotonic(), 0.0
         self._damage: dict[tuple[str, int], _Damage] = {}
+        self._unstored: set[str] = set()  # models that came from the store, which has them no more
         self._same: dict[tuple[str, int], str] = {}  # (model, version) → entity tag of the store's manifest that this host's is equal to
 
     def starting(self) -> bool:
@@ -158,6 +159,10 @@ class StoreMirror(HostThread):
         for folder in {path.parent for path in self._folder.glob(f"*/{FETCH}*")}:
             if folder.name not in models:
                 drop_unfinished(folder, set())
+        unstored = {name for name in self._follower.entries if name not in models and _downloaded_versions(self._folder / name)}
+        for name in sorted(unstored - self._unstored):
+            log.warning("%s goes on serving, although the store has no version of it any more", name)
+        self._unstored = unstored
         waits = {name: wait for name, wait in self.state.waits.items() if name in models}
         self._say(StoreState(tuple(models), waits))
         failed = False
@@ -224,6 +229,8 @@ class StoreMirror(HostThread):
             present.add(version)
             if len(present) == (SHARD_VERSIONS if self._is_shard(name, version) else 1):
                 break
+        if present:
+            self._drop_unstored(name, stored)
         if first_failure is not None:
             failed_version, failure = first_failure
             if self.state.waits[name].version != failed_version:
@@ -266,6 +273,12 @@ class StoreMirror(HostThread):
         self._damage.pop((name, version), None)
         log.info("%s version %d came from the store: %.1f MB in %.1f s", name, version, came / 1e6, time.monotonic() - began)
         self._follower.appeared(name, find_versions(self._folder).get(name, ()), late=not self.starting())
+
+    def _drop_unstored(self, name: str, stored: StoredModel) -> None:
+        """Delete versions that came from a store and that the store has no more: the highest on disk serves, also after a restart."""
+        for version in _downloaded_versions(self._folder / name) - {*stored.versions}:
+            if drop(self._folder / name, version):
+                log.warning("%s version %d is deleted here, because the store has it no more", name, version)
 
     def _is_here(self, store: Objects, name: str, version: int, etag: str | None) -> bool:
         """Whether a version is on disk as the store has it. Its manifest is read only if its entity tag has changed."""

@@ -372,3 +372,29 @@ def test_a_version_that_was_made_here_is_not_replaced(store: Objects, models: Pa
         until(lambda: waits_because(running, "books/1: there with another content than the store's; remove it"))
         assert running.served() == 1
     assert made.read_bytes() == before
+
+
+def test_a_version_that_is_deleted_in_the_store_serves_no_more(
+    following: Running, store: Objects, models: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(store, [add_version(models, 2)])
+    until(lambda: following.served() == 2)
+    manifest = folder_of(store) / manifest_key("books", 2)
+    manifest.unlink()
+    until(lambda: following.served() == 1)
+    until(lambda: find_versions(cache)["books"] == (1,))
+    assert "books version 2 is deleted here, because the store has it no more" in caplog.text
+    shutil.rmtree(folder_of(store) / "models" / "books")
+    until(lambda: "books goes on serving, although the store has no version of it any more" in caplog.text)
+    assert following.served() == 1
+
+
+def test_a_pinned_version_that_is_deleted_in_the_store_serves_on(
+    following: Running, store: Objects, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_default(store, "books", 1)
+    until(lambda: (following.models / "books" / "serving.json").exists())
+    (folder_of(store) / manifest_key("books", 1)).rename(folder_of(store) / "gone")
+    publish(store, [add_version(following.models.parent / "models", 2)])
+    until(lambda: "books version 1 does not come from the store" in caplog.text)
+    assert following.served() == 1
