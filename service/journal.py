@@ -32,19 +32,20 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.
     options = _parser(prog).parse_args(arguments)
     try:
         models = options.models or Settings().models
-        print(json.dumps(_run(options, models)))
+        outcome = _run(options, models)
+        print(json.dumps(outcome))
     except ValidationError as error:
         print(f"{options.command}: {'; '.join(refusals(error))}", file=sys.stderr)
         return 1
     except (EspalierError, OSError) as error:
         print(f"{options.command}: {error}", file=sys.stderr)
         return 1
-    return 0
+    return 1 if outcome.get("failed") else 0
 
 
 def _run(options: argparse.Namespace, models: Path) -> dict[str, object]:
     if options.command == "restore":
-        return {"restored": _restore(options, models)}
+        return _restore(options, models)
     folder = models / options.model
     if not folder.is_dir():
         raise InvalidInput("--model", options.model, f"one of {', '.join(sorted(find_versions(models)))}")
@@ -90,7 +91,8 @@ def _back_up_model(store: Objects, folder: Path, replace_all: bool = False) -> d
     return {"backup": backup.id, "written": backup.written}
 
 
-def _restore(options: argparse.Namespace, models: Path) -> list[dict[str, object]]:
+def _restore(options: argparse.Namespace, models: Path) -> dict[str, object]:
+    """Restore one model or all. A model's error is printed and does not keep the others from being restored."""
     if options.model is not None and not is_model_name(options.model):
         raise InvalidInput("--model", options.model, "the name of a model, without a path")
     store, until = _store(options), None if options.at is None else _time(options.at)
@@ -100,7 +102,14 @@ def _restore(options: argparse.Namespace, models: Path) -> list[dict[str, object
         raise StoreMissing(f"{store.url}: no backups")
     backups = [(name, choose(store, name, until)) for name in names]  # all, before anything is written
     source = store if versions is None else Objects(versions)
-    return [restore(store, source, models, name, backup, options.replace)._asdict() for name, backup in backups]
+    restored, failed = [], []
+    for name, backup_id in backups:
+        try:
+            restored.append(restore(store, source, models, name, backup_id, options.replace)._asdict())
+        except (EspalierError, OSError) as error:
+            failed.append(name)
+            print(f"restore: {name}: {error}", file=sys.stderr)
+    return {"restored": restored, "failed": failed}
 
 
 def _store(options: argparse.Namespace, create: bool = False) -> Objects:

@@ -138,8 +138,37 @@ def test_a_backup_in_a_store_is_restored(models: Path, url: str, capsys: pytest.
     (found,) = json.loads(capsys.readouterr().out)["restored"]
     assert (found["model"], found["backup"], found["sequence"]) == ("books", first["backup"], 2)
     assert journal(models).since(0, 9) == before
+    content = (models / "books" / "live.db").read_bytes()
+    assert main(["restore", "--models", str(models), "--store", url]) == 0
+    assert (models / "books" / "live.db").read_bytes() == content
+    appended(Journal(models / "books" / "live.db"), [put("y")])
     assert main(["restore", "--models", str(models), "--store", url]) == 1
     assert "--replace" in capsys.readouterr().err
+
+
+def test_a_damaged_backup_does_not_keep_other_models_from_being_restored(
+    models: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("alpha", "films"):
+        shutil.copytree(models / "books", models / name)
+    for name in ("alpha", "books", "films"):
+        assert main(["backup", "--models", str(models), "--model", name, "--store", url]) == 0
+    before = journal(models).since(0, 9)
+    (damaged,) = (tmp_path / "store" / "backups" / "books").glob("*/live.db")
+    good = damaged.read_bytes()
+    damaged.write_bytes(good[:-1])
+    shutil.rmtree(models)
+    capsys.readouterr()
+    assert main(["restore", "--models", str(models), "--store", url]) == 1
+    outcome = capsys.readouterr()
+    assert ([each["model"] for each in json.loads(outcome.out)["restored"]], "restore: books: " in outcome.err) == (
+        ["alpha", "films"],
+        True,
+    )
+    damaged.write_bytes(good)
+    assert main(["restore", "--models", str(models), "--store", url]) == 0
+    assert [each["model"] for each in json.loads(capsys.readouterr().out)["restored"]] == ["alpha", "books", "films"]
+    assert journal(models).since(0, 9) == before
 
 
 def test_the_setting_names_the_store_where_no_option_does(

@@ -390,11 +390,11 @@ def test_a_version_that_is_deleted_in_the_store_serves_no_more(
 
 
 def test_a_pinned_version_that_is_deleted_in_the_store_serves_on(
-    following: Running, store: Objects, caplog: pytest.LogCaptureFixture
+    following: Running, store: Objects, models: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     set_default(store, "books", 1)
     until(lambda: (following.models / "books" / "serving.json").exists())
     (folder_of(store) / manifest_key("books", 1)).rename(folder_of(store) / "gone")
-    publish(store, [add_version(following.models.parent / "models", 2)])
+    publish(store, [add_version(models, 2)])
     until(lambda: "books version 1 does not come from the store" in caplog.text)
     assert following.served() == 1
