@@ -9,8 +9,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -25,6 +26,9 @@ from espalier.store.objects import Objects
 from espalier.store.restoring import choose, restore
 
 from .settings import Settings, refusals
+
+MAX_SEQUENCE = 2**63 - 1
+"""SQLite's highest row number."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.journal") -> int:
@@ -51,6 +55,8 @@ def _run(options: argparse.Namespace, models: Path) -> dict[str, object]:
         raise InvalidInput("--model", options.model, f"one of {', '.join(sorted(find_versions(models)))}")
     if options.command == "backup" and options.to is None:
         return _back_up_model(_store(options, create=True), folder)
+    if options.command == "compact" and options.keep_from is not None and not 0 <= options.keep_from <= MAX_SEQUENCE:
+        raise InvalidInput("--keep-from", options.keep_from, f"a sequence number from 0 to {MAX_SEQUENCE}")
     if not (folder / FILE).exists():
         raise InvalidInput("--model", options.model, f"a model with a {FILE}; nothing was ever put into this one")
     journal = Journal.open(folder / FILE)
@@ -121,13 +127,11 @@ def _store(options: argparse.Namespace, create: bool = False) -> Objects:
 
 
 def _time(text: str) -> float:
-    try:
+    with suppress(ValueError, OverflowError):  # outside the years 1 to 9999 of UTC
         time = datetime.fromisoformat(text.upper())
-    except ValueError:
-        time = datetime.min
-    if time.tzinfo is None:
-        raise InvalidInput("--at", text, "a time with its offset, as 2027-01-31T12:00:00Z")
-    return time.timestamp()
+        if time.tzinfo is not None:
+            return time.astimezone(UTC).timestamp()
+    raise InvalidInput("--at", text, "a time with its offset in the years 1 to 9999 of UTC, as 2027-01-31T12:00:00Z")
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

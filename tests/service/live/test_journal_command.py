@@ -203,6 +203,8 @@ def test_an_erasure_with_a_store_leaves_one_backup_which_lacks_the_events(
     [
         (["compact", "--model", "films"], "films"),
         (["compact", "--model", "empty"], "nothing was ever put"),
+        (["compact", "--model", "books", "--keep-from", str(2**70)], f"--keep-from: got {2**70}, expected a sequence number from 0 to"),
+        (["compact", "--model", "books", "--keep-from", "-1"], "--keep-from: got -1, expected a sequence number from 0 to"),
         (["backup", "--model", "books", "--to", "."], "not there yet"),
         (["backup", "--model", "books", "--to", "/proc/no/copy.db"], "got '/proc/no/copy.db', expected a file in a folder that is there"),
         (["backup", "--model", "books", "--to", "/proc/copy.db"], "backup: proc/copy.db: "),
@@ -217,6 +219,7 @@ def test_an_erasure_with_a_store_leaves_one_backup_which_lacks_the_events(
         (["restore", "--store", "file://{0}", "--model", "../films"], "--model: got '../films', expected the name of a model"),
         (["restore", "--store", "file://{0}", "--at", "yesterday"], "--at: got 'yesterday', expected a time with its offset"),
         (["restore", "--store", "file://{0}", "--at", "2027-01-31T12:00:00"], "expected a time with its offset"),
+        (["restore", "--store", "file://{0}", "--at", "0001-01-01T00:00:00+14:00"], "in the years 1 to 9999 of UTC"),
     ],
 )
 def test_what_cannot_be_done_is_said(models: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
