@@ -88,6 +88,12 @@ def time_of(backup_id: str) -> float:
     return datetime.strptime(backup_id.partition("-")[0], _TIME).replace(tzinfo=UTC).timestamp()
 
 
+def made_at(store: Objects, name: str, backup_id: str) -> float:
+    """When a backup was made, in Unix seconds: by its id, or by the store's clock if the clock that named it was ahead."""
+    stored = store.head(backup_key(name, backup_id, MANIFEST))
+    return min(time_of(backup_id), stored.modified.timestamp()) if stored is not None else time_of(backup_id)
+
+
 def find_backups(store: Objects, name: str) -> list[str]:
     """The ids of a model's backups, oldest first."""
     return [backup_id for backup_id, keys in _keys_by_backup(store, name).items() if backup_key(name, backup_id, MANIFEST) in keys]
