@@ -190,7 +190,8 @@ class Swapper:
             return ""
         if why := loaded.live.why_reopen:
             return why
-        if self._settings.store is not None and is_replaced(loaded):
+        served = layout is not None or loaded.searched_shards is None  # a router waits for the shards of the other version
+        if self._settings.store is not None and served and is_replaced(loaded):
             return "the store's version has replaced it on this host"
         if layout in (None, loaded.searched_shards):
             return ""
