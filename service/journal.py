@@ -9,8 +9,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -26,30 +27,36 @@ from espalier.store.restoring import choose, restore
 
 from .settings import Settings, refusals
 
+MAX_SEQUENCE = 2**63 - 1
+"""SQLite's highest row number."""
+
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.journal") -> int:
     """Run the command and print its outcome as JSON. Returns the exit code."""
     options = _parser(prog).parse_args(arguments)
     try:
         models = options.models or Settings().models
-        print(json.dumps(_run(options, models)))
+        outcome = _run(options, models)
+        print(json.dumps(outcome))
     except ValidationError as error:
         print(f"{options.command}: {'; '.join(refusals(error))}", file=sys.stderr)
         return 1
     except (EspalierError, OSError) as error:
         print(f"{options.command}: {error}", file=sys.stderr)
         return 1
-    return 0
+    return 1 if outcome.get("failed") else 0
 
 
 def _run(options: argparse.Namespace, models: Path) -> dict[str, object]:
     if options.command == "restore":
-        return {"restored": _restore(options, models)}
+        return _restore(options, models)
     folder = models / options.model
     if not folder.is_dir():
         raise InvalidInput("--model", options.model, f"one of {', '.join(sorted(find_versions(models)))}")
     if options.command == "backup" and options.to is None:
         return _back_up_model(_store(options, create=True), folder)
+    if options.command == "compact" and options.keep_from is not None and not 0 <= options.keep_from <= MAX_SEQUENCE:
+        raise InvalidInput("--keep-from", options.keep_from, f"a sequence number from 0 to {MAX_SEQUENCE}")
     if not (folder / FILE).exists():
         raise InvalidInput("--model", options.model, f"a model with a {FILE}; nothing was ever put into this one")
     journal = Journal.open(folder / FILE)
@@ -90,7 +97,8 @@ def _back_up_model(store: Objects, folder: Path, replace_all: bool = False) -> d
     return {"backup": backup.id, "written": backup.written}
 
 
-def _restore(options: argparse.Namespace, models: Path) -> list[dict[str, object]]:
+def _restore(options: argparse.Namespace, models: Path) -> dict[str, object]:
+    """Restore one model or all. A model's error is printed and does not keep the others from being restored."""
     if options.model is not None and not is_model_name(options.model):
         raise InvalidInput("--model", options.model, "the name of a model, without a path")
     store, until = _store(options), None if options.at is None else _time(options.at)
@@ -100,7 +108,14 @@ def _restore(options: argparse.Namespace, models: Path) -> list[dict[str, object
         raise StoreMissing(f"{store.url}: no backups")
     backups = [(name, choose(store, name, until)) for name in names]  # all, before anything is written
     source = store if versions is None else Objects(versions)
-    return [restore(store, source, models, name, backup, options.replace)._asdict() for name, backup in backups]
+    restored, failed = [], []
+    for name, backup_id in backups:
+        try:
+            restored.append(restore(store, source, models, name, backup_id, options.replace)._asdict())
+        except (EspalierError, OSError) as error:
+            failed.append(name)
+            print(f"restore: {name}: {error}", file=sys.stderr)
+    return {"restored": restored, "failed": failed}
 
 
 def _store(options: argparse.Namespace, create: bool = False) -> Objects:
@@ -112,13 +127,11 @@ def _store(options: argparse.Namespace, create: bool = False) -> Objects:
 
 
 def _time(text: str) -> float:
-    try:
+    with suppress(ValueError, OverflowError):  # outside the years 1 to 9999 of UTC
         time = datetime.fromisoformat(text.upper())
-    except ValueError:
-        time = datetime.min
-    if time.tzinfo is None:
-        raise InvalidInput("--at", text, "a time with its offset, as 2027-01-31T12:00:00Z")
-    return time.timestamp()
+        if time.tzinfo is not None:
+            return time.astimezone(UTC).timestamp()
+    raise InvalidInput("--at", text, "a time with its offset in the years 1 to 9999 of UTC, as 2027-01-31T12:00:00Z")
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

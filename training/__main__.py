@@ -25,7 +25,7 @@ from espalier.serving import MAX_VERSION, Candidate
 from espalier_cli.loading import INTERRUPTED, end_loading, no_interrupt_lost
 
 from .run_log import RunLog
-from .stopped import Interrupted, free_space, is_full, resumable
+from .stopped import Interrupted, free_space, is_full, resumable, writes
 from .versions import new_version
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
@@ -178,7 +178,8 @@ def fold(
     from .live.publish_fold import fold as fold_model
 
     begin = time.perf_counter()
-    _report(fold_model(model, out, data), begin)
+    with writes(out):
+        _report(fold_model(model, out, data), begin)
 
 
 @app.command()
@@ -192,7 +193,8 @@ def shard(
     from .shard.command import shard as write_shards
 
     begin = time.perf_counter()
-    written = write_shards(model, shards, out, version)
+    with writes(out):
+        written = write_shards(model, shards, out, version)
     log.info("wrote %d shards to %s in %.0f s", len(written), out, time.perf_counter() - begin)
 
 

@@ -36,6 +36,18 @@ def resumable(out: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def writes(out: Path) -> Iterator[None]:
+    """Says on a full disk how much is free where a command without `--resume` writes."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        folder = next(folder for folder in out.absolute().parents if folder.is_dir())
+        raise EspalierError(f"{error}{free_space(folder)}") from error
+
+
 def _resume_point(work: Path) -> str:
     """In words, what `--resume` would go on from."""
     if checkpoints := sorted(work.glob("**/checkpoint.pt"), key=lambda file: file.stat().st_mtime_ns):

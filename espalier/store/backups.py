@@ -34,7 +34,7 @@ from espalier.manifest import FileInfo
 from espalier.serving import REMOVED, SERVING
 from espalier.store.fetching import check_room
 from espalier.store.models import MANIFEST, MAX_LISTED
-from espalier.store.objects import Objects
+from espalier.store.objects import UNFINISHED_S, Objects
 from espalier.store.publishing import send_file
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,6 @@ WORK, LOCK = ".backup", ".backup.lock"
 """In a model's folder: the copies that are being uploaded, and the lock of the process that makes them."""
 KEEP, KEEP_DAYS = 24, 7
 """Number of newest backups that are kept, and of days whose last backup is kept."""
-UNFINISHED_S = 86_400
-"""Age at which files without a manifest are deleted: their process was killed."""
 MAX_MANIFEST_BYTES = 1 << 16
 _TIME = "%Y%m%dT%H%M%S.%fZ"
 _ID = re.compile(r"\d{8}T\d{6}\.\d{6}Z-\d{1,19}-[0-9a-f]{8}")
@@ -88,6 +86,12 @@ class BeingBackedUp(StoreConflict):
 
 def time_of(backup_id: str) -> float:
     return datetime.strptime(backup_id.partition("-")[0], _TIME).replace(tzinfo=UTC).timestamp()
+
+
+def made_at(store: Objects, name: str, backup_id: str) -> float:
+    """When a backup was made, in Unix seconds: by its id, or by the store's clock if the clock that named it was ahead."""
+    stored = store.head(backup_key(name, backup_id, MANIFEST))
+    return min(time_of(backup_id), stored.modified.timestamp()) if stored is not None else time_of(backup_id)
 
 
 def find_backups(store: Objects, name: str) -> list[str]:
@@ -198,6 +202,8 @@ def forget(store: Objects, name: str, but: str) -> list[str]:
 
 
 def _delete(store: Objects, name: str, kept_ids: set[str], unfinished_s: float = UNFINISHED_S) -> None:
+    """Delete all backups but some, and files without a manifest that are `unfinished_s` old."""
+    store.delete_partial(f"{BACKUPS}/{name}", unfinished_s)
     for backup_id, keys in _keys_by_backup(store, name).items():
         manifest = backup_key(name, backup_id, MANIFEST)
         if backup_id in kept_ids or (manifest not in keys and time.time() - time_of(backup_id) < unfinished_s):

@@ -49,24 +49,28 @@ class Progress(NamedTuple):
 
 
 def fetch(store: Objects, name: str, version: int, models: Path, on_progress: Callable[[Progress, int], None] = lambda *_: None) -> int:
-    """Download a version to models/<name>/<version>, unless it exists. Returns the number of bytes downloaded.
+    """Download a version to models/<name>/<version>, unless it is there. Returns the number of bytes downloaded.
+
+    A version that came from a store with another manifest is replaced. Processes that have opened its files keep them.
 
     on_progress  called with the progress and the bytes of each step; if it raises, the download ends and can be resumed
-    Raises BeingFetched, StoreMissing, StoreDamaged, StoreUnavailable, CacheFull, and OSError if the folder cannot be written to.
+    Raises BeingFetched, StoreMissing, StoreDamaged, StoreUnavailable, CacheFull, StoreConflict if another version is there that did not
+    come from a store, and OSError if the folder cannot be written to.
     """
     folder = models / name
-    target, work = folder / str(version), folder / f"{FETCH}{version}"
-    if (target / MANIFEST).is_file():
-        return 0
+    target, work, replaced = folder / str(version), folder / f"{FETCH}{version}", folder / f"{FETCH}{version}.replaced"
     stored = read_manifest(store, name, version)
     if stored is None:
         raise StoreMissing(f"{store.url}: no version {version} of {name!r}")
+    if holds(target, stored):
+        return 0
     make_folder(folder)
     with _locked(folder):
-        if (target / MANIFEST).is_file():
+        if holds(target, stored):
             return 0
-        if target.exists():
-            raise StoreConflict(f"{target}: there without a {MANIFEST}; remove it, so that the version can come from the store")
+        if target.exists() and not (folder / f"{FETCHED}{version}").exists():
+            difference = "with another content than the store's" if (target / MANIFEST).is_file() else f"without a {MANIFEST}"
+            raise StoreConflict(f"{target}: there {difference}; remove it, so that the version can come from the store")
         work.mkdir(exist_ok=True)
         try:
             downloaded = _fetch_files(store, stored, work, on_progress)
@@ -77,9 +81,19 @@ def fetch(store: Objects, name: str, version: int, models: Path, on_progress: Ca
             shutil.rmtree(work, ignore_errors=True)  # others need its room
             raise CacheFull(f"{folder}: no room for version {version} of {stored.size} bytes ({error.strerror})") from error
         (folder / f"{FETCHED}{version}").touch(FILE_MODE)
+        if target.exists():
+            shutil.rmtree(replaced, ignore_errors=True)  # of a process that was killed
+            target.rename(replaced)
         work.rename(target)
         flush(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
     return downloaded
+
+
+def holds(folder: Path, stored: StoredManifest) -> bool:
+    """Whether a version's folder has the version that a store has, by its manifest."""
+    file = folder / MANIFEST
+    return file.is_file() and file.read_bytes() == stored.content
 
 
 def drop(folder: Path, version: int) -> bool:

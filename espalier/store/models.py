@@ -7,8 +7,8 @@ store: keys without a valid model name and version are ignored, and their number
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from pydantic import ValidationError
@@ -37,10 +37,12 @@ class StoredModel:
 
     versions  the versions with a manifest, ascending
     etag      entity tag of serving.json; None if there is none
+    etags     entity tag of each version's manifest
     """
 
     versions: tuple[int, ...]
     etag: str | None
+    etags: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,16 @@ def blob_key(digest: str) -> str:
 
 def find_models(store: Objects, name: str | None = None, most: int = MAX_LISTED) -> dict[str, StoredModel]:
     """The models of a store by name, or one of them. Raises StoreDamaged if there are more than `most` objects."""
-    versions: dict[str, list[int]] = {}
-    etags: dict[str, str | None] = {}
+    versions: dict[str, dict[int, str]] = {}
+    etags: dict[str, str] = {}
     for stored in store.list(MODELS if name is None else f"{MODELS}/{name}", most):
+        etag = stored.etag or f"{stored.size} {stored.modified}"
         match PurePosixPath(stored.key).parts[1:]:
             case (model, number, file) if file == MANIFEST and is_model_name(model) and (version := version_of(number)) is not None:
-                versions.setdefault(model, []).append(version)
+                versions.setdefault(model, {})[version] = etag
             case (model, file) if file == SERVING and is_model_name(model):
-                etags[model] = stored.etag or f"{stored.size} {stored.modified}"
-    return {model: StoredModel(tuple(sorted(numbers)), etags.get(model)) for model, numbers in sorted(versions.items())}
+                etags[model] = etag
+    return {model: StoredModel(tuple(sorted(found)), etags.get(model), found) for model, found in sorted(versions.items())}
 
 
 def version_of(text: str) -> int | None:

@@ -7,8 +7,9 @@ environment as obstore reads it (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …). Know
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ MAX_PARTS = 9_000
 LIST_PAGE = 1000
 NO_BUCKET = "NoSuchBucket|ContainerNotFound"
 PARTS_DROPPED = "InvalidBlockList"
+UNFINISHED_S = 86_400
+"""Age at which the rest of an upload is deleted: its process was killed."""
 READ_S, WRITE_S = 20, 300
 """Read timeouts of a store for reading and for writing: joining the parts of a large upload takes a store minutes."""
 _RETRIES: Any = {
@@ -169,6 +172,17 @@ class Objects:
                 obstore.delete(self._store, key)
             except FileNotFoundError:
                 return
+
+    def delete_partial(self, prefix: str, older_than_s: float = UNFINISHED_S) -> None:
+        """Delete the files `<key>#<number>` that killed uploads left below a prefix of a file:// store; `list` does not show them.
+
+        Other stores can be set to delete incomplete uploads.
+        """
+        with self._store_errors(prefix):
+            for file in () if self._folder is None else (self._folder / prefix).rglob("*#*"):
+                with suppress(FileNotFoundError):
+                    if re.fullmatch(r".+#\d+", file.name) and time.time() - file.stat().st_mtime >= older_than_s:
+                        file.unlink()
 
     def _check_bucket(self, error: Exception) -> None:
         """Raise StoreMissing if an error says that the bucket or container does not exist."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from espalier.bundle import MAX_MANIFEST_BYTES, is_model_name, parse_manifest
-from espalier.errors import BundleCorrupt, BundleNotFound, StoreConflict, StoreDamaged
+from espalier.errors import BundleCorrupt, BundleNotFound, StoreConflict, StoreDamaged, StoreUnavailable
 from espalier.manifest import FileInfo, Manifest
-from espalier.store.models import MANIFEST, StoredManifest, blob_key, check_place, manifest_key, version_of
+from espalier.store.models import BLOBS, MANIFEST, StoredManifest, blob_key, check_place, manifest_key, version_of
 from espalier.store.objects import Objects
 
 READ_BYTES = 4 << 20
@@ -42,6 +43,8 @@ def publish(
     no later manifest is written.
     """
     bundles = [(folder, _open(folder)) for folder in folders]
+    with suppress(StoreUnavailable):  # another user's files do not matter
+        store.delete_partial(BLOBS)
     published_before = [_is_published(store, stored) for _, stored in bundles]
     counts = [_send_files(store, folder, stored.manifest, again, on_sent) for folder, stored in bundles]
     return [

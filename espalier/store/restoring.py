@@ -1,8 +1,9 @@
 """Restores a backup of backups.py into a models folder, and the versions that should serve.
 
 For each model: first removed.json, which keeps items out of answers, then serving.json, then the versions, and last the journal, by one
-rename. Without the journal the restore can be repeated; with it the restore is complete. No partial file ever has its final name. Knows
-folders and stores. Does not know services.
+rename. Without the journal the restore can be repeated; with it the restore is complete. `.restored` names the backup and the digest of the
+journal that was made of it: while both are the same, a repeated restore leaves the journal in place. No partial file ever has its final
+name. Knows folders and stores. Does not know services.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from espalier.bundle_writer import FILE_MODE, make_folder
 from espalier.durable import flush
 from espalier.errors import InvalidInput, StoreConflict, StoreMissing
 from espalier.file_lock import file_lock
-from espalier.live.journal_file import FILE, locked
+from espalier.live.journal_file import FILE, locked, log_bytes
 from espalier.live.journal_upkeep import put_in_place
 from espalier.manifest import FileInfo
 from espalier.serving import REMOVED, SERVING, Serving
@@ -32,6 +33,8 @@ from espalier.store.objects import Objects
 
 WORK = ".restore"
 """Folder in a model's folder for the files of an unfinished restore."""
+RESTORED = ".restored"
+"""File in a model's folder: the backup that its journal came from, and the journal's SHA-256 then."""
 JOURNAL_MODE = 0o640
 
 
@@ -64,7 +67,8 @@ def restore(store: Objects, versions: Objects | None, models: Path, name: str, b
     """Restore a backup into models/<name>, and fetch from `versions` those versions that should serve and are missing.
 
     replace  replace a journal, serving.json or removed.json that exists; what the backup lacks is deleted
-    Raises StoreError, JournalError, OSError, and InvalidInput if such a file exists. Repeat it after a failure or a kill.
+    Raises StoreError, JournalError, OSError, and InvalidInput if such a file exists. Repeat it after a failure or a kill: a journal of this
+    backup that nothing was written to since stays.
     """
     manifest = read_backup(store, name, backup_id)
     if manifest is None:
@@ -73,15 +77,17 @@ def restore(store: Objects, versions: Objects | None, models: Path, name: str, b
     with host_lock(models):
         folder, work = models / name, models / name / WORK
         make_folder(folder)
+        is_restored = not replace and _is_restored(folder, backup_id)
         if not replace:
-            _check_free(folder, manifest)
+            _check_free(folder, manifest, is_restored)
         shutil.rmtree(work, ignore_errors=True)
         try:
             work.mkdir(mode=0o700)
-            check_room(folder, sum(info.size for info in manifest.files.values()), "the backup")
-            for file, info in manifest.files.items():
+            missing_files = {file: info for file, info in manifest.files.items() if file != FILE or not is_restored}
+            check_room(folder, sum(info.size for info in missing_files.values()), "the backup")
+            for file, info in missing_files.items():
                 fetch_file(store, backup_key(name, backup_id, file), info, work / file, "Take an earlier backup (--at)")
-            if FILE in manifest.files:
+            if FILE in missing_files:
                 put_in_place(work / FILE, time.time())
                 (work / FILE).chmod(JOURNAL_MODE)
             for file in (REMOVED, SERVING):
@@ -92,8 +98,8 @@ def restore(store: Objects, versions: Objects | None, models: Path, name: str, b
                     (folder / file).unlink(missing_ok=True)
                 flush(folder)
             came, missing = _bring_versions(versions, models, name)
-            if FILE in manifest.files or (folder / FILE).exists():
-                _place_journal(folder, work / FILE if FILE in manifest.files else None, replace)
+            if not is_restored and (FILE in manifest.files or (folder / FILE).exists()):
+                _place_journal(folder, work / FILE if FILE in manifest.files else None, backup_id, replace)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return Restored(name, backup_id, manifest.sequence, sorted(manifest.files), came, missing)
@@ -106,9 +112,17 @@ def host_lock(models: Path) -> AbstractContextManager[None]:
     )
 
 
-def _check_free(folder: Path, manifest: BackupManifest) -> None:
-    """Raise InvalidInput if a restore would replace or delete a file. Files of a killed restore of this backup are allowed."""
-    if (folder / FILE).exists():
+def _is_restored(folder: Path, backup_id: str) -> bool:
+    """Whether the journal is the one that an earlier restore of this backup put there."""
+    file, mark = folder / FILE, folder / RESTORED
+    if not (file.exists() and mark.exists()) or log_bytes(file):
+        return False
+    return mark.read_text(errors="replace") == f"{backup_id} {FileInfo.of(file).sha256}"
+
+
+def _check_free(folder: Path, manifest: BackupManifest, is_restored: bool) -> None:
+    """Raise InvalidInput if a restore would replace or delete a file. Files of an earlier restore of this backup are allowed."""
+    if (folder / FILE).exists() and not is_restored:
         raise InvalidInput("--models", str(folder / FILE), "no journal there; --replace deletes it, and what was written since")
     for name in (REMOVED, SERVING):
         info, file = manifest.files.get(name), folder / name
@@ -133,7 +147,7 @@ def _bring_versions(store: Objects | None, models: Path, name: str) -> tuple[lis
     return fetched, [version for version in absent if version not in fetched]
 
 
-def _place_journal(folder: Path, copy: Path | None, replace: bool) -> None:
+def _place_journal(folder: Path, copy: Path | None, backup_id: str, replace: bool) -> None:
     """Replace the journal, or delete it. Deletes the old journal's log first: SQLite would apply it to the new one. Raises InvalidInput."""
     with locked(folder / FILE):
         if (folder / FILE).exists() and not replace:
@@ -143,5 +157,6 @@ def _place_journal(folder: Path, copy: Path | None, replace: bool) -> None:
                 (folder / f"{FILE}{ending}").unlink()
         flush(folder)
         if copy is not None:
+            (folder / RESTORED).write_text(f"{backup_id} {FileInfo.of(copy).sha256}")
             copy.rename(folder / FILE)
             flush(folder)

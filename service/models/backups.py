@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from espalier.errors import EspalierError
-from espalier.store.backups import LOCK, BeingBackedUp, back_up, find_backups, models_with_state, prune, time_of
+from espalier.store.backups import LOCK, BeingBackedUp, back_up, find_backups, made_at, models_with_state, prune
 from espalier.store.objects import Objects
 
 from ..host_thread import HostThread, Stopped
@@ -63,10 +63,12 @@ class Backups(HostThread):
         try:
             self._store = self._store or Objects(self._url, create=True)
             if name not in self._due and (ids := find_backups(self._store, name)):
-                made_at = min(time_of(ids[-1]), time.time())
-                self._metrics.show("espalier_live_backup_timestamp_seconds", made_at, name)
-                self._due[name] = now + max(every_s - (time.time() - made_at), 0.0)
-                return
+                age_s = time.time() - (newest := made_at(self._store, name, ids[-1]))
+                if age_s >= 0:
+                    self._metrics.show("espalier_live_backup_timestamp_seconds", newest, name)
+                    self._due[name] = now + max(every_s - age_s, 0.0)
+                    return
+                # a clock is wrong, so the age is unknown: another backup is due
             if DesiredState(folder).is_changing:  # the change may be taken back
                 self._due[name] = now + min(RETRY_S, every_s)
                 return

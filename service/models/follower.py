@@ -291,7 +291,7 @@ class Follower:
             entry.versions = versions
             if entry.tried and (entry.waiting or self._may_be_repaired(entry)):
                 self._soon("apply", entry)
-            if poll and entry.tried and entry.serving is None and self._newer(entry):
+            if poll and entry.tried and entry.serving is None and (self._newer(entry) or self._is_gone(entry)):
                 self._soon("apply", entry)
 
     def _may_be_repaired(self, entry: Entry) -> bool:
@@ -310,6 +310,13 @@ class Follower:
         if entry.loaded is not None and entry.loaded.shard is not None and len(entry.ready) < SHARD_VERSIONS:
             above = 0
         return [v for v in reversed(entry.versions) if v > above and v not in entry.ready and not known_bad(entry, v)]
+
+    def _is_gone(self, entry: Entry) -> bool:
+        """Whether the mirror has deleted the version that serves, and another one may serve."""
+        mirrored, loaded = self._settings.store is not None, entry.loaded
+        if not mirrored or loaded is None or loaded.version in entry.versions or loaded.bundle.path.exists():
+            return False
+        return any(not known_bad(entry, version) for version in entry.versions)
 
     # -- the thread that loads ------------------------------------------------------------------------------------------
 

@@ -234,6 +234,16 @@ def compare_files(files: Files) -> Literal["same", "elsewhere", "written", "chan
     return change
 
 
+def is_replaced(loaded: LoadedModel) -> bool:
+    """Whether another manifest has been renamed into its folder."""
+    file = loaded.bundle.path / MANIFEST
+    before, now = loaded.files[file], signature(file)
+    try:
+        return before is not None and now is not None and now[1] != before[1] and not _is_unchanged(loaded.bundle, file)
+    except OSError:
+        return False
+
+
 def compare_contents(loaded: LoadedModel) -> bool | None:
     """Whether the written files have the content that was loaded. If so, keep their new signatures. Reads the files whole.
 

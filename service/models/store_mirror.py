@@ -1,8 +1,9 @@
 """Follows a store: downloads the versions that should serve, and serving.json, into the models folder, where follower.py follows them.
 
 One process of a host does so at a time, the one that locks the models folder. Through the run folder it tells the other workers what it
-waits for. Versions on this host go on serving whatever the store does. Versions that came from the store and are not needed any more are
-deleted. Knows versions and desired state. Does not know engines or requests.
+waits for. Versions on this host go on serving while the store is away. Versions that came from a store are replaced if this one has them
+with other content. They are deleted if it has them no more, or if nobody needs them. Knows versions and desired state. Does not know
+engines or requests.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import NamedTuple
 from espalier.bundle import MAX_MANIFEST_BYTES, find_versions, parse_manifest
 from espalier.errors import CacheFull, EspalierError, StoreDamaged, StoreError, StoreMissing, StoreUnavailable
 from espalier.serving import Serving
-from espalier.store.fetching import FETCH, FETCHED, BeingFetched, Progress, drop, drop_unfinished, fetch
-from espalier.store.models import MANIFEST, StoredModel, find_models, read_serving, version_of
+from espalier.store.fetching import FETCH, FETCHED, BeingFetched, Progress, drop, drop_unfinished, fetch, holds
+from espalier.store.models import MANIFEST, StoredModel, find_models, read_manifest, read_serving, version_of
 from espalier.store.objects import Objects
 
 from ..errors import BeingChanged
@@ -77,6 +78,8 @@ class StoreMirror(HostThread):
         self._settled = False
         self._failures, self._next, self._answered, self._noted = 0, 0.0, time.monotonic(), 0.0
         self._damage: dict[tuple[str, int], _Damage] = {}
+        self._unstored: set[str] = set()  # models that came from the store, which has them no more
+        self._same: dict[tuple[str, int], str] = {}  # (model, version) → entity tag of the store's manifest that this host's is equal to
 
     def starting(self) -> bool:
         """Whether models are missing that the store had at the start. /readyz waits for them, but not for those that are damaged there."""
@@ -156,6 +159,10 @@ class StoreMirror(HostThread):
         for folder in {path.parent for path in self._folder.glob(f"*/{FETCH}*")}:
             if folder.name not in models:
                 drop_unfinished(folder, set())
+        unstored = {name for name in self._follower.entries if name not in models and _downloaded_versions(self._folder / name)}
+        for name in sorted(unstored - self._unstored):
+            log.warning("%s goes on serving, although the store has no version of it any more", name)
+        self._unstored = unstored
         waits = {name: wait for name, wait in self.state.waits.items() if name in models}
         self._say(StoreState(tuple(models), waits))
         failed = False
@@ -176,11 +183,11 @@ class StoreMirror(HostThread):
         try:
             serving = self._serving(store, name, stored)
             if serving is None:
-                needed |= self._bring_highest(store, name, stored.versions)
+                needed |= self._bring_highest(store, name, stored)
             else:
                 needed = {*serving.versions}
                 for version in (serving.default, *serving.versions):
-                    self._bring(store, name, version)
+                    self._bring(store, name, version, stored)
             self._copy_serving(name, serving)
             self._say(replace(self.state, waits={other: wait for other, wait in self.state.waits.items() if other != name}))
         except BeingFetched as error:
@@ -204,16 +211,16 @@ class StoreMirror(HostThread):
             self._count_failure(error)
             raise
 
-    def _bring_highest(self, store: Objects, name: str, versions: tuple[int, ...]) -> set[int]:
+    def _bring_highest(self, store: Objects, name: str, stored: StoredModel) -> set[int]:
         """Bring the highest undamaged versions, as many as should serve. Then raise the StoreError of a higher version that was skipped.
 
         If this host has no version yet, a version without room on the disk is skipped too.
         """
         present: set[int] = set()
         first_failure: tuple[int, StoreError] | None = None
-        for version in reversed(versions):
+        for version in reversed(stored.versions):
             try:
-                self._bring(store, name, version)
+                self._bring(store, name, version, stored)
             except (StoreDamaged, StoreMissing, CacheFull) as error:
                 if isinstance(error, CacheFull) and find_versions(self._folder).get(name):
                     raise
@@ -222,6 +229,8 @@ class StoreMirror(HostThread):
             present.add(version)
             if len(present) == (SHARD_VERSIONS if self._is_shard(name, version) else 1):
                 break
+        if present:
+            self._drop_unstored(name, stored)
         if first_failure is not None:
             failed_version, failure = first_failure
             if self.state.waits[name].version != failed_version:
@@ -229,9 +238,9 @@ class StoreMirror(HostThread):
             raise failure
         return present
 
-    def _bring(self, store: Objects, name: str, version: int) -> None:
-        """Download a version that is not on disk. Raises what `fetch` raises. After damage, the next download waits for `retry_at`."""
-        if (self._folder / name / str(version) / MANIFEST).is_file():
+    def _bring(self, store: Objects, name: str, version: int, stored: StoredModel) -> None:
+        """Download a version that is not on disk as the store has it. Raises what `fetch` raises. After damage, wait for `retry_at`."""
+        if self._is_here(store, name, version, stored.etags.get(version)):
             return
         damage = self._damage.get((name, version))
         before = self.state.waits.get(name)
@@ -264,6 +273,30 @@ class StoreMirror(HostThread):
         self._damage.pop((name, version), None)
         log.info("%s version %d came from the store: %.1f MB in %.1f s", name, version, came / 1e6, time.monotonic() - began)
         self._follower.appeared(name, find_versions(self._folder).get(name, ()), late=not self.starting())
+
+    def _drop_unstored(self, name: str, stored: StoredModel) -> None:
+        """Delete versions that came from a store and that the store has no more: the highest on disk serves, also after a restart."""
+        for version in _downloaded_versions(self._folder / name) - {*stored.versions}:
+            if drop(self._folder / name, version):
+                log.warning("%s version %d is deleted here, because the store has it no more", name, version)
+
+    def _is_here(self, store: Objects, name: str, version: int, etag: str | None) -> bool:
+        """Whether a version is on disk as the store has it. Its manifest is read only if its entity tag has changed."""
+        folder = self._folder / name / str(version)
+        if not (folder / MANIFEST).is_file():
+            return False
+        if etag is None or self._same.get((name, version)) != etag:
+            try:
+                stored = read_manifest(store, name, version)
+            except StoreError:  # `fetch` will raise and count it
+                return False
+            if stored is None or not holds(folder, stored):
+                if stored is not None and name not in self.state.waits:
+                    log.warning("%s version %d on this host is another one than the store's", name, version)
+                return False
+            if etag is not None:
+                self._same[name, version] = etag
+        return True
 
     def _wait(self, name: str, wait: StoreWait) -> None:
         self._say(replace(self.state, waits={**self.state.waits, name: wait}))

@@ -25,6 +25,7 @@ from ..models.loading import (
     compare_contents,
     compare_files,
     files_of,
+    is_replaced,
     load_version,
     lower_priority,
 )
@@ -189,6 +190,9 @@ class Swapper:
             return ""
         if why := loaded.live.why_reopen:
             return why
+        served = layout is not None or loaded.searched_shards is None  # a router waits for the shards of the other version
+        if self._settings.store is not None and served and is_replaced(loaded):
+            return "the store's version has replaced it on this host"
         if layout in (None, loaded.searched_shards):
             return ""
         return f"it is cut into {layout} shards now, not {loaded.searched_shards}"

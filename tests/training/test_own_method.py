@@ -158,6 +158,12 @@ def test_a_full_disk_is_named_with_what_is_free(tmp_path: Path, monkeypatch: pyt
     assert outcome.status == 1
     assert "MiB are free here" in outcome.err
     assert "TMPDIR" in outcome.err
+    monkeypatch.setattr("training.live.publish_fold.fold", full)
+    outcome = command("fold", "--model", "models/books/1", "--out", tmp_path / "books" / "2")
+    assert (outcome.status, f"MiB are free in {tmp_path}, " in outcome.err) == (1, True), outcome.err
+    monkeypatch.setattr("training.shard.command.shard", full)
+    outcome = command("shard", "--model", "models/books/1", "--shards", "2", "--out", tmp_path / "shards")
+    assert (outcome.status, f"MiB are free in {tmp_path}, " in outcome.err) == (1, True), outcome.err
 
 
 # -- as a file of what it shows -------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -205,6 +206,27 @@ def test_half_a_backup_is_not_seen_and_goes_after_a_day(files: Objects, books: P
     assert find_backups(files, "books") == [whole]
     prune(files, "books")
     assert {key.split("/")[2] for key in (found.key for found in files.list(BACKUPS, 100))} == {whole, young}
+
+
+def test_what_killed_uploads_left_in_a_folder_goes_after_a_day_and_at_once_if_a_person_is_forgotten(
+    files: Objects, books: Path, tmp_path: Path
+) -> None:
+    def partial(key: str, age_s: float) -> Path:
+        file = tmp_path / "store" / f"{key}#1"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"the events of a person")
+        os.utime(file, (time.time() - age_s,) * 2)
+        return file
+
+    whole = made(files, books)
+    young_backup, young_blob = partial(f"{BACKUPS}/books/{written(NOW)}/live.db", 10.0), partial("blobs/sha256/ab/ef", 10.0)
+    old = [partial(f"{BACKUPS}/books/{whole}/live.db", 90_000.0), partial("blobs/sha256/ab/abcd", 90_000.0)]
+    prune(files, "books")
+    publish(files, [two_versions(tmp_path / "trained") / "1"])
+    assert not any(file.exists() for file in old)
+    assert young_backup.exists()
+    forget(files, "books", whole)
+    assert (young_backup.exists(), young_blob.exists()) == (False, True)
 
 
 def test_a_deletion_that_is_cut_leaves_no_half_backup_to_be_seen(files: Objects, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,8 +151,37 @@ def test_a_backup_in_a_store_is_restored(models: Path, url: str, capsys: pytest.
     (found,) = json.loads(capsys.readouterr().out)["restored"]
     assert (found["model"], found["backup"], found["sequence"]) == ("books", first["backup"], 2)
     assert journal(models).since(0, 9) == before
+    content = (models / "books" / "live.db").read_bytes()
+    assert main(["restore", "--models", str(models), "--store", url]) == 0
+    assert (models / "books" / "live.db").read_bytes() == content
+    appended(Journal(models / "books" / "live.db"), [put("y")])
     assert main(["restore", "--models", str(models), "--store", url]) == 1
     assert "--replace" in capsys.readouterr().err
+
+
+def test_a_damaged_backup_does_not_keep_other_models_from_being_restored(
+    models: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("alpha", "films"):
+        shutil.copytree(models / "books", models / name)
+    for name in ("alpha", "books", "films"):
+        assert main(["backup", "--models", str(models), "--model", name, "--store", url]) == 0
+    before = journal(models).since(0, 9)
+    (damaged,) = (tmp_path / "store" / "backups" / "books").glob("*/live.db")
+    good = damaged.read_bytes()
+    damaged.write_bytes(good[:-1])
+    shutil.rmtree(models)
+    capsys.readouterr()
+    assert main(["restore", "--models", str(models), "--store", url]) == 1
+    outcome = capsys.readouterr()
+    assert ([each["model"] for each in json.loads(outcome.out)["restored"]], "restore: books: " in outcome.err) == (
+        ["alpha", "films"],
+        True,
+    )
+    damaged.write_bytes(good)
+    assert main(["restore", "--models", str(models), "--store", url]) == 0
+    assert [each["model"] for each in json.loads(capsys.readouterr().out)["restored"]] == ["alpha", "books", "films"]
+    assert journal(models).since(0, 9) == before
 
 
 def test_the_setting_names_the_store_where_no_option_does(
@@ -187,6 +216,8 @@ def test_an_erasure_with_a_store_leaves_one_backup_which_lacks_the_events(
     [
         (["compact", "--model", "films"], "films"),
         (["compact", "--model", "empty"], "nothing was ever put"),
+        (["compact", "--model", "books", "--keep-from", str(2**70)], f"--keep-from: got {2**70}, expected a sequence number from 0 to"),
+        (["compact", "--model", "books", "--keep-from", "-1"], "--keep-from: got -1, expected a sequence number from 0 to"),
         (["backup", "--model", "books", "--to", "."], "not there yet"),
         (["backup", "--model", "books", "--to", "/proc/no/copy.db"], "got '/proc/no/copy.db', expected a file in a folder that is there"),
         (["backup", "--model", "books", "--to", "/proc/copy.db"], "backup: proc/copy.db: "),
@@ -201,6 +232,7 @@ def test_an_erasure_with_a_store_leaves_one_backup_which_lacks_the_events(
         (["restore", "--store", "file://{0}", "--model", "../films"], "--model: got '../films', expected the name of a model"),
         (["restore", "--store", "file://{0}", "--at", "yesterday"], "--at: got 'yesterday', expected a time with its offset"),
         (["restore", "--store", "file://{0}", "--at", "2027-01-31T12:00:00"], "expected a time with its offset"),
+        (["restore", "--store", "file://{0}", "--at", "0001-01-01T00:00:00+14:00"], "in the years 1 to 9999 of UTC"),
     ],
 )
 def test_what_cannot_be_done_is_said(models: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 import time
@@ -125,6 +126,18 @@ def test_a_service_whose_models_folder_is_still_to_come_waits_for_it(
         until(lambda: find_backups(store, "books"))
     finally:
         backups.stop()
+
+
+@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0], ids=["the store's clock is right", "both clocks were ahead"])
+def test_a_backup_of_a_time_to_come_delays_no_other(models: Path, store: Objects, live: Journal, tmp_path: Path, ahead_s: float) -> None:
+    with backed_up(models, store) as running:
+        until(confirmed(running))
+    (first,) = (tmp_path / "store" / BACKUPS / "books").iterdir()
+    ahead = first.rename(first.with_name(f"2199{first.name[4:]}"))
+    os.utime(ahead / "manifest.json", (time.time() + ahead_s,) * 2)
+    appended(live, [put("b")])
+    with backed_up(models, store, every_s=3600.0):
+        until(lambda: len(find_backups(store, "books")) == 2)
 
 
 def test_a_restart_reads_the_time_from_the_store_and_makes_no_backup_before_it_is_due(

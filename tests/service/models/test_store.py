@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from espalier.bundle import find_versions
+from espalier.bundle import find_versions, parse_manifest
 from espalier.errors import CacheFull
 from espalier.store import fetching
 from espalier.store.fetching import FETCH, fetch
-from espalier.store.models import StoredModel, blob_key, find_models, serve_highest, serving_key, set_default
+from espalier.store.models import StoredModel, blob_key, find_models, manifest_key, serve_highest, serving_key, set_default
 from espalier.store.objects import Objects
 from espalier.store.publishing import publish
 from service.errors import Conflict, NotReady
@@ -339,3 +339,62 @@ def test_a_shard_has_the_two_highest_versions_and_no_other_shard(store: Objects,
         ready(running)
         until(lambda: {*running.registry.entry("1").ready} == {2, 3})
         assert find_versions(cache) == {"1": (2, 3)}
+
+
+def test_a_version_of_another_store_is_replaced_while_it_serves(
+    store: Objects, models: Path, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(store, [models / "books" / "1"])
+    other = Objects(f"file://{tmp_path}/other", create=True)
+    published_anew(other, tmp_path / "trained", version=1)
+    stored = (folder_of(store) / manifest_key("books", 1)).read_bytes()
+    fetch(other, "books", 1, cache)
+    with follow(store, cache) as running:
+        until(
+            lambda: (
+                [f"{loaded.bundle.manifest.model_dump()}" for loaded in running.books.ready.values()]
+                == [f"{parse_manifest(stored, '').model_dump()}"]
+            )
+        )
+        assert (cache / "books" / "1" / "manifest.json").read_bytes() == stored
+        assert running.served() == 1
+        assert "books version 1 on this host is another one than the store's" in caplog.text
+        shutil.rmtree(folder_of(store) / "models" / "books" / "1")
+        shutil.copytree(folder_of(other), folder_of(store), dirs_exist_ok=True)  # the number is published again
+        until(lambda: len(running.opened) == 3)
+
+
+def test_a_version_that_was_made_here_is_not_replaced(store: Objects, models: Path, cache: Path, tmp_path: Path) -> None:
+    publish(store, [models / "books" / "1"])
+    made = small_model(cache, 1, "books", seed=2).path / "manifest.json"
+    before = made.read_bytes()
+    with follow(store, cache) as running:
+        until(lambda: waits_because(running, "books/1: there with another content than the store's; remove it"))
+        assert running.served() == 1
+    assert made.read_bytes() == before
+
+
+def test_a_version_that_is_deleted_in_the_store_serves_no_more(
+    following: Running, store: Objects, models: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(store, [add_version(models, 2)])
+    until(lambda: following.served() == 2)
+    manifest = folder_of(store) / manifest_key("books", 2)
+    manifest.unlink()
+    until(lambda: following.served() == 1)
+    until(lambda: find_versions(cache)["books"] == (1,))
+    assert "books version 2 is deleted here, because the store has it no more" in caplog.text
+    shutil.rmtree(folder_of(store) / "models" / "books")
+    until(lambda: "books goes on serving, although the store has no version of it any more" in caplog.text)
+    assert following.served() == 1
+
+
+def test_a_pinned_version_that_is_deleted_in_the_store_serves_on(
+    following: Running, store: Objects, models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_default(store, "books", 1)
+    until(lambda: (following.models / "books" / "serving.json").exists())
+    (folder_of(store) / manifest_key("books", 1)).rename(folder_of(store) / "gone")
+    publish(store, [add_version(models, 2)])
+    until(lambda: "books version 1 does not come from the store" in caplog.text)
+    assert following.served() == 1
