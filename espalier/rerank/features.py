@@ -72,8 +72,8 @@ class RankFeatures:
     ) -> NDArray[np.float32]:
         """float32[N, F]: the features of query b's candidates (item rows, best first) with their ranks and scores.
 
-        Features depend only on this query and its candidates, so the batch cannot change them. live: fields and node rows of live items;
-        None: there are none.
+        Features depend only on this query and its candidates, so the batch cannot change them. Caller features that are not in `names` are
+        ignored. live: fields and node rows of live items; None: there are none.
         """
         features_NF = np.full((len(rows_N), len(self.names)), np.nan, np.float32)
         log_position_N = np.log(np.arange(1, len(rows_N) + 1))
@@ -88,12 +88,13 @@ class RankFeatures:
         for name, values in columns.items():
             if name in self._column:
                 features_NF[:, self._column[name]] = values
-        for name, value in caller_features.query.items():
-            features_NF[:, self.caller_query[name]] = value
+        for name in caller_features.query.keys() & self.caller_query.keys():
+            features_NF[:, self.caller_query[name]] = caller_features.query[name]
         if caller_features.items:
             for n, row in enumerate(rows_N.tolist()):
-                for name, value in caller_features.items.get(row, {}).items():
-                    features_NF[n, self.caller_item[name]] = value
+                numbers = caller_features.items.get(row, {})
+                for name in numbers.keys() & self.caller_item.keys():
+                    features_NF[n, self.caller_item[name]] = numbers[name]
         return features_NF
 
     def _history(self, rows_N: NDArray[np.int64], history_T: NDArray[np.int64], live: LiveCandidates | None) -> dict[str, Any]:

@@ -146,11 +146,17 @@ def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
         (("history.worst",), "no feature of a candidate"),
     ):
         with pytest.raises(InvalidConfig, match=why):
-            add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, features=names), tmp_path / "m" / "2", {})
-    hours = replace(split_of(bundle).train, caller_features=[CallerFeatures({"hour": 1.0})] * 60)
-    assert default_features(bundle, replace(split_of(bundle), train=hours))[-1] == "query.hour"
+            add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, features=names), tmp_path / "m" / "9", {})
+    hours = replace(split_of(bundle).test, caller_features=[CallerFeatures({"hour": 1.0}, {1: {"sale": 1.0}})] * 30)
+    sent = replace(split_of(bundle), test=hours)
+    assert default_features(bundle, sent)[-2:] == ("query.hour", "item.sale")
+    for out, wanted in (("2", "query.hour item.sale"), ("3", "item.sale"), ("4", "query.hour attribute.worth")):
+        chosen = () if out == "2" else tuple(wanted.split())
+        added = add_ranker(bundle, open_engine(bundle, "cpu"), sent, replace(config, features=chosen), tmp_path / "m" / out, {})
+        assert added.manifest.ranker is not None
+        assert set(wanted.split()) <= set(added.manifest.ranker.features)
     with pytest.raises(InvalidConfig, match="1 to 32"):
-        add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, depth=33), tmp_path / "m" / "2", {})
+        add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, depth=33), tmp_path / "m" / "9", {})
 
 
 def test_options_come_from_a_file(tmp_path: Path) -> None:

@@ -53,8 +53,9 @@ def default_features(bundle: Bundle, split: QuerySplit) -> tuple[str, ...]:
     """All features that the bundle and the queries have."""
     manifest = bundle.manifest
     columns = [f"attribute.{name}" for name in bundle.items.fields if is_numeric(bundle.items.column(name).type)]
-    query = {f"query.{name}" for features in split.train.caller_features for name in features.query}
-    item = {f"item.{name}" for features in split.train.caller_features for numbers in features.items.values() for name in numbers}
+    caller_features = [features for part in (split.train, split.valid, split.test) for features in part.caller_features]
+    query = {f"query.{name}" for features in caller_features for name in features.query}
+    item = {f"item.{name}" for features in caller_features for numbers in features.items.values() for name in numbers}
     history = HISTORY if isinstance(manifest.query, HistoryKind) else ()
     built_in = [name for name in (*RETRIEVAL, *LEAF, *history) if isinstance(manifest.scorer, GraphScorer) or not needs_node_rows(name)]
     return (*built_in, *columns, *sorted(query), *sorted(item))
