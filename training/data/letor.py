@@ -23,7 +23,7 @@ import numpy as np
 from espalier.errors import InvalidData
 
 from ..arrays import Float32
-from ..data.ranking_set import RankingSet
+from ..data.ranking_set import MAX_GRADE, RankingSet
 
 Pairs = Callable[[str, int, list[str]], list[str]]
 """A line's location, its row and its fields after the grade → its `feature:value` fields."""
@@ -90,8 +90,8 @@ def _read(path: Path, features: int | None, absent: float, pairs: Pairs) -> tupl
             if not fields:
                 continue
             grade = _number(fields[0], math.nan)
-            if not 0 <= grade < math.inf:
-                raise InvalidData(location, fields[0][:80], "a grade of at least 0")
+            if not 0 <= grade <= MAX_GRADE:
+                raise InvalidData(location, fields[0][:80], f"a grade from 0 to {MAX_GRADE}")
             grades.append(grade)
             seen_columns = set()
             for field in pairs(location, row, fields[1:]):

@@ -18,6 +18,7 @@ from espalier.checks.golden import encode_table
 from espalier.errors import InvalidData
 from espalier.rerank.features import CallerFeatures
 
+from ..data.ranking_set import MAX_GRADE
 from ..rankers.graded_queries import GradedQueries, QuerySplit
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ MIN_QUERIES = 10
 
 def from_judgements(bundle: Bundle, file: Path, seed: int) -> QuerySplit:
     """The queries of a Parquet file with a row for each judged item: `query_id`, the query as the model takes it (a column named as its
-    kind), `item`, `grade` (at least 0) and any columns `query.NAME` and `item.NAME`, which become features of the ranker.
+    kind), `item`, `grade` (0 to MAX_GRADE) and any columns `query.NAME` and `item.NAME`, which become features of the ranker.
 
     A tenth of the queries choose the weights, a tenth measure them. Items without a judgement have the grade 0. Raises InvalidData, which
     names the row.
@@ -70,10 +71,10 @@ def _read(file: Path, query_column: str) -> tuple[pl.DataFrame, list[str]]:
     for name in ("query_id", "item"):
         if frame[name].null_count():
             raise InvalidData(f"{file}, row {frame[name].is_null().arg_max()} (from 0), {name}", None, "a value")
-    is_wrong = ~(frame["grade"].is_finite().fill_null(False) & (frame["grade"].fill_null(-1) >= 0))
+    is_wrong = ~frame["grade"].is_between(0, MAX_GRADE).fill_null(False)
     if is_wrong.any():
         row = int(is_wrong.arg_max() or 0)
-        raise InvalidData(f"{file}, row {row} (from 0), grade", frame["grade"][row], "a number of at least 0")
+        raise InvalidData(f"{file}, row {row} (from 0), grade", frame["grade"][row], f"a number from 0 to {MAX_GRADE}")
     return frame, features
 
 
