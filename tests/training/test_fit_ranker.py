@@ -159,6 +159,25 @@ def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
         add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, depth=33), tmp_path / "m" / "9", {})
 
 
+def test_columns_of_any_name_and_any_numbers_can_be_in_the_item_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    worth = np.random.default_rng(1).permutation(ITEMS).astype(float)
+    columns = {
+        "worth": worth,
+        "unit price": worth,
+        "x" * 65: worth,
+        "hash": (worth * 1e15 + 2**60).astype(np.int64),
+        "ratio": np.select([worth < 9, worth < 18, worth < 27], [np.inf, -np.inf, 1e39], worth),
+    }
+    rng, tree = np.random.default_rng(3), complete_tree(np.arange(ITEMS), 4)
+    odd = make_bundle(tmp_path, rng, tree, integer=False, columns=columns, max_m=32, beam_size=64)
+    config = StageConfig(32, (), 20, QUICK)
+    added = add_ranker(odd, open_engine(odd, "cpu"), split_of(odd), config, tmp_path / "m" / "2", {})
+    assert added.manifest.ranker is not None
+    assert added.manifest.ranker.features == (*RETRIEVAL, *LEAF, *HISTORY, "attribute.worth", "attribute.hash", "attribute.ratio")
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"left out of the ranker's features: 'attribute.unit price', 'attribute.{'x' * 65}'. Expected" in warning
+
+
 def test_options_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "ranker.toml"
     file.write_text("hidden = 7\ndropout = 0.25\n")

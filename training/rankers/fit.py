@@ -161,7 +161,9 @@ class _Run:
             total += self._step(order[start : start + self.descent.batch_queries], generator)
         loss = float(total) / len(order)
         if not np.isfinite(loss):
-            raise FloatingPointError(f"the loss of epoch {number} is {loss}; lower the learning rate")
+            raise FloatingPointError(
+                f"the loss of epoch {number} is {loss}; lower the learning rate, or leave out features of huge numbers"
+            )
         return loss
 
     def halve_rate(self) -> None:

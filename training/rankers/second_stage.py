@@ -16,7 +16,7 @@ from espalier.bundle_writer import with_parts
 from espalier.errors import InvalidConfig
 from espalier.manifest import GraphScorer, RankerInfo
 from espalier.queries import HistoryKind
-from espalier.rank_features import HISTORY, LEAF, RETRIEVAL, check_names, needs_node_rows
+from espalier.rank_features import HISTORY, LEAF, NAME, RETRIEVAL, check_names, needs_node_rows
 from espalier.rerank.features import RankFeatures, is_numeric
 from espalier.search import Engine
 
@@ -62,8 +62,13 @@ def default_features(bundle: Bundle, split: QuerySplit) -> tuple[str, ...]:
 
 
 def features_of(bundle: Bundle, names: Sequence[str], split: QuerySplit) -> RankFeatures:
-    """The features by name. Raises InvalidConfig if neither the bundle nor the queries have them."""
+    """The features by name; without names, all of valid names. Raises InvalidConfig if neither bundle nor queries have one."""
     available = default_features(bundle, split)
+    if not names:
+        names = [name for name in available if NAME.fullmatch(name)]
+        if len(names) < len(available):
+            unusable = ", ".join(repr(name) for name in available if name not in names)
+            log.warning("left out of the ranker's features: %s. Expected column names of at most 64 characters without spaces", unusable)
     try:
         check_names(names)
     except ValueError as error:
@@ -103,7 +108,7 @@ def add_ranker(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageC
 
 def collect(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageConfig) -> tuple[Candidates, Candidates, Candidates]:
     """The candidates of the training, validation and test queries."""
-    features = features_of(bundle, config.features or default_features(bundle, split), split)
+    features = features_of(bundle, config.features, split)
     beam_size, seed = bundle.manifest.search.beam_size, config.ranker.seed
     splits = {
         "to learn from": split.train.sample(config.queries, seed),
