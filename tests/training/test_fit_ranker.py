@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.random_bundles import make_bundle
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidConfig, InvalidData
+from espalier.manifest import Ranking
 from espalier.metrics import ndcg_at_m
 from espalier.queries import HistoryKind, pad_histories
 from espalier.rank_features import HISTORY, LEAF, RETRIEVAL
@@ -240,6 +242,58 @@ def test_judgements_are_read(bundle: Bundle, judged: Path) -> None:
     assert not any("discount" in numbers for row, numbers in sent.items.items() if row % 7 == 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "queries", "expected"),
+    [
+        ("vector", [[0.5] * 4], None),
+        ("vector", [[0.5] * 4, [0.5] * 5], r"query_id 1, vector: got '5 numbers', expected 4 numbers"),
+        ("vector", [[0.5, None, 1.0, 1.0]], r"row 0 \(from 0\), vector: got .*, expected lists of numbers, without null"),
+        ("vector", ["a"], "vector: got 'String', expected a column of lists of numbers"),
+        ("features", [{"indices": [1], "values": [2.0]}], None),
+        ("features", [{"indices": [1, 2], "values": [2.0]}], r"query_id 0, features\.values: got '1 numbers', expected 2"),
+        ("features", [{"indices": [None], "values": [2.0]}], r"row 0 \(from 0\), features: got .*, without null"),
+        ("features", [{"idx": [1]}], r"row 0 \(from 0\), features: got .*, expected structs of two lists, indices"),
+    ],
+)
+def test_queries_of_judgements_are_checked(tmp_path: Path, kind: str, queries: list[Any], expected: str | None) -> None:
+    rng = np.random.default_rng(1)
+    if kind == "vector":
+        bundle = make_bundle(tmp_path, rng, complete_tree(rng.permutation(8), 2), kind="vector", name="vectors")
+    else:
+        bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 3, 2), Ranking(own="log_activation", gamma=1))
+    rows = [{"query_id": q, kind: queries[q % len(queries)], "query.q": q, "item": "item-1", "grade": 1} for q in range(20)]
+    pl.DataFrame(rows).write_parquet(tmp_path / "judged.parquet")
+    with nullcontext() if expected is None else pytest.raises(InvalidData, match=expected):
+        assert len(from_judgements(bundle, tmp_path / "judged.parquet", 1).train) == 16
+
+
+def test_ids_of_histories_that_the_catalogue_lacks_are_counted(
+    bundle: Bundle, judged: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pl.read_parquet(judged).with_columns(pl.lit(["item-1", "X1"]).alias("history")).write_parquet(tmp_path / "some.parquet")
+    from_judgements(bundle, tmp_path / "some.parquet", 1)
+    assert "some.parquet, history: 120 of 240 are not in the catalogue" in caplog.text
+
+
+def test_a_query_under_several_ids_is_in_one_split(bundle: Bundle, tmp_path: Path) -> None:
+    rows = [
+        {"query_id": f"{q}-{copy}", "history": [f"item-{q}"], "query.hour": copy // 2, "item": "item-1", "grade": 1.0}
+        for copy in range(4)
+        for q in range(20)
+    ]
+    pl.DataFrame(rows).write_parquet(tmp_path / "repeated.parquet")
+    split = from_judgements(bundle, tmp_path / "repeated.parquet", 1)
+    keys = [
+        [(part.queries.array[b].tobytes(), part.caller_features_of(b).query["hour"]) for b in range(len(part))]
+        for part in (split.train, split.valid, split.test)
+    ]
+    assert [len(part) for part in keys] == [64, 8, 8]
+    assert sum(len(set(part)) for part in keys) == len(set().union(*keys)) == 40
+    pl.DataFrame(rows).with_columns(history=["item-1"]).write_parquet(tmp_path / "few.parquet")
+    with pytest.raises(InvalidData, match="got '2 different queries', expected at least 10"):
+        from_judgements(bundle, tmp_path / "few.parquet", 1)
+
+
 def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Path, said_by: Callable[..., tuple[int, str]]) -> None:
     options = tmp_path / "ranker.toml"
     options.write_text("max_epochs = 8\nlearning_rate = 0.5\n")
@@ -304,6 +358,17 @@ def test_wrong_options_are_named(
             pl.when(pl.int_range(pl.len()) != 3).then("query_id").alias("query_id"),
             r"row 3 \(from 0\), query_id: got null, expected a value",
         ),
+        (pl.concat_list("query_id").alias("query_id"), r"query_id: got 'List\(.*\)', expected a column of texts or numbers"),
+        (pl.concat_list("item").alias("item"), r"item: got 'List\(String\)', expected a column of ids"),
+        (pl.lit("item-1").alias("history"), "history: got 'String', expected a column of lists of item ids"),
+        (pl.lit([["item-1"]]).alias("history"), r"history: got 'List\(List\(String\)\)', expected a column of lists of item ids"),
+        (pl.lit(None).alias("history"), r"row 0 \(from 0\), history: got null, expected a value"),
+        (
+            pl.lit(["item-1", None]).alias("history"),
+            r"row 0 \(from 0\), history: got \['item-1', None\], expected lists of item ids, without null",
+        ),
+        (pl.lit(["X1", "X2"]).alias("history"), r"history: got \['X1', 'X2', 'X1'\], expected ids of the catalogue's items"),
+        (pl.lit([1, 2]).alias("history"), r"history: got \['1', '2', '1'\], expected ids of the catalogue's items"),
         (pl.when(pl.int_range(pl.len()) != 3).then("item").alias("item"), r"row 3 \(from 0\), item: got null, expected a value"),
         (
             pl.when(pl.int_range(pl.len()) == 1).then(["nobody"]).otherwise("history").alias("history"),
