@@ -32,8 +32,9 @@ from tests.training.commands import command, written_toml
 from tests.training.shop import write_shop
 from training.evaluate import LabelledQueries, Rerank, measure
 from training.inspect import inspect
+from training.rankers import second_stage
 from training.rankers.candidates import retrieve
-from training.rankers.graded_queries import GradedQueries, QuerySplit
+from training.rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
 from training.rankers.judgements import from_judgements
 from training.rankers.log_queries import from_log
 from training.rankers.second_stage import StageConfig, add_ranker, default_features
@@ -83,10 +84,23 @@ def test_candidates_are_what_the_model_retrieves_with_their_grades(bundle: Bundl
         assert found.ranking.grades_R[own].tolist() == [grade_of.get(row, 0) for row in found.rows_BM[b].tolist()]
         assert found.ranking.features_RF[own, 0].tolist() == bundle.items.values("worth", found.rows_BM[b])
         assert found.ranking.features_RF[own, 1] == pytest.approx(np.log(np.arange(1, 13)))
-    assert found.quality(None, 10)["ndcg"] == pytest.approx(float(ndcg_at_m(found.rows_BM, found.relevant, 10).mean()))
+    equal = replace(found, grades=[np.ones_like(grades) for grades in found.grades])
+    assert equal.quality(None, 10)["ndcg"] == pytest.approx(float(ndcg_at_m(found.rows_BM, found.relevant, 10).mean()))
     perfect = found.quality(found.ranking.grades_R, 12)
     assert perfect["recall"] == pytest.approx(found.quality(None, 12)["recall"])
     assert perfect["ndcg"] > found.quality(None, 12)["ndcg"]
+
+
+@pytest.mark.parametrize("m", [5, 10, 16])
+def test_ndcg_counts_grades_and_relevant_items_that_were_not_retrieved(bundle: Bundle, m: int) -> None:
+    graded = graded_queries(bundle, 20, 4)
+    found = retrieve(ReferenceEngine(bundle), RankFeatures(bundle, RETRIEVAL), graded, 12, 64)
+    discount, values = 1 / np.log2(np.arange(2, 99)), []
+    for rows, items, grades in zip(found.rows_BM, graded.items, graded.grades, strict=True):
+        gain_of = dict(zip(items.tolist(), (2.0**grades - 1).tolist(), strict=True))
+        gains, best = [gain_of.get(row, 0.0) for row in rows[:m].tolist()], sorted(gain_of.values(), reverse=True)[:m]
+        values.append(discount[: len(gains)] @ gains / (discount[: len(best)] @ best))
+    assert found.quality(None, m)["ndcg"] == pytest.approx(np.mean(values))
 
 
 def test_what_was_seen_is_no_candidate(bundle: Bundle) -> None:
@@ -112,6 +126,7 @@ def test_queries_that_retrieve_nothing_drop_out(bundle: Bundle) -> None:
 
 def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: Path) -> None:
     split = split_of(bundle)
+    split = replace(split, test=equally_relevant(split.test.queries, split.test.items))  # evaluate knows no grades
     assert default_features(bundle, split) == (*RETRIEVAL, *LEAF, *HISTORY, "attribute.worth")
     added = add_ranker(
         bundle, open_engine(bundle, "cpu"), split, StageConfig(32, (), 1000, QUICK), tmp_path / "better" / "3", {"who": "us"}
@@ -130,6 +145,16 @@ def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: 
     )
     for row, expected in ((plain, test["retrieved"]), (ranked, test["reranked"])):
         assert (row["ndcg"], row["recall"]) == pytest.approx((expected["ndcg"], expected["recall"]), abs=1e-3)
+    config = StageConfig(5, ("attribute.worth",), 1000, QUICK.model_copy(update={"max_epochs": 1}))
+    shallow = add_ranker(bundle, engine, split, config, tmp_path / "shallow" / "1", {})
+    assert shallow.manifest.ranker is not None
+    test = shallow.manifest.ranker.training["metrics"]["test"]
+    (row,) = measure(
+        shallow, engine, LabelledQueries(split.test.queries, split.test.items), [64], [10], rerank=Rerank(Reranker(shallow), 5)
+    )
+    assert (plain["recall"], row["recall"]) == pytest.approx((test["retrieved"]["recall"], test["reranked"]["recall"]))
+    assert (plain["ndcg"], row["ndcg"]) == pytest.approx((test["retrieved"]["ndcg"], test["reranked"]["ndcg"]))
+    assert row["recall"] == plain["recall"] > 0
     assert verify_ranker(added, Reranker(added)) == 0  # it has no golden queries
     assert "ranker: of the best 32, at most 32, by retrieval.log_position, " in inspect(added)
     assert "ranker" not in inspect(bundle)
@@ -159,6 +184,29 @@ def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
         assert set(wanted.split()) <= set(added.manifest.ranker.features)
     with pytest.raises(InvalidConfig, match="1 to 32"):
         add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, depth=33), tmp_path / "m" / "9", {})
+
+
+def test_a_split_without_a_relevant_item_is_named_before_training(
+    bundle: Bundle, judged: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = StageConfig(16, ("attribute.worth",), 20, QUICK.model_copy(update={"max_epochs": 1}))
+    split, engine = split_of(bundle), open_engine(bundle, "cpu")
+    nothing = replace(split.test, items=[np.empty(0, np.int64)] * 30, grades=[np.empty(0, np.float32)] * 30)
+    untested = add_ranker(bundle, engine, replace(split, test=nothing.take(np.empty(0, np.int64))), config, tmp_path / "m" / "1", {})
+    assert untested.manifest.ranker is not None
+    assert set(untested.manifest.ranker.training["metrics"]) == {"validation"}
+    assert "test: not measured" in caplog.text
+    monkeypatch.setattr(second_stage, "fit", lambda *_: pytest.fail("it trains"))
+    for position, name in enumerate(("20 training", "30 validation", "30 test")):
+        parts = [split.train, split.valid, split.test]
+        parts[position] = nothing
+        with pytest.raises(InvalidData, match=f"the model's log: got 'no relevant item in its {name} queries'"):
+            add_ranker(bundle, engine, QuerySplit(*parts), config, tmp_path / "m" / "2", {})
+    pl.read_parquet(judged).with_columns(pl.col("grade") * (pl.col("query_id") == 5)).write_parquet(tmp_path / "few.parquet")
+    with pytest.raises(
+        InvalidData, match=r"few\.parquet: got 'no relevant item in its \d+ \w+ queries', expected at least one: take more queries"
+    ):
+        add_ranker(bundle, engine, from_judgements(bundle, tmp_path / "few.parquet", 1), config, tmp_path / "m" / "2", {})
 
 
 def test_columns_of_any_name_and_any_numbers_can_be_in_the_item_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -56,7 +56,7 @@ def from_judgements(bundle: Bundle, file: Path, seed: int) -> QuerySplit:
         raise InvalidData(str(file), f"{contents} different queries", f"at least {MIN_QUERIES}")
     order, tenth = np.random.default_rng(seed).permutation(contents), contents // 10
     splits = (order[2 * tenth :], order[:tenth], order[tenth : 2 * tenth])
-    return QuerySplit(*(queries.take(np.flatnonzero(np.isin(content_B, split))) for split in splits))
+    return QuerySplit(*(queries.take(np.flatnonzero(np.isin(content_B, split))) for split in splits), file=str(file))
 
 
 def _read(file: Path, query_column: str) -> tuple[pl.DataFrame, list[str]]:
