@@ -363,6 +363,9 @@ def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Pa
     status, said = said_by("evaluate", "--model", out, "--beam", 64, "--m", "5,10", "--rerank", "--json", file)
     assert status == 0, said
     assert "best 32 re-ranked" in said
+    (warning,) = json.loads(file.read_text())["warnings"]
+    assert warning.startswith("re-ranked without query.hour, item.discount: held-out queries have no")
+    assert f"WARNING: {warning}" in said
     rows = json.loads(file.read_text())["rows"]
     assert [(row["m"], row["rerank_depth"]) for row in rows] == [(5, 32), (10, 32)]
     assert all(row["rerank_ms_per_query"] > 0 and 0 <= row["ndcg"] <= 1 for row in rows)
@@ -381,6 +384,8 @@ def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Pa
             "--users: got 'validation', expected no such option",
         ),
         (["fit-ranker", "--out", "OUT", "--judgements", "nowhere.parquet"], "a readable Parquet file"),
+        (["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--seed", 2**70], "seed: got 1180591620717411303424, expected"),
+        (["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--config", "WIDE"], "hidden: got 4097, expected"),
         (["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--depth", 400], "--depth: got 400, expected 1 to 32"),
         (["fit-ranker", "--out", "OUT"], "expected a model that was trained here"),
     ],
@@ -388,7 +393,7 @@ def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Pa
 def test_wrong_options_are_named(
     bundle: Bundle, judged: Path, tmp_path: Path, arguments: list[Any], expected: str, said_by: Callable[..., tuple[int, str]]
 ) -> None:
-    places = {"OUT": tmp_path / "m" / "1", "JUDGED": judged}
+    places = {"OUT": tmp_path / "m" / "1", "JUDGED": judged, "WIDE": written_toml(tmp_path / "wide.toml", {"hidden": 4097})}
     status, said = said_by(*(places.get(argument, argument) for argument in arguments), "--model", bundle.path)
     assert status == 1
     assert expected in said

@@ -447,6 +447,7 @@ def test_letors_lines_are_read_with_their_missing_values_and_comments(tmp_path: 
         ("1 qid:1 1:two", "feature:value"),
         ("1 qid:1 1:inf", "feature:value"),
         ("1 qid:1 one:2", "feature:value"),
+        (f"1 qid:1 {'9' * 5000}:2", "feature:value"),
         ("1 qid:1 1", "feature:value"),
         ("1 qid:1 0:2", "features from 1"),
         ("1 qid:1 1000001:2", "features from 1 to 1000000"),
@@ -477,8 +478,9 @@ def test_svmlight_lines_with_sizes_of_queries(tmp_path: Path) -> None:
     assert (data.query_offset.tolist(), data.grades_R.tolist(), data.query_ids) == ([0, 1, 3], [0, 1, 2], None)
     with pytest.raises(InvalidData, match="4 lines in all"):
         read_svmlight(lines, written(tmp_path, "1\n3\n", "sizes"))
-    with pytest.raises(InvalidData, match="line 2"):
-        read_svmlight(lines, written(tmp_path, "3\n0\n", "sizes"))
+    for size in ("0", "9" * 19, "9" * 5000):
+        with pytest.raises(InvalidData, match="line 2"):
+            read_svmlight(lines, written(tmp_path, f"3\n{size}\n", "sizes"))
 
 
 def test_a_subset_is_its_queries_in_the_order_asked_for() -> None:
