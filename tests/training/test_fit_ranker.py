@@ -435,8 +435,9 @@ def test_wrong_options_are_named(
         (pl.lit("nothing").alias("item"), "item: got .*nothing.*, expected ids of the catalogue's items, such as 'item-"),
         (
             pl.when(pl.int_range(pl.len()) == 1).then(np.inf).otherwise(1.0).alias("item.x"),
-            r"row 1 \(from 0\), item\.x: got inf, expected a finite number",
+            r"row 1 \(from 0\), item\.x: got inf, expected a finite 32-bit number",
         ),
+        (pl.lit(1e39).alias("item.x"), r"row 0 \(from 0\), item\.x: got 1e\+39, expected a finite 32-bit number"),
     ],
 )
 def test_wrong_judgements_are_named(bundle: Bundle, judged: Path, tmp_path: Path, change: pl.Expr, expected: str) -> None:

@@ -75,10 +75,10 @@ def _read(file: Path, query_column: str) -> tuple[pl.DataFrame, list[str]]:
     frame = frame.with_columns(pl.col("grade", *features).cast(pl.Float64))
     frame = frame.with_columns(_typed(file, frame[name], *TYPES[name]) for name in ("query_id", query_column, "item"))
     for name in features:
-        infinite = frame[name].is_infinite().fill_null(False)
+        infinite = frame[name].cast(pl.Float32).is_infinite().fill_null(False)
         if infinite.any():
             row = int(infinite.arg_max() or 0)
-            raise InvalidData(f"{file}, row {row} (from 0), {name}", frame[name][row], "a finite number, or NaN where it is missing")
+            raise InvalidData(f"{file}, row {row} (from 0), {name}", frame[name][row], "a finite 32-bit number, or NaN where it is missing")
     is_wrong = ~frame["grade"].is_between(0, MAX_GRADE).fill_null(False)
     if is_wrong.any():
         row = int(is_wrong.arg_max() or 0)
