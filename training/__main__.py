@@ -311,6 +311,9 @@ def evaluate(
     warnings = [] if rerank or unseen else measure.falls(rows, count)  # a ranker has an order of its own
     for warning in warnings:
         log.warning("WARNING: %s. Its ranks mislead the search there: try another γ (docs/train.md, docs/text-search.md)", warning)
+    if stage is not None and (missing := stage.caller_features):
+        warnings.append(f"re-ranked without {', '.join(missing)}: held-out queries have no features that callers send")
+        log.warning("WARNING: %s", warnings[-1])
     if json_file:
         report = {
             "model": bundle.manifest.name,

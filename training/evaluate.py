@@ -60,6 +60,11 @@ class Rerank:
     reranker: Reranker
     depth: int
 
+    @property
+    def caller_features(self) -> list[str]:
+        """The names of the ranker's features that are missing here."""
+        return [name for name in self.reranker.features.names if name.startswith(("query.", "item."))]
+
 
 def check_whole(bundle: Bundle) -> None:
     """Raise InvalidConfig if a bundle is a shard: it has no held-out queries, and lacks items that are relevant for a log's queries."""

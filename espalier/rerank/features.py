@@ -60,6 +60,7 @@ class RankFeatures:
     def _caller_columns(self, prefix: str) -> dict[str, int]:
         return {name.removeprefix(prefix): f for name, f in self._column.items() if name.startswith(prefix)}
 
+    @np.errstate(over="ignore")
     def of(
         self,
         queries: QueryBatch,
@@ -72,8 +73,8 @@ class RankFeatures:
     ) -> NDArray[np.float32]:
         """float32[N, F]: the features of query b's candidates (item rows, best first) with their ranks and scores.
 
-        Features depend only on this query and its candidates, so the batch cannot change them. live: fields and node rows of live items;
-        None: there are none.
+        Features depend only on this query and its candidates, so the batch cannot change them. Caller features that are not in `names` are
+        ignored. Numbers that no finite float32 holds are missing. live: fields and node rows of live items; None: there are none.
         """
         features_NF = np.full((len(rows_N), len(self.names)), np.nan, np.float32)
         log_position_N = np.log(np.arange(1, len(rows_N) + 1))
@@ -88,12 +89,14 @@ class RankFeatures:
         for name, values in columns.items():
             if name in self._column:
                 features_NF[:, self._column[name]] = values
-        for name, value in caller_features.query.items():
-            features_NF[:, self.caller_query[name]] = value
+        for name in caller_features.query.keys() & self.caller_query.keys():
+            features_NF[:, self.caller_query[name]] = caller_features.query[name]
         if caller_features.items:
             for n, row in enumerate(rows_N.tolist()):
-                for name, value in caller_features.items.get(row, {}).items():
-                    features_NF[n, self.caller_item[name]] = value
+                numbers = caller_features.items.get(row, {})
+                for name in numbers.keys() & self.caller_item.keys():
+                    features_NF[n, self.caller_item[name]] = numbers[name]
+        features_NF[np.isinf(features_NF)] = np.nan
         return features_NF
 
     def _history(self, rows_N: NDArray[np.int64], history_T: NDArray[np.int64], live: LiveCandidates | None) -> dict[str, Any]:
@@ -147,8 +150,9 @@ def _trained(rows_N: NDArray[np.int64], items: int, live: LiveCandidates | None)
     return rows_N if live is None else np.where(rows_N < items, rows_N, 0)
 
 
+@np.errstate(over="ignore")
 def numeric_column(bundle: Bundle, column: str) -> NDArray[np.float32]:
-    """float32[I]: a column of numbers or booleans, NaN for null. Raises BundleCorrupt."""
+    """float32[I]: a column of numbers or booleans, NaN for null, infinite where no float32 holds it. Raises BundleCorrupt."""
     items = bundle.items
     if column not in items.fields:
         raise BundleCorrupt(f"{bundle.path}: the ranker wants the column {column!r}, the items have {', '.join(items.fields)}")
@@ -157,7 +161,7 @@ def numeric_column(bundle: Bundle, column: str) -> NDArray[np.float32]:
         raise BundleCorrupt(f"{bundle.path}: the ranker wants numbers from the column {column!r}, which is of type {values.type}")
     if pt.is_boolean(values.type):
         values = values.cast(pa.uint8())
-    return np.asarray(values.cast(pa.float64()).to_numpy(), np.float32)
+    return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), np.float32)  # unsafe: integers beyond 2^53 are rounded
 
 
 def is_numeric(kind: pa.DataType) -> bool:

@@ -116,6 +116,7 @@ def test_cosines_to_the_history(plain: Bundle) -> None:
 
 
 SENT = CallerFeatures({"hour": 7}, {8: {"clicks": 3, "age": 1}, 30: {"clicks": 9}})
+HUGE = CallerFeatures({"hour": 1e300}, {2: {"clicks": float("inf")}, 8: {"clicks": 3, "age": -1e39}})
 NAN = float("nan")
 
 
@@ -126,6 +127,7 @@ NAN = float("nan")
         ([6, 7, 6, 8], [6, 8], None, {"history.seen": [1, 0]}),  # an item seen twice was seen last
         ([], [6, 8], None, {"history.length": [0, 0]} | {name: [NAN, NAN] for name in HISTORY if name != "history.length"}),
         ([], [2, 3], None, {"attribute.year": [1992, NAN], "attribute.free": [1, 0], "attribute.price": [0.5, 0.75]}),
+        ([], [2, 8], HUGE, {"query.hour": [NAN, NAN], "item.clicks": [NAN, 3], "item.age": [NAN, NAN], "retrieval.rank": [-1, -2]}),
         ([], [2, 8], SENT, {"query.hour": [7, 7], "item.clicks": [NAN, 3], "item.age": [NAN, 1], "query.day": [NAN, NAN]}),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.random_bundles import make_bundle
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidConfig, InvalidData
+from espalier.manifest import Ranking
 from espalier.metrics import ndcg_at_m
 from espalier.queries import HistoryKind, pad_histories
 from espalier.rank_features import HISTORY, LEAF, RETRIEVAL
@@ -30,8 +32,9 @@ from tests.training.commands import command, written_toml
 from tests.training.shop import write_shop
 from training.evaluate import LabelledQueries, Rerank, measure
 from training.inspect import inspect
+from training.rankers import second_stage
 from training.rankers.candidates import retrieve
-from training.rankers.graded_queries import GradedQueries, QuerySplit
+from training.rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
 from training.rankers.judgements import from_judgements
 from training.rankers.log_queries import from_log
 from training.rankers.second_stage import StageConfig, add_ranker, default_features
@@ -81,10 +84,23 @@ def test_candidates_are_what_the_model_retrieves_with_their_grades(bundle: Bundl
         assert found.ranking.grades_R[own].tolist() == [grade_of.get(row, 0) for row in found.rows_BM[b].tolist()]
         assert found.ranking.features_RF[own, 0].tolist() == bundle.items.values("worth", found.rows_BM[b])
         assert found.ranking.features_RF[own, 1] == pytest.approx(np.log(np.arange(1, 13)))
-    assert found.quality(None, 10)["ndcg"] == pytest.approx(float(ndcg_at_m(found.rows_BM, found.relevant, 10).mean()))
+    equal = replace(found, grades=[np.ones_like(grades) for grades in found.grades])
+    assert equal.quality(None, 10)["ndcg"] == pytest.approx(float(ndcg_at_m(found.rows_BM, found.relevant, 10).mean()))
     perfect = found.quality(found.ranking.grades_R, 12)
     assert perfect["recall"] == pytest.approx(found.quality(None, 12)["recall"])
     assert perfect["ndcg"] > found.quality(None, 12)["ndcg"]
+
+
+@pytest.mark.parametrize("m", [5, 10, 16])
+def test_ndcg_counts_grades_and_relevant_items_that_were_not_retrieved(bundle: Bundle, m: int) -> None:
+    graded = graded_queries(bundle, 20, 4)
+    found = retrieve(ReferenceEngine(bundle), RankFeatures(bundle, RETRIEVAL), graded, 12, 64)
+    discount, values = 1 / np.log2(np.arange(2, 99)), []
+    for rows, items, grades in zip(found.rows_BM, graded.items, graded.grades, strict=True):
+        gain_of = dict(zip(items.tolist(), (2.0**grades - 1).tolist(), strict=True))
+        gains, best = [gain_of.get(row, 0.0) for row in rows[:m].tolist()], sorted(gain_of.values(), reverse=True)[:m]
+        values.append(discount[: len(gains)] @ gains / (discount[: len(best)] @ best))
+    assert found.quality(None, m)["ndcg"] == pytest.approx(np.mean(values))
 
 
 def test_what_was_seen_is_no_candidate(bundle: Bundle) -> None:
@@ -110,6 +126,7 @@ def test_queries_that_retrieve_nothing_drop_out(bundle: Bundle) -> None:
 
 def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: Path) -> None:
     split = split_of(bundle)
+    split = replace(split, test=equally_relevant(split.test.queries, split.test.items))  # evaluate knows no grades
     assert default_features(bundle, split) == (*RETRIEVAL, *LEAF, *HISTORY, "attribute.worth")
     added = add_ranker(
         bundle, open_engine(bundle, "cpu"), split, StageConfig(32, (), 1000, QUICK), tmp_path / "better" / "3", {"who": "us"}
@@ -128,6 +145,16 @@ def test_a_ranker_learns_what_the_model_does_not_know(bundle: Bundle, tmp_path: 
     )
     for row, expected in ((plain, test["retrieved"]), (ranked, test["reranked"])):
         assert (row["ndcg"], row["recall"]) == pytest.approx((expected["ndcg"], expected["recall"]), abs=1e-3)
+    config = StageConfig(5, ("attribute.worth",), 1000, QUICK.model_copy(update={"max_epochs": 1}))
+    shallow = add_ranker(bundle, engine, split, config, tmp_path / "shallow" / "1", {})
+    assert shallow.manifest.ranker is not None
+    test = shallow.manifest.ranker.training["metrics"]["test"]
+    (row,) = measure(
+        shallow, engine, LabelledQueries(split.test.queries, split.test.items), [64], [10], rerank=Rerank(Reranker(shallow), 5)
+    )
+    assert (plain["recall"], row["recall"]) == pytest.approx((test["retrieved"]["recall"], test["reranked"]["recall"]))
+    assert (plain["ndcg"], row["ndcg"]) == pytest.approx((test["retrieved"]["ndcg"], test["reranked"]["ndcg"]))
+    assert row["recall"] == plain["recall"] > 0
     assert verify_ranker(added, Reranker(added)) == 0  # it has no golden queries
     assert "ranker: of the best 32, at most 32, by retrieval.log_position, " in inspect(added)
     assert "ranker" not in inspect(bundle)
@@ -146,11 +173,59 @@ def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
         (("history.worst",), "no feature of a candidate"),
     ):
         with pytest.raises(InvalidConfig, match=why):
-            add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, features=names), tmp_path / "m" / "2", {})
-    hours = replace(split_of(bundle).train, caller_features=[CallerFeatures({"hour": 1.0})] * 60)
-    assert default_features(bundle, replace(split_of(bundle), train=hours))[-1] == "query.hour"
+            add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, features=names), tmp_path / "m" / "9", {})
+    hours = replace(split_of(bundle).test, caller_features=[CallerFeatures({"hour": 1.0}, {1: {"sale": 1.0}})] * 30)
+    sent = replace(split_of(bundle), test=hours)
+    assert default_features(bundle, sent)[-2:] == ("query.hour", "item.sale")
+    for out, wanted in (("2", "query.hour item.sale"), ("3", "item.sale"), ("4", "query.hour attribute.worth")):
+        chosen = () if out == "2" else tuple(wanted.split())
+        added = add_ranker(bundle, open_engine(bundle, "cpu"), sent, replace(config, features=chosen), tmp_path / "m" / out, {})
+        assert added.manifest.ranker is not None
+        assert set(wanted.split()) <= set(added.manifest.ranker.features)
     with pytest.raises(InvalidConfig, match="1 to 32"):
-        add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, depth=33), tmp_path / "m" / "2", {})
+        add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, depth=33), tmp_path / "m" / "9", {})
+
+
+def test_a_split_without_a_relevant_item_is_named_before_training(
+    bundle: Bundle, judged: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = StageConfig(16, ("attribute.worth",), 20, QUICK.model_copy(update={"max_epochs": 1}))
+    split, engine = split_of(bundle), open_engine(bundle, "cpu")
+    nothing = replace(split.test, items=[np.empty(0, np.int64)] * 30, grades=[np.empty(0, np.float32)] * 30)
+    untested = add_ranker(bundle, engine, replace(split, test=nothing.take(np.empty(0, np.int64))), config, tmp_path / "m" / "1", {})
+    assert untested.manifest.ranker is not None
+    assert set(untested.manifest.ranker.training["metrics"]) == {"validation"}
+    assert "test: not measured" in caplog.text
+    monkeypatch.setattr(second_stage, "fit", lambda *_: pytest.fail("it trains"))
+    for position, name in enumerate(("20 training", "30 validation", "30 test")):
+        parts = [split.train, split.valid, split.test]
+        parts[position] = nothing
+        with pytest.raises(InvalidData, match=f"the model's log: got 'no relevant item in its {name} queries'"):
+            add_ranker(bundle, engine, QuerySplit(*parts), config, tmp_path / "m" / "2", {})
+    pl.read_parquet(judged).with_columns(pl.col("grade") * (pl.col("query_id") == 5)).write_parquet(tmp_path / "few.parquet")
+    with pytest.raises(
+        InvalidData, match=r"few\.parquet: got 'no relevant item in its \d+ \w+ queries', expected at least one: take more queries"
+    ):
+        add_ranker(bundle, engine, from_judgements(bundle, tmp_path / "few.parquet", 1), config, tmp_path / "m" / "2", {})
+
+
+def test_columns_of_any_name_and_any_numbers_can_be_in_the_item_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    worth = np.random.default_rng(1).permutation(ITEMS).astype(float)
+    columns = {
+        "worth": worth,
+        "unit price": worth,
+        "x" * 65: worth,
+        "hash": (worth * 1e15 + 2**60).astype(np.int64),
+        "ratio": np.select([worth < 9, worth < 18, worth < 27], [np.inf, -np.inf, 1e39], worth),
+    }
+    rng, tree = np.random.default_rng(3), complete_tree(np.arange(ITEMS), 4)
+    odd = make_bundle(tmp_path, rng, tree, integer=False, columns=columns, max_m=32, beam_size=64)
+    config = StageConfig(32, (), 20, QUICK)
+    added = add_ranker(odd, open_engine(odd, "cpu"), split_of(odd), config, tmp_path / "m" / "2", {})
+    assert added.manifest.ranker is not None
+    assert added.manifest.ranker.features == (*RETRIEVAL, *LEAF, *HISTORY, "attribute.worth", "attribute.hash", "attribute.ratio")
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"left out of the ranker's features: 'attribute.unit price', 'attribute.{'x' * 65}'. Expected" in warning
 
 
 def test_options_come_from_a_file(tmp_path: Path) -> None:
@@ -215,6 +290,58 @@ def test_judgements_are_read(bundle: Bundle, judged: Path) -> None:
     assert not any("discount" in numbers for row, numbers in sent.items.items() if row % 7 == 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "queries", "expected"),
+    [
+        ("vector", [[0.5] * 4], None),
+        ("vector", [[0.5] * 4, [0.5] * 5], r"query_id 1, vector: got '5 numbers', expected 4 numbers"),
+        ("vector", [[0.5, None, 1.0, 1.0]], r"row 0 \(from 0\), vector: got .*, expected lists of numbers, without null"),
+        ("vector", ["a"], "vector: got 'String', expected a column of lists of numbers"),
+        ("features", [{"indices": [1], "values": [2.0]}], None),
+        ("features", [{"indices": [1, 2], "values": [2.0]}], r"query_id 0, features\.values: got '1 numbers', expected 2"),
+        ("features", [{"indices": [None], "values": [2.0]}], r"row 0 \(from 0\), features: got .*, without null"),
+        ("features", [{"idx": [1]}], r"row 0 \(from 0\), features: got .*, expected structs of two lists, indices"),
+    ],
+)
+def test_queries_of_judgements_are_checked(tmp_path: Path, kind: str, queries: list[Any], expected: str | None) -> None:
+    rng = np.random.default_rng(1)
+    if kind == "vector":
+        bundle = make_bundle(tmp_path, rng, complete_tree(rng.permutation(8), 2), kind="vector", name="vectors")
+    else:
+        bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 3, 2), Ranking(own="log_activation", gamma=1))
+    rows = [{"query_id": q, kind: queries[q % len(queries)], "query.q": q, "item": "item-1", "grade": 1} for q in range(20)]
+    pl.DataFrame(rows).write_parquet(tmp_path / "judged.parquet")
+    with nullcontext() if expected is None else pytest.raises(InvalidData, match=expected):
+        assert len(from_judgements(bundle, tmp_path / "judged.parquet", 1).train) == 16
+
+
+def test_ids_of_histories_that_the_catalogue_lacks_are_counted(
+    bundle: Bundle, judged: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pl.read_parquet(judged).with_columns(pl.lit(["item-1", "X1"]).alias("history")).write_parquet(tmp_path / "some.parquet")
+    from_judgements(bundle, tmp_path / "some.parquet", 1)
+    assert "some.parquet, history: 120 of 240 are not in the catalogue" in caplog.text
+
+
+def test_a_query_under_several_ids_is_in_one_split(bundle: Bundle, tmp_path: Path) -> None:
+    rows = [
+        {"query_id": f"{q}-{copy}", "history": [f"item-{q}"], "query.hour": copy // 2, "item": "item-1", "grade": 1.0}
+        for copy in range(4)
+        for q in range(20)
+    ]
+    pl.DataFrame(rows).write_parquet(tmp_path / "repeated.parquet")
+    split = from_judgements(bundle, tmp_path / "repeated.parquet", 1)
+    keys = [
+        [(part.queries.array[b].tobytes(), part.caller_features_of(b).query["hour"]) for b in range(len(part))]
+        for part in (split.train, split.valid, split.test)
+    ]
+    assert [len(part) for part in keys] == [64, 8, 8]
+    assert sum(len(set(part)) for part in keys) == len(set().union(*keys)) == 40
+    pl.DataFrame(rows).with_columns(history=["item-1"]).write_parquet(tmp_path / "few.parquet")
+    with pytest.raises(InvalidData, match="got '2 different queries', expected at least 10"):
+        from_judgements(bundle, tmp_path / "few.parquet", 1)
+
+
 def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Path, said_by: Callable[..., tuple[int, str]]) -> None:
     options = tmp_path / "ranker.toml"
     options.write_text("max_epochs = 8\nlearning_rate = 0.5\n")
@@ -236,6 +363,9 @@ def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Pa
     status, said = said_by("evaluate", "--model", out, "--beam", 64, "--m", "5,10", "--rerank", "--json", file)
     assert status == 0, said
     assert "best 32 re-ranked" in said
+    (warning,) = json.loads(file.read_text())["warnings"]
+    assert warning.startswith("re-ranked without query.hour, item.discount: held-out queries have no")
+    assert f"WARNING: {warning}" in said
     rows = json.loads(file.read_text())["rows"]
     assert [(row["m"], row["rerank_depth"]) for row in rows] == [(5, 32), (10, 32)]
     assert all(row["rerank_ms_per_query"] > 0 and 0 <= row["ndcg"] <= 1 for row in rows)
@@ -254,6 +384,8 @@ def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Pa
             "--users: got 'validation', expected no such option",
         ),
         (["fit-ranker", "--out", "OUT", "--judgements", "nowhere.parquet"], "a readable Parquet file"),
+        (["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--seed", 2**70], "seed: got 1180591620717411303424, expected"),
+        (["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--config", "WIDE"], "hidden: got 4097, expected"),
         (["fit-ranker", "--out", "OUT", "--judgements", "JUDGED", "--depth", 400], "--depth: got 400, expected 1 to 32"),
         (["fit-ranker", "--out", "OUT"], "expected a model that was trained here"),
     ],
@@ -261,7 +393,7 @@ def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Pa
 def test_wrong_options_are_named(
     bundle: Bundle, judged: Path, tmp_path: Path, arguments: list[Any], expected: str, said_by: Callable[..., tuple[int, str]]
 ) -> None:
-    places = {"OUT": tmp_path / "m" / "1", "JUDGED": judged}
+    places = {"OUT": tmp_path / "m" / "1", "JUDGED": judged, "WIDE": written_toml(tmp_path / "wide.toml", {"hidden": 4097})}
     status, said = said_by(*(places.get(argument, argument) for argument in arguments), "--model", bundle.path)
     assert status == 1
     assert expected in said
@@ -271,13 +403,25 @@ def test_wrong_options_are_named(
     ("change", "expected"),
     [
         (pl.col("grade").cast(pl.String), "a column of numbers"),
-        (pl.lit(-1.0).alias("grade"), r"row 0 \(from 0\), grade: got -1.0, expected a number of at least 0"),
+        (pl.lit(-1.0).alias("grade"), r"row 0 \(from 0\), grade: got -1.0, expected a number from 0 to 32"),
+        (pl.lit(1030.0).alias("grade"), r"row 0 \(from 0\), grade: got 1030.0, expected a number from 0 to 32"),
         (pl.lit("item-1").alias("item"), "each item once for a query"),
         (pl.lit("0").alias("query_id"), "at least 10"),
         (
             pl.when(pl.int_range(pl.len()) != 3).then("query_id").alias("query_id"),
             r"row 3 \(from 0\), query_id: got null, expected a value",
         ),
+        (pl.concat_list("query_id").alias("query_id"), r"query_id: got 'List\(.*\)', expected a column of texts or numbers"),
+        (pl.concat_list("item").alias("item"), r"item: got 'List\(String\)', expected a column of ids"),
+        (pl.lit("item-1").alias("history"), "history: got 'String', expected a column of lists of item ids"),
+        (pl.lit([["item-1"]]).alias("history"), r"history: got 'List\(List\(String\)\)', expected a column of lists of item ids"),
+        (pl.lit(None).alias("history"), r"row 0 \(from 0\), history: got null, expected a value"),
+        (
+            pl.lit(["item-1", None]).alias("history"),
+            r"row 0 \(from 0\), history: got \['item-1', None\], expected lists of item ids, without null",
+        ),
+        (pl.lit(["X1", "X2"]).alias("history"), r"history: got \['X1', 'X2', 'X1'\], expected ids of the catalogue's items"),
+        (pl.lit([1, 2]).alias("history"), r"history: got \['1', '2', '1'\], expected ids of the catalogue's items"),
         (pl.when(pl.int_range(pl.len()) != 3).then("item").alias("item"), r"row 3 \(from 0\), item: got null, expected a value"),
         (
             pl.when(pl.int_range(pl.len()) == 1).then(["nobody"]).otherwise("history").alias("history"),
@@ -291,8 +435,9 @@ def test_wrong_options_are_named(
         (pl.lit("nothing").alias("item"), "item: got .*nothing.*, expected ids of the catalogue's items, such as 'item-"),
         (
             pl.when(pl.int_range(pl.len()) == 1).then(np.inf).otherwise(1.0).alias("item.x"),
-            r"row 1 \(from 0\), item\.x: got inf, expected a finite number",
+            r"row 1 \(from 0\), item\.x: got inf, expected a finite 32-bit number",
         ),
+        (pl.lit(1e39).alias("item.x"), r"row 0 \(from 0\), item\.x: got 1e\+39, expected a finite 32-bit number"),
     ],
 )
 def test_wrong_judgements_are_named(bundle: Bundle, judged: Path, tmp_path: Path, change: pl.Expr, expected: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from espalier.metrics import ndcg
 from tests import ROOT
 from training.data.letor import read_letor, read_svmlight
 from training.data.ranking_set import RankingSet
+from training.rankers import fit
 from training.rankers.choice_models import (
     elimination_loss,
     plackett_luce_loss,
@@ -216,7 +218,7 @@ def test_a_fit_is_a_function_of_its_seed() -> None:
     assert not torch.equal(first["function.input_KF"], other["function.input_KF"])
 
 
-def test_validation_queries_choose_the_epoch_and_the_end() -> None:
+def test_validation_queries_choose_the_epoch_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     train, valid = synthetic(1, 30), synthetic(2, 30)
     epochs: list[Epoch] = []
     config = FAST.model_copy(update={"learning_rate": 0.1, "patience": 4, "max_epochs": 200})
@@ -225,6 +227,9 @@ def test_validation_queries_choose_the_epoch_and_the_end() -> None:
     best = max(value for value in values if value is not None)
     assert quality(ranker, valid) == pytest.approx(best, abs=1e-6)
     assert len(values) == values.index(best) + 1 + 4 < 200
+    monkeypatch.setattr(fit, "_ndcg", lambda *_: math.nan)
+    with pytest.raises(FloatingPointError, match="validation NDCG of epoch 1 is nan"):
+        fit_ranker(train, valid, config)
 
 
 def test_queries_of_one_item_or_of_equal_grades_are_passed_over() -> None:
@@ -278,7 +283,7 @@ def test_the_graph_scores_as_the_ranker_does_or_is_refused(
     assert np.isfinite(alone).all()
     honest = ranker.scores
     monkeypatch.setattr(Ranker, "scores", lambda self, features: honest(features) + 0.5)
-    with pytest.raises(ArithmeticError, match=r"difference of 0\.5"):
+    with pytest.raises(FloatingPointError, match=r"difference of 0\.5"):
         ranker_onnx(ranker)
 
 
@@ -436,11 +441,13 @@ def test_letors_lines_are_read_with_their_missing_values_and_comments(tmp_path: 
         ("x qid:1 1:2", "grade"),
         ("-1 qid:1 1:2", "grade"),
         ("inf qid:1 1:2", "grade"),
+        ("1030 qid:1 1:2", "a grade from 0 to 32"),
         ("1 1:2", "query"),
         ("1 qid: 1:2", "query"),
         ("1 qid:1 1:two", "feature:value"),
         ("1 qid:1 1:inf", "feature:value"),
         ("1 qid:1 one:2", "feature:value"),
+        (f"1 qid:1 {'9' * 5000}:2", "feature:value"),
         ("1 qid:1 1", "feature:value"),
         ("1 qid:1 0:2", "features from 1"),
         ("1 qid:1 1000001:2", "features from 1 to 1000000"),
@@ -471,8 +478,9 @@ def test_svmlight_lines_with_sizes_of_queries(tmp_path: Path) -> None:
     assert (data.query_offset.tolist(), data.grades_R.tolist(), data.query_ids) == ([0, 1, 3], [0, 1, 2], None)
     with pytest.raises(InvalidData, match="4 lines in all"):
         read_svmlight(lines, written(tmp_path, "1\n3\n", "sizes"))
-    with pytest.raises(InvalidData, match="line 2"):
-        read_svmlight(lines, written(tmp_path, "3\n0\n", "sizes"))
+    for size in ("0", "9" * 19, "9" * 5000):
+        with pytest.raises(InvalidData, match="line 2"):
+            read_svmlight(lines, written(tmp_path, f"3\n{size}\n", "sizes"))
 
 
 def test_a_subset_is_its_queries_in_the_order_asked_for() -> None:
@@ -502,6 +510,7 @@ def test_a_set_is_split_by_query() -> None:
         ("grades_R", np.zeros(5, np.float32)),
         ("grades_R", np.array([0, 1, 2, 0, 0, -1], np.float32)),
         ("grades_R", np.array([0, 1, 2, 0, 0, NAN], np.float32)),
+        ("grades_R", np.array([0, 1, 33, 0, 0, 0], np.float32)),
         ("query_offset", np.array([0, 3, 3, 6])),
         ("query_offset", np.array([0, 3, 5])),
         ("query_offset", np.array([1, 3, 6])),

@@ -23,12 +23,14 @@ import numpy as np
 from espalier.errors import InvalidData
 
 from ..arrays import Float32
-from ..data.ranking_set import RankingSet
+from ..data.ranking_set import MAX_GRADE, RankingSet
 
 Pairs = Callable[[str, int, list[str]], list[str]]
 """A line's location, its row and its fields after the grade → its `feature:value` fields."""
 
 MAX_FEATURES = 1_000_000
+MAX_DIGITS = 18
+"""Of a whole number: int() refuses thousands of digits, and a longer one does not fit into 64 bits."""
 
 
 def read_letor(path: Path) -> RankingSet:
@@ -66,7 +68,7 @@ def read_svmlight(path: Path, sizes: Path, *, features: int | None = None) -> Ra
     with _opened(sizes) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                if not line.strip().isdecimal() or int(line) == 0:
+                if not line.strip().isdecimal() or len(line.strip()) > MAX_DIGITS or int(line) == 0:
                     raise InvalidData(f"{sizes}, line {number}", line.strip()[:80], "a query's number of lines, at least 1")
                 counts.append(int(line))
     offset = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
@@ -90,14 +92,14 @@ def _read(path: Path, features: int | None, absent: float, pairs: Pairs) -> tupl
             if not fields:
                 continue
             grade = _number(fields[0], math.nan)
-            if not 0 <= grade < math.inf:
-                raise InvalidData(location, fields[0][:80], "a grade of at least 0")
+            if not 0 <= grade <= MAX_GRADE:
+                raise InvalidData(location, fields[0][:80], f"a grade from 0 to {MAX_GRADE}")
             grades.append(grade)
             seen_columns = set()
             for field in pairs(location, row, fields[1:]):
                 name, _, text = field.partition(":")
                 value = math.nan if text.upper() == "NULL" else _number(text, math.inf)
-                if not name.isdecimal() or math.isinf(value):
+                if not name.isdecimal() or len(name) > MAX_DIGITS or math.isinf(value):
                     raise InvalidData(location, field[:80], "feature:value, a number counted from 1 and a number or NULL")
                 column = int(name) - 1
                 if not 0 <= column < limit or column in seen_columns:

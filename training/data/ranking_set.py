@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
+MAX_GRADE = 32
+"""The largest grade. NDCG's gain is 2^grade − 1, so a larger one would make all others irrelevant, and 2^1024 overflows."""
+
 
 @dataclass(frozen=True, eq=False)
 class RankingSet:
     """Q queries over R rows; the rows of a query are contiguous.
 
     features_RF    float32[R, F], NaN where a value is missing
-    grades_R       float32[R], finite and at least 0; 0 is irrelevant
+    grades_R       float32[R], from 0 to MAX_GRADE; 0 is irrelevant
     query_offset   int64[Q + 1]: where the rows of each query begin, from 0 to R; every query has a row
     feature_names  F names, each once
     query_ids      Q ids, each once, or None
@@ -47,9 +50,9 @@ class RankingSet:
             raise InvalidData("query_offset", offset[:8].tolist(), f"ascending from 0 to {rows}, at least one row a query")
         if width == 0 or len(self.feature_names) != width or len(set(self.feature_names)) != width:
             raise InvalidData("feature_names", list(self.feature_names[:8]), f"{width} different names, at least one")
-        is_wrong = ~(np.isfinite(grades) & (grades >= 0))
+        is_wrong = ~((grades >= 0) & (grades <= MAX_GRADE))
         if is_wrong.any():
-            raise InvalidData(f"grades_R[{int(is_wrong.argmax())}]", float(grades[is_wrong.argmax()]), "a finite grade of at least 0")
+            raise InvalidData(f"grades_R[{int(is_wrong.argmax())}]", float(grades[is_wrong.argmax()]), f"a grade from 0 to {MAX_GRADE}")
         infinite = np.isinf(features).any(axis=1)
         if infinite.any():
             raise InvalidData(f"features_RF[{int(infinite.argmax())}]", "infinity", "finite numbers, or NaN where one is missing")

@@ -108,7 +108,7 @@ def fit_ranker(
     """Train a ranker. `progress` is called after each epoch; the ranker is on the CPU.
 
     Raises InvalidData where no training query has items of different grades, or validation queries have other features;
-    FloatingPointError if the loss is not finite.
+    FloatingPointError if the loss or the validation NDCG is not finite.
     """
     if valid is not None and valid.feature_names != train.feature_names:
         raise InvalidData("valid.feature_names", valid.feature_names[:8], f"those of the training queries, {train.feature_names[:8]}")
@@ -120,6 +120,8 @@ def fit_ranker(
     for number in range(1, config.max_epochs + 1):
         rate, loss = run.rate, run.epoch(number)
         value = None if valid is None else _ndcg(run.averaged, valid, descent.validate_at)
+        if value is not None and not np.isfinite(value):
+            raise FloatingPointError(f"the validation NDCG of epoch {number} is {value}; expected a finite number")
         if progress is not None:
             progress(Epoch(number, loss, rate, value))
         epochs_since_best += 1
@@ -159,7 +161,9 @@ class _Run:
             total += self._step(order[start : start + self.descent.batch_queries], generator)
         loss = float(total) / len(order)
         if not np.isfinite(loss):
-            raise FloatingPointError(f"the loss of epoch {number} is {loss}; lower the learning rate")
+            raise FloatingPointError(
+                f"the loss of epoch {number} is {loss}; lower the learning rate, or leave out features of huge numbers"
+            )
         return loss
 
     def halve_rate(self) -> None:

@@ -59,11 +59,15 @@ class GradedQueries:
 
 @dataclass(frozen=True)
 class QuerySplit:
-    """Queries to learn from, to choose weights by and to measure on. No user is in two of them."""
+    """Queries to learn from, to choose weights by and to measure on. No user is in two of them.
+
+    file  of judgements that they are from; "": they are from a log
+    """
 
     train: GradedQueries
     valid: GradedQueries
     test: GradedQueries
+    file: str = field(default="", kw_only=True)
 
 
 def equally_relevant(queries: QueryBatch, items: list[Int64], seen: list[Int64] | None = None) -> GradedQueries:

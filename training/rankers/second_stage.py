@@ -13,10 +13,10 @@ from tqdm import tqdm
 
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_parts
-from espalier.errors import InvalidConfig
+from espalier.errors import InvalidConfig, InvalidData
 from espalier.manifest import GraphScorer, RankerInfo
 from espalier.queries import HistoryKind
-from espalier.rank_features import HISTORY, LEAF, RETRIEVAL, check_names, needs_node_rows
+from espalier.rank_features import HISTORY, LEAF, NAME, RETRIEVAL, check_names, needs_node_rows
 from espalier.rerank.features import RankFeatures, is_numeric
 from espalier.search import Engine
 
@@ -53,16 +53,22 @@ def default_features(bundle: Bundle, split: QuerySplit) -> tuple[str, ...]:
     """All features that the bundle and the queries have."""
     manifest = bundle.manifest
     columns = [f"attribute.{name}" for name in bundle.items.fields if is_numeric(bundle.items.column(name).type)]
-    query = {f"query.{name}" for features in split.train.caller_features for name in features.query}
-    item = {f"item.{name}" for features in split.train.caller_features for numbers in features.items.values() for name in numbers}
+    caller_features = [features for part in (split.train, split.valid, split.test) for features in part.caller_features]
+    query = {f"query.{name}" for features in caller_features for name in features.query}
+    item = {f"item.{name}" for features in caller_features for numbers in features.items.values() for name in numbers}
     history = HISTORY if isinstance(manifest.query, HistoryKind) else ()
     built_in = [name for name in (*RETRIEVAL, *LEAF, *history) if isinstance(manifest.scorer, GraphScorer) or not needs_node_rows(name)]
     return (*built_in, *columns, *sorted(query), *sorted(item))
 
 
 def features_of(bundle: Bundle, names: Sequence[str], split: QuerySplit) -> RankFeatures:
-    """The features by name. Raises InvalidConfig if neither the bundle nor the queries have them."""
+    """The features by name; without names, all of valid names. Raises InvalidConfig if neither bundle nor queries have one."""
     available = default_features(bundle, split)
+    if not names:
+        names = [name for name in available if NAME.fullmatch(name)]
+        if len(names) < len(available):
+            unusable = ", ".join(repr(name) for name in available if name not in names)
+            log.warning("left out of the ranker's features: %s. Expected column names of at most 64 characters without spaces", unusable)
     try:
         check_names(names)
     except ValueError as error:
@@ -84,32 +90,45 @@ def add_ranker(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageC
     train, valid, test = collect(bundle, engine, split, config)
     log.info(
         "%d training, %d validation and %d test queries, %.0f s",
-        *map(len, (train.relevant, valid.relevant, test.relevant)),
+        *(0 if part is None else len(part.relevant) for part in (train, valid, test)),
         time.perf_counter() - begin,
     )
+    m = min(REPORTED_M, bundle.manifest.search.max_m)
+    measured = {name: part for name, part in (("validation", valid), ("test", test)) if part is not None}
+    metrics = {name: {"retrieved": candidates.quality(None, m)} for name, candidates in measured.items()}
     ranker = fit(train, valid, config.ranker)
-    metrics = {}
-    for name, candidates in (("validation", valid), ("test", test)):
+    for name, candidates in measured.items():
         scores_R = ranker.scores(candidates.ranking.features_RF)
-        metrics[name] = {"retrieved": candidates.quality(None, REPORTED_M), "reranked": candidates.quality(scores_R, REPORTED_M)}
-        log.info("%s, best %d of %d: %s", name, REPORTED_M, config.depth, _figures(metrics[name]))
+        metrics[name]["reranked"] = candidates.quality(scores_R, m, config.depth)
+        log.info("%s, %d results, best %d re-ranked: %s", name, m, config.depth, _figures(metrics[name]))
+    if test is None:
+        log.warning("test: not measured, the model has no test queries")
     names = train.ranking.feature_names
-    training = notes | {"config": config.ranker.model_dump(), "queries": len(train.relevant), "m": REPORTED_M, "metrics": metrics}
+    training = notes | {"config": config.ranker.model_dump(), "queries": len(train.relevant), "m": m, "metrics": metrics}
     info = RankerInfo(features=names, depth=config.depth, max_depth=bundle.manifest.search.max_m, training=training)
     graph = ranker_onnx(ranker)
     return publish(out, lambda folder: with_parts(bundle, folder, {"ranker": info}, {RANKER: graph}), Bundle.golden)
 
 
-def collect(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageConfig) -> tuple[Candidates, Candidates, Candidates]:
-    """The candidates of the training, validation and test queries."""
-    features = features_of(bundle, config.features or default_features(bundle, split), split)
+def collect(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageConfig) -> tuple[Candidates, Candidates, Candidates | None]:
+    """The candidates of the training, validation and test queries; None without test queries. Those of the last two are at least
+    REPORTED_M, if the model can find so many. Raises InvalidData where no query of a split has a relevant item.
+    """
+    features = features_of(bundle, config.features, split)
     beam_size, seed = bundle.manifest.search.beam_size, config.ranker.seed
     splits = {
-        "to learn from": split.train.sample(config.queries, seed),
-        "to choose by": split.valid.sample(max(MIN_VALIDATION_QUERIES, config.queries // 10), seed),
-        "to measure on": split.test,
+        "training": split.train.sample(config.queries, seed),
+        "validation": split.valid.sample(max(MIN_VALIDATION_QUERIES, config.queries // 10), seed),
+        "test": split.test,
     }
-    train, valid, test = (retrieve(engine, features, queries, config.depth, beam_size, name) for name, queries in splits.items())
+    for name, queries in splits.items():
+        if not any(map(len, queries.items)) and (name != "test" or len(queries)):
+            expected = "at least one: take more queries, or another --seed" if split.file else "at least one, or --judgements"
+            raise InvalidData(split.file or "the model's log", f"no relevant item in its {len(queries)} {name} queries", expected)
+    measured_depth = max(config.depth, min(REPORTED_M, bundle.manifest.search.max_m))
+    train = retrieve(engine, features, splits["training"], config.depth, beam_size, "for training")
+    valid = retrieve(engine, features, splits["validation"], measured_depth, beam_size, "for validation")
+    test = retrieve(engine, features, split.test, measured_depth, beam_size, "for the test") if len(split.test) else None
     return train, valid, test
 
 

@@ -31,7 +31,7 @@ class _Ranker(Section):
     """largest number of epochs"""
     patience: int | None = Field(default=5, ge=1)
     """epochs without a better validation NDCG that end training"""
-    seed: int = Field(default=1, ge=0)
+    seed: int = Field(default=1, ge=0, lt=2**32)
     """random seed. Of first weights, order of queries, dropout and ties. `--seed` overrides it"""
 
 
@@ -39,7 +39,7 @@ class HighwayConfig(_Ranker):
     """A highway network."""
 
     kind: Literal["highway"] = "highway"
-    hidden: int = Field(default=64, ge=1)
+    hidden: int = Field(default=64, ge=1, le=4096)
     """units. K of the paper"""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """dropout of hidden units"""

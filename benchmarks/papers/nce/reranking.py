@@ -102,6 +102,8 @@ def measured(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
     engine = open_engine(bundle, "cpu")
     stage = StageConfig(depth, (), queries, HighwayConfig())
     train, valid, test = collect(bundle, engine, query_sets, stage)
+    if test is None:
+        raise SystemExit(f"{bundle.path}: no test queries")
     qualities = {"retrieval": quality(test, None)}
     rows = [row_of("retrieval", qualities["retrieval"], 0, None)]
     print(rows[-1], flush=True)
