@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pydantic import SecretStr, ValidationError
@@ -28,11 +29,12 @@ from service.settings import Settings, is_local
 from service.watch.metrics import OTHER_KEYS, Metrics
 from service.watched_files import LOOK_S, WatchedFiles
 from tests.service.conversation import LINES, Conversation
+from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
 from tests.service.limit_workers import lock_for_ever, patiently_taken, taken
 from tests.service.own_time import pass_time, settled, turns_until
-from tests.service.running import Running, run, small_model
+from tests.service.running import Running, counted, run, small_model
 
-SHOP, PARTNER, ADMIN = "shop-web-0123456789", "partner-0123456789ab", "admin-0123456789abcd"
+SHOP, PARTNER, ADMIN, LONG = "shop-web-0123456789", "partner-0123456789ab", "admin-0123456789abcd", "long-0123456789abcd"
 FILE = f"""
 [[keys]]
 name = "shop"
@@ -462,6 +464,73 @@ def test_a_stream_over_its_limit_is_slowed_down(versions: Path, file: Path) -> N
             assert (await anext(answers))["status"] == 429
 
     with run(versions, keys_file=file) as running:
+        running.runner.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "role"),
+    [
+        ("/retrieve/stream", b'{"queries": [{"history": []}]}', "retrieve"),
+        ("/models/books/items", b'{"id": "a", "events": [["item-1"]]}', "write"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("change", "status", "reason"),
+    [
+        ('key = "another-0123456789"\nrole = "ROLE"', 401, "unknown"),
+        ("expires = 2020-01-01T00:00:00Z", 401, "expired"),
+        ('role = "internal"', 403, "role"),
+    ],
+)
+def test_a_key_that_is_no_longer_valid_ends_its_request_of_lines(
+    versions: Path, file: Path, path: str, line: bytes, role: str, change: str, status: int, reason: str
+) -> None:
+    rest = FILE + f'[[keys]]\nname = "other"\nkey = "other-0123456789abcd"\nrole = "{role}"\n[[keys]]\nname = "long"\n'
+    lines = {line.partition(" ")[0]: line for line in (f'key = "{LONG}"', f'role = "{role}"', *change.replace("ROLE", role).split("\n"))}
+    file.write_text(rest + f'key = "{LONG}"\nrole = "{role}"\n')
+
+    async def scenario() -> None:
+        talk = Conversation(running, path, LINES | {"Authorization": f"Bearer {LONG}"})
+        answers = talk.answers()
+        for _ in range(2):
+            talk.say(line)
+            assert {"results", "outcome"} & (await anext(answers)).keys()
+        file.write_text(rest + "\n".join(lines.values()))
+        keys._watched._next_look = 0.0
+        talk.say(line, line)
+        assert [answer["status"] async for answer in answers] == [status]
+        await talk.leave()
+        await talk.task
+
+    catalogues = FakeCatalogues(books=FakeCatalogue())
+    with run(versions, keys_file=file, catalogues=catalogues) as running:
+        keys = running.app.state.service.keys
+        running.runner.run(scenario())
+        assert counted(running)[f'espalier_auth_failures_total{{reason="{reason}",role="{role}"}}'] == 1
+
+
+def test_a_stream_has_the_limits_that_its_key_has_now_and_digests_are_compared_only_after_a_change(
+    versions: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_route, "MIN_HELD_S", 0.0)
+
+    async def scenario() -> None:
+        talk = Conversation(running, "/retrieve/stream", LINES | {"Authorization": f"Bearer {SHOP}"})
+        answers, line = talk.answers(), b'{"queries": [{"history": []}]}'
+        talk.say(*[line] * 5)
+        assert [(await anext(answers)).get("status", 200) for _ in range(5)] == [200] * 5
+        assert check.call_count == 1
+        file.write_text(FILE.replace(f'key = "{SHOP}"', f'key = "{SHOP}"\nrate = 0.01'))
+        keys._watched._next_look = 0.0
+        talk.say(*[line] * 3, more=False)
+        assert [answer.get("status", 200) async for answer in answers] == [200, 429, 429]
+        assert check.call_count == 2
+        await talk.leave()
+
+    with run(versions, keys_file=file) as running:
+        keys = running.app.state.service.keys
+        check = Mock(wraps=keys.check)
+        monkeypatch.setattr(keys, "check", check)
         running.runner.run(scenario())
 
 
