@@ -145,6 +145,15 @@ async def test_connections_to_one_address_are_bounded() -> None:
         assert sorted(error.reason for error in found if isinstance(error, ReplicaFailed)) == ["full", "late", "late"]
 
 
+async def test_a_look_finds_out_what_a_replica_holds_while_as_much_as_may_be_is_asked_of_it() -> None:
+    held = listed(SHARD)
+    async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(held) + held, connections=1) as (server, transport):
+        transport._connections_to(server.address)._searches = 1
+        with pytest.raises(ReplicaFailed, match="1 exchanges are under way"):
+            await transport.send(server.address, b"", MOST, 5, {})
+        assert len(await transport.served_shards(server.address, 5)) == 1
+
+
 async def test_a_name_may_stand_for_several_addresses() -> None:
     transport = HttpTransport(RouterConfig(shards=("dns+http://localhost:8001",)))
     assert set(await transport.addresses("dns+http://localhost:8001")) <= {"http://127.0.0.1:8001", "http://[::1]:8001"}
