@@ -22,7 +22,17 @@ from pydantic import SecretStr, ValidationError
 from service.errors import Forbidden, KeyLimit, Unauthorized
 from service.http import key_limits, stream_route
 from service.http.api_keys import Keys
-from service.http.key_limits import COST_BURST_S, DEBT_S, MAX_HELD_S, MIN_HELD_S, REFUSALS_PER_S, SLOTS, HeldRefusals, KeyLimits
+from service.http.key_limits import (
+    COST_BURST_S,
+    DEBT_S,
+    FREE_AFTER_S,
+    MAX_HELD_S,
+    MIN_HELD_S,
+    REFUSALS_PER_S,
+    SLOTS,
+    HeldRefusals,
+    KeyLimits,
+)
 from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE, Key, read_keys
 from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings, is_local
@@ -316,6 +326,35 @@ def test_a_key_whose_limits_change_begins_anew_and_as_many_keys_as_come_are_coun
             limits.take(other)
 
 
+def test_slots_of_keys_that_are_no_longer_used_are_used_again_and_one_that_gets_none_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Time()
+    workers = [KeyLimits(tmp_path / "key-limits", clock) for _ in range(3)]
+
+    def passed(key: Key) -> int:
+        count = 0
+        for turn in range(30):
+            with suppress(KeyLimit):
+                workers[turn % 3].take(key)
+                count += 1
+        return count
+
+    first = limited(rate=0.5, burst=4.0)
+    assert passed(first) == 4
+    for number in range(SLOTS - 1):
+        workers[0].take(replace(first, name=f"k{number}"))
+    assert not caplog.records
+    assert passed(replace(first, name="late")) == 3 * 4  # each worker by itself
+    assert "each worker counts the key late by itself" in caplog.text
+    clock.s += 2 * FREE_AFTER_S
+    assert passed(replace(first, name="later")) == 4
+    for number in range(SLOTS):  # one of them takes the slot of the first key
+        workers[0].take(replace(first, name=f"n{number}"))
+    clock.s += 2 * FREE_AFTER_S
+    assert passed(first) == 4
+
+
 def test_workers_of_a_host_count_together(tmp_path: Path) -> None:
     with get_context("spawn").Pool(4) as pool:  # more than there are cores: each is interrupted at any point
         counts = pool.starmap(taken, [(tmp_path / "key-limits", limited(rate=0.001, burst=40.0), 100)] * 4)
@@ -342,7 +381,7 @@ def test_a_worker_that_stands_still_while_it_counts_stops_no_other(tmp_path: Pat
     limits = KeyLimits(tmp_path / "key-limits")
     key = limited(rate=0.001, burst=2.0)
     limits.take(key)
-    _, place = limits._slot(key)
+    place = limits._slot(key).offset
     with get_context("spawn").Pool(1) as pool:
         pool.apply(lock_for_ever, (tmp_path / "key-limits", place))
         began = time.monotonic()
