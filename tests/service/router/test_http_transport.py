@@ -106,6 +106,7 @@ async def test_a_kept_connection_carries_key_and_origin_and_is_made_anew_closed_
         (b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n", "garbage"),
         (b"x" * 20_000, "garbage"),
         (b"HTTP/1.1 410 Gone\r\ncontent-length: 0\r\n\r\n", "not_served"),
+        (b"HTTP/1.1 413 Large\r\ncontent-length: 0\r\n\r\n", "refused"),
         (b"HTTP/1.1 422 No\r\ncontent-length: 0\r\n\r\n", "refused"),
         (b"HTTP/1.1 429 Full\r\ncontent-length: 0\r\n\r\n", "full"),
         (b"HTTP/1.1 503 Not ready\r\ncontent-length: 0\r\n\r\n", "full"),
