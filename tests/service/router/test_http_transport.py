@@ -148,11 +148,15 @@ async def test_connections_to_one_address_are_bounded() -> None:
 
 async def test_a_look_finds_out_what_a_replica_holds_while_as_much_as_may_be_is_asked_of_it() -> None:
     held = listed(SHARD)
-    async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(held) + held, connections=1) as (server, transport):
-        transport._connections_to(server.address)._searches = 1
-        with pytest.raises(ReplicaFailed, match="1 exchanges are under way"):
-            await transport.send(server.address, b"", MOST, 5, {})
+    async with serving(b"HTTP/1.1 200 OK\r\n", connections=1) as (server, transport):
+        searching = asyncio.create_task(transport.send(server.address, b"", MOST, 5, {}))
+        async with asyncio.timeout(5):
+            while not server.heads:
+                await asyncio.sleep(0.01)
+        server.answers = (b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(held) + held,)
         assert len(await transport.served_shards(server.address, 5)) == 1
+        searching.cancel()
+        await asyncio.gather(searching, return_exceptions=True)
 
 
 async def test_a_name_may_stand_for_several_addresses() -> None:
