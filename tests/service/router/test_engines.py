@@ -132,7 +132,11 @@ def test_a_batch_that_is_more_than_shards_take_is_searched_in_parts(tmp_path: Pa
     rng = np.random.default_rng(9)
     with sharded(whole, tmp_path / "free", 2) as free, sharded(whole, tmp_path / "limited", 2, **settings) as limited:
         for _ in range(3):
-            queries, params = random_queries(rng, whole, BATCH), replace(params_of(rng, LiveState(whole), None), trace=False)
+            state, trees = LiveState(whole), [alone.tree for alone in whole.alone]
+            overlay = state.overlay()
+            masks = [forest_mask(trees, rng.random(overlay.items) < 0.4) for _ in range(BATCH)]
+            mask_B = tuple(live_mask(trees, overlay, mask, np.ones(overlay.handles, np.bool_)) for mask in masks)
+            queries, params = random_queries(rng, whole, BATCH), replace(params_of(rng, state, None), trace=False, mask_B=mask_B)
             found = limited.search(queries, params)
             assert_same(found, free.search(queries, params))
             assert found.coverage is not None
