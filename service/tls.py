@@ -31,6 +31,7 @@ class Certificates:
     def __init__(self, files: Sequence[Path], build: Callable[[], ssl.SSLContext], clock: Callable[[], float] = time.monotonic) -> None:
         self._files, self._watched, self._build = files, WatchedFiles(files, clock), build
         self._context: ssl.SSLContext | None = None
+        self._problem = ""  # that was logged last
 
     def current(self) -> ssl.SSLContext:
         """The context for the next handshake. Raises CertificatesUnusable if none could be built so far."""
@@ -41,11 +42,14 @@ class Certificates:
         except CertificatesUnusable as error:
             if self._context is None:
                 raise
-            log.error("the changed certificates are unusable, so the former ones stay in use: %s", error)
+            self._watched.look_again()  # the error may pass, and nothing in the files changes then
+            if self._problem != (problem := str(error)):
+                log.error("the changed certificates are unusable, so the former ones stay in use: %s", error)
+            self._problem = problem
             return self._context
         if self._context is not None:
             log.info("certificates have changed: %s", ", ".join(map(str, self._files)))
-        self._context = context
+        self._context, self._problem = context, ""
         return context
 
 

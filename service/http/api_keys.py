@@ -68,7 +68,8 @@ class Keys:
         self.limits = KeyLimits(None if settings.run_folder is None else settings.run_folder / "key-limits")
         self._watched = WatchedFiles([] if self._file is None else [self._file], clock)
         self._problem = ""  # that was logged last
-        self._keys = self._settings_keys if self._file is None else [*self._settings_keys, *read_keys(self._file)]
+        file_keys = () if self._file is None else read_keys(self._file)
+        self._keys = dict.fromkeys([*self._settings_keys, *file_keys])  # an ordered set
 
     @property
     def public(self) -> bool:
@@ -113,7 +114,7 @@ class Keys:
         matching_keys = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         if not matching_keys:
             raise Unauthorized("The key is not known.", role, "unknown")
-        valid_keys = [key for key in matching_keys if key.expires is None or self._now() < key.expires]
+        valid_keys = [key for key in matching_keys if self._is_valid(key)]
         if not valid_keys:
             raise Unauthorized("The key has expired.", role, "expired", matching_keys[0].name)
         allowed_keys = [key for key in valid_keys if key.role in ("admin", role)]
@@ -121,6 +122,13 @@ class Keys:
             key = valid_keys[0]
             raise Forbidden(f"This key may {_ALLOWED[key.role]}; this route needs {_NEEDED[role]} key.", role, "role", key.name)
         return min(allowed_keys, key=lambda key: key.role != "admin")
+
+    def check_again(self, access: Access, authorization: bytes | None, key: Key | None) -> Key | None:
+        """`check` for one more line of a request, with the key of the line before. Digests are compared only if that key has changed."""
+        self._reload()
+        if key is None or (key in self._keys and self._is_valid(key)):
+            return key
+        return self.check(access, authorization)
 
     def admit(self, key: Key | None, model: str | None, role: Role) -> None:
         """Count a request with a key that `check` has returned, to a model or to none.
@@ -132,6 +140,9 @@ class Keys:
                 may_use(key, model, role)
             self.limits.take(key)
 
+    def _is_valid(self, key: Key) -> bool:
+        return key.expires is None or self._now() < key.expires
+
     def _keys_of(self, role: Role) -> list[Key]:
         return [key for key in self._keys if key.role == role]
 
@@ -139,8 +150,9 @@ class Keys:
         if self._file is None or not self._watched.have_changed():
             return
         try:
-            self._keys = [*self._settings_keys, *read_keys(self._file)]
-            log.info("the file of keys has changed: %d keys", len(self._keys) - len(self._settings_keys))
+            file_keys = read_keys(self._file)
+            self._keys = dict.fromkeys([*self._settings_keys, *file_keys])
+            log.info("the file of keys has changed: %d keys", len(file_keys))
             self._problem = ""
         except ValueError as error:
             if isinstance(error.__cause__, OSError):  # it may pass, and nothing in the file changes then

@@ -17,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 from espalier.errors import EspalierError
 from espalier.items import MAX_ID_BYTES
 
-from ..errors import QueueFull, ServiceError
+from ..errors import Denied, QueueFull, ServiceError
+from ..http.api_keys import may_use
 from ..http.dependencies import Service
 from ..http.item_bodies import ItemReader
 from ..http.live_routes import WriteRoute, status_of
@@ -72,7 +73,7 @@ class BulkRoute(WriteRoute):
             bulk = _Bulk(self, scope, reader, catalogue, slot, line_memory)
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
             try:
-                read = read_entries(receive, self.settings, partial_line, bulk.line_of, bulk.queue)
+                read = read_entries(receive, self.settings, partial_line, bulk.line_of, bulk.queue, bulk.check_key)
                 await read_and_write(read, bulk.write(send), info)
             finally:
                 await bulk.wait_for_commit()
@@ -121,10 +122,17 @@ class _Bulk:
         if self._commit_future is not None:
             await asyncio.wait((self._commit_future,))
 
+    def check_key(self) -> None:
+        """The key may have changed, expired or been removed since the last line. Raises Denied."""
+        self._info.key = self._route.keys.check_again("write", self._info.authorization, self._info.key)
+        may_use(self._info.key, self._info.model, "write")
+
     async def line_of(self, content: bytes | ServiceError) -> Line:
         """A parsed line, once there is memory for it."""
         began = time.perf_counter()
         if isinstance(content, ServiceError):
+            if isinstance(content, Denied):
+                self._route.audit.denied(self._scope, self._info.request_id.decode(), content)
             return Line(None, content, 0, began)
         try:
             await reserve(self._line_memory, len(content), self._route.settings.max_body_bytes, self._scope)

@@ -2,8 +2,9 @@
 
 This is the generic cell rate algorithm (GCRA). Each limit has a theoretical arrival time: the time at which all that the key has taken
 would be spread at the allowed rate. They are in one mapped file, with a slot for each key and its limits; a key whose limits change gets a
-new slot. A slot is written under a lock, so that a worker interrupted between reading and writing does not undo the counts of others. A
-worker waits for the lock for at most LOCK_S, because the holder may be suspended; then one request too many may pass.
+new slot. A slot whose arrival times are past limits nothing, so another key may take it; its former key then gets another one. A slot is
+written under a lock, so that a worker interrupted between reading and writing does not undo the counts of others. A worker waits for the
+lock for at most LOCK_S, because the holder may be suspended; then one request too many may pass.
 
 Refusals of keys over their limits are held back, so that each key gets at most REFUSALS_PER_S of them a second: this slows a flood down.
 The connection of a held refusal does not count towards the limit of connections.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
+import logging
 import mmap
 import os
 import struct
@@ -22,12 +24,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from starlette.types import Scope
 
 from ..errors import KeyLimit
 from ..http.connection import CONNECTION
 from ..keys_file import MOST_KEYS, Key
+
+log = logging.getLogger(__name__)
 
 COST_BURST_S = 1.0
 """A key may use this many seconds of its cost limit at once."""
@@ -40,6 +45,8 @@ ARRIVAL_TIMES = struct.Struct("=dd")
 IDENTITY_BYTES = 16
 SLOT_BYTES, SLOTS = IDENTITY_BYTES + ARRIVAL_TIMES.size, 8 * MOST_KEYS
 """Bytes of a slot, which begins with its key's identity, and number of slots. If none is free, each worker counts a key by itself."""
+FREE_AFTER_S = 60.0
+"""A slot is free if its arrival times have been past for so long. A key in use keeps its slot."""
 MIN_HELD_S, REFUSALS_PER_S = 1.0, 128
 """Shortest time for which a refusal is held back, and the rate of refusals for each key."""
 MAX_HELD_S = 10.0
@@ -61,7 +68,7 @@ class KeyLimits:
             os.truncate(self._file, SLOT_BYTES * SLOTS)
             self._slots = mmap.mmap(self._file, SLOT_BYTES * SLOTS)
         self._clock = clock
-        self._key_slots: dict[Key, tuple[bytearray | mmap.mmap, int]] = {}
+        self._key_slots: dict[Key, _Slot] = {}
 
     def _check(self, key: Key) -> None:
         """Raise KeyLimit if the next request of a key exceeds a limit."""
@@ -101,7 +108,7 @@ class KeyLimits:
         if self._file is None or (key.rate is None and key.cost is None):
             yield
             return
-        buffer, offset = self._slot(key)
+        _, buffer, offset = self._slot(key)
         lock_offset = offset if buffer is self._slots else 0
         give_up_at = time.monotonic() + LOCK_S
         while not (is_locked := _locked(self._file, lock_offset)) and time.monotonic() < give_up_at:
@@ -113,35 +120,45 @@ class KeyLimits:
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, lock_offset)
 
     def _arrival_times(self, key: Key) -> tuple[float, float]:
-        buffer, offset = self._slot(key)
+        _, buffer, offset = self._slot(key)
         requests, seconds = ARRIVAL_TIMES.unpack_from(buffer, offset)
         return requests, seconds
 
     def _write(self, key: Key, requests: float, seconds: float) -> None:
-        buffer, offset = self._slot(key)
+        _, buffer, offset = self._slot(key)
         ARRIVAL_TIMES.pack_into(buffer, offset, requests, seconds)
 
-    def _slot(self, key: Key) -> tuple[bytearray | mmap.mmap, int]:
+    def _slot(self, key: Key) -> _Slot:
         slot = self._key_slots.get(key)
-        if slot is None:
+        if slot is None or slot.buffer[slot.offset - IDENTITY_BYTES : slot.offset] != slot.identity:
             if len(self._key_slots) >= SLOTS:
                 self._key_slots.clear()  # most of these keys no longer exist
             slot = self._key_slots[key] = self._claim_slot(key)
         return slot
 
-    def _claim_slot(self, key: Key) -> tuple[bytearray | mmap.mmap, int]:
-        """(buffer, offset in it) of the slot of a key; a key without a slot gets the next free one."""
+    def _claim_slot(self, key: Key) -> _Slot:
+        """The slot of a key; a key without a slot gets the next free one."""
         description = repr((key.name, key.digest, key.rate, key.burst, key.cost))
         identity = hashlib.blake2b(description.encode(), digest_size=IDENTITY_BYTES).digest()
-        first = int.from_bytes(identity[:4])
+        if (begin := self._slots.find(identity)) >= 0:
+            return _Slot(identity, self._slots, begin + IDENTITY_BYTES)
+        first, past = int.from_bytes(identity[:4]), self._clock() - FREE_AFTER_S
         for step in range(SLOTS):
-            offset = (first + step) % SLOTS * SLOT_BYTES
-            owner = self._slots[offset : offset + IDENTITY_BYTES]
-            if not any(owner):
-                self._slots[offset : offset + IDENTITY_BYTES] = owner = identity
-            if owner == identity:
-                return self._slots, offset + IDENTITY_BYTES
-        return bytearray(ARRIVAL_TIMES.size), 0
+            begin = (first + step) % SLOTS * SLOT_BYTES
+            offset = begin + IDENTITY_BYTES
+            if not any(self._slots[begin:offset]) or max(ARRIVAL_TIMES.unpack_from(self._slots, offset)) < past:
+                self._slots[begin:offset] = identity
+                return _Slot(identity, self._slots, offset)
+        log.warning("all %d slots of limits are in use: each worker counts the key %s by itself", SLOTS, key.name)
+        return _Slot(identity, bytearray(identity + bytes(ARRIVAL_TIMES.size)), IDENTITY_BYTES)
+
+
+class _Slot(NamedTuple):
+    """A slot of a key. offset: of its arrival times in the buffer, after the identity of the key that has the slot."""
+
+    identity: bytes
+    buffer: bytearray | mmap.mmap
+    offset: int
 
 
 def _locked(file: int, offset: int) -> bool:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope
 
 from espalier.errors import InvalidInput
 
-from ..errors import BodyTooLarge, Busy, InvalidRequest, NotJson, ServiceError, SlowBody
+from ..errors import BodyTooLarge, Busy, Denied, InvalidRequest, NotJson, ServiceError, SlowBody
 from ..http.memory_budget import Reservation
 from ..problems import invalid_body
 from ..settings import Settings
@@ -130,12 +130,19 @@ async def read_entries(
     memory: Reservation,
     entry_of: Callable[[bytes | ServiceError], Awaitable[T]],
     entries: asyncio.Queue[T | None],
+    check_key: Callable[[], None],
 ) -> None:
     """Put what `entry_of` makes of each line into a queue, and None after the last; then wait for the client to hang up.
 
+    check_key  is called before each line. The Denied that it raises takes the place of the line, which is then the last
     Reads no faster than the queue is emptied. Ends only by an exception: those of `read_lines` and `entry_of`.
     """
     async for line in read_lines(receive, settings.max_body_bytes, settings.stream_idle_s, memory):
+        try:
+            check_key()
+        except Denied as error:
+            await entries.put(await entry_of(error.with_traceback(None)))
+            break
         await entries.put(await entry_of(line))
     await entries.put(None)
     await until_hung_up(receive)

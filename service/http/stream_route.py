@@ -39,7 +39,7 @@ class StreamRoute(RetrievalRoute):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
         with Reservation(self.bodies) as partial_line, Reservation(self.bodies) as line_memory, Reservation(self.answers) as answer_memory:
             lines = _Lines(self, scope, line_memory, answer_memory)
-            read = read_entries(receive, self.settings, partial_line, lines.begin, lines.queue)
+            read = read_entries(receive, self.settings, partial_line, lines.begin, lines.queue, lines.check_key)
             write, tasks = lines.write(send), lines.tasks
             del lines  # an exception holds this frame
             await read_and_write(read, write, info, tasks)
@@ -98,6 +98,10 @@ class _Lines:
             self._answer_memory.give(pending.values)
         await send({"type": "http.response.body", "body": b""})
 
+    def check_key(self) -> None:
+        """The key may have changed, expired or been removed since the last line. Raises Denied."""
+        self._info.key = self._route.keys.check_again("retrieve", self._info.authorization, self._info.key)
+
     async def begin(self, line: bytes | ServiceError) -> _Pending:
         """Begin to answer a line, once there is memory for it and its answer."""
         info, size, values = RequestInfo(time.perf_counter(), self._info.request_id), 0, 0
@@ -114,8 +118,6 @@ class _Lines:
             except ClientDisconnect:
                 raise
             except Exception as error:
-                if isinstance(error, Denied):
-                    self._route.audit.denied(self._scope, info.request_id.decode(), error)
                 task = self._refusal(error, info)
         self.tasks.add(task)
         return _Pending(task, size, values)
@@ -130,6 +132,8 @@ class _Lines:
 
     def _refusal(self, error: Exception, info: RequestInfo) -> asyncio.Future[bytes]:
         """The problem document of a line whose search cannot begin, as a finished future."""
+        if isinstance(error, Denied):
+            self._route.audit.denied(self._scope, info.request_id.decode(), error)
         document, _ = problem_of(error, info)
         self._route.metrics.request(info.model, document["status"], None)
         document_future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import TypeVar
 
 from espalier.errors import EspalierError, JournalError, spelled
@@ -61,6 +62,7 @@ class LiveCatalogue:
         self._follows, self._waiting_writes = follows, 0
         self._stuck_at = -1  # the thread's progress when a write came that it did not take in time
         self._follow_failure: str | None = None
+        self._unapplied, self._uncopied = 0, 0.0  # operations: of this host's journal; of the writer's that are not in it
         self._waiters: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}  # of requests that wait for an operation
         self._reader = ThreadPoolExecutor(1, f"reads-{model}")  # separate, so that a read that hangs takes no thread from other routes
         notices.subscribe(model, self.thread.look)
@@ -237,10 +239,9 @@ class LiveCatalogue:
     # -- a host that follows --------------------------------------------------------------------------------------------
 
     def note(self, behind: int | None, failure: str | None = None) -> None:
-        """Note how far this host is behind the host that it follows, and why it fails to follow."""
-        self._follow_failure = failure
-        if behind is not None:
-            self._on_lag(behind)
+        """Note how far this host is behind the host that it follows, None if that is not known, and why it fails to follow."""
+        self._follow_failure, self._uncopied = failure, inf if behind is None else behind
+        self._on_lag(self._unapplied)
 
     def copied(self) -> None:
         """Have all workers apply operations that were copied from the followed host and committed here."""
@@ -259,7 +260,8 @@ class LiveCatalogue:
         self._metrics.show("espalier_live_journal_failing", self.thread.reason is not None, self.model)
 
     def _on_lag(self, operations: int) -> None:
-        self._metrics.show("espalier_live_lag", operations, self.model)
+        self._unapplied = operations
+        self._metrics.show("espalier_live_lag", operations + self._uncopied, self.model)
 
     def stop(self) -> None:
         """Finish what was submitted, and close the journal. Blocks."""

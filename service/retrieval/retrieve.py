@@ -225,7 +225,7 @@ def check_coverage(coverage: Coverage, min_coverage: float | None) -> None:
         missing = ", ".join(map(str, fields["missing"]))
         raise Uncovered(
             f"coverage: got {fields['items']:.4g}, the share of the items on shards that answered, expected at least "
-            f"{min_coverage or 0.0:g}, above 0; of {fields['shards']} shards, these did not answer in time: {missing}."
+            f"{min_coverage or 0.0:g}, above 0; of {fields['shards']} shards, these gave no answer: {missing}."
         )
 
 

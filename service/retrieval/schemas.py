@@ -298,7 +298,7 @@ class ShardCoverage(BaseModel):
     items: float = Field(ge=0, le=1, description="Share of the catalogue's items on these shards.")
     shards: int = Field(description="Number of all shards.")
     answered: int
-    missing: list[int] = Field(description="Numbers of the shards that did not answer in time, from 0.")
+    missing: list[int] = Field(description="Numbers of the shards that gave no answer, from 0.")
 
 
 class RetrieveResponse(BaseModel):

@@ -54,7 +54,7 @@ class RouterConfig(Patience):
     key: Annotated[SecretStr, AfterValidator(_for_a_header)] | None = Field(default=None, description="Key of their role `internal`.")
     min_replicas: int = Field(default=1, ge=1, le=64, description="Replicas that each shard of a version must have before it serves.")
     connect_timeout_s: float = Field(default=0.25, gt=0, le=60, description="Seconds in which a connection must be made.")
-    connections: int = Field(default=64, ge=1, le=4096, description="Most connections to one address.")
+    connections: int = Field(default=64, ge=1, le=4096, description="Most searches under way at one address.")
 
 
 def read_config(path: Path) -> RouterConfig:

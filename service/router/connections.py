@@ -13,8 +13,8 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from espalier.shards.messages import MEDIA_TYPE, Pin
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
 class Connections:
     """The connections to one address, http://HOST:PORT/PATH or https://.
 
-    limit  most connections
+    limit  most searches under way. Polls have no limit: a busy replica still answers them
     name   the name that the certificate of the address must have; None: the host
     """
 
@@ -135,7 +135,7 @@ class Connections:
         self._path, self._host_header = url.path.rstrip("/"), url.netloc
         self._limit, self._connect_timeout_s = limit, connect_timeout_s
         self._idle: deque[Connection] = deque()
-        self._in_use = 0
+        self._searches = 0
 
     def head(self, method: str, path: str, size: int, lines: str) -> bytes:
         """The head of a request. lines: other headers, each with its line end."""
@@ -143,30 +143,34 @@ class Connections:
             "latin-1"
         )
 
+    async def search(self, head: bytes, body: bytes, max_bytes: int) -> tuple[int, bytes]:
+        """An exchange that counts towards the limit. Raises ReplicaFailed."""
+        if self._searches >= self._limit:
+            raise ReplicaFailed("full", f"{self._limit} exchanges are under way")
+        self._searches += 1
+        try:
+            return await self.exchange(head, body, max_bytes)
+        finally:
+            self._searches -= 1
+
     async def exchange(self, head: bytes, body: bytes, max_bytes: int) -> tuple[int, bytes]:
         """The status and the body of an answer. Raises ReplicaFailed.
 
         If an idle connection ends without a byte of the answer, the server closed it before the request arrived: the request is sent again.
         """
-        if self._in_use >= self._limit:
-            raise ReplicaFailed("full", f"{self._limit} exchanges are under way")
-        self._in_use += 1
-        try:
-            while True:
-                connection, is_new = await self._connect()
-                try:
-                    answer = await connection.exchange(head, body, max_bytes)
-                except _Broken as error:
-                    if is_new or error.answered:
-                        raise ReplicaFailed("connection", "the connection broke") from None
-                    continue
-                if connection.closed:
-                    connection.close()
-                else:
-                    self._idle.append(connection)
-                return answer
-        finally:
-            self._in_use -= 1
+        while True:
+            connection, is_new = await self._connect()
+            try:
+                answer = await connection.exchange(head, body, max_bytes)
+            except _Broken as error:
+                if is_new or error.answered:
+                    raise ReplicaFailed("connection", "the connection broke") from None
+                continue
+            if connection.closed:
+                connection.close()
+            else:
+                self._idle.append(connection)
+            return answer
 
     async def _connect(self) -> tuple[Connection, bool]:
         """A connection, and whether it is new. Raises ReplicaFailed."""
@@ -223,12 +227,12 @@ class HttpTransport:
             lines += f"{header}: {_NOT_IN_HEADERS.sub('', value)}\r\n"
         connections = self._connections_to(address)
         head = connections.head("POST", SEARCH, len(body), lines)
-        return answer_body(*await _timed_exchange(timeout_s, connections, head, body, max_bytes))
+        return answer_body(*await _within(timeout_s, connections.search(head, body, max_bytes)))
 
     async def served_shards(self, address: str, timeout_s: float) -> frozenset[Pin]:
         connections = self._connections_to(address)
         head = connections.head("GET", SHARDS, 0, self._lines)
-        return parse_shard_list(answer_body(*await _timed_exchange(timeout_s, connections, head, b"", MAX_LIST_BYTES)))
+        return parse_shard_list(answer_body(*await _within(timeout_s, connections.exchange(head, b"", MAX_LIST_BYTES))))
 
     def forget(self, address: str) -> None:
         self._names.pop(address, None)
@@ -246,10 +250,10 @@ class HttpTransport:
         return self._connections[address]
 
 
-async def _timed_exchange(timeout_s: float, connections: Connections, head: bytes, body: bytes, max_bytes: int) -> tuple[int, bytes]:
+async def _within(timeout_s: float, exchange: Coroutine[Any, Any, tuple[int, bytes]]) -> tuple[int, bytes]:
     """An exchange within a time limit. Raises ReplicaFailed."""
     try:
         async with asyncio.timeout(max(timeout_s, 0)):
-            return await connections.exchange(head, body, max_bytes)
+            return await exchange
     except TimeoutError:
         raise ReplicaFailed("late", f"no answer within {timeout_s:.3g} s") from None

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.engines.stages import Leaves, TreeQuery
+from espalier.engines.stages import NO_RANK, NO_ROW, Leaves, TreeQuery, stacked
 from espalier.masks.eligibility import NO_NODE
-from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchResult
+from espalier.search import NO_ITEM, Coverage, Frontier, LevelTrace, SearchResult
 from espalier.tree import Tree
 
 Array = NDArray[Any]
@@ -46,6 +46,24 @@ def merge_results(results: Sequence[SearchResult], query: TreeQuery, trees: Sequ
         np.logical_and.reduce(finite) if finite else None,
         tuple(traces),
         tuple(frontiers),
+    )
+
+
+def joined_leaves(batches: Sequence[Leaves]) -> Leaves:
+    """The merged leaves of several batches as those of one, padded to the widest. There are no traces: those are of single queries."""
+    beams = zip(*(leaves.frontiers for leaves in batches), strict=True)
+    finite = [np.ones(len(leaves.rows_BTM), np.bool_) if leaves.finite_B is None else leaves.finite_B for leaves in batches]
+    return Leaves(
+        stacked([leaves.rows_BTM[:, 0] for leaves in batches], NO_ROW)[:, None],
+        stacked([leaves.ranks_BTM[:, 0] for leaves in batches], NO_RANK)[:, None],
+        stacked([leaves.keys_BTM[:, 0] for leaves in batches], NO_RANK)[:, None],
+        np.concatenate([leaves.count_BT for leaves in batches]),
+        np.concatenate(finite),
+        frontiers=tuple(
+            Frontier(stacked([beam.nodes_BK for beam in of_tree], NO_ROW), stacked([beam.ranks_BK for beam in of_tree], NO_RANK))
+            for of_tree in beams
+        ),
+        coverage=Coverage.joined([leaves.coverage for leaves in batches]),
     )
 
 

@@ -71,11 +71,11 @@ class ShardCall:
                 ReplicaFailed("connection", f"no replica of shard {request.pin.index} of {request.pin.count} answers")
             )
 
-    def _try_another(self) -> bool:
-        """Send the request to one more replica. False if there is none."""
+    def _try_another(self, may_try: Callable[[], bool] = lambda: True) -> bool:
+        """Send the request to one more replica. False if there is none, or if there is one but `may_try` is False."""
         holders = self._fleet.holders(self._request.pin, self._patient)
         replica = choose(holders, self._tried_replicas) if len(self._tried_replicas) < TRIES else None
-        if replica is None:
+        if replica is None or not may_try():
             return False
         self._tried_replicas.append(replica)
         self._tasks[replica] = self._loop.create_task(self._try(replica))
@@ -85,7 +85,7 @@ class ShardCall:
         """The replica is slow: send the request to another one too."""
         if self.answer.done() or not self._tasks:
             return
-        if self._fleet.budget.take() and self._try_another():
+        if self._try_another(self._fleet.budget.take):  # which pays only if there is another one
             self._fleet.metrics.count("espalier_router_hedges_total")
 
     async def _try(self, replica: Replica) -> None:

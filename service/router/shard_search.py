@@ -30,7 +30,7 @@ from espalier.shards.results import answer_bytes, check_result
 from ..errors import ShardsMissing
 from ..router.fleet import Fleet
 from ..router.masks import Layout
-from ..router.merge import merge_results
+from ..router.merge import joined_leaves, merge_results
 from ..router.replicas import Whole
 from ..router.shard_call import ShardCall, ShardRequest
 from ..router.transport import ReplicaFailed
@@ -78,7 +78,10 @@ class ShardSearch:
         """Nothing to do: the fleet serves other versions too."""
 
     def search(self, query: TreeQuery) -> Leaves:
-        """The best leaves of all shards. Raises ShardsMissing if a shard did not answer a search without a deadline."""
+        """The best leaves of all shards. Raises ShardsMissing if a shard did not answer a search without a deadline.
+
+        A batch that a shard refuses is searched in halves: several requests may together have more queries, masks or results than it takes.
+        """
         began, batch = time.perf_counter(), len(query)
         if not batch:
             no_coverage = Coverage(self._layout.sizes_S, np.empty((0, self.count), np.bool_))
@@ -87,12 +90,17 @@ class ShardSearch:
         deadline = began + self.fleet.config.patience_s if query.context.deadline is None else query.context.deadline
         calls = self._call(bodies, deadline - min(MARGIN_S, MARGIN * (deadline - began)), query)
         answers, slowest_s = self.fleet.submit(calls).result()
-        answered_S = np.array([answer is not None for answer in answers], np.bool_)
+        failures = {index: answer for index, answer in enumerate(answers) if isinstance(answer, ReplicaFailed)}
+        if batch > 1 and any(failure.reason == "refused" for failure in failures.values()):
+            return joined_leaves([self.search(query.take(half)) for half in np.array_split(np.arange(batch), 2)])
+        for index in failures:
+            self.fleet.metrics.count("espalier_router_unanswered_total", index)
+        answered_S = np.array([index not in failures for index in range(self.count)], np.bool_)
         if query.context.deadline is None and not answered_S.all():
             missing = ", ".join(map(str, np.flatnonzero(~answered_S)))
             raise ShardsMissing(f"no answer of shard {missing} of {self.count} of {self._whole.of} version {self._whole.version}")
         coverage = Coverage(self._layout.sizes_S, np.broadcast_to(answered_S, (batch, self.count)))
-        leaves = merge_results([answer.result for answer in answers if answer is not None], query, self._trees)
+        leaves = merge_results([answer.result for answer in answers if isinstance(answer, ShardAnswer)], query, self._trees)
         self.fleet.metrics.observe("espalier_router_own_seconds", time.perf_counter() - began - slowest_s, self._whole.of)
         self.fleet.metrics.observe("espalier_router_coverage", float(coverage.items_B[0]), self._whole.of)
         return leaves._replace(coverage=coverage)
@@ -137,8 +145,10 @@ class ShardSearch:
 
     # -- in the fleet's loop --------------------------------------------------------------------------------------------
 
-    async def _call(self, bodies: Sequence[partial[bytes]], deadline: float, query: TreeQuery) -> tuple[list[ShardAnswer | None], float]:
-        """Every shard's answer, None if it gave none, and the seconds of the slowest."""
+    async def _call(
+        self, bodies: Sequence[partial[bytes]], deadline: float, query: TreeQuery
+    ) -> tuple[list[ShardAnswer | ReplicaFailed], float]:
+        """Every shard's answer, or why it gave none, and the seconds of the slowest."""
         check, max_bytes, headers = partial(self._check, query), answer_bytes(query), dict(query.context.origin)
         requests = [ShardRequest(pin, body, max_bytes, check, headers) for pin, body in zip(self._pins, bodies, strict=True)]
         calls = [ShardCall(self.fleet, request, deadline, patient=query.context.deadline is None) for request in requests]
@@ -148,12 +158,12 @@ class ShardSearch:
             for call in calls:
                 call.answer.cancel()
         slowest_s = max(call.ended - call.began for call in calls)
-        for index, answer in enumerate(answers):
-            if isinstance(answer, ReplicaFailed):
-                self.fleet.metrics.count("espalier_router_unanswered_total", index)
-            elif isinstance(answer, BaseException):
+        outcomes: list[ShardAnswer | ReplicaFailed] = []
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, ReplicaFailed):
                 raise answer
-        return [answer if isinstance(answer, ShardAnswer) else None for answer in answers], slowest_s
+            outcomes.append(answer)
+        return outcomes, slowest_s
 
     def _check(self, query: TreeQuery, answer: ShardAnswer) -> None:
         """Raise InvalidMessage unless an answer has only items of its shard, each once, and the traces and frontiers of the request."""

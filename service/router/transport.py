@@ -20,7 +20,7 @@ Reason = Literal["connection", "late", "full", "not_served", "refused", "broken"
 """Why a replica gave no answer.
 
 connection  nobody listens, or the connection broke · late  no answer in time · full  it is overloaded, or not ready
-not_served  it does not serve that shard of that version · refused  it finds the request invalid · broken  another status
+not_served  it does not serve that shard of that version · refused  it finds the request invalid or too large · broken  another status
 garbage     bytes that are no valid answer · mixed  an answer of another shard or version, or to another request
 """
 MAX_LISTED = 4096
@@ -110,7 +110,7 @@ def answer_body(status: int, body: bytes) -> bytes:
         return body
     if status == 409:
         raise MasksWanted(_digests(body))
-    reasons: Mapping[int, Reason] = {410: "not_served", 422: "refused", 429: "full", 503: "full", 504: "late"}
+    reasons: Mapping[int, Reason] = {410: "not_served", 413: "refused", 422: "refused", 429: "full", 503: "full", 504: "late"}
     detail = f"status {status}: {body[:200].decode('utf-8', 'replace')}"
     raise ReplicaFailed(reasons.get(status, "broken"), detail)
 

@@ -15,6 +15,8 @@ Sample = tuple[str, Mapping[str, str], float]
 
 MAX_LOSS_SHARE, MAX_LOSS = 0.1, 0.02
 """A loss of recall is allowed up to this share of the expected recall, and up to this value."""
+MAX_LAG = 1e18
+"""The lag of a follower that cannot copy. Its metric is infinite, which JSON cannot say."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _live(series: Series, model: str, version: str) -> dict[str, float]:
         "live_capacity": _extreme(max, series, "espalier_live_capacity_ratio", model),
         "live_canary_recall": _extreme(min, series, "espalier_live_canary_recall", model),
         "live_displacement": _extreme(min, series, "espalier_live_displacement", model),
-        "live_lag": series.only("espalier_live_lag", model),  # operations
+        "live_lag": min(series.only("espalier_live_lag", model), MAX_LAG),  # operations
         "journal_failing": series.only("espalier_live_journal_failing", model),
     }
 

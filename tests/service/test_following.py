@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ from service.live.following import Following, copy
 from service.live.writer_feed import FeedFailed, WriterFeed, operation_of
 from tests.espalier.live.journals import appended, put
 from tests.service.live_running import ADMIN, ByTitle, Live, live_service, models
+from tests.service.running import counted
 from tests.service.writers import RealWriter, Writer, change_of, serving
 from tests.waiting import until
 
 __all__ = ["models"]
+
+LAG = 'espalier_live_lag{model="books"}'
 
 FULL = Operation(
     7,
@@ -380,11 +384,14 @@ def test_it_serves_while_the_writer_is_away_and_catches_up(models: Path, other: 
     with follower(other, monkeypatch, url) as second:
         assert "a" in second.found("item-1")
         until(lambda: "does not answer" in str(second.catalogue.status().reason))
+        second.catalogue._on_lag(0)  # that of its own journal
+        assert counted(second.running)[LAG] == inf
         with writing(models, monkeypatch, port) as (first, _):
             first.put("b", like=("item-1",))
             until(lambda: sequence(second) == 2)
             assert {*second.found("item-1")} == {*first.found("item-1")}
             until(lambda: second.catalogue.status().reason == f"follows {url}")
+            until(lambda: counted(second.running)[LAG] == 0)
 
 
 def test_a_host_that_takes_over_gives_no_sequence_again(

@@ -160,6 +160,20 @@ async def over_a_limit(running: Running) -> None:
         await over(running, talk)
 
 
+async def without_its_key(running: Running) -> None:
+    """It is removed between two lines."""
+    keys = running.app.state.service.keys
+    talk = begun(running, "/retrieve/stream", body(), more=True)
+    answers = talk.answers()
+    assert "results" in await anext(answers)
+    known, keys._keys = keys._keys, {}
+    talk.say(body())
+    assert [answer["status"] async for answer in answers] == [401]
+    keys._keys = known
+    await talk.leave()
+    await over(running, talk)
+
+
 async def refused_by_other_routes(running: Running) -> None:
     for method, path, content, headers, status in (
         ("PUT", "items/a", {"like": ["item-1"]}, bearer(WRITE) | {"If-None-Match": "*"}, 412),
@@ -186,6 +200,7 @@ SCENARIOS = [
     unread_in_lines,
     broken_in_lines,
     over_a_limit,
+    without_its_key,
 ]
 
 

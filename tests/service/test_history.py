@@ -348,6 +348,12 @@ def test_totals_are_what_the_metrics_count() -> None:
     assert books["recall_loss"] == pytest.approx(0.01)
     assert books["recall_loss_limit"] == 0.02
     assert (books["live_lag"], books["journal_failing"]) == (7, 1)
+    metrics.show("espalier_live_lag", inf, "books")  # of a follower that cannot copy
+    uncopied = History()
+    for minute in range(6):
+        uncopied.add(totals(metrics.samples(), ["books"], 60.0 * minute)["books"])
+    firing = [alert["name"] for alert in states(History.from_json(uncopied.to_json()).columns()) if alert["firing"]]
+    assert "EspalierLiveLag" in firing
     assert 0 < books["disk"] < 1
     assert [books[name] for name in ("probe_answered", "probe_failed", "probe_queries")] == [1, 1, 2]
     assert (found["books"].ready, found["films"].ready) == ((2,), ())

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pydantic import SecretStr, ValidationError
@@ -21,18 +22,29 @@ from pydantic import SecretStr, ValidationError
 from service.errors import Forbidden, KeyLimit, Unauthorized
 from service.http import key_limits, stream_route
 from service.http.api_keys import Keys
-from service.http.key_limits import COST_BURST_S, DEBT_S, MAX_HELD_S, MIN_HELD_S, REFUSALS_PER_S, SLOTS, HeldRefusals, KeyLimits
+from service.http.key_limits import (
+    COST_BURST_S,
+    DEBT_S,
+    FREE_AFTER_S,
+    MAX_HELD_S,
+    MIN_HELD_S,
+    REFUSALS_PER_S,
+    SLOTS,
+    HeldRefusals,
+    KeyLimits,
+)
 from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE, Key, read_keys
 from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings, is_local
 from service.watch.metrics import OTHER_KEYS, Metrics
 from service.watched_files import LOOK_S, WatchedFiles
 from tests.service.conversation import LINES, Conversation
+from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
 from tests.service.limit_workers import lock_for_ever, patiently_taken, taken
 from tests.service.own_time import pass_time, settled, turns_until
-from tests.service.running import Running, run, small_model
+from tests.service.running import Running, counted, run, small_model
 
-SHOP, PARTNER, ADMIN = "shop-web-0123456789", "partner-0123456789ab", "admin-0123456789abcd"
+SHOP, PARTNER, ADMIN, LONG = "shop-web-0123456789", "partner-0123456789ab", "admin-0123456789abcd", "long-0123456789abcd"
 FILE = f"""
 [[keys]]
 name = "shop"
@@ -314,6 +326,35 @@ def test_a_key_whose_limits_change_begins_anew_and_as_many_keys_as_come_are_coun
             limits.take(other)
 
 
+def test_slots_of_keys_that_are_no_longer_used_are_used_again_and_one_that_gets_none_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Time()
+    workers = [KeyLimits(tmp_path / "key-limits", clock) for _ in range(3)]
+
+    def passed(key: Key) -> int:
+        count = 0
+        for turn in range(30):
+            with suppress(KeyLimit):
+                workers[turn % 3].take(key)
+                count += 1
+        return count
+
+    first = limited(rate=0.5, burst=4.0)
+    assert passed(first) == 4
+    for number in range(SLOTS - 1):
+        workers[0].take(replace(first, name=f"k{number}"))
+    assert not caplog.records
+    assert passed(replace(first, name="late")) == 3 * 4  # each worker by itself
+    assert "each worker counts the key late by itself" in caplog.text
+    clock.s += 2 * FREE_AFTER_S
+    assert passed(replace(first, name="later")) == 4
+    for number in range(SLOTS):  # one of them takes the slot of the first key
+        workers[0].take(replace(first, name=f"n{number}"))
+    clock.s += 2 * FREE_AFTER_S
+    assert passed(first) == 4
+
+
 def test_workers_of_a_host_count_together(tmp_path: Path) -> None:
     with get_context("spawn").Pool(4) as pool:  # more than there are cores: each is interrupted at any point
         counts = pool.starmap(taken, [(tmp_path / "key-limits", limited(rate=0.001, burst=40.0), 100)] * 4)
@@ -340,7 +381,7 @@ def test_a_worker_that_stands_still_while_it_counts_stops_no_other(tmp_path: Pat
     limits = KeyLimits(tmp_path / "key-limits")
     key = limited(rate=0.001, burst=2.0)
     limits.take(key)
-    _, place = limits._slot(key)
+    place = limits._slot(key).offset
     with get_context("spawn").Pool(1) as pool:
         pool.apply(lock_for_ever, (tmp_path / "key-limits", place))
         began = time.monotonic()
@@ -462,6 +503,73 @@ def test_a_stream_over_its_limit_is_slowed_down(versions: Path, file: Path) -> N
             assert (await anext(answers))["status"] == 429
 
     with run(versions, keys_file=file) as running:
+        running.runner.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "role"),
+    [
+        ("/retrieve/stream", b'{"queries": [{"history": []}]}', "retrieve"),
+        ("/models/books/items", b'{"id": "a", "events": [["item-1"]]}', "write"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("change", "status", "reason"),
+    [
+        ('key = "another-0123456789"\nrole = "ROLE"', 401, "unknown"),
+        ("expires = 2020-01-01T00:00:00Z", 401, "expired"),
+        ('role = "internal"', 403, "role"),
+    ],
+)
+def test_a_key_that_is_no_longer_valid_ends_its_request_of_lines(
+    versions: Path, file: Path, path: str, line: bytes, role: str, change: str, status: int, reason: str
+) -> None:
+    rest = FILE + f'[[keys]]\nname = "other"\nkey = "other-0123456789abcd"\nrole = "{role}"\n[[keys]]\nname = "long"\n'
+    lines = {line.partition(" ")[0]: line for line in (f'key = "{LONG}"', f'role = "{role}"', *change.replace("ROLE", role).split("\n"))}
+    file.write_text(rest + f'key = "{LONG}"\nrole = "{role}"\n')
+
+    async def scenario() -> None:
+        talk = Conversation(running, path, LINES | {"Authorization": f"Bearer {LONG}"})
+        answers = talk.answers()
+        for _ in range(2):
+            talk.say(line)
+            assert {"results", "outcome"} & (await anext(answers)).keys()
+        file.write_text(rest + "\n".join(lines.values()))
+        keys._watched._next_look = 0.0
+        talk.say(line, line)
+        assert [answer["status"] async for answer in answers] == [status]
+        await talk.leave()
+        await talk.task
+
+    catalogues = FakeCatalogues(books=FakeCatalogue())
+    with run(versions, keys_file=file, catalogues=catalogues) as running:
+        keys = running.app.state.service.keys
+        running.runner.run(scenario())
+        assert counted(running)[f'espalier_auth_failures_total{{reason="{reason}",role="{role}"}}'] == 1
+
+
+def test_a_stream_has_the_limits_that_its_key_has_now_and_digests_are_compared_only_after_a_change(
+    versions: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_route, "MIN_HELD_S", 0.0)
+
+    async def scenario() -> None:
+        talk = Conversation(running, "/retrieve/stream", LINES | {"Authorization": f"Bearer {SHOP}"})
+        answers, line = talk.answers(), b'{"queries": [{"history": []}]}'
+        talk.say(*[line] * 5)
+        assert [(await anext(answers)).get("status", 200) for _ in range(5)] == [200] * 5
+        assert check.call_count == 1
+        file.write_text(FILE.replace(f'key = "{SHOP}"', f'key = "{SHOP}"\nrate = 0.01'))
+        keys._watched._next_look = 0.0
+        talk.say(*[line] * 3, more=False)
+        assert [answer.get("status", 200) async for answer in answers] == [200, 429, 429]
+        assert check.call_count == 2
+        await talk.leave()
+
+    with run(versions, keys_file=file) as running:
+        keys = running.app.state.service.keys
+        check = Mock(wraps=keys.check)
+        monkeypatch.setattr(keys, "check", check)
         running.runner.run(scenario())
 
 

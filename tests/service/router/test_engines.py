@@ -45,10 +45,10 @@ ROUNDED = ("ranks_BM", "keys_BM", "scores_BM")
 
 
 @contextmanager
-def sharded(whole: Bundle, folder: Path, count: int) -> Iterator[Pipeline]:
-    """The engine of a router over the shards of a bundle."""
+def sharded(whole: Bundle, folder: Path, count: int, **settings: Any) -> Iterator[Pipeline]:
+    """The engine of a router over the shards of a bundle, whose services have these settings."""
     cut(whole, folder, count)
-    registry = serve_shards(folder)
+    registry = serve_shards(folder, **settings)
     config = RouterConfig(shards=("http://all",), poll_s=0.05)
     fleet = Fleet(LocalTransport({"http://all": registry}), config.shards, config, Metrics())
     fleet.start()
@@ -123,6 +123,28 @@ def test_a_search_over_shards_is_one_of_the_whole_bundle_with_live_items_too(
                 assert_same(found, oracle.search(queries, knobs))
                 assert found.coverage is not None
                 assert found.coverage.answered_BS.all()
+
+
+@pytest.mark.parametrize("settings", [{"mask_cache_bytes": 1}, {"max_queries": 2}, {"max_search_values": 30}])
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_a_batch_that_is_more_than_shards_take_is_searched_in_parts(tmp_path: Path, kind: str, settings: dict[str, int]) -> None:
+    whole = whole_bundle(tmp_path / "models", kind, seed=9)
+    rng = np.random.default_rng(9)
+    with sharded(whole, tmp_path / "free", 2) as free, sharded(whole, tmp_path / "limited", 2, **settings) as limited:
+        for _ in range(3):
+            state, trees = LiveState(whole), [alone.tree for alone in whole.alone]
+            overlay = state.overlay()
+            masks = [forest_mask(trees, rng.random(overlay.items) < 0.4) for _ in range(BATCH)]
+            mask_B = tuple(live_mask(trees, overlay, mask, np.ones(overlay.handles, np.bool_)) for mask in masks)
+            queries, params = random_queries(rng, whole, BATCH), replace(params_of(rng, state, None), trace=False, mask_B=mask_B)
+            found = limited.search(queries, params)
+            assert_same(found, free.search(queries, params))
+            assert found.coverage is not None
+            assert found.coverage.answered_BS.all()
+            one, other = (engine.parents(queries, replace(params, exclude_BE=None, mask_B=None)) for engine in (limited, free))
+            for mine, theirs in zip(one.frontiers, other.frontiers, strict=True):
+                for b in range(BATCH):
+                    assert mine.nodes_BK[b][mine.nodes_BK[b] >= 0].tolist() == theirs.nodes_BK[b][theirs.nodes_BK[b] >= 0].tolist()
 
 
 @pytest.mark.parametrize("trees", [1, 2])

@@ -106,6 +106,7 @@ async def test_a_kept_connection_carries_key_and_origin_and_is_made_anew_closed_
         (b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n", "garbage"),
         (b"x" * 20_000, "garbage"),
         (b"HTTP/1.1 410 Gone\r\ncontent-length: 0\r\n\r\n", "not_served"),
+        (b"HTTP/1.1 413 Large\r\ncontent-length: 0\r\n\r\n", "refused"),
         (b"HTTP/1.1 422 No\r\ncontent-length: 0\r\n\r\n", "refused"),
         (b"HTTP/1.1 429 Full\r\ncontent-length: 0\r\n\r\n", "full"),
         (b"HTTP/1.1 503 Not ready\r\ncontent-length: 0\r\n\r\n", "full"),
@@ -143,6 +144,19 @@ async def test_connections_to_one_address_are_bounded() -> None:
         sent = [asyncio.create_task(transport.send(server.address, b"", MOST, 0.3, {})) for _ in range(3)]
         found = await asyncio.gather(*sent, return_exceptions=True)
         assert sorted(error.reason for error in found if isinstance(error, ReplicaFailed)) == ["full", "late", "late"]
+
+
+async def test_a_look_finds_out_what_a_replica_holds_while_as_much_as_may_be_is_asked_of_it() -> None:
+    held = listed(SHARD)
+    async with serving(b"HTTP/1.1 200 OK\r\n", connections=1) as (server, transport):
+        searching = asyncio.create_task(transport.send(server.address, b"", MOST, 5, {}))
+        async with asyncio.timeout(5):
+            while not server.heads:
+                await asyncio.sleep(0.01)
+        server.answers = (b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(held) + held,)
+        assert len(await transport.served_shards(server.address, 5)) == 1
+        searching.cancel()
+        await asyncio.gather(searching, return_exceptions=True)
 
 
 async def test_a_name_may_stand_for_several_addresses() -> None:

@@ -212,6 +212,14 @@ def test_an_answer_restores_trust_and_is_counted(clock: Clock) -> None:
     assert shard.budget.take()
 
 
+def test_only_company_that_comes_is_paid_for(clock: Clock) -> None:
+    shard = Shard(clock, [[(0.1, OK)]])
+    for _ in range(int(MAX_BURST) + 1):
+        assert ask(clock, shard, 1).outcome == "0"
+    assert shard.counted("hedges") == 0
+    assert [shard.budget.take() for _ in range(int(MAX_BURST) + 1)] == [True] * int(MAX_BURST) + [False]
+
+
 @pytest.mark.parametrize(("patient", "outcome", "took_ms"), [(False, "full", 20), (True, "0", round(1e3 * PAUSE_S) + 30)])
 def test_who_has_time_asks_again_those_that_were_too_busy(clock: Clock, patient: bool, outcome: str, took_ms: int) -> None:
     shard = Shard(clock, [[(0.01, "full"), (0.01, OK)], [(0.01, "full")]])
