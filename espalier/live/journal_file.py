@@ -27,7 +27,7 @@ FILE = "live.db"
 LOCK = ".live.lock"
 APPLICATION = 0x4573704A
 """SQLite's application_id of a journal: "EspJ"."""
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """SQLite's user_version of a journal. Journals of other schemas are refused."""
 TABLES = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL)",

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -96,11 +96,12 @@ def versions_on_disk(folder: Path) -> Versions:
         present = []
         for version in versions_in(folder):
             manifest = folder / str(version) / "manifest.json"
-            status = manifest.stat()
-            key = version, status.st_ino, status.st_mtime_ns
-            if key not in read:
-                read[key] = _on_disk(manifest)
-            present.append(read[key])
+            with suppress(FileNotFoundError):  # it has gone since it was listed
+                status = manifest.stat()
+                key = version, status.st_ino, status.st_mtime_ns
+                if key not in read:
+                    read[key] = _on_disk(manifest)
+                present.append(read[key])
         return present
 
     return versions

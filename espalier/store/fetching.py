@@ -84,10 +84,23 @@ def fetch(store: Objects, name: str, version: int, models: Path, on_progress: Ca
         if target.exists():
             shutil.rmtree(replaced, ignore_errors=True)  # of a process that was killed
             target.rename(replaced)
-        work.rename(target)
+        try:
+            work.rename(target)
+        except OSError:
+            replaced.rename(target)
+            raise
         flush(folder)
         shutil.rmtree(replaced, ignore_errors=True)
     return downloaded
+
+
+def put_back(models: Path) -> None:
+    """Put back versions that a process was about to replace when it was killed."""
+    for replaced in models.glob(f"*/{FETCH}*.replaced"):
+        target = replaced.with_name(replaced.name.removeprefix(FETCH).removesuffix(".replaced"))
+        with suppress(BeingFetched, OSError), _locked(replaced.parent):
+            if not target.exists():
+                replaced.rename(target)
 
 
 def holds(folder: Path, stored: StoredManifest) -> bool:

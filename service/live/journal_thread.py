@@ -382,12 +382,12 @@ class JournalThread:
         """Apply the committed operations up to a sequence."""
         while self.applied < end and (operations := journal.since(self.applied, PAGE)):
             sequences = [operation.sequence for operation in operations]
-            stored = {version.fingerprint: journal.placements(version.fingerprint, sequences) for version in self.versions.values()}
+            stored = {version.fingerprint: journal.placements(version.fingerprint, sequences) for version in self._joined_versions}
             self._apply(operations, stored, journal.store_placements)
 
     def _apply_placed(self, placed: Sequence[PlacedOperation]) -> None:
         """Apply operations that this process has committed, or that came in messages."""
-        fingerprints = [version.fingerprint for version in self.versions.values()]
+        fingerprints = {version.fingerprint for version in self._joined_versions}
         stored = {n: {new.operation.sequence: leaves for new in placed if (leaves := new.placements.get(n))} for n in fingerprints}
         self._apply([operation for operation, _ in placed], stored, self.journal.store_placements)
 

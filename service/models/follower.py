@@ -313,8 +313,7 @@ class Follower:
 
     def _is_gone(self, entry: Entry) -> bool:
         """Whether the mirror has deleted the version that serves, and another one may serve."""
-        mirrored, loaded = self._settings.store is not None, entry.loaded
-        if not mirrored or loaded is None or loaded.version in entry.versions or loaded.bundle.path.exists():
+        if entry.loaded is None or not self._swapper.is_gone(entry, entry.loaded):
             return False
         return any(not known_bad(entry, version) for version in entry.versions)
 

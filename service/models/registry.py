@@ -55,12 +55,16 @@ class Registry:
         if settings.run_folder is not None:
             metrics.share(metrics_folder(settings.run_folder))
         metrics.watch_disk(settings.models)
-        self._workers = Workers(settings.run_folder, settings.workers)
+        if settings.store is not None:
+            from espalier.store.fetching import put_back  # here, because its library takes memory and most services have no store
+
+            put_back(settings.models)
+        self._workers = Workers(settings.run_folder)
         self.catalogues = LiveCatalogues(settings, metrics, lambda: {name: entry.catalogue for name, entry in self.entries.items()})
         self._follower = Follower(settings, metrics, engines or EngineSource(), self._workers, self.catalogues)
         self._mirror: StoreMirror | None = None
         if settings.store is not None:
-            from ..models.store_mirror import StoreMirror  # here, because its library takes memory and most services have no store
+            from ..models.store_mirror import StoreMirror  # as above
 
             self._mirror = StoreMirror(settings, settings.store, metrics, self._workers, self._follower)
             self._follower.starting = self._mirror.starting

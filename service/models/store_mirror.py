@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from espalier.bundle import MAX_MANIFEST_BYTES, find_versions, parse_manifest
-from espalier.errors import CacheFull, EspalierError, StoreDamaged, StoreError, StoreMissing, StoreUnavailable
+from espalier.errors import CacheFull, EspalierError, StoreConflict, StoreDamaged, StoreError, StoreMissing, StoreUnavailable
 from espalier.serving import Serving
 from espalier.store.fetching import FETCH, FETCHED, BeingFetched, Progress, drop, drop_unfinished, fetch, holds
 from espalier.store.models import MANIFEST, StoredModel, find_models, read_manifest, read_serving, version_of
@@ -180,6 +180,7 @@ class StoreMirror(HostThread):
     def _follow(self, store: Objects, name: str, stored: StoredModel) -> bool:
         """Bring the versions that a model should serve. False if one failed; the state then says why."""
         before, needed, failed = self.state.waits.get(name), {stored.versions[-1]}, False
+        failure: StoreError | None = None
         try:
             serving = self._serving(store, name, stored)
             if serving is None:
@@ -187,8 +188,15 @@ class StoreMirror(HostThread):
             else:
                 needed = {*serving.versions}
                 for version in (serving.default, *serving.versions):
-                    self._bring(store, name, version, stored)
+                    try:
+                        self._bring(store, name, version, stored)
+                    except (StoreConflict, StoreMissing) as error:
+                        if not (self._folder / name / str(version) / MANIFEST).is_file():
+                            raise
+                        failure = failure or error  # it serves as it is here
             self._copy_serving(name, serving)
+            if failure is not None:
+                raise failure
             self._say(replace(self.state, waits={other: wait for other, wait in self.state.waits.items() if other != name}))
         except BeingFetched as error:
             self._wait(name, replace(self.state.waits.get(name) or StoreWait(stored.versions[-1]), reason=str(error)))

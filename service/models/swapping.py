@@ -19,6 +19,7 @@ from espalier.serving import Serving
 
 from ..errors import ShardsMissing
 from ..models.loading import (
+    MANIFEST,
     EngineSource,
     LoadedModel,
     LoadFailed,
@@ -34,6 +35,7 @@ from ..models.registry_entry import Entry, Retired
 from ..models.worker_progress import Workers
 from ..settings import Settings
 from ..watch.metrics import Metrics
+from ..watched_files import signature
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class Swapper:
         self._settings, self._metrics, self._engines, self._on_free = settings, metrics, engines, on_free
         self._workers, self._openings = workers, openings
         self._warned_models: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
-        self._layout_at_reopening: weakref.WeakKeyDictionary[LoadedModel, int | None] = weakref.WeakKeyDictionary()
+        self._tried_at_reopening: weakref.WeakKeyDictionary[LoadedModel, object] = weakref.WeakKeyDictionary()
         self._overwritten_models: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
         self._comparer = threading.Thread()
 
@@ -84,7 +86,10 @@ class Swapper:
         failed_versions = deadly_versions[:]
         order = [version for version in reversed(eligible_versions) if version not in deadly_versions]
         order += [] if serving_version is None or serving_version in eligible_versions else [serving_version]
+        gone = {version for version, loaded in entry.ready.items() if self.is_gone(entry, loaded)}
         for version in (*order, *deadly_versions):
+            if version in gone and loaded_models:
+                continue
             loaded = entry.ready.get(version)
             if loaded is None and (version in deadly_versions or not known_bad(entry, version)):
                 if version in deadly_versions and (loaded_models or entry.waiting):
@@ -98,7 +103,7 @@ class Swapper:
             if len(loaded_models) == 1 and failed_versions:
                 log.error("%s: version %d serves, because version %s failed", entry.name, version, ", ".join(map(str, failed_versions)))
             with entry.lock:
-                ready_before = entry.ready if loaded.shard is not None else {}
+                ready_before = {v: other for v, other in entry.ready.items() if v not in gone and loaded.shard is not None}
                 self._publish(entry, {**ready_before, **loaded_models}, max(loaded_models))
             if loaded.shard is None or len(loaded_models) == SHARD_VERSIONS:
                 break
@@ -107,6 +112,10 @@ class Swapper:
         if not loaded_models:
             raise LoadFailed("; ".join(entry.reasons.get(version, "") for version in failed_versions))
         self.retire_unsearched(entry)
+
+    def is_gone(self, entry: Entry, loaded: LoadedModel) -> bool:
+        """Whether the mirror of a store has deleted a version that serves."""
+        return self._settings.store is not None and loaded.version not in entry.versions and not loaded.bundle.path.exists()
 
     def retire_unsearched(self, entry: Entry) -> None:
         """Retire shard versions that no router has searched for a while, except the highest. With a serving.json, retire none.
@@ -171,11 +180,11 @@ class Swapper:
 
     def reopen(self, entry: Entry, before: LoadedModel) -> None:
         """Open a version that serves once more, and let the new copy serve in its place."""
-        self._layout_at_reopening[before] = self._engines.layout(before.bundle.path)
+        self._tried_at_reopening[before] = self._present(before)
         loaded = self._open(entry, before.version)
         if loaded is None and before.version in entry.waiting:  # its shards have gone again: reopen it when they are back
             entry.waiting = {version: text for version, text in entry.waiting.items() if version != before.version}
-            self._layout_at_reopening.pop(before, None)
+            self._tried_at_reopening.pop(before, None)
         if loaded is not None:
             with entry.lock:
                 serves = entry.ready.get(before.version) is before
@@ -184,10 +193,10 @@ class Swapper:
                 entry.retired += () if serves else (self._retire(entry, loaded),)
 
     def why_reopen(self, loaded: LoadedModel) -> str:
-        """Why a version must be opened anew; empty if it need not, or if that was tried with the present layout."""
-        layout = self._engines.layout(loaded.bundle.path)
-        if loaded in self._layout_at_reopening and self._layout_at_reopening[loaded] == layout:
+        """Why a version must be opened anew; empty if it need not, or if that was tried with the present layout and content."""
+        if loaded in self._tried_at_reopening and self._tried_at_reopening[loaded] == self._present(loaded):
             return ""
+        layout = self._engines.layout(loaded.bundle.path)
         if why := loaded.live.why_reopen:
             return why
         served = layout is not None or loaded.searched_shards is None  # a router waits for the shards of the other version
@@ -196,6 +205,10 @@ class Swapper:
         if layout in (None, loaded.searched_shards):
             return ""
         return f"it is cut into {layout} shards now, not {loaded.searched_shards}"
+
+    def _present(self, loaded: LoadedModel) -> object:
+        """What opening a version anew depends on: the shards' layout, and the manifest that is in its folder now."""
+        return self._engines.layout(loaded.bundle.path), signature(loaded.bundle.path / MANIFEST)
 
     def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:
         """Replace the list of items that no answer may hold. The caller holds the entry's lock."""

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 ROOM = 4096
 """Bytes of a progress file: a page, so that one write replaces the content. A longer content takes more pages."""
 STARTED = ".started"
-"""The note that every worker has served."""
+"""The note that the workers have started."""
 READS = 50
 """A progress file that is not JSON after so many reads counts as empty: its worker ended while writing."""
 
@@ -53,11 +53,9 @@ class Workers:
     """The progress of this worker, and of the others of the service.
 
     folder  the run folder; None if this process is the only one
-    count   how many workers there should be
     """
 
     folder: Path | None = None
-    count: int = 1
     _progress: dict[str, WorkerProgress] = field(default_factory=dict)
     _lock: int | None = None
     _file: int | None = None
@@ -135,15 +133,15 @@ class Workers:
         return any(self._others())
 
     def have_started(self, models: Set[str]) -> bool:
-        """Whether every worker has served these models at the same time, now or before.
+        """Whether all other living workers have served these models, or failed to, at the same time, now or before.
 
-        Later a worker without them takes no connection, as the others serve. At the start one takes connections at once.
+        At the start one worker takes connections at once. Any other takes none before it serves what the others do.
         """
         if self.folder is None or self._have_started:
             return True
         if self.noted(STARTED) is None:
-            served = [{model for model, progress in by_model.items() if progress.serves} for by_model in (self._progress, *self._others())]
-            if sum(models <= names for names in served) < self.count:
+            progress = [by_model.get(model, WorkerProgress()) for by_model in self._others() for model in models]
+            if not all(one.serves or one.failed for one in progress):
                 return False
             self.note(STARTED, "")
         self._have_started = True

@@ -98,6 +98,24 @@ def test_places_in_a_former_version_of_the_same_number_do_not_count(models: Path
     assert [*journal.placements(version.fingerprint, [1])] == [*journal.placements(other.fingerprint, [1])] == [1]
 
 
+@pytest.mark.parametrize("committed_by", ["this process", "another"])
+def test_while_a_version_is_replaced_both_copies_have_every_write(models: Path, monkeypatch: pytest.MonkeyPatch, committed_by: str) -> None:
+    with live_service(models, monkeypatch) as live:
+        live.put("new", like=("item-1",))
+        old = live.version().live
+        (models / "books" / "1").rename(models / "old")
+        add_version(models, 1, seed=1)
+        other = opened(models)
+        if committed_by == "another":
+            written(Journal(models / "books" / "live.db"), ("newer", ItemBody(like=("item-1",))))
+        live.catalogue.join(other)
+        if committed_by == "this process":
+            live.put("newer", like=("item-1",))
+        for version in (old, other):
+            assert parent_of(version, "new") == parent_of(version, "newer") == parent_of(version, "item-1")
+        live.catalogue.thread.leave(other)
+
+
 @pytest.mark.parametrize("damage", ["tree = 7", "parent = 999999"])
 def test_damaged_places_leave_an_item_out_until_it_is_put_again(
     models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: str

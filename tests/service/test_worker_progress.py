@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,30 +41,32 @@ def test_progress_is_that_of_the_living(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_workers_have_started_once_each_has_served_every_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def report(pid: int, **serves: bool) -> None:
+    def report(pid: int, **progress: WorkerProgress) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: pid)
             worker = Workers(tmp_path)
-            for model, served in serves.items():
-                worker.report(model, WorkerProgress(serves=served))
+            for model, of_model in progress.items():
+                worker.report(model, of_model)
 
-    own = Workers(tmp_path, 2)
+    def locked(pid: int) -> AbstractContextManager[object]:
+        file = (tmp_path / f"{pid}.lock").open("w")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return file
+
+    own, serves, loading = Workers(tmp_path), WorkerProgress(serves=True), WorkerProgress()
     own.join()
-    for model in ("books", "films"):
-        own.report(model, WorkerProgress(serves=True))
-    assert not own.have_started({"books"})  # the other one has not begun
-    with (tmp_path / "11.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert not own.have_started({"books"})
-        report(11, books=True, films=False)
-        assert not own.have_started({"books", "films"})
-        report(11, books=True, films=True)
-    assert not own.have_started({"books", "films"})  # it has ended
-    with (tmp_path / "11.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(11):
+        assert not own.have_started({"books"})  # the other one has not begun
+        report(11, books=serves, films=loading)
+        with locked(12):
+            assert not own.have_started({"books"})
+            report(12, books=serves, films=WorkerProgress(failed="no room"))
+            assert not own.have_started({"books", "films"})
+            report(11, books=serves, films=serves)
+            assert own.have_started({"books", "films"})  # nobody waits for what cannot be loaded
+    with locked(13):
         assert own.have_started({"books", "films"})
-    assert own.have_started({"books", "films", "songs"})
-    assert Workers(tmp_path, 2).have_started({"books"})  # one that comes in for it
+        assert Workers(tmp_path).have_started({"books"})  # of a worker that comes in for another
     own.leave()
 
 

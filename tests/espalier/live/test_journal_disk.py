@@ -137,7 +137,7 @@ def test_a_journal_of_another_schema_is_refused_and_left_as_it_is(tmp_path: Path
         connection.execute(f"PRAGMA user_version = {schema}")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = file.read_bytes()
-    refused = rf"live\.db: it has schema {schema}, expected schema 3\. .* it is left as it is: .* move the file away"
+    refused = rf"live\.db: it has schema {schema}, expected schema 4\. .* it is left as it is: .* move the file away"
     for mode in ("read", "write"):
         with pytest.raises(UnsupportedJournal, match=refused):
             Journal.open(file, mode)

@@ -15,15 +15,17 @@ from typing import Any
 
 import pytest
 
-from espalier.bundle import find_versions, parse_manifest
+from espalier.bundle import Bundle, find_versions, parse_manifest
+from espalier.checks.golden import verify_golden
 from espalier.errors import CacheFull
+from espalier.search import Engine
 from espalier.store import fetching
 from espalier.store.fetching import FETCH, fetch
 from espalier.store.models import StoredModel, blob_key, find_models, manifest_key, serve_highest, serving_key, set_default
 from espalier.store.objects import Objects
 from espalier.store.publishing import publish
 from service.errors import Conflict, NotReady
-from service.models import store_mirror
+from service.models import loading, store_mirror
 from tests.service.models.registry import Running, add_version, run
 from tests.service.running import small_model, total
 from tests.service.shards.cutting import cut, whole_bundle
@@ -364,6 +366,43 @@ def test_a_version_of_another_store_is_replaced_while_it_serves(
         until(lambda: len(running.opened) == 3)
 
 
+def test_after_a_replacement_that_does_not_load_the_next_one_is_tried(
+    store: Objects, models: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, [models / "books" / "1"])
+    others = [Objects(f"file://{tmp_path}/{name}", create=True) for name in ("bad", "good")]
+    made = [small_model(tmp_path / f"trained-{seed}", 1, "books", seed=seed) for seed in (2, 3)]
+    for other, bundle in zip(others, made, strict=True):
+        publish(other, [bundle.path])
+    bad, good = (bundle.manifest.fingerprint for bundle in made)
+    tried: list[int] = []
+
+    def verify(bundle: Bundle, engine: Engine) -> float:
+        tried.append(bundle.manifest.fingerprint)
+        if tried[-1] == bad:
+            raise RuntimeError("golden queries differ")
+        return verify_golden(bundle, engine)
+
+    monkeypatch.setattr(loading, "verify_golden", verify)
+    with follow(store, cache) as running:
+        ready(running)
+        for other, fingerprint in zip(others, (bad, good), strict=True):
+            shutil.copytree(folder_of(other), folder_of(store), dirs_exist_ok=True)
+            until(partial(tried.__contains__, fingerprint))
+        until(lambda: running.books.ready[1].bundle.manifest.fingerprint == good)
+    assert tried.count(bad) == 1
+
+
+def test_a_version_that_was_being_replaced_at_a_kill_is_put_back(store: Objects, models: Path, cache: Path) -> None:
+    publish(store, [models / "books" / "1"])
+    fetch(store, "books", 1, cache)
+    (cache / "books" / "1").rename(cache / "books" / f"{FETCH}1.replaced")
+    (cache / "books" / f"{FETCH}1").mkdir()
+    folder_of(store).rename(folder_of(store).with_name("away"))
+    with follow(store, cache) as running:
+        until(lambda: running.served() == 1)
+
+
 def test_a_version_that_was_made_here_is_not_replaced(store: Objects, models: Path, cache: Path, tmp_path: Path) -> None:
     publish(store, [models / "books" / "1"])
     made = small_model(cache, 1, "books", seed=2).path / "manifest.json"
@@ -387,6 +426,34 @@ def test_a_version_that_is_deleted_in_the_store_serves_no_more(
     shutil.rmtree(folder_of(store) / "models" / "books")
     until(lambda: "books goes on serving, although the store has no version of it any more" in caplog.text)
     assert following.served() == 1
+
+
+@pytest.mark.parametrize("versions", [(2, 3), (1, 2, 3)])
+def test_a_shard_that_is_deleted_in_the_store_serves_no_more(
+    store: Objects, tmp_path: Path, cache: Path, versions: tuple[int, ...]
+) -> None:
+    for version in versions:
+        whole = whole_bundle(tmp_path / "whole", version=version, seed=version)
+        publish(store, [shard.path for shard in cut(whole, tmp_path / "cut")])
+    with run(cache, store=store.url, store_poll_s=POLL_S, poll_s=0.05, shard=1) as running:
+        ready(running)
+        until(lambda: {*running.registry.entry("1").ready} == {2, 3})
+        (folder_of(store) / manifest_key("1", 3)).unlink()
+        until(lambda: {*running.registry.entry("1").ready} == {*versions} - {3})
+        assert running.registry.entry("1").version == 2
+        until(lambda: metric(running, "espalier_reload_total", model="1", outcome="unloaded") == 1)
+        assert running.registry.entry("1").reasons == {}
+
+
+def test_pins_are_followed_though_a_pinned_version_is_only_here(following: Running, store: Objects, models: Path, cache: Path) -> None:
+    set_default(store, "books", 1)
+    until(lambda: (cache / "books" / "serving.json").exists())
+    (folder_of(store) / manifest_key("books", 1)).rename(folder_of(store) / "gone")
+    publish(store, [add_version(models, 2)])
+    serving = folder_of(store) / serving_key("books")
+    serving.write_text('{"generation": 9, "versions": [1, 2], "default": 2}')
+    until(lambda: following.served() == 2)
+    until(lambda: waits_because(following, "no version 1 of 'books'"))
 
 
 def test_a_pinned_version_that_is_deleted_in_the_store_serves_on(
