@@ -39,3 +39,13 @@ async def turns_until(condition: Callable[[], object], within_s: float = 20) -> 
     while not condition():
         assert time.monotonic() < deadline, f"not within {within_s:g} s"
         await asyncio.sleep(0)
+
+
+class Time:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def __call__(self) -> float:
+        return self.s

@@ -1,4 +1,4 @@
-"""The file of keys: what is read and refused, when it is read again, and what its limits let through, in one worker and in several."""
+"""The file of keys: what is read and refused, when it is read again, and what its keys may do over HTTP."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import hashlib
 import json
 import logging
 import time
-from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,19 +16,14 @@ from unittest.mock import Mock
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from service.errors import Forbidden, KeyLimit, Unauthorized
+from service.errors import Forbidden, Unauthorized
 from service.http import key_limits, stream_route
 from service.http.api_keys import Keys
 from service.http.key_limits import (
-    COST_BURST_S,
-    DEBT_S,
-    FREE_AFTER_S,
     MAX_HELD_S,
     MIN_HELD_S,
     REFUSALS_PER_S,
-    SLOTS,
     HeldRefusals,
-    KeyLimits,
 )
 from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE, Key, read_keys
 from service.retrieval.schemas import RetrieveRequest
@@ -40,8 +32,7 @@ from service.watch.metrics import OTHER_KEYS, Metrics
 from service.watched_files import LOOK_S, WatchedFiles
 from tests.service.conversation import LINES, Conversation
 from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
-from tests.service.limit_workers import lock_for_ever, patiently_taken, taken
-from tests.service.own_time import pass_time, settled, turns_until
+from tests.service.own_time import Time, pass_time, settled, turns_until
 from tests.service.running import Running, counted, run, small_model
 
 SHOP, PARTNER, ADMIN, LONG = "shop-web-0123456789", "partner-0123456789ab", "admin-0123456789abcd", "long-0123456789abcd"
@@ -141,16 +132,6 @@ def test_what_is_wrong_is_named_and_no_key_is_shown(tmp_path: Path, text: str, s
 def test_a_file_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="No such file"):
         Settings(keys_file=tmp_path / "keys.toml")
-
-
-class Time:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.s = 1000.0
-
-    def __call__(self) -> float:
-        return self.s
 
 
 def test_keys_of_a_file_stand_beside_those_of_the_environment_and_expire(file: Path) -> None:
@@ -254,141 +235,6 @@ def test_what_people_did_is_shown_without_keys_where_no_other_machine_comes(host
     else:
         with pytest.raises(Forbidden, match="ESPALIER_OPEN=1"):
             keys.check("private", None)
-
-
-# -- limits -----------------------------------------------------------------------------------------------------------------
-
-
-def limited(**limits: Any) -> Key:
-    return Key("a", b"", "retrieve", **limits)
-
-
-def test_a_rate_lets_a_burst_through_and_then_as_many_as_it_says() -> None:
-    clock, key = Time(), limited(rate=2.0, burst=3.0)
-    limits = KeyLimits(None, clock)
-
-    def passed(tries: int) -> int:
-        count = 0
-        for _ in range(tries):
-            with suppress(KeyLimit):
-                limits.take(key)
-                count += 1
-        return count
-
-    assert passed(10) == 3
-    with pytest.raises(KeyLimit, match="2 requests a second, 3 at once") as raised:
-        limits.take(key)
-    assert dict(raised.value.headers) == {"Retry-After": "1"}
-    clock.s += 0.5
-    assert passed(10) == 1
-    clock.s += 0.4
-    assert passed(10) == 0
-    clock.s += 60
-    assert passed(10) == 3
-
-
-def test_a_cost_is_expected_before_and_corrected_after() -> None:
-    clock, key = Time(), limited(cost=0.5)
-    limits = KeyLimits(None, clock)
-    limits.spend(key, 0.25)
-    limits.take(key)
-    limits.settle(key, 0.25, 1.0)  # it took four times as long: two seconds of what the key may have
-    with pytest.raises(KeyLimit, match=r"0\.5 engine seconds a second") as raised:
-        limits.take(key)
-    assert dict(raised.value.headers) == {"Retry-After": "1"}
-    clock.s += 2.0 - COST_BURST_S
-    limits.take(key)
-    limits.spend(key, 1e6)
-    limits.settle(key, 1e6, 0.5)  # however wrong it was: it costs what it took
-    clock.s += 1.0
-    limits.take(key)
-    limits.spend(key, 1e6)
-    limits.settle(key, 1e6, 1e6)
-    with pytest.raises(KeyLimit):
-        limits.take(key)
-    clock.s += DEBT_S
-    limits.take(key)  # no debt lasts longer
-    limits.spend(limited(), 1e6)  # without limits nothing is counted
-    limits.take(limited())
-
-
-def test_a_key_whose_limits_change_begins_anew_and_as_many_keys_as_come_are_counted() -> None:
-    limits = KeyLimits(None, Time())
-    slow = limited(rate=0.01)
-    limits.take(slow)
-    with pytest.raises(KeyLimit):
-        limits.take(slow)
-    limits.take(limited(rate=1000.0))
-    for number in range(SLOTS + 5):
-        other = replace(slow, name=f"k{number}")
-        limits.take(other)
-        with pytest.raises(KeyLimit):
-            limits.take(other)
-
-
-def test_slots_of_keys_that_are_no_longer_used_are_used_again_and_one_that_gets_none_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = Time()
-    workers = [KeyLimits(tmp_path / "key-limits", clock) for _ in range(3)]
-
-    def passed(key: Key) -> int:
-        count = 0
-        for turn in range(30):
-            with suppress(KeyLimit):
-                workers[turn % 3].take(key)
-                count += 1
-        return count
-
-    first = limited(rate=0.5, burst=4.0)
-    assert passed(first) == 4
-    for number in range(SLOTS - 1):
-        workers[0].take(replace(first, name=f"k{number}"))
-    assert not caplog.records
-    assert passed(replace(first, name="late")) == 3 * 4  # each worker by itself
-    assert "each worker counts the key late by itself" in caplog.text
-    clock.s += 2 * FREE_AFTER_S
-    assert passed(replace(first, name="later")) == 4
-    for number in range(SLOTS):  # one of them takes the slot of the first key
-        workers[0].take(replace(first, name=f"n{number}"))
-    clock.s += 2 * FREE_AFTER_S
-    assert passed(first) == 4
-
-
-def test_workers_of_a_host_count_together(tmp_path: Path) -> None:
-    with get_context("spawn").Pool(4) as pool:  # more than there are cores: each is interrupted at any point
-        counts = pool.starmap(taken, [(tmp_path / "key-limits", limited(rate=0.001, burst=40.0), 100)] * 4)
-    assert 40 <= sum(counts) <= 42  # where one that counts is interrupted for long, others do not wait for it
-
-
-def test_a_worker_that_is_interrupted_while_it_counts_undoes_nothing(tmp_path: Path) -> None:
-    limits = KeyLimits(tmp_path / "key-limits")
-    key = limited(rate=0.001, burst=2.0)
-    with get_context("spawn").Pool(1) as pool:
-        pool.apply(patiently_taken, (tmp_path / "other", key))  # it has imported everything
-        with limits._slot_lock(key):
-            requests, seconds = limits._arrival_times(key)
-            other = pool.apply_async(patiently_taken, (tmp_path / "key-limits", key))
-            other.wait(0.5)
-            assert not other.ready()
-            limits._write(key, max(requests, time.monotonic()) + 1 / 0.001, seconds)
-        other.get(20)
-    with pytest.raises(KeyLimit):
-        limits.take(key)
-
-
-def test_a_worker_that_stands_still_while_it_counts_stops_no_other(tmp_path: Path) -> None:
-    limits = KeyLimits(tmp_path / "key-limits")
-    key = limited(rate=0.001, burst=2.0)
-    limits.take(key)
-    place = limits._slot(key).offset
-    with get_context("spawn").Pool(1) as pool:
-        pool.apply(lock_for_ever, (tmp_path / "key-limits", place))
-        began = time.monotonic()
-        limits.take(key)
-        with pytest.raises(KeyLimit):
-            limits.take(key)
-        assert time.monotonic() - began < 1
 
 
 @pytest.fixture
