@@ -241,7 +241,7 @@ class LiveCatalogue:
     def note(self, behind: int | None, failure: str | None = None) -> None:
         """Note how far this host is behind the host that it follows, None if that is not known, and why it fails to follow."""
         self._follow_failure, self._uncopied = failure, inf if behind is None else behind
-        self._on_lag(self._unapplied)
+        self._show_lag()
 
     def copied(self) -> None:
         """Have all workers apply operations that were copied from the followed host and committed here."""
@@ -261,7 +261,11 @@ class LiveCatalogue:
 
     def _on_lag(self, operations: int) -> None:
         self._unapplied = operations
-        self._metrics.show("espalier_live_lag", operations + self._uncopied, self.model)
+        self._show_lag()
+
+    def _show_lag(self) -> None:
+        """Called by the journal's thread and by the one that copies, each of which sets one of the two numbers."""
+        self._metrics.show("espalier_live_lag", self._unapplied + self._uncopied, self.model)
 
     def stop(self) -> None:
         """Finish what was submitted, and close the journal. Blocks."""

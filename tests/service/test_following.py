@@ -431,3 +431,20 @@ def test_an_item_that_its_fields_have_placed_moves_on_both_hosts(models: Path, o
             outcome = first.put("new", fields={"title": title})
             until(partial(reached, second, number))
             assert second.get("new").placed == outcome.placed
+
+
+def test_what_is_not_copied_is_noted_while_another_thread_applies(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that copies reads what is not applied, and then the journal's thread applies it all."""
+    unapplied = [5]
+
+    def read(_: LiveCatalogue) -> int:
+        before = unapplied[-1]
+        if len(unapplied) == 1:
+            unapplied.append(0)
+        return before
+
+    with live_service(models, monkeypatch) as live:
+        monkeypatch.setattr(LiveCatalogue, "_unapplied", property(read, lambda _, operations: unapplied.append(operations)), raising=False)
+        live.catalogue.note(0)
+        live.catalogue.note(0)
+        assert counted(live.running)['espalier_live_lag{model="books"}'] == 0
