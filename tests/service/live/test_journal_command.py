@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
+from espalier.live import journal_upkeep
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import LEFT_OUT
 from espalier.live.operations import ItemBody, Operation
@@ -77,6 +78,11 @@ def test_compact_keeps_places_of_a_version_that_is_published_meanwhile(
     monkeypatch.setattr(Journal, "since", publish)
     run(models, capsys, "compact")
     assert journal(models).placements(fingerprint(models, 4), [1, 2]).keys() == {2}
+
+
+def test_a_version_that_goes_while_the_versions_are_listed_is_none(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_upkeep, "versions_in", lambda _: (3, 9))
+    assert journal_upkeep.versions_on_disk(models / "books")() == [(fingerprint(models, 3), 0)]
 
 
 def test_compact_keeps_all_places_where_the_versions_cannot_be_listed(

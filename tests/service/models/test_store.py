@@ -403,6 +403,29 @@ def test_a_version_that_was_being_replaced_at_a_kill_is_put_back(store: Objects,
         until(lambda: running.served() == 1)
 
 
+def test_a_version_whose_replacement_cannot_be_put_in_place_stays(
+    store: Objects, models: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, [models / "books" / "1"])
+    other = Objects(f"file://{tmp_path}/other", create=True)
+    published_anew(other, tmp_path / "trained", version=1)
+    fetch(other, "books", 1, cache)
+    before, rename = (cache / "books" / "1" / "manifest.json").read_bytes(), Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name == f"{FETCH}1":
+            raise OSError("input/output error")
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail)
+        with pytest.raises(OSError, match="input/output"):
+            fetch(store, "books", 1, cache)
+    assert (cache / "books" / "1" / "manifest.json").read_bytes() == before
+    fetch(store, "books", 1, cache)
+    assert (cache / "books" / "1" / "manifest.json").read_bytes() == (models / "books" / "1" / "manifest.json").read_bytes()
+
+
 def test_a_version_that_was_made_here_is_not_replaced(store: Objects, models: Path, cache: Path, tmp_path: Path) -> None:
     publish(store, [models / "books" / "1"])
     made = small_model(cache, 1, "books", seed=2).path / "manifest.json"
