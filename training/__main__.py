@@ -29,7 +29,7 @@ from .stopped import Interrupted, free_space, is_full, resumable, writes
 from .versions import new_version
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
-    from .evaluate import LabelledQueries
+    from .evaluate import LabelledQueries, Rerank
 
 Model = Annotated[Path, typer.Option(help="models/NAME/VERSION")]
 LogTo = Annotated[str | None, typer.Option(help="note figures in tensorboard:FOLDER, mlflow or mlflow:URI, too")]
@@ -308,12 +308,7 @@ def evaluate(
     )
     print(f"{name} on {opened.name}, {count} queries{_tested(bundle) if data is None else ''}{''.join(notes)}")
     measure.print_table(rows)
-    warnings = [] if rerank or unseen else measure.falls(rows, count)  # a ranker has an order of its own
-    for warning in warnings:
-        log.warning("WARNING: %s. Its ranks mislead the search there: try another γ (docs/train.md, docs/text-search.md)", warning)
-    if stage is not None and (missing := stage.caller_features):
-        warnings.append(f"re-ranked without {', '.join(missing)}: held-out queries have no features that callers send")
-        log.warning("WARNING: %s", warnings[-1])
+    warnings = _warnings([] if rerank or unseen else measure.falls(rows, count), stage)  # a ranker has an order of its own
     if json_file:
         report = {
             "model": bundle.manifest.name,
@@ -329,6 +324,17 @@ def evaluate(
         from .compare.plot import plot_frontier
 
         plot_frontier(rows, f"{name}, {opened.name}", plot)
+
+
+def _warnings(falls: list[str], stage: Rerank | None) -> list[str]:
+    """What speaks against the figures, which is logged, too. falls: where a wider beam finds less."""
+    for fall in falls:
+        log.warning("WARNING: %s. Its ranks mislead the search there: try another γ (docs/train.md, docs/text-search.md)", fall)
+    if stage is None or not stage.caller_features:
+        return falls
+    unknown = f"re-ranked without {', '.join(stage.caller_features)}: held-out queries have no features that callers send"
+    log.warning("WARNING: %s", unknown)
+    return [*falls, unknown]
 
 
 def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool) -> list[tuple[dict[str, str], LabelledQueries]]:

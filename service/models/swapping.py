@@ -35,7 +35,7 @@ from ..models.registry_entry import Entry, Retired
 from ..models.worker_progress import Workers
 from ..settings import Settings
 from ..watch.metrics import Metrics
-from ..watched_files import signature
+from ..watched_files import Signature, signature
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ only when all shards have it."""
 MAX_DEATHS_BESIDE_OTHERS = 2
 """If other workers serve a version, so many processes may end while they open it before it is left out: they may have been killed for
 another reason."""
+_Present = tuple[int | None, Signature | None]
+"""What opening a version anew depends on: the shards' layout, and the manifest that is in its folder now."""
 
 
 class Swapper:
@@ -66,7 +68,7 @@ class Swapper:
         self._settings, self._metrics, self._engines, self._on_free = settings, metrics, engines, on_free
         self._workers, self._openings = workers, openings
         self._warned_models: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
-        self._tried_at_reopening: weakref.WeakKeyDictionary[LoadedModel, object] = weakref.WeakKeyDictionary()
+        self._tried_at_reopening: weakref.WeakKeyDictionary[LoadedModel, _Present] = weakref.WeakKeyDictionary()
         self._overwritten_models: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
         self._comparer = threading.Thread()
 
@@ -206,8 +208,7 @@ class Swapper:
             return ""
         return f"it is cut into {layout} shards now, not {loaded.searched_shards}"
 
-    def _present(self, loaded: LoadedModel) -> object:
-        """What opening a version anew depends on: the shards' layout, and the manifest that is in its folder now."""
+    def _present(self, loaded: LoadedModel) -> _Present:
         return self._engines.layout(loaded.bundle.path), signature(loaded.bundle.path / MANIFEST)
 
     def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:
