@@ -78,7 +78,9 @@ def fit(
         raw = tomllib.loads(file.read_text()) | {"seed": seed}
         for name, keys in options.items():
             raw[name] = raw.get(name, {}) | dict(keys) if isinstance(keys, Mapping) else keys
-        if items is not None:
+        if isinstance(items, str | Path):
+            raw["data"]["items"] = str(items)
+        elif items is not None:
             pq.write_table(as_table("items", items, ("id",)), folder / "items")  # named so in messages
             raw["data"]["items"] = str(folder / "items")
         config = trainer("specification.models").SPECIFICATION.checked(raw)

@@ -5,6 +5,7 @@ Knows columns. Does not know models.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import importlib
 import importlib.util
@@ -19,17 +20,17 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as csv
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidInput
-from espalier.log_columns import check_unit, is_header
+from espalier.log_columns import as_iso, check_unit, is_header, position_of
 from espalier.wording import option
 
 Frame = Literal["pandas", "polars", "arrow"]
 """The library of the data frames that answers are returned as."""
-DELIMITERS, HEADER_BYTES = (",", ";", "\t", "|"), 1 << 20
+DELIMITERS, MAX_RECORD = (",", ";", "\t", "|"), 1 << 24
 LIBRARIES: tuple[Literal["pandas", "polars"], ...] = ("pandas", "polars")
 WHOLE = 2**53
 """Floats hold every whole number below this one."""
@@ -71,8 +72,9 @@ def as_table(field: str, data: Any, id_columns: Sequence[str | None] = ()) -> pa
                 file has no usual name of a column, the file has no header; they are positions from 0, which then name the columns
     """
     table = _read(field, data, id_columns)
+    ids = {position_of(table.column_names, name) for name in id_columns if name is not None}
     for position, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
-        if (None in id_columns or name in id_columns) and pa.types.is_floating(column.type) and not len(_fractions(column)):
+        if (None in id_columns or position in ids) and pa.types.is_floating(column.type) and not len(_fractions(column)):
             table = table.set_column(position, name, _without_nan(column).cast(pa.int64()))
     return table
 
@@ -82,24 +84,25 @@ def _read(field: str, data: Any, id_columns: Sequence[str | None]) -> pa.Table:
         return data
     if isinstance(data, str | Path):
         file = Path(data)
-        if not file.is_file():
+        if not file.exists():
             raise InvalidInput(field, str(file), "a file that exists")
         name = file.name.removesuffix(".gz")
         if name.endswith((".csv", ".tsv")):
             columns = [name for name in id_columns if name is not None]
             try:
-                delimiter, has_header = _first_line(file, "\t" if name.endswith(".tsv") else None, columns)
-                kinds = {name if has_header else f"f{name}": pa.string() for name in columns}
-                convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, null_values=[""])  # "NA" may be an id
-                parse = csv.ParseOptions(delimiter=delimiter)
-                read = csv.ReadOptions(autogenerate_column_names=not has_header)
-                table = csv.read_csv(file, read, parse, convert)
-                return table if has_header else table.rename_columns([*map(str, range(table.num_columns))])
+                delimiter, names = _first_line(file, "\t" if name.endswith(".tsv") else None, columns)
+                positions = [*map(int, columns)] if names is None else [position_of(names, name) for name in columns]
+                kinds = {names[at] if names else f"f{at}": pa.string() for at in positions if at is not None}
+                convert = pa_csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, null_values=[""])  # "NA" may be an id
+                parse = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+                read = pa_csv.ReadOptions(autogenerate_column_names=names is None, block_size=MAX_RECORD)
+                table = pa_csv.read_csv(file, read, parse, convert)
+                return table if names else table.rename_columns([*map(str, range(table.num_columns))])
             except (OSError, EOFError, pa.ArrowInvalid) as error:  # not gzip, truncated, or without columns
                 raise InvalidInput(field, str(file), f"a text file in UTF-8 with a line of columns first ({error})") from error
         try:
-            return pq.ParquetFile(file).read()
-        except pa.ArrowInvalid as error:
+            return pq.read_table(file) if file.is_dir() else pq.ParquetFile(file).read()
+        except (OSError, pa.ArrowInvalid) as error:
             raise InvalidInput(field, str(file), f"a file that ends in .csv or .tsv, gzipped or not, or Parquet ({error})") from error
     module = type(data).__module__.partition(".")[0]
     if module == "polars" and hasattr(data, "to_arrow"):
@@ -147,28 +150,33 @@ def _fractions(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
     return known.filter(pc.invert(pc.and_(pc.equal(pc.floor(known), known), pc.less(pc.abs(known), WHOLE))))
 
 
-def _first_line(file: Path, delimiter: str | None, columns: Sequence[str]) -> tuple[str, bool]:
-    """The delimiter, and whether the first line names the columns.
+def _first_line(file: Path, delimiter: str | None, columns: Sequence[str]) -> tuple[str, list[str] | None]:
+    """The delimiter, and the names in the first line; None if it has none.
 
     delimiter  None: the first of DELIMITERS that gives the line all these columns, names or positions; a comma if there is none
     """
     with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as opened:
-        line = opened.readline(HEADER_BYTES).decode("utf-8", "replace").removeprefix("\ufeff").strip()
+        line = opened.readline(MAX_RECORD).decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r\n")
     is_named = not columns or not all(map(str.isdecimal, columns))
-    cells_of = {sign: [cell.strip().strip('"') for cell in line.split(sign)] for sign in ([delimiter] if delimiter else DELIMITERS)}
-    fits = (sign for sign, cells in cells_of.items() if {*columns} <= {*(cells if is_named else map(str, range(len(cells))))})
-    sign = next(fits, next(iter(cells_of)))
-    return sign, is_named or is_header(cells_of[sign])
+    cells_of = {sign: next(csv.reader([line], delimiter=sign), []) for sign in ([delimiter] if delimiter else DELIMITERS)}
+
+    def has_columns(sign: str) -> bool:
+        cells = cells_of[sign]
+        return all(position_of(cells, name) is not None if is_named else int(name) < len(cells) for name in columns)
+
+    sign = next(filter(has_columns, cells_of), next(iter(cells_of)))
+    return sign, cells_of[sign] if is_named or is_header(cells_of[sign]) else None
 
 
 def column_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
-    """A column by its name. Raises InvalidInput, which names the argument (`field`)."""
-    if name not in table.column_names:
-        is_position = "; positions are for text without a header, and for all columns" * name.isdecimal()
-        raise InvalidInput(field, name, f"one of the columns {', '.join(table.column_names)}{is_position}")
+    """A column by its name, ignoring case and outer blanks. Raises InvalidInput, which names the argument (`field`)."""
     if table.column_names.count(name) > 1:
         raise InvalidInput(field, name, "a column that the table has once")
-    return table.column(name)
+    position = position_of(table.column_names, name)
+    if position is None:
+        is_position = "; positions are for text without a header, and for all columns" * name.isdecimal()
+        raise InvalidInput(field, name, f"one of the columns {', '.join(table.column_names)}{is_position}")
+    return table.column(position)
 
 
 def ids_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
@@ -192,7 +200,7 @@ def lists_of(table: pa.Table, user: str, item: str, time: str | None) -> dict[An
     is_whole = pc.and_(users.is_valid(), items.is_valid())
     times = None
     if time not in (None, "file", "none"):
-        times = column_of(table, option("time"), time)
+        times = _moments(column_of(table, option("time"), time))
         if not (pa.types.is_temporal(times.type) or pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
             values = [*filter(None, times.to_pylist())]
             first = next((value for value in values if not _is_time(value)), values[0] if values else None)
@@ -214,6 +222,16 @@ def lists_of(table: pa.Table, user: str, item: str, time: str | None) -> dict[An
     for owner, item_id in zip(users.take(rows).to_pylist(), items.take(rows).to_pylist(), strict=True):
         lists.setdefault(owner, []).append(str(item_id))
     return lists
+
+
+def _moments(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts of dates and times, all with a zone or all without, as points in time; other values come back as they are."""
+    if pa.types.is_dictionary(times.type):
+        times = times.cast(times.type.value_type)
+    for zone in (None, "UTC") if pa.types.is_string(times.type) or pa.types.is_large_string(times.type) else ():
+        with suppress(pa.ArrowInvalid):
+            return as_iso(times).cast(pa.timestamp("us", zone))
+    return times
 
 
 def _is_time(text: object) -> bool:

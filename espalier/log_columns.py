@@ -1,6 +1,7 @@
-"""What the first line and the times of a log say: whether that line names the columns, and whether the times have one unit.
+"""What the first line and the times of a log say: which columns it names, whether the times have one unit, and other forms of ISO 8601.
 
-Knows lines and numbers. Does not know files: training/new_configuration.py reads logs to train on, frames.py logs to answer or measure.
+Knows lines, texts and numbers. Does not know files: training/new_configuration.py reads logs to train on, frames.py logs to answer or
+measure.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
@@ -34,6 +37,8 @@ EPOCHS: dict[Unit, tuple[int, int]] = {
     "nanoseconds": (10**17, 1000 * LAST_MICROSECOND),
 }
 """The accepted range of times since 1970 in each unit: 1973 to 2286, for the last two units to 2255."""
+NOT_ISO = ((r"(\.[0-9]{6})[0-9]+", r"\1"), (" ?(?:UTC|GMT|Z)$", "Z"), (" ([+-][0-9:]+)$", r"\1"))
+"""Pattern of more digits of a second than six, or of a zone that a blank or a name sets apart → how pyarrow reads it."""
 MOST_BAD = 0.05
 """Largest share of unreadable rows that count as damaged. With more of them, the log is being read in a wrong way."""
 
@@ -48,6 +53,22 @@ def is_header(cells: Sequence[str], names: Collection[str] = ()) -> bool:
     if any(cell in names for cell in cells):
         return True
     return any(word_of(cell) in words for cell in cells for words in NAMES.values()) and not any(TIME.fullmatch(cell) for cell in cells)
+
+
+def position_of(names: Sequence[str], column: str) -> int | None:
+    """The position of the column with this name, else of the only one that differs just in case and outer blanks; else None."""
+    for normal in (str, lambda name: name.strip().casefold()):
+        positions = [position for position, name in enumerate(names) if normal(name) == normal(column)]
+        if positions:
+            return positions[0] if len(positions) == 1 else None
+    return None
+
+
+def as_iso(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Texts of dates and times, to a microsecond and with their zone as ISO 8601 has it."""
+    for pattern, iso in NOT_ISO:
+        texts = pc.replace_substring_regex(texts, pattern, iso)
+    return texts
 
 
 def check_unit(field: str, stamps_E: NDArray[np.int64] | NDArray[np.float64]) -> None:

@@ -219,7 +219,7 @@ class Model:
         for name, value in (("filter", filter), ("exclude_filter", exclude_filter)):
             if not isinstance(value, Mapping | None):
                 raise InvalidQuery(name, value, "a dictionary of columns")
-        parsed = self._filters.parse(filter or {}, exclude_filter or {})
+        parsed = self._filters.parse(_plain(filter or {}), _plain(exclude_filter or {}))
         return self._filters.mask(parsed) if parsed else None
 
     def item_rows(self) -> NDArray[np.float32]:
@@ -428,8 +428,17 @@ def _listed(field: str, values: Any, expected: str) -> list[Any]:
     raise InvalidQuery(field, values, expected)
 
 
+def _plain(value: Any) -> Any:
+    """Values as JSON has them: numbers and arrays of NumPy, as data frames hold them, become Python's."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+
+
 def _check_number(field: str, value: object, limit: int) -> None:
-    if not isinstance(value, int | np.integer) or not 1 <= value <= limit:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not 1 <= value <= limit:
         raise InvalidQuery(field, value, f"1 to {limit}, as the model allows")
 
 

@@ -81,7 +81,8 @@ class Layout:
             expected = f"one of {names}: say which with {option(role, 'NAME')}"
             raise InvalidData(f"{self.log.name}: column {role}", named or matches or MISSING, expected)
         for name in matches:
-            blanks = any(isinstance(value, str) and value != value.strip() for value in self.values[name].to_pylist())
+            values = [] if pa.types.is_temporal(self.values[name].type) else self.values[name].to_pylist()
+            blanks = any(isinstance(value, str) and value != value.strip() for value in values)
             self.notes.append(f"{role}: column {name!r}, {reason}{'; blanks around its values are part of them' if blanks else ''}")
         return matches[0] if matches else None
 

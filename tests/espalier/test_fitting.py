@@ -38,6 +38,15 @@ def fitted() -> Model:
     return espalier.fit(log(), user="user", item="item", time="at", items=items, optimiser={"steps": 20}, refit=False)
 
 
+def test_a_table_of_items_is_read_as_data_items_are(tmp_path: Path) -> None:
+    ids = [f"i{g}-{i}" for g in range(GROUPS) for i in range(OF_GROUP)]
+    (tmp_path / "items.csv").write_text("ID,zip,made\n" + "".join(f"{item},{n:05},2020-01-{n % 28 + 1:02}\n" for n, item in enumerate(ids)))
+    model = espalier.fit(log(), user="user", item="item", time="at", items=tmp_path / "items.csv", kind="neighbours")
+    found = model.search([["i0-1"]], m=3, filter={"zip": ["00007"], "made": ["2020-01-08"]}, fields=["zip", "made"])
+    assert found["item"].to_list() == [ids[7]]
+    assert found.row(0, named=True) | {"zip": "00007", "made": "2020-01-08"} == found.row(0, named=True)
+
+
 def test_a_fitted_model_finds_what_goes_together(fitted: Model, tmp_path: Path) -> None:
     found = fitted.search([["i0-1", "i0-2"], ["i5-3"]], m=5, exclude_seen=True, fields=["group"])
     assert isinstance(found, pl.DataFrame)  # as the log was

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from espalier import frames
 from espalier.errors import InvalidInput
 from espalier.frames import as_table, lists_of
 
@@ -35,6 +37,35 @@ def test_a_comma_is_what_stands_there_where_no_sign_gives_the_columns(tmp_path: 
     assert as_table("--queries", file, ("user;id", "item")).column_names == ["user;id", "item"]
     with pytest.raises(InvalidInput, match="expected one of the columns user;id, item"):
         lists_of(as_table("--queries", file, ("nobody", "item")), "nobody", "item", None)
+
+
+def test_line_ends_in_quotes_are_part_of_a_field_wherever_a_block_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_RECORD", 1000)
+    rows = [(f"u{n}", f"i{n % 7}", f"red,{n % 3}\n,soft\n,,new\n" * (n % 5)) for n in range(600)]
+    file = tmp_path / "log.csv"
+    file.write_text("user,item,review\n" + "".join(f'{user},{item},"{review}"\n' for user, item, review in rows))
+    table = as_table("--queries", file, ("user", "item"))
+    assert table.column("user").to_pylist() == [user for user, _, _ in rows]
+    assert lists_of(table, "user", "item", None) == {user: [item] for user, item, _ in rows}
+
+
+def test_names_are_found_as_for_training(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    file.write_text("User, ITEM,At\n007,1,2026-03-08 07:25:00 UTC\n007,02,2026-03-08 09:24:00 +02:00\n")
+    assert lists_of(as_table("--queries", file, ("user", "item")), "user", "item", "at") == {"007": ["02", "1"]}
+    table = pa.table({"User": [1.0, 1.0], "item": ["a", "b"], "at": ["2026-03-08 07:25", "2026-03-08 07:24:59.123456789"]})
+    assert lists_of(as_table("--queries", table, ("user", "item")), "user", "item", "AT") == {1: ["b", "a"]}
+
+
+def test_a_folder_of_parquet_is_a_table(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"day={number}").mkdir()
+        pq.write_table(pa.table({"user": ["u"], "item": [f"i{number}"]}), tmp_path / f"day={number}" / "part.parquet")
+    assert lists_of(as_table("--queries", tmp_path, ("user", "item")), "user", "item", "day") == {"u": ["i1", "i2"]}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "log.csv").write_text("user,item\nu,i\n")
+    with pytest.raises(InvalidInput, match=r"--queries: got .*other., expected a file that ends in \.csv or \.tsv"):
+        as_table("--queries", tmp_path / "other", ("user", "item"))
 
 
 def test_times_that_are_texts_are_shown_with_what_was_expected() -> None:

@@ -103,6 +103,8 @@ def test_a_filter_leaves_items_that_pass_alone(model: Model) -> None:
     found = model.search(HISTORIES, m=20, filter={"section": ["libs"]}, exclude_filter={"section": ["perl"]}, fields=["section"])
     assert found.num_rows == 80
     assert set(found.column("section").to_pylist()) == {"libs"}
+    for libs in (np.array(["libs"]), [np.str_("libs")], (np.array("libs"),)):
+        assert model.search(HISTORIES, m=20, filter={"section": libs}, exclude_filter={"section": ["perl"]}, fields=["section"]) == found
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,7 @@ def test_a_filter_leaves_items_that_pass_alone(model: Model) -> None:
         ({"queries": [["nginx"]], "m": 10**6}, "m: got 1000000, expected 1 to"),
         ({"queries": [["nginx"]], "beam_size": -1}, "beam_size"),
         ({"queries": [["nginx"]], "m": 0}, "m: got 0, expected 1 to"),
+        ({"queries": [["nginx"]], "m": True}, "m: got true, expected 1 to"),
         ({"queries": [["nginx"]], "m": "5"}, "m: got '5', expected 1 to"),
         ({"queries": [["nginx"]], "exclude_filter": {"section": 5}}, "exclude_filter.section"),
         ({"queries": "nginx"}, "queries: got 'nginx', expected a list of queries"),

@@ -580,6 +580,16 @@ def test_a_zone_may_follow_a_blank_and_have_a_name(tmp_path: Path, kind: pa.Data
     assert log.time_of_event_E[0] == 1_704_067_200_250_000 - hours * 3_600_000_000
 
 
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_times_are_read_to_a_microsecond(tmp_path: Path, zone: str | None) -> None:
+    times = pa.array([1_704_067_200_000_002_001, 1_704_067_200_000_001_999], pa.timestamp("ns", zone))
+    write_parquet(tmp_path / "log.parquet", user=["u"] * 2, item=["b", "a"], time=times)
+    log = read(tmp_path / "log.parquet", **TIMED, timestamp_type="datetime")
+    assert lists(log) == {"u": ["a", "b"]}
+    assert log.time_of_event_E is not None
+    assert log.time_of_event_E.tolist() == [1_704_067_200_000_001, 1_704_067_200_000_002]
+
+
 def test_text_that_begins_as_parquet_does_is_text(tmp_path: Path) -> None:
     file = tmp_path / "log.csv"
     for content, expected in ((b"PAR1,i1\nu2,i2\n", False), (b"PAR1,i1\nu2,PAR1", True), (b"PAR", False), (b"", False)):

@@ -57,6 +57,13 @@ def written(log: Path, kind: str | None = None, **given: str) -> dict[str, Any]:
     return raw
 
 
+def test_times_finer_than_a_microsecond_are_times(tmp_path: Path) -> None:
+    users, items, seconds = zip(*rows(), strict=True)
+    times = pa.array([10**9 * at + 1 for at in seconds], pa.timestamp("ns"))
+    pq.write_table(pa.table({"user": users, "item": items, "bought": times, "time": times}), tmp_path / "log.parquet")
+    assert written(tmp_path / "log.parquet")["data"]["format"]["timestamp_type"] == "datetime"
+
+
 def test_a_user_a_line_are_lists(tmp_path: Path) -> None:
     items: dict[str, list[str]] = {}
     for place, (user, item, _) in enumerate(rows()):

@@ -31,6 +31,16 @@ from training.data.xmc import LabelledPoints, read_xmc
 # -- encodings ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("form", [{}, {"quote": ""}, {"format": "lists", "separator": " "}])
+@pytest.mark.parametrize("rows", [2, 200])
+def test_line_ends_of_cr_alone_are_named(tmp_path: Path, form: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "MAX_LINE", 1000)
+    monkeypatch.setattr(text_files, "READ_BYTES", 500)
+    (tmp_path / "log.csv").write_bytes(b"user,item\r" + b"u,a b\r" * rows)
+    with pytest.raises(InvalidData, match=r"log\.csv: got 'line ends of CR alone', expected lines that end with LF, or with CR and LF"):
+        read(tmp_path / "log.csv", **form)
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "UTF8", "utf-8-sig", "latin-1", "cp1252", "utf-16", "utf-16-le", "utf-16-be", "mac-roman"])
 @pytest.mark.parametrize("block_bytes", [48, 1 << 24])
 def test_any_encoding_is_read_the_same(tmp_path: Path, encoding: str, block_bytes: int) -> None:
@@ -164,6 +174,8 @@ def test_a_wrong_record_is_named_by_the_line_on_which_it_begins(tmp_path: Path, 
         ("nanoseconds", "1700000000250000000", "."),
         ("datetime", "2023-11-14T22:13:20.25", "."),
         ("datetime", "2023-11-14T23:13:20.250+01:00", "."),
+        ("datetime", "2023-11-14 22:13:20.250000999", "."),
+        ("datetime", "2023-11-14 22:13:20.250000999 UTC", "."),
     ],
 )
 def test_times_of_any_unit_are_the_same_moment(tmp_path: Path, kind: str, value: str, decimal: str) -> None:

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
+from espalier.log_columns import position_of
 from espalier.wording import either
 
-from ..data.log_values import BadRows, empty_rows, position_of, table_row
+from ..data.log_values import BadRows, empty_rows, table_row
 from ..data.parquet_logs import is_parquet
 from ..data.text_files import TextTableFile, other_separator, whole_table
 from ..specification.log_format import TextTable

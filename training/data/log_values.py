@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from espalier.log_columns import LAST_MICROSECOND
+from espalier.log_columns import LAST_MICROSECOND, as_iso
 from espalier.wording import either
 
 from ..arrays import Int64
@@ -38,8 +38,6 @@ WITHOUT_DAY = {"%d": "%M", "%e": "%M", "%D": "%m/%M/%y", "%F": "%Y-%m-%M"}
 """Directive of `strptime` with a day → one that reads the same text with the day as a minute. The date is then the first of the month."""
 LEAVE_OUT = "leave such rows out (pandas: dropna, polars: drop_nulls)"
 HALF_A_MONTH, HALF_A_DAY = np.timedelta64(14, "D"), np.timedelta64(12, "h")
-ZONES = ((" ?(?:UTC|GMT|Z)$", "Z"), (" ([+-][0-9:]+)$", r"\1"))
-"""Pattern of a zone that a blank or a name sets apart → the zone of ISO 8601."""
 ZONE_ROWS = 100
 """First values of a block that are searched for the zone of the log's dates and times."""
 
@@ -145,15 +143,6 @@ def empty_rows(ids: pa.Array) -> Int64:
     return np.flatnonzero(pc.equal(pc.coalesce(ids, pa.scalar("")), "").to_numpy(zero_copy_only=False))
 
 
-def position_of(names: Sequence[str], column: str) -> int | None:
-    """The position of the column with this name, else of the only one that differs just in case and outer blanks; else None."""
-    for normal in (str, lambda name: name.strip().casefold()):
-        positions = [position for position, name in enumerate(names) if normal(name) == normal(column)]
-        if positions:
-            return positions[0] if len(positions) == 1 else None
-    return None
-
-
 def as_text(values: pa.Array) -> pa.Array | None:
     """Bytes as strings; None if some are not UTF-8."""
     try:
@@ -251,19 +240,17 @@ def is_text_type(values: pa.DataType) -> bool:
 
 
 def _iso(values: pa.Array, zone: str | None) -> Stamps | None:
-    """As `_numbers`, microseconds of dates and times as ISO 8601, or with one of ZONES."""
+    """As `_numbers`, microseconds of dates and times in a form that `as_iso` reads."""
     moments = _numbers(values, pa.timestamp("us", zone))
-    if moments is None and zone is not None and is_text_type(values.type):
-        texts = values.cast(pa.string())
-        for pattern, iso in ZONES:
-            texts = pc.replace_substring_regex(texts, pattern, iso)
-        moments = _numbers(texts, pa.timestamp("us", zone))
+    if moments is None and is_text_type(values.type):
+        moments = _numbers(as_iso(values.cast(pa.string())), pa.timestamp("us", zone))
     return moments
 
 
 def _numbers(values: pa.Array, to: pa.DataType) -> Stamps | None:
     """The values as numbers, or None when one of them is missing, unreadable or not finite."""
     rounds = pa.types.is_integer(values.type) and pa.types.is_floating(to)  # as texts do: nanoseconds have more digits than floats
+    rounds |= pa.types.is_timestamp(to) and pa.types.is_timestamp(values.type) and values.type.unit == "ns"
     try:
         cast = values.cast(to, safe=not rounds)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 
 from espalier.errors import InvalidData
+from espalier.log_columns import position_of
 
-from ..data.log_values import RowSource, position_of, table_row
+from ..data.log_values import RowSource, table_row
 from ..specification.log_format import Column
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"

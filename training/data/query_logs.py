@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData
+from espalier.log_columns import position_of
 
 from ..data.csr import Csr
-from ..data.log_values import BadRows, RowSource, position_of, table_row
+from ..data.log_values import BadRows, RowSource, table_row
 from ..data.parquet_logs import is_parquet
 from ..data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
 from ..data.text_files import TextTableFile, whole_table

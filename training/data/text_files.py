@@ -26,9 +26,10 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
+from espalier.log_columns import position_of
 from espalier.wording import either
 
-from ..data.log_values import BadRows, Problem, RowSource, as_text, position_of, unreadable_rows
+from ..data.log_values import BadRows, Problem, RowSource, as_text, unreadable_rows
 from ..specification.log_format import UNIT_SEPARATOR, Column, TextFile, TextTable
 
 MAX_LINE = 1 << 24
@@ -337,7 +338,7 @@ class _Lines(io.RawIOBase):
         self._blocks, self._name, self._form, self._separator = blocks, name, form, separator
         is_utf8 = codecs.lookup(form.encoding).name == "utf-8"
         self._decoder = None if is_utf8 else codecs.getincrementaldecoder(form.encoding)(UNDECODABLE)
-        self._at_start = True
+        self._at_start, self._has_line_ends = True, False
         self._lines, self._rest = b"", b""
         self.quotes, self._quote = 0, form.quote.encode() if isinstance(form, TextTable) else b""
 
@@ -352,6 +353,9 @@ class _Lines(io.RawIOBase):
                 return 0
             # Only whole lines are rewritten: a block may end in the middle of a separator, a line may not.
             whole, newline, self._rest = (text if block else text + b"\n").rpartition(b"\n")
+            self._has_line_ends |= b"\n" in text
+            if not self._has_line_ends and b"\r" in text and (not block or len(self._rest) > MAX_LINE):
+                raise InvalidData(self._name, "line ends of CR alone", "lines that end with LF, or with CR and LF")
             if len(self._rest) > MAX_LINE:
                 raise InvalidData(f"{self._name}: a line", f"more than {MAX_LINE:,} bytes", "text with shorter lines")
             self._lines = whole + newline
