@@ -63,7 +63,7 @@ def _resume_point(work: Path) -> str:
 
 def is_full(error: Exception) -> bool:
     """Whether an error may mean a full disk. NumPy's errors have no errno, and mostly no file name."""
-    return isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or "requested and" in str(error))
+    return isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "requested and" in str(error))
 
 
 def free_space(folder: Path | None = None) -> str:

@@ -471,6 +471,20 @@ def test_folders_without_rows_or_files_and_folders_of_text_are_refused(tmp_path:
     assert "a folder holds Parquet files" in str(refused(tmp_path / "log", format="lists"))
 
 
+def test_rows_that_are_added_while_a_log_is_read_are_not_in_its_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "log", text(","))
+    content, group = path.read_bytes(), grouping.group
+
+    def added(*arguments: Any) -> Any:
+        path.write_bytes(content + b"u9,i9\n")
+        return group(*arguments)
+
+    monkeypatch.setattr(grouping, "group", added)
+    log = read(path)
+    assert "u9" not in lists(log)
+    assert log.fingerprint == hashlib.sha256(content).hexdigest()
+
+
 def test_the_fingerprint_of_a_folder_follows_names_and_contents(tmp_path: Path) -> None:
     def fingerprint(name: str, item: str) -> str:
         for file in (tmp_path / "log").glob("*"):

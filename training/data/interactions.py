@@ -34,7 +34,7 @@ from ..data import grouping
 from ..data.grouping import user_chunks
 from ..data.log_files import read_as, read_log
 from ..data.log_values import BadRows, Stamps
-from ..data.parquet_logs import files_of
+from ..data.parquet_logs import files_of, name_of
 from ..data.vector_files import read_vectors, vectors_in_order
 from ..data.vocabulary import Vocabulary
 from ..specification.log_format import LogFormat, Order, TableFormat, VectorsFormat
@@ -108,7 +108,7 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
     Raises InvalidData, naming the file, the line (of Parquet the row) and the column, for a missing column, a value that cannot be
     read, an empty id, a line with too few or too many fields, an empty log, or filters that leave nothing.
     """
-    log = read_as(path, log)
+    log, fingerprint = read_as(path, log), _fingerprint(path)  # before reading: rows that are added meanwhile then show
     work_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work_dir, prefix=".reading-") as scratch_name:
         scratch = Path(scratch_name)
@@ -141,7 +141,7 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
         item_of_event_E=np.memmap(work_dir / EVENTS_FILE, np.int32, mode="r"),
         category_of_item_I=categories,
         category_names=names,
-        fingerprint=_fingerprint(path),
+        fingerprint=fingerprint,
         order=log.order,
         time_of_event_E=None if stamp_type is None else np.memmap(work_dir / TIMES_FILE, stamp_type, mode="r"),
         vectors_UF=vectors_UF,
@@ -150,10 +150,13 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
 
 
 def _fingerprint(path: Path) -> str:
-    """SHA-256 of a file's bytes, or of a folder's names and their files' digests."""
+    """SHA-256 of a file's bytes, or of a folder's names and their files' digests. Raises InvalidData for a file that cannot be read."""
     digests = []
     for file in files_of(path):
-        digests.append((file.relative_to(path).as_posix(), sha256_of(file)))
+        try:
+            digests.append((file.relative_to(path).as_posix(), sha256_of(file)))
+        except OSError as error:
+            raise InvalidData(name_of(file, path), error.strerror, "a file that can be read") from error
     return digests[0][1] if path.is_file() else hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 

@@ -65,9 +65,10 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     begin = time.perf_counter()
     work.mkdir(exist_ok=True)
     run_journal = None if journal is None else read_run_journal(journal, work)
-    prepared = prepare(config, run_journal)
     inputs = {"the configuration": config.model_dump_json(), "the journal": "" if run_journal is None else run_journal.identity}
-    check_identity(work, inputs | file_digests(config.data, "data"), resume=True)
+    inputs |= file_digests(config.data, "data")  # before reading: rows that are added meanwhile then show
+    prepared = prepare(config, run_journal)
+    check_identity(work, inputs, resume=True)
     threads = threads or cores()
     max_leaf = config.tree.leaf_of(len(prepared.items), prepared.train.points.shape[1])
     branching = config.tree.children_of(len(prepared.items), max_leaf, trains_root(prepared.train, config.linear))
