@@ -446,6 +446,7 @@ def test_letors_lines_are_read_with_their_missing_values_and_comments(tmp_path: 
         ("1 qid: 1:2", "query"),
         ("1 qid:1 1:two", "feature:value"),
         ("1 qid:1 1:inf", "feature:value"),
+        ("1 qid:1 1:-1e39", "feature:value"),
         ("1 qid:1 one:2", "feature:value"),
         (f"1 qid:1 {'9' * 5000}:2", "feature:value"),
         ("1 qid:1 1", "feature:value"),

@@ -29,6 +29,7 @@ Pairs = Callable[[str, int, list[str]], list[str]]
 """A line's location, its row and its fields after the grade → its `feature:value` fields."""
 
 MAX_FEATURES = 1_000_000
+MAX_VALUE = float(np.finfo(np.float32).max)
 MAX_DIGITS = 18
 """Of a whole number: int() refuses thousands of digits, and a longer one does not fit into 64 bits."""
 
@@ -99,7 +100,7 @@ def _read(path: Path, features: int | None, absent: float, pairs: Pairs) -> tupl
             for field in pairs(location, row, fields[1:]):
                 name, _, text = field.partition(":")
                 value = math.nan if text.upper() == "NULL" else _number(text, math.inf)
-                if not name.isdecimal() or len(name) > MAX_DIGITS or math.isinf(value):
+                if not name.isdecimal() or len(name) > MAX_DIGITS or abs(value) > MAX_VALUE:
                     raise InvalidData(location, field[:80], "feature:value, a number counted from 1 and a number or NULL")
                 column = int(name) - 1
                 if not 0 <= column < limit or column in seen_columns:
