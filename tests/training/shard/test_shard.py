@@ -263,8 +263,8 @@ def test_commands_say_what_was_written_which_part_a_shard_is_and_what_is_to_be_m
     assert f"\nshard 1 of 2 of {bundle.manifest.name} version 7 (" in inspect(second)
     assert f"), of {bundle.tree.item_count} items\n" in inspect(first)
     assert "shard" not in inspect(bundle)
-    for given in ([], ["--data", "log.csv"], ["--unseen"]):
-        refused = command_line("evaluate", "--model", second.path, *given)
+    for given in (["evaluate"], ["evaluate", "--data", "log.csv"], ["evaluate", "--unseen"], ["fit-ranker", "--out", tmp_path / "2"]):
+        refused = command_line(*given, "--model", second.path)
         assert refused.status == 1
         assert f"shard 1 of 2', expected the whole bundle, {bundle.manifest.name} version 7; " in refused.err
     assert is_folder_of_shards(out)
