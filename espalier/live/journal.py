@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
 from espalier.live import journal_file
-from espalier.live.journal_file import LOCK_S, Reader, empty_log, errors_of, locked, log_bytes, named, open_reader, open_writer
+from espalier.live.journal_file import LOCK_S, Reader, empty_log, errors_of, locked, log_bytes, named, note_last, open_reader, open_writer
 from espalier.live.journal_messages import Message
 from espalier.live.journal_tables import COLUMNS, MAX_TREES, JournalTables
 from espalier.live.operations import Operation
@@ -188,8 +188,11 @@ class Journal(JournalTables):
         with self.exclusive(timeout_s) as connection:
             self._check_log(connection)
             connection.execute("BEGIN IMMEDIATE")
-            yield Transaction(connection, self.file)
+            transaction = Transaction(connection, self.file)
+            yield transaction
+            identity, last = transaction.identity(), transaction.last_sequence()
             connection.execute("COMMIT")
+            note_last(self.file, identity, last)
             self._checkpoint(connection)
 
     def store_placements(self, fingerprint: int, placements: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:
