@@ -42,6 +42,8 @@ TABLES = (
     "slot INTEGER NOT NULL, row BLOB NOT NULL, PRIMARY KEY(version, seq, tree)) WITHOUT ROWID",
 )
 """The statements of its tables; SQLite stores their text."""
+WITHOUT_OPERATION = "SELECT 1 FROM latest WHERE NOT EXISTS (SELECT 1 FROM ops WHERE ops.seq = latest.seq AND ops.id = latest.id) LIMIT 1"
+"""Finds a damaged row of `latest`, whose item would be missing in all reads. SQLite's checks do not find all."""
 MAX_VALUE_BYTES = 32 << 20
 """Largest value that SQLite reads or writes."""
 LOCK_S = 5.0
@@ -175,9 +177,7 @@ def open_reader(file: Path) -> Reader | None:
     JournalCorrupt also if the last noted operation is missing.
     """
     if log_bytes(file) and not log_bytes(file, ""):  # SQLite would delete the log
-        raise JournalCorrupt(
-            f"{named(file)}: it is empty or missing, but its log is not; put a backup in its place, or delete the log, too"
-        )
+        raise JournalCorrupt(f"{named(file)}: it is empty or missing, but its log is not; put a backup in its place, or delete both")
     noted = _noted(file)
     if not file.exists():
         return None
@@ -210,9 +210,11 @@ def check(file: Path) -> None:
     if reader is None:
         return
     with closing(reader.connection) as connection, errors_of(file):
-        results = [text for (text,) in connection.execute("PRAGMA quick_check(1)")]
-    if results != ["ok"]:
-        raise JournalCorrupt(f"{named(file)}: {' '.join(results[0].split())}; put a backup in its place")
+        result = " ".join(connection.execute("PRAGMA quick_check(1)").fetchone()[0].split())
+        if result == "ok" and connection.execute(WITHOUT_OPERATION).fetchone() is not None:
+            result = "the last operation of an item is not there"
+    if result != "ok":
+        raise JournalCorrupt(f"{named(file)}: {result}; put a backup in its place")
 
 
 def log_bytes(file: Path, ending: str = "-wal") -> int:

@@ -490,6 +490,21 @@ def test_commits_and_checkpoints_without_the_lock_are_seen(tmp_path: Path) -> No
 # -- a log or a file that is damaged after a kill ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("before", "after"), [(b"item-b", b"item-z"), (b"item-b", b"jtem-b"), (b"item-b\x02", b"item-b\x01")])
+def test_an_item_that_would_vanish_is_noticed(tmp_path: Path, before: bytes, after: bytes) -> None:
+    file = tmp_path / "live.db"
+    with closing(Journal(file)) as journal:
+        appended(journal, [put("item-a"), put("item-b"), put("item-c")])
+    with closing(sqlite3.connect(file)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'latest'").fetchone()
+    content = file.read_bytes()
+    begin, end = 4096 * (page - 1), 4096 * page
+    assert before in content[begin:end]
+    file.write_bytes(content[:begin] + content[begin:end].replace(before, after) + content[end:])
+    with pytest.raises(JournalCorrupt, match="the last operation of an item is not there; put a backup"):
+        Journal.open(file)
+
+
 @pytest.fixture
 def left(tmp_path: Path) -> Iterator[Path]:
     """The journal's file in what a killed process has left: three operations, all in the log."""
