@@ -163,7 +163,7 @@ def backup(journal: Journal, to: Path) -> None:
 
 
 def leave_out(journal: Journal) -> None:
-    """Skip LEFT_OUT sequence numbers, and take another identity: for a copy of a journal whose original is lost."""
+    """Skip LEFT_OUT sequence numbers, and take another identity: for a copy of a journal whose original is lost. It then takes writes."""
     with journal.writing() as transaction:
         _leave_out(transaction.connection)
 
@@ -222,6 +222,7 @@ def _leave_out(connection: sqlite3.Connection) -> None:
     if not connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'ops'", (LEFT_OUT,)).rowcount:
         connection.execute("INSERT INTO sqlite_sequence(name, seq) VALUES ('ops', ?)", (LEFT_OUT,))
     connection.execute("UPDATE meta SET value = ? WHERE key = 'identity'", (new_identity(),))
+    connection.execute("DELETE FROM meta WHERE key = 'copy'")
 
 
 def _shrink(journal: Journal) -> None:

@@ -108,6 +108,7 @@ def copy(journal: Journal, operations: Sequence[Operation], identity: str | None
         last = transaction.last_sequence()
         if not last and identity is not None:
             transaction.identify(identity, dropped)
+        transaction.mark_copy()
         for operation in operations:
             if operation.sequence > last:
                 transaction.append(operation)

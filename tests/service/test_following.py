@@ -20,6 +20,7 @@ from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import leave_out
 from espalier.live.operations import ItemBody, Operation
+from service.errors import NotWritable
 from service.live import live_version, notices
 from service.live.catalogue import LiveCatalogue
 from service.live.following import Following, copy
@@ -418,6 +419,25 @@ def test_a_host_that_takes_over_gives_no_sequence_again(
             assert {*first.found("item-1")} == {*second.found("item-1")}  # each host has slots of its own: ties may differ
             assert {"a", "b"} <= {*first.found("item-1")}
             assert "lost" not in first.found("item-1")
+
+
+def test_a_host_that_has_followed_gives_no_sequence_before_it_takes_over(
+    models: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with writing(models, monkeypatch) as (first, url):
+        first.put("a", like=("item-1",))
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: sequence(second) == 1)
+        with live_service(other, monkeypatch) as second:
+            with pytest.raises(
+                NotWritable, match=r"a copy of another host's journal.*run `espalier journal take-over --model books` first"
+            ):
+                second.put("b", like=("item-1",))
+            assert "a" in second.found("item-1")
+        first.put("c", like=("item-1",))
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: sequence(second) == 2)
+            assert {"a", "c"} <= {*second.found("item-1")}
 
 
 def test_an_item_that_its_fields_have_placed_moves_on_both_hosts(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
