@@ -295,7 +295,10 @@ def _has_tables(connection: sqlite3.Connection, file: Path) -> bool:
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        tables = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'")}
+        statement = (
+            "SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'"  # damage may be no UTF-8
+        )
+        tables = {sql for (sql,) in connection.execute(statement)}
     finally:
         if connection.in_transaction:  # some errors end it
             connection.execute("ROLLBACK")
@@ -308,7 +311,7 @@ def _has_tables(connection: sqlite3.Connection, file: Path) -> bool:
             f"{named(file)}: it has schema {version}, expected schema {SCHEMA_VERSION}. Another generation of this software wrote it, and "
             "it is left as it is: serve the model with that one, or move the file away and put its items again"
         )
-    if tables != set(TABLES):
+    if tables != {table.encode() for table in TABLES}:
         raise JournalCorrupt(f"{named(file)}: its tables are not those of schema {version}; put a backup in its place")
     return True
 

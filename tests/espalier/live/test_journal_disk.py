@@ -68,11 +68,19 @@ def with_trigger(file: Path) -> None:
         connection.commit()
 
 
+def no_text(file: Path) -> None:
+    """The journal's tables are no UTF-8."""
+    filled(file)
+    content = file.read_bytes()
+    assert content.count(b"body BLOB") == 1
+    file.write_bytes(content.replace(b"body BLOB", b"body \xa0LOB"))
+
+
 def no_database(file: Path) -> None:
     file.write_bytes(b"no database " * 1000)
 
 
-@pytest.mark.parametrize("made", [damaged, cut, foreign, with_trigger, no_database])
+@pytest.mark.parametrize("made", [damaged, cut, foreign, with_trigger, no_text, no_database])
 def test_a_file_that_is_no_sound_journal_is_refused_and_left_alone(tmp_path: Path, made: Callable[[Path], object]) -> None:
     file = tmp_path / "model" / "live.db"
     file.parent.mkdir()
