@@ -5,11 +5,14 @@ Knows the fields of the file. Does not know its readers.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SERVING, REMOVED = "serving.json", "removed.json"
+FORMER = ".serving.before"
+"""In a model's folder while a change of versions is under way."""
 MAX_SERVED = 64
 """Versions of one model that may be named in a store: each is downloaded and held in memory."""
 MAX_NAMED = 1000
@@ -58,3 +61,15 @@ class Serving(DesiredFile):
             others = [version for version in self.versions if version != self.default]
             raise ValueError(f"candidate {self.candidate.version} is not among the versions beside the default, {others}")
         return self
+
+
+class Former(BaseModel):
+    """The content of serving.json before a change; None if there was no file. generation: of the state that the change writes."""
+
+    generation: int
+    serving: Serving | None = None
+
+
+def as_file(state: BaseModel) -> str:
+    """The content of the file of a state."""
+    return json.dumps(state.model_dump(mode="json", exclude_none=True)) + "\n"

@@ -3,7 +3,7 @@
     ops         sequence, id, kind, body, source version, time; no sequence is used twice
     latest      the last operation of every id, without old deletes (journal_upkeep.py)
     placements  (fingerprint of a version, sequence, tree) → parent, slot, row: stored, so that all processes and replays agree
-    meta        identity of the sequence numbers; the last delete that was dropped
+    meta        identity of the sequence numbers; the last delete that was dropped; "copy" if they are another host's
 
 An operation that `writing` has committed survives a crash of the process and of the machine. The first operation creates the file. Knows
 operations and their order; journal_file.py knows SQLite's files and locks. Used by several threads of a process, and by many processes.
@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
 from espalier.live import journal_file
-from espalier.live.journal_file import LOCK_S, Reader, empty_log, errors_of, locked, log_bytes, named, open_reader, open_writer
+from espalier.live.journal_file import LOCK_S, Reader, empty_log, errors_of, locked, log_bytes, named, note_last, open_reader, open_writer
 from espalier.live.journal_messages import Message
 from espalier.live.journal_tables import COLUMNS, MAX_TREES, JournalTables
 from espalier.live.operations import Operation
@@ -70,13 +70,22 @@ class Transaction(JournalTables):
         self.note("identity", identity)
         self.note("dropped", dropped)
 
+    def mark_copy(self) -> None:
+        """Give no numbers any more: those of this journal are another host's. `leave_out` ends this."""
+        self.note("copy", 1)
+
     def append(self, operation: Operation, placements: Mapping[int, Sequence[Placement]] | None = None) -> Operation:
         """Append an operation and its placements by the fingerprint of a version. Returns it with its sequence and time.
 
         Sequence 0 gets the next number. An operation copied from another journal keeps its sequence, which must be above all of this
-        journal. Raises InvalidData, and then appends nothing.
+        journal. Raises InvalidData, or JournalReadOnly if numbers are another host's to give, and then appends nothing.
         """
         journal_file.show_progress(self.file)
+        if not operation.sequence and self._meta("copy") is not None:
+            command = f"`espalier journal take-over --model {self.file.parent.name}`"
+            raise JournalReadOnly(
+                f"{named(self.file)}: it is a copy of another host's journal, which takes the writes; run {command} first"
+            )
         body = operation.body.to_bytes()
         rows = [(fingerprint, *row) for fingerprint, of_trees in (placements or {}).items() for row in _rows_of(of_trees)]
         if operation.sequence and operation.sequence <= self.last_sequence():
@@ -188,8 +197,11 @@ class Journal(JournalTables):
         with self.exclusive(timeout_s) as connection:
             self._check_log(connection)
             connection.execute("BEGIN IMMEDIATE")
-            yield Transaction(connection, self.file)
+            transaction = Transaction(connection, self.file)
+            yield transaction
+            identity, last = transaction.identity(), transaction.last_sequence()
             connection.execute("COMMIT")
+            note_last(self.file, identity, last)
             self._checkpoint(connection)
 
     def store_placements(self, fingerprint: int, placements: Mapping[int, Sequence[Placement]]) -> dict[int, tuple[Placement, ...]]:

@@ -2,7 +2,11 @@
 
 Every commit and every checkpoint holds a lock on a file of its own, `.live.lock` beside the journal: SQLite 3.7.0 to 3.51.2 can lose
 commits when one connection checkpoints while another one commits and so resets the write-ahead log (sqlite.org/wal.html#walresetbug). For
-the same reason automatic checkpoints are off. Readers take no lock. Knows files and SQL. Does not know operations (journal.py).
+the same reason automatic checkpoints are off. Readers take no lock.
+
+The lock's file holds a note of the last committed operation. SQLite takes a damaged frame of the write-ahead log for the log's end, so
+without the note a damaged log would lose operations unnoticed. The note is not flushed: after a power cut it may be older than the journal,
+never newer. Knows files and SQL. Does not know operations (journal.py).
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
 import sqlite3
 import tempfile
@@ -24,7 +29,6 @@ from espalier.durable import flush
 from espalier.errors import JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly, UnsupportedJournal
 
 FILE = "live.db"
-LOCK = ".live.lock"
 APPLICATION = 0x4573704A
 """SQLite's application_id of a journal: "EspJ"."""
 SCHEMA_VERSION = 4
@@ -38,6 +42,8 @@ TABLES = (
     "slot INTEGER NOT NULL, row BLOB NOT NULL, PRIMARY KEY(version, seq, tree)) WITHOUT ROWID",
 )
 """The statements of its tables; SQLite stores their text."""
+WITHOUT_OPERATION = "SELECT 1 FROM latest WHERE NOT EXISTS (SELECT 1 FROM ops WHERE ops.seq = latest.seq AND ops.id = latest.id) LIMIT 1"
+"""Finds a damaged row of `latest`, whose item would be missing in all reads. SQLite's checks do not find all."""
 MAX_VALUE_BYTES = 32 << 20
 """Largest value that SQLite reads or writes."""
 LOCK_S = 5.0
@@ -50,6 +56,7 @@ BUSY_MS = 5000
 NETWORK = ("nfs", "cifs", "smb", "ceph", "glusterfs", "lustre", "afs", "9p", "beegfs", "gpfs", "ocfs2", "gfs2", "fuse.sshfs", "fuse.s3")
 """Prefixes of the names of network file systems. On them a write-ahead log does not work, because hosts do not share memory."""
 PROBE_BYTES = 64 << 10
+_NOTE = re.compile(r"(\d{19}) (.+)\n")
 
 
 class Reader(NamedTuple):
@@ -59,6 +66,18 @@ class Reader(NamedTuple):
     is_reusable: bool
 
 
+def lock_of(file: Path) -> Path:
+    """The file whose lock commits and checkpoints hold: `.live.lock` of `live.db`."""
+    return file.with_name(f".{file.stem}.lock")
+
+
+class _Note(NamedTuple):
+    """Identity and last sequence of a journal."""
+
+    identity: str
+    sequence: int
+
+
 @contextmanager
 def locked(file: Path, timeout_s: float = LOCK_S) -> Iterator[None]:
     """Hold the lock of the journal `file`. Raises JournalBusy, or JournalReadOnly if the lock's file cannot be created.
@@ -66,7 +85,7 @@ def locked(file: Path, timeout_s: float = LOCK_S) -> Iterator[None]:
     The holder sets the time of the lock's file, so that waiting processes see progress.
     """
     try:
-        descriptor = os.open(os.path.join(os.path.dirname(file), LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(lock_of(file), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
         raise os_error(file, error) from error
     try:
@@ -94,7 +113,23 @@ def locked(file: Path, timeout_s: float = LOCK_S) -> Iterator[None]:
 def show_progress(file: Path) -> None:
     """Show processes that wait for the lock that its holder, this process, is at work."""
     with suppress(OSError):  # a full disk
-        os.utime(os.path.join(os.path.dirname(file), LOCK))
+        os.utime(lock_of(file))
+
+
+def note_last(file: Path, identity: str | None, sequence: int) -> None:
+    """Note the last committed operation, and the identity of its journal. The caller holds the lock."""
+    with suppress(OSError), lock_of(file).open("r+b", buffering=0) as stream:  # a full disk: the earlier note stays
+        stream.write(f"{sequence:019} {identity}\n".encode())
+        stream.truncate()
+
+
+def _noted(file: Path) -> _Note | None:
+    """The note; None without one, or for half of one."""
+    with suppress(OSError):
+        note = _NOTE.fullmatch(lock_of(file).read_text(errors="replace"))
+        if note is not None:
+            return _Note(note[2], int(note[1]))
+    return None
 
 
 def open_writer(file: Path) -> sqlite3.Connection:
@@ -102,8 +137,12 @@ def open_writer(file: Path) -> sqlite3.Connection:
 
     Raises JournalError and its subclasses.
     """
+    if not log_bytes(file, "-journal") and (reader := open_reader(file)) is not None:  # it checks, and leaves the files as they are
+        reader.connection.close()
     try:
         if not file.exists():
+            with suppress(FileNotFoundError):
+                os.truncate(lock_of(file), 0)  # the note of a journal that somebody deleted
             os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
     except OSError as error:
         raise os_error(file, error) from error
@@ -134,8 +173,12 @@ def open_reader(file: Path) -> Reader | None:
 
     A write-ahead log needs shared memory in the folder, which fails if the folder is read-only or the disk is full. If the log is empty,
     the file is then read without one. Others may write at any time, so that connection is for one reading. On a network file system, which
-    has no write-ahead log, a reader may have to roll back the transaction of a dead writer. Raises JournalError and its subclasses.
+    has no write-ahead log, a reader may have to roll back the transaction of a dead writer. Raises JournalError and its subclasses;
+    JournalCorrupt also if the last noted operation is missing.
     """
+    if log_bytes(file) and not log_bytes(file, ""):  # SQLite would delete the log
+        raise JournalCorrupt(f"{named(file)}: it is empty or missing, but its log is not; put a backup in its place, or delete both")
+    noted = _noted(file)
     if not file.exists():
         return None
     is_reusable = True
@@ -151,6 +194,7 @@ def open_reader(file: Path) -> Reader | None:
             connection, is_reusable = _connect(file, "ro", "&immutable=1"), False
         try:
             has_tables = _has_tables(connection, file)
+            _check_noted(connection, file, has_tables, noted)
         except BaseException:
             connection.close()
             raise
@@ -166,9 +210,11 @@ def check(file: Path) -> None:
     if reader is None:
         return
     with closing(reader.connection) as connection, errors_of(file):
-        results = [text for (text,) in connection.execute("PRAGMA quick_check(1)")]
-    if results != ["ok"]:
-        raise JournalCorrupt(f"{named(file)}: {' '.join(results[0].split())}; put a backup in its place")
+        result = " ".join(connection.execute("PRAGMA quick_check(1)").fetchone()[0].split())
+        if result == "ok" and connection.execute(WITHOUT_OPERATION).fetchone() is not None:
+            result = "the last operation of an item is not there"
+    if result != "ok":
+        raise JournalCorrupt(f"{named(file)}: {result}; put a backup in its place")
 
 
 def log_bytes(file: Path, ending: str = "-wal") -> int:
@@ -249,7 +295,10 @@ def _has_tables(connection: sqlite3.Connection, file: Path) -> bool:
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        tables = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'")}
+        statement = (
+            "SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'"  # damage may be no UTF-8
+        )
+        tables = {sql for (sql,) in connection.execute(statement)}
     finally:
         if connection.in_transaction:  # some errors end it
             connection.execute("ROLLBACK")
@@ -262,9 +311,26 @@ def _has_tables(connection: sqlite3.Connection, file: Path) -> bool:
             f"{named(file)}: it has schema {version}, expected schema {SCHEMA_VERSION}. Another generation of this software wrote it, and "
             "it is left as it is: serve the model with that one, or move the file away and put its items again"
         )
-    if tables != set(TABLES):
+    if tables != {table.encode() for table in TABLES}:
         raise JournalCorrupt(f"{named(file)}: its tables are not those of schema {version}; put a backup in its place")
     return True
+
+
+def _check_noted(connection: sqlite3.Connection, file: Path, has_tables: bool, noted: _Note | None) -> None:
+    """Raise JournalCorrupt if the last operation of a note, which was read before the journal, is missing in it.
+
+    A journal of another identity was put in place after the note.
+    """
+    last = 0
+    if noted is not None and has_tables:
+        values = "(SELECT value FROM meta WHERE key = 'identity'), (SELECT seq FROM sqlite_sequence WHERE name = 'ops')"
+        identity, sequence = connection.execute(f"SELECT {values}").fetchone()
+        last = (sequence or 0) if identity == noted.identity else noted.sequence
+    if noted is None or last >= noted.sequence or noted != _noted(file):  # another process may just have made a new journal
+        return
+    lost = f"its operations {last + 1} to {noted.sequence} are lost, because it or its log is damaged; put a backup in its place"
+    command = f"`espalier journal take-over --model {file.parent.name}`"
+    raise JournalCorrupt(f"{named(file)}: {lost}. To go on without them, stop the service, delete {lock_of(file).name}, and run {command}")
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:

@@ -148,7 +148,9 @@ def backup(journal: Journal, to: Path) -> None:
                 connection.execute("VACUUM INTO ?", (str(temporary),))
             temporary.chmod(0o640)
             with closing(open_writer(temporary)) as copy:
+                copy.execute("BEGIN IMMEDIATE")
                 _leave_out(copy)
+                copy.execute("COMMIT")
                 copy.execute("PRAGMA journal_mode = DELETE")
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
@@ -161,9 +163,9 @@ def backup(journal: Journal, to: Path) -> None:
 
 
 def leave_out(journal: Journal) -> None:
-    """Skip LEFT_OUT sequence numbers, and take another identity: for a copy of a journal whose original is lost."""
-    with journal.exclusive() as connection:
-        _leave_out(connection)
+    """Skip LEFT_OUT sequence numbers, and take another identity: for a copy of a journal whose original is lost. It then takes writes."""
+    with journal.writing() as transaction:
+        _leave_out(transaction.connection)
 
 
 def put_in_place(copy: Path, now: float) -> None:
@@ -177,8 +179,8 @@ def put_in_place(copy: Path, now: float) -> None:
     with errors_of(copy), closing(open_writer(copy)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("UPDATE sqlite_sequence SET seq = MAX(seq, ?) WHERE name = 'ops'", (int(now * NUMBERS_PER_S),))
-        connection.execute("COMMIT")
         _leave_out(connection)
+        connection.execute("COMMIT")
         connection.execute("PRAGMA journal_mode = DELETE")
     flush(copy)
 
@@ -217,11 +219,10 @@ def erase_user(journal: Journal, user: str) -> list[str]:
 
 
 def _leave_out(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")
     if not connection.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'ops'", (LEFT_OUT,)).rowcount:
         connection.execute("INSERT INTO sqlite_sequence(name, seq) VALUES ('ops', ?)", (LEFT_OUT,))
     connection.execute("UPDATE meta SET value = ? WHERE key = 'identity'", (new_identity(),))
-    connection.execute("COMMIT")
+    connection.execute("DELETE FROM meta WHERE key = 'copy'")
 
 
 def _shrink(journal: Journal) -> None:

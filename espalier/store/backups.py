@@ -31,7 +31,7 @@ from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE, log_bytes
 from espalier.live.journal_upkeep import backup
 from espalier.manifest import FileInfo
-from espalier.serving import REMOVED, SERVING
+from espalier.serving import FORMER, REMOVED, SERVING, Former, Serving, as_file
 from espalier.store.fetching import check_room
 from espalier.store.models import MANIFEST, MAX_LISTED
 from espalier.store.objects import UNFINISHED_S, Objects
@@ -235,12 +235,31 @@ def _is_held(store: Objects, backup_id: str, draft: BackupManifest) -> bool:
 
 def _copied(folder: Path, work: Path) -> dict[str, FileInfo]:
     """Copy removed.json and serving.json. Writers replace these files as a whole, so a copy is consistent."""
-    copies = {}
-    for name in (REMOVED, SERVING):
-        with suppress(FileNotFoundError):
-            shutil.copyfile(folder / name, work / name)
-            copies[name] = FileInfo.of(work / name)
-    return copies
+    for name, content in ((REMOVED, _content(folder / REMOVED)), (SERVING, _serving(folder))):
+        if content is not None:
+            (work / name).write_bytes(content)
+    return {name: FileInfo.of(work / name) for name in (REMOVED, SERVING) if (work / name).exists()}
+
+
+def _serving(folder: Path) -> bytes | None:
+    """The content of serving.json, if there is one. While a change of versions is under way, which may be taken back: that before it."""
+    while True:
+        before, now = _content(folder / FORMER), _content(folder / SERVING)
+        if before == _content(folder / FORMER):  # else a change has begun or ended meanwhile
+            break
+    if before is not None and now is not None:
+        with suppress(ValidationError):  # one of the files was written by hand
+            former = Former.model_validate_json(before)
+            if Serving.model_validate_json(now).generation == former.generation:
+                return None if former.serving is None else as_file(former.serving).encode()
+    return now
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def backup_key(name: str, backup_id: str, file: str) -> str:

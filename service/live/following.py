@@ -24,13 +24,15 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 """Wait between two polls that found nothing new."""
+SAME_S = 1e-3
+"""Largest difference between the times of an operation and of its copy."""
 MAX_WAIT_S = 30.0
 """Longest wait after failures. The wait doubles from POLL_S."""
 LOCK = ".live.following"
 """A file in the models folder. The process that holds its lock follows."""
 ANOTHER = "Was a backup put in place? Then delete live.db here: all of it is copied again."
 TOO_LATE = "Delete live.db here: all of it is copied again, without what was deleted meanwhile."
-BEHIND = "Nothing is copied until it has more. Does a host answer there that itself follows, or was an older copy of its file put in place?"
+BEHIND = "Nothing is copied until it has them. Does a host answer there that itself follows, or was an older copy of its file put in place?"
 
 
 class Following(HostThread):
@@ -84,19 +86,29 @@ class Following(HostThread):
     def _copy_page(self, model: str, catalogue: LiveCatalogue) -> bool:
         """Copy one page. Returns whether there may be more."""
         after, identity = catalogue.journal.last_sequence(), catalogue.journal.identity()
-        page = self._feed.changes(model, after)
+        page = self._feed.changes(model, max(after - 1, 0))  # with the last operation that is here, if it was not compacted away there
+        if page.sequence < after:  # it was, and is the last one, or the writer is behind
+            page = self._feed.changes(model, after)
         if after and page.identity is not None and identity != page.identity:
             raise FeedFailed(f"The journal of {self._feed.url} is not the one that was copied here up to operation {after}. {ANOTHER}")
         if page.sequence < after:
             raise FeedFailed(f"{self._feed.url} has {page.sequence} operations, fewer than the {after} that are here. {BEHIND}")
+        if any(_differ(here, there) for here in catalogue.journal.since(after - 1, 1) for there in page.operations[:1]):
+            raise FeedFailed(f"Operation {after} of {self._feed.url} is not the one that was copied here. {ANOTHER}")
         if after and page.dropped > max(after, catalogue.journal.dropped()):
             raise FeedFailed(f"{self._feed.url} has dropped deletes up to operation {page.dropped}; {after} were copied here. {TOO_LATE}")
-        if page.operations:
+        has_new = bool(page.operations) and page.operations[-1].sequence > after
+        if has_new:
             copy(catalogue.journal, page.operations, page.identity, page.dropped)
             catalogue.copied()
             after = page.operations[-1].sequence
         catalogue.note(page.sequence - after)
-        return bool(page.operations) and after < page.sequence
+        return has_new and after < page.sequence
+
+
+def _differ(here: Operation, there: Operation) -> bool:
+    """Whether two operations of one number are not the same. An erasure may have changed their events; the feed rounds their times."""
+    return here.sequence == there.sequence and (here.id != there.id or abs(here.at - there.at) > SAME_S)
 
 
 def copy(journal: Journal, operations: Sequence[Operation], identity: str | None, dropped: int = 0) -> None:
@@ -108,6 +120,7 @@ def copy(journal: Journal, operations: Sequence[Operation], identity: str | None
         last = transaction.last_sequence()
         if not last and identity is not None:
             transaction.identify(identity, dropped)
+        transaction.mark_copy()
         for operation in operations:
             if operation.sequence > last:
                 transaction.append(operation)

@@ -16,7 +16,6 @@ from espalier.store.backups import LOCK, BeingBackedUp, back_up, find_backups, m
 from espalier.store.objects import Objects
 
 from ..host_thread import HostThread, Stopped
-from ..models.desired_state import DesiredState
 from ..models.loading import lower_priority
 from ..settings import Settings
 from ..watch.metrics import Metrics
@@ -69,9 +68,6 @@ class Backups(HostThread):
                     self._due[name] = now + max(every_s - age_s, 0.0)
                     return
                 # a clock is wrong, so the age is unknown: another backup is due
-            if DesiredState(folder).is_changing:  # the change may be taken back
-                self._due[name] = now + min(RETRY_S, every_s)
-                return
             backup = back_up(self._store, folder, on_bytes=lambda _: self._check_stopped())
             if backup is not None:
                 self._metrics.show("espalier_live_backup_timestamp_seconds", time.time(), name)

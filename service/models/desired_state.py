@@ -17,7 +17,6 @@ with versions lets the highest version serve.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import tempfile
@@ -32,7 +31,7 @@ from pydantic import BaseModel, ValidationError
 from espalier.durable import flush
 from espalier.errors import InvalidData, expectation, spelled
 from espalier.file_lock import try_lock
-from espalier.serving import DesiredFile, Serving
+from espalier.serving import FORMER, DesiredFile, Former, Serving, as_file
 
 from ..errors import BeingChanged, Conflict
 from ..watched_files import Signature, signature_of
@@ -51,13 +50,6 @@ class Removed(DesiredFile):
     ids: tuple[str, ...]
 
 
-class Former(BaseModel):
-    """The content of serving.json before a change; None if there was no file. generation: of the state that the change writes."""
-
-    generation: int
-    serving: Serving | None = None
-
-
 class InvalidState(InvalidData):
     """A file of desired state is invalid (readable), or the system cannot read it (not readable)."""
 
@@ -69,7 +61,6 @@ class InvalidState(InvalidData):
 State = TypeVar("State", Serving, Removed)
 _FILES: dict[type[DesiredFile], str] = {Serving: "serving.json", Removed: "removed.json"}
 _LOCKS: dict[type[DesiredFile], str] = {Serving: ".lock", Removed: ".removed.lock"}
-_FORMER = ".serving.before"
 
 
 class DesiredState:
@@ -121,18 +112,18 @@ class DesiredState:
 
     def begin_change(self, before: Serving | None, after: Serving) -> None:
         """Write what should serve; `take_back` can undo it until `end_change`. The caller holds the lock. Raises Conflict."""
-        self._replace(self.folder / _FORMER, Former(generation=after.generation, serving=before))
+        self._replace(self.folder / FORMER, Former(generation=after.generation, serving=before))
         self.write(after)
 
     def end_change(self) -> None:
         """Make the change final. The caller holds the lock. Raises Conflict."""
         with self._writable():
-            (self.folder / _FORMER).unlink(missing_ok=True)
+            (self.folder / FORMER).unlink(missing_ok=True)
             flush(self.folder)
 
     @property
     def is_changing(self) -> bool:
-        return os.path.exists(self.folder / _FORMER)  # False where the folder cannot be read
+        return os.path.exists(self.folder / FORMER)  # False where the folder cannot be read
 
     def take_back(self) -> bool:
         """Undo the change that has not ended: write the former state, as a newer generation. The caller holds the lock. Raises Conflict.
@@ -140,7 +131,7 @@ class DesiredState:
         False if serving.json is not of this change any more: then it stays.
         """
         with self._writable():
-            content = (self.folder / _FORMER).read_bytes()
+            content = (self.folder / FORMER).read_bytes()
         try:
             former, now = Former.model_validate_json(content), self.read(Serving)
         except (InvalidData, ValidationError):  # one of the files was written by hand
@@ -159,8 +150,7 @@ class DesiredState:
             descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=self.folder)
             try:
                 with os.fdopen(descriptor, "w") as stream:
-                    json.dump(state.model_dump(mode="json", exclude_none=True), stream)
-                    stream.write("\n")
+                    stream.write(as_file(state))
                     stream.flush()
                     os.fchmod(stream.fileno(), 0o644)
                     os.fsync(stream.fileno())

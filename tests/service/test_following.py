@@ -18,8 +18,9 @@ import pytest
 
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
-from espalier.live.journal_upkeep import leave_out
+from espalier.live.journal_upkeep import OnDisk, compact, leave_out
 from espalier.live.operations import ItemBody, Operation
+from service.errors import NotWritable
 from service.live import live_version, notices
 from service.live.catalogue import LiveCatalogue
 from service.live.following import Following, copy
@@ -121,7 +122,7 @@ def test_a_host_that_starts_again_asks_for_what_it_lacks(tmp_path: Path, writer:
         writer.put("c")
         with following(url, tmp_path, copies):
             until(lambda: copies.journal.last_sequence() == 3)
-    assert writer.asked[0][0] == 2
+    assert writer.asked[0][0] == 1  # the last operation that it has is compared
 
 
 def test_it_goes_on_after_it_could_not_store(
@@ -180,6 +181,28 @@ def test_another_journal_is_not_followed_nor_one_that_is_behind(
         until(lambda: said in caplog.text)
     assert ids(copies) == ["a", "b"]
     assert ("delete live.db" in caplog.text) == ("identity" in change)  # what is only behind is no reason to delete anything
+
+
+@pytest.mark.parametrize("other", [{"id": "x"}, {"at": 1.8e9}])
+def test_a_writer_that_went_back_and_used_a_number_again_is_not_followed(
+    tmp_path: Path, writer: Writer, copies: JournalCopies, caplog: pytest.LogCaptureFixture, other: dict[str, Any]
+) -> None:
+    writer.put("a", "b")
+    with serving(writer) as url:
+        with following(url, tmp_path, copies):
+            until(lambda: ids(copies) == ["a", "b"])
+        copied = writer.operations[1]
+        writer.operations[1] = replace(copied, **other)
+        for more in ((), ("c",)):
+            writer.put(*more)
+            caplog.clear()
+            with following(url, tmp_path, copies):
+                until(lambda: f"Operation 2 of {url} is not the one that was copied here. Was a backup put in place? " in caplog.text)
+                until(lambda: copies.notes[-1][0] is None)
+            assert ids(copies) == ["a", "b"]
+        writer.operations[1] = replace(copied, at=copied.at + 1e-6, body=ItemBody())  # rounded, and its events erased
+        with following(url, tmp_path, copies):
+            until(lambda: ids(copies) == ["a", "b", "c"])
 
 
 def test_a_host_that_was_away_while_deletes_were_dropped_says_that_it_must_begin_anew(
@@ -418,6 +441,47 @@ def test_a_host_that_takes_over_gives_no_sequence_again(
             assert {*first.found("item-1")} == {*second.found("item-1")}  # each host has slots of its own: ties may differ
             assert {"a", "b"} <= {*first.found("item-1")}
             assert "lost" not in first.found("item-1")
+
+
+def test_a_host_that_has_followed_gives_no_sequence_before_it_takes_over(
+    models: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with writing(models, monkeypatch) as (first, url):
+        first.put("a", like=("item-1",))
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: sequence(second) == 1)
+        with live_service(other, monkeypatch) as second:
+            with pytest.raises(
+                NotWritable, match=r"a copy of another host's journal.*run `espalier journal take-over --model books` first"
+            ):
+                second.put("b", like=("item-1",))
+            assert "a" in second.found("item-1")
+        first.put("c", like=("item-1",))
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: sequence(second) == 2)
+            assert {"a", "c"} <= {*second.found("item-1")}
+
+
+def test_a_writer_that_has_dropped_its_last_operation_is_not_behind(
+    models: Path, other: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    class Asked(RealWriter):
+        def answer(self, path: str, key: str | None) -> tuple[int, bytes]:
+            asked.append(path)
+            return super().answer(path, key)
+
+    journal = Journal(models / "books" / FILE)
+    appended(journal, [put("a"), Operation(0, "a", "delete", at=1e9)])
+    with live_service(models, monkeypatch) as first, serving(Asked(first.running)) as url, follower(other, monkeypatch, url) as second:
+        until(lambda: sequence(second) == 2)
+        assert compact(journal, lambda: [OnDisk(None, 2)]).tombstones == 1
+        before = len(asked)
+        until(lambda: len(asked) > before + 4)
+        assert "operations are not copied" not in caplog.text
+        first.put("b", like=("item-1",))
+        until(lambda: sequence(second) == 3)
 
 
 def test_an_item_that_its_fields_have_placed_moves_on_both_hosts(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:

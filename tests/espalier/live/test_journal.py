@@ -287,7 +287,8 @@ def stopped_reader(file: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_journal_that_was_replaced_or_deleted_is_not_written_to(journal: Journal) -> None:
     appended(journal, [put("a")])
-    journal.file.rename(journal.file.with_name("moved"))
+    for ending in ("", "-wal"):
+        journal.file.with_name(f"live.db{ending}").rename(journal.file.with_name(f"moved{ending}"))
     for _ in range(2):
         with pytest.raises(JournalCorrupt, match="restart"):
             appended(journal, [put("b")])

@@ -26,7 +26,7 @@ from espalier.errors import JournalBusy, JournalCorrupt, JournalError, JournalFu
 from espalier.live import journal as journal_module
 from espalier.live import journal_file
 from espalier.live.journal import Journal
-from espalier.live.journal_upkeep import OnDisk, compact
+from espalier.live.journal_upkeep import LEFT_OUT, OnDisk, backup, compact, leave_out
 from espalier.live.operations import ItemBody, Operation
 from tests import ROOT
 from tests.espalier.live.journals import appended, placed, put
@@ -68,11 +68,19 @@ def with_trigger(file: Path) -> None:
         connection.commit()
 
 
+def no_text(file: Path) -> None:
+    """The journal's tables are no UTF-8."""
+    filled(file)
+    content = file.read_bytes()
+    assert content.count(b"body BLOB") == 1
+    file.write_bytes(content.replace(b"body BLOB", b"body \xa0LOB"))
+
+
 def no_database(file: Path) -> None:
     file.write_bytes(b"no database " * 1000)
 
 
-@pytest.mark.parametrize("made", [damaged, cut, foreign, with_trigger, no_database])
+@pytest.mark.parametrize("made", [damaged, cut, foreign, with_trigger, no_text, no_database])
 def test_a_file_that_is_no_sound_journal_is_refused_and_left_alone(tmp_path: Path, made: Callable[[Path], object]) -> None:
     file = tmp_path / "model" / "live.db"
     file.parent.mkdir()
@@ -158,7 +166,8 @@ def test_a_journal_that_nobody_finished_making_is_made(tmp_path: Path) -> None:
         assert (journal.since(0, 9), journal.last_sequence(), journal.identity()) == ([], 0, None)
         assert appended(Journal.open(file), [put("a")]) == [1]
         assert journal.last_sequence() == 1
-        file.unlink()
+        for left in tmp_path.iterdir():
+            left.unlink()
 
 
 # -- no room, no right to write ---------------------------------------------------------------------------------------------
@@ -484,6 +493,147 @@ def test_killed_writers_and_checkpointers_lose_nothing_and_commit_under_the_lock
 @pytest.mark.slow
 def test_commits_and_checkpoints_without_the_lock_are_seen(tmp_path: Path) -> None:
     assert "unguarded\n" in lines_of(tmp_path / "live.db", 4, ("write", "write", "checkpoint"), unlocked=True)
+
+
+# -- a log or a file that is damaged after a kill ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("before", "after"), [(b"item-b", b"item-z"), (b"item-b", b"jtem-b"), (b"item-b\x02", b"item-b\x01")])
+def test_an_item_that_would_vanish_is_noticed(tmp_path: Path, before: bytes, after: bytes) -> None:
+    file = tmp_path / "live.db"
+    with closing(Journal(file)) as journal:
+        appended(journal, [put("item-a"), put("item-b"), put("item-c")])
+    with closing(sqlite3.connect(file)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'latest'").fetchone()
+    content = file.read_bytes()
+    begin, end = 4096 * (page - 1), 4096 * page
+    assert before in content[begin:end]
+    file.write_bytes(content[:begin] + content[begin:end].replace(before, after) + content[end:])
+    with pytest.raises(JournalCorrupt, match="the last operation of an item is not there; put a backup"):
+        Journal.open(file)
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Iterator[Path]:
+    """The journal's file in what a killed process has left: three operations, all in the log."""
+    journal = Journal(tmp_path / "running" / "live.db")
+    journal.file.parent.mkdir()
+    for item in "abc":
+        appended(journal, [put(item)])
+    yield Path(shutil.copytree(journal.file.parent, tmp_path / "left")) / "live.db"
+    journal.close()
+
+
+def flip(file: Path, place: float) -> None:
+    content = bytearray(file.read_bytes())
+    content[int(len(content) * place)] ^= 1
+    file.write_bytes(content)
+
+
+def damage(file: Path, kind: str) -> None:
+    wal = file.with_name("live.db-wal")
+    match kind:
+        case "a frame":
+            flip(wal, 0.7)
+        case "the log's header":
+            flip(wal, 0.0)
+        case "no log":
+            wal.unlink()
+        case "an empty file":
+            os.truncate(file, 0)
+        case "no file":
+            file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("a frame", r"its operations [23] to 3 are lost"),
+        ("the log's header", "its operations 1 to 3 are lost"),
+        ("no log", "its operations 1 to 3 are lost"),
+        ("an empty file", "empty or missing, but its log is not"),
+        ("no file", "empty or missing, but its log is not"),
+    ],
+)
+def test_committed_operations_are_not_lost_unnoticed(left: Path, kind: str, said: str) -> None:
+    damage(left, kind)
+    before = {file.name: file.read_bytes() for file in left.parent.iterdir() if file.name in ("live.db", "live.db-wal")}
+    for use in (
+        lambda: Journal.open(left),
+        lambda: Journal.open(left, "read"),
+        lambda: appended(Journal(left), [put("d")]),
+        lambda: Journal(left, "read").last_sequence(),
+        lambda: backup(Journal(left, "read"), left.with_name("copy.db")),
+    ):
+        with pytest.raises(JournalCorrupt, match=rf"left/live\.db: .*{said}.*backup"):
+            use()
+    assert before == {name: left.with_name(name).read_bytes() for name in before}
+
+
+def test_after_a_loss_a_backup_is_put_in_place_or_the_numbers_are_skipped_or_the_journal_is_deleted(left: Path, tmp_path: Path) -> None:
+    backup(Journal(left, "read"), tmp_path / "copy.db")
+    damage(left, "no log")
+    for kind, kept in (("backup", 3), ("take-over", 0), ("deleted", 0)):
+        folder = Path(shutil.copytree(left.parent, tmp_path / kind))
+        for ending in ("-wal", "-shm") if kind == "backup" else ("", "-wal", "-shm") if kind == "deleted" else ():
+            (folder / f"live.db{ending}").unlink(missing_ok=True)
+        if kind == "backup":
+            shutil.copy(tmp_path / "copy.db", folder / "live.db")
+        if kind == "take-over":
+            (folder / ".live.lock").unlink()
+            with closing(Journal.open(folder / "live.db")) as journal:
+                leave_out(journal)
+        journal = Journal.open(folder / "live.db")
+        assert len(journal.since(0, 9)) == kept
+        (sequence,) = appended(journal, [put("d")])
+        assert sequence == 1 if kind == "deleted" else sequence > LEFT_OUT
+        journal.close()
+        with closing(Journal.open(folder / "live.db")) as journal:
+            assert journal.last_sequence() == sequence
+        damage(folder / "live.db", "an empty file")  # what was noted before does not matter, but the new note does
+        with pytest.raises(JournalCorrupt, match=f"its operations 1 to {sequence} are lost"):
+            Journal.open(folder / "live.db")
+
+
+def test_an_older_copy_of_the_file_is_no_journal_where_operations_have_come_since(left: Path, tmp_path: Path) -> None:
+    Journal.open(left).close()
+    journal = Journal(left)
+    shutil.copy(left, tmp_path / "older.db")
+    appended(journal, [put("d"), put("e")])
+    journal.close()
+    shutil.copy(tmp_path / "older.db", left)
+    with pytest.raises(JournalCorrupt, match="its operations 4 to 5 are lost"):
+        Journal.open(left)
+
+
+def test_a_deleted_journal_is_made_anew_although_its_making_is_killed(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ending in ("", "-wal", "-shm"):
+        left.with_name(f"live.db{ending}").unlink()
+    with monkeypatch.context() as killed_there:
+        killed_there.setattr(journal_file, "_make_tables", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            appended(Journal(left), [put("a")])
+    assert left.exists()
+    assert appended(Journal.open(left), [put("a")]) == [1]
+
+
+def test_the_note_of_a_deleted_journal_is_not_held_against_the_one_that_is_being_made(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin_to_make(file: Path, mode: str, more: str = "") -> sqlite3.Connection:
+        """Another process does, after the reader has read the note."""
+        os.truncate(left.with_name(".live.lock"), 0)
+        return connect(file, mode, more)
+
+    connect = journal_file._connect
+    damage(left, "no log")
+    monkeypatch.setattr(journal_file, "_connect", begin_to_make)
+    assert Journal(left, "read").last_sequence() == 0
+
+
+@pytest.mark.parametrize("note", ["", "0000000000000000009 ", "9 x\n", "\xff" * 40])
+def test_half_a_note_is_none(left: Path, note: str) -> None:
+    left.with_name(".live.lock").write_text(note)
+    damage(left, "no log")
+    assert Journal.open(left).last_sequence() == 0
 
 
 def test_a_copy_of_the_files_of_a_killed_writer_is_a_journal(tmp_path: Path) -> None:

@@ -136,6 +136,51 @@ def test_a_model_of_a_pin_alone_is_backed_up_and_one_of_nothing_is_not(files: Ob
     assert (folder / "serving.json").read_text() == SERVING
 
 
+@pytest.mark.parametrize("former", [None, {"generation": 2, "versions": [1], "default": 1}])
+def test_a_change_of_versions_that_is_under_way_is_not_backed_up(files: Objects, books: Path, former: dict[str, Any] | None) -> None:
+    (books / "serving.json").write_text(SERVING.replace('[1], "default": 1', '[1, 4], "default": 4').replace("2,", "3,"))
+    (books / ".serving.before").write_text(json.dumps({"generation": 3, "serving": former}))
+    kept = Path(files.url.removeprefix("file://")) / BACKUPS / "books" / made(files, books) / "serving.json"
+    assert (kept.read_text() if kept.exists() else None) == (None if former is None else SERVING)
+    for change in (
+        lambda: (books / "serving.json").write_text(SERVING.replace("2,", "4,")),  # it was taken back
+        lambda: (books / ".serving.before").write_text("{"),  # by hand
+        lambda: (books / ".serving.before").unlink(),
+    ):
+        change()
+        back_up(files, books)
+        restored = books.parent.parent / "restored"
+        shutil.rmtree(restored, ignore_errors=True)
+        restore(files, None, restored, "books", choose(files, "books"))
+        assert (restored / "books" / "serving.json").read_text() == SERVING.replace("2,", "4,")
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_change_of_versions_that_begins_or_ends_while_its_files_are_read_is_seen(
+    files: Objects, books: Path, monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    after, before = SERVING.replace("2,", "3,"), json.dumps({"generation": 3, "serving": json.loads(SERVING)})
+    if not begins:
+        (books / ".serving.before").write_text(before)
+        (books / "serving.json").write_text(after)
+    content = backups._content
+
+    def read(file: Path) -> bytes | None:
+        if file.name == "serving.json":
+            monkeypatch.setattr(backups, "_content", content)
+            if begins:
+                (books / ".serving.before").write_text(before)
+                (books / "serving.json").write_text(after)
+            else:
+                (books / ".serving.before").unlink()
+        return content(file)
+
+    monkeypatch.setattr(backups, "_content", read)
+    made(files, books)
+    (kept,) = Path(files.url.removeprefix("file://")).rglob("serving.json")
+    assert kept.read_text() == (SERVING if begins else after)
+
+
 def test_what_a_backup_lacks_goes_if_a_restore_replaces(files: Objects, tmp_path: Path) -> None:
     folder = tmp_path / "models" / "films"
     folder.mkdir(parents=True)

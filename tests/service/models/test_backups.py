@@ -202,17 +202,13 @@ def test_a_host_that_follows_another_makes_no_backups(models: Path, store: Objec
         assert not [thread for thread in threading.enumerate() if thread.name == "backups"]
 
 
-def test_a_default_that_may_be_changed_back_is_not_backed_up(models: Path, store: Objects, live: Journal, looks: Looks) -> None:
+def test_a_default_that_may_be_changed_back_is_not_backed_up(models: Path, store: Objects, live: Journal) -> None:
     state = DesiredState(models / "books")
     with state.locked(Serving):
         state.begin_change(None, Serving(generation=1, versions=(1,), default=1))
         with backed_up(models, store) as running:
-            until(lambda: value(running, FAILURES) is not None)
-            looks.several()
-            assert find_backups(store, "books") == []
-            state.end_change()
             until(confirmed(running))
-    assert "serving.json" in manifest_of(store)
+    assert manifest_of(store).keys() == {"live.db"}
 
 
 def manifest_of(store: Objects) -> dict[str, Any]:
