@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,19 @@ def test_a_block_is_predicted_as_algorithm_1_has_it(seed: int, trees: int, per_i
     found = as_dict(Labelwise(scored, SIGMOID, np.ones(first.item_count, np.bool_), per_item, threads=2).predict(sparse_rows(points_BF)))
     assert found.keys() == expected.keys()
     assert_allclose([found[pair] for pair in expected], list(expected.values()), rtol=1e-4, atol=1e-7)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5))
+def test_a_point_that_is_limited_keeps_the_best_of_all_items_that_score_it(seed: int, per_point: int) -> None:
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, int(rng.integers(1, 4)), 4)
+    chunks, retention = random_chunks(rng, tree, F, integer=False), by_share(tree, np.full(tree.item_count, 9), 20, 9.0, 1)
+    points_BF = rng.normal(size=(9, F))
+    _, scores = algorithm_1(tree, chunks, points_BF, retention.most, 1)
+    by_point = sorted(scores, key=lambda pair: (pair[1], -scores[pair]))
+    expected = {pair for _, pairs in groupby(by_point, lambda pair: pair[1]) for pair in [*pairs][:per_point]}
+    labelwise = Labelwise([ScoredTree(tree, chunks, retention)], SIGMOID, np.ones(tree.item_count, np.bool_), 1)
+    assert as_dict(labelwise.predict(sparse_rows(points_BF), per_point)).keys() == expected
 
 
 def test_a_point_keeps_its_best_items() -> None:
@@ -258,6 +271,16 @@ def test_a_filter_and_a_limit_of_a_point_hold(model: Path) -> None:
     assert {int(item.removeprefix("item-")) % 2 for item in pairs["item"].unique()} == {1}
     assert pairs.group_by("point").len()["len"].max() == 2
     assert pairs.group_by("item").len()["len"].max() == 20
+
+
+@pytest.mark.parametrize("block", [64, 1 << 14])
+def test_a_limit_of_a_point_takes_its_best_items_in_blocks_of_any_size(model: Path, block: int) -> None:
+    pairs = assigned(model, per_item=1, per_point=3, factor=1000.0, block=block)
+    everything = assigned(model, per_item=10**4, factor=1000.0)
+    number = pl.col("item").str.strip_prefix("item-").cast(pl.Int64)
+    best = everything.sort("point", -pl.col("score"), number).group_by("point", maintain_order=True).head(3)
+    of_items = best.sort("item", -pl.col("score"), "point").group_by("item", maintain_order=True).head(1)
+    assert pairs.sort("item").equals(of_items.with_columns(place=pl.lit(1, pl.Int32)).select(pairs.columns))
 
 
 def test_a_run_that_was_killed_while_it_tidied_up_starts_anew(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,8 @@ def _assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, work:
     if state.is_file():
         best_points.read(state)
     trees = scored_trees(bundle, assignment, count)
+    if stages := [name for name, stage in (("the tail", bundle.tail), ("stacking", bundle.stacking)) if stage is not None]:
+        log.warning("%s: scores are the trees' alone; a search adds %s", bundle.path, " and ".join(stages))
     labelwise = Labelwise(trees, bundle.manifest.ranking, eligible_I, assignment.per_item, threads)
     written_at = time.monotonic()
     with tqdm(total=count, initial=best_points.done, desc="points", unit="point", disable=None) as bar:

@@ -98,11 +98,11 @@ class Labelwise:
         self._of_thread = threading.local()
 
     def predict(self, points: SparseRows, per_point: int | None = None) -> Pairs:
-        """The pairs of a block: at most `per_item` for an item and tree, and the best `per_point` of each point."""
+        """The pairs of a block: at most `per_item` for an item and tree; with `per_point`, the best of each point instead."""
         trees = range(len(self._trees))
         with ThreadPoolExecutor(self._threads) as pool:
             visits_T = [self._last_visits(t, points, pool) for t in trees]
-            pairs_T = [_joined(pool.map(lambda visit, t=t: self._best_below(t, points, visit), visits_T[t])) for t in trees]
+            pairs_T = [_joined(pool.map(lambda visit, t=t: self._best_below(t, points, visit, per_point), visits_T[t])) for t in trees]
             pairs = pairs_T[0]
             if len(trees) > 1:
                 pairs = _distinct(Pairs.concatenated(pairs_T))
@@ -135,12 +135,17 @@ class Labelwise:
                 child_visits.append(_Visit(child, visit.points_R[positions], ranks_RC[positions, c]))
         return child_visits
 
-    def _best_below(self, t: int, points: SparseRows, visit: _Visit) -> Pairs:
-        """The best points of each item below a last inner node."""
+    def _best_below(self, t: int, points: SparseRows, visit: _Visit, per_point: int | None) -> Pairs:
+        """The best points of each item below a last inner node, or the best items of each point: at ties more."""
         leaves_C, ranks_RC = self._ranks(t, points, visit)
-        positions_C = [best_positions(ranks_RC[:, c], self._per_item) for c in range(len(leaves_C))]
-        position = np.concatenate([*positions_C, np.empty(0, np.int64)])
-        column = np.repeat(np.arange(len(leaves_C)), [len(rows) for rows in positions_C])
+        if per_point is None:
+            positions_C = [best_positions(ranks_RC[:, c], self._per_item) for c in range(len(leaves_C))]
+            position = np.concatenate([*positions_C, np.empty(0, np.int64)])
+            column = np.repeat(np.arange(len(leaves_C)), [len(rows) for rows in positions_C])
+        else:
+            others = max(0, len(leaves_C) - per_point)
+            least_R1 = np.partition(ranks_RC, others, axis=1)[:, others : others + 1]
+            position, column = np.nonzero((ranks_RC >= least_R1) & (ranks_RC > -np.inf))
         items = self._items(t, leaves_C)
         return Pairs(items[column], visit.points_R[position], scores_of_ranks(self._ranking, ranks_RC[position, column]))
 

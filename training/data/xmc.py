@@ -230,6 +230,8 @@ def _labels(location: str, text: bytes, label_count: int) -> dict[int, float]:
     for pair in text.split(b","):
         name, colon, written = pair.partition(b":")
         try:
+            if b"_" in pair:  # Python's numbers may have it
+                raise ValueError
             weight = float(written) if colon else 1.0
             label = int(name) if name.strip() or colon else None
         except ValueError:
@@ -251,22 +253,25 @@ def _labels(location: str, text: bytes, label_count: int) -> dict[int, float]:
 def _numbers(path: Path, feature_texts: list[bytes], entries: int, first: int) -> NDArray[np.float64]:
     """Feature, value, feature, value … of all points."""
     numbers = _parsed(b" ".join(feature_texts))
-    if numbers is not None and len(numbers) == 2 * entries and np.all(numbers[0::2] == np.floor(numbers[0::2])):
+    if numbers is not None:
         return numbers
     for line, text in enumerate(feature_texts, start=first):
-        line_numbers = _parsed(text)
-        if (
-            line_numbers is None
-            or len(line_numbers) != 2 * text.count(b":")
-            or len(text.split()) != text.count(b":")
-            or np.any(line_numbers[0::2] != np.floor(line_numbers[0::2]))
-        ):
+        if _parsed(text) is None:
             raise InvalidData(f"{path}, line {line}", text[:80].decode(errors="replace"), "feature:value pairs with spaces between them")
     raise InvalidData(str(path), f"{entries} features", "feature:value pairs with spaces between them")
 
 
 def _parsed(text: bytes) -> NDArray[np.float64] | None:
+    """The numbers of feature:value pairs with blanks between them; None for other text, and for features that are not whole."""
+    character = np.frombuffer(b" " + text + b" ", np.uint8)
+    is_blank, is_colon = character <= ord(" "), character == ord(":")
+    begins = np.flatnonzero(is_blank[:-1] & ~is_blank[1:]) + 1
+    colons = np.add.reduceat(is_colon, begins, dtype=np.int64) if len(begins) else begins
+    is_at_an_end = is_colon[1:-1] & (is_blank[:-2] | is_blank[2:])
+    if np.any(colons != 1) or is_at_an_end.any() or b"_" in text:
+        return None
     try:
-        return np.array(text.replace(b":", b" ").split(), dtype=np.float64)
+        numbers = np.array(text.replace(b":", b" ").split(), dtype=np.float64)
     except ValueError:
         return None
+    return numbers if np.all(numbers[0::2] == np.floor(numbers[0::2])) else None
