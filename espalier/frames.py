@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
+import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -92,18 +93,19 @@ def _read(field: str, data: Any, id_columns: Sequence[str | None]) -> pa.Table:
             try:
                 delimiter, names = _first_line(file, "\t" if name.endswith(".tsv") else None, columns)
                 positions = [*map(int, columns)] if names is None else [position_of(names, name) for name in columns]
-                kinds = {names[at] if names else f"f{at}": pa.string() for at in positions if at is not None}
+                kinds = {f"f{at}" if names is None else names[at]: pa.string() for at in positions if at is not None}
                 convert = pa_csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, null_values=[""])  # "NA" may be an id
                 parse = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
                 read = pa_csv.ReadOptions(autogenerate_column_names=names is None, block_size=MAX_RECORD)
                 table = pa_csv.read_csv(file, read, parse, convert)
-                return table if names else table.rename_columns([*map(str, range(table.num_columns))])
-            except (OSError, EOFError, pa.ArrowInvalid) as error:  # not gzip, truncated, or without columns
+                return table if names is not None else table.rename_columns([*map(str, range(table.num_columns))])
+            except (OSError, EOFError, csv.Error, pa.ArrowInvalid) as error:  # not gzip, truncated, or without columns
                 raise InvalidInput(field, str(file), f"a text file in UTF-8 with a line of columns first ({error})") from error
         try:
-            return pq.read_table(file) if file.is_dir() else pq.ParquetFile(file).read()
-        except (OSError, pa.ArrowInvalid) as error:
-            raise InvalidInput(field, str(file), f"a file that ends in .csv or .tsv, gzipped or not, or Parquet ({error})") from error
+            return _folder(file) if file.is_dir() else pq.ParquetFile(file).read()
+        except (OSError, pa.ArrowException) as error:
+            expected = "a file that ends in .csv or .tsv, gzipped or not, or Parquet, also a folder of it"
+            raise InvalidInput(field, str(file), f"{expected} ({error})") from error
     module = type(data).__module__.partition(".")[0]
     if module == "polars" and hasattr(data, "to_arrow"):
         return data.to_arrow()
@@ -111,6 +113,13 @@ def _read(field: str, data: Any, id_columns: Sequence[str | None]) -> pa.Table:
         return _from_pandas(field, data)
     expected = "a data frame of pandas or polars, a table of Arrow, or the path of a CSV, TSV or Parquet file"
     raise InvalidInput(field, type(data).__name__, expected)
+
+
+def _folder(folder: Path) -> pa.Table:
+    """A folder of Parquet, with the columns that are part of the paths as text."""
+    files = sorted(path for path in folder.rglob("*") if "=" in str(path.relative_to(folder).parent))
+    names = {part.partition("=")[0] for path in files for part in path.relative_to(folder).parent.parts if "=" in part}
+    return pq.read_table(folder, partitioning=pa_dataset.partitioning(pa.schema(dict.fromkeys(names, pa.string())), flavor="hive"))
 
 
 def _from_pandas(field: str, data: Any) -> pa.Table:
@@ -156,7 +165,8 @@ def _first_line(file: Path, delimiter: str | None, columns: Sequence[str]) -> tu
     delimiter  None: the first of DELIMITERS that gives the line all these columns, names or positions; a comma if there is none
     """
     with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as opened:
-        line = opened.readline(MAX_RECORD).decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r\n")
+        lines = iter(lambda: opened.readline(MAX_RECORD).decode("utf-8", "replace").removeprefix("\ufeff"), "")
+        line = next((line for line in lines if line.strip("\r\n")), "").partition("\r")[0].rstrip("\n")
     is_named = not columns or not all(map(str.isdecimal, columns))
     cells_of = {sign: next(csv.reader([line], delimiter=sign), []) for sign in ([delimiter] if delimiter else DELIMITERS)}
 

@@ -47,6 +47,7 @@ class Following(HostThread):
         super().__init__("following", folder / LOCK, f"operations are copied from {feed.url}")
         self._feed, self._catalogues = feed, catalogues
         self._failures: dict[str, _Failure] = {}
+        self._compared: dict[str, int] = {}  # model → its last operation here, known since the last failure to be the writer's
 
     def stop(self) -> None:
         """End the thread, after the page that is being copied."""
@@ -69,6 +70,7 @@ class Following(HostThread):
                 while not self._stopped.is_set() and self._copy_page(model, catalogue):
                     pass
         except Exception as error:  # no failure may end this thread
+            self._compared.pop(model, None)
             if self._stopped.is_set():
                 return
             last = self._failures.get(model)
@@ -86,8 +88,9 @@ class Following(HostThread):
     def _copy_page(self, model: str, catalogue: LiveCatalogue) -> bool:
         """Copy one page. Returns whether there may be more."""
         after, identity = catalogue.journal.last_sequence(), catalogue.journal.identity()
-        page = self._feed.changes(model, max(after - 1, 0))  # with the last operation that is here, if it was not compacted away there
-        if page.sequence < after:  # it was, and is the last one, or the writer is behind
+        is_compared = self._compared.get(model) == after
+        page = self._feed.changes(model, after if is_compared else max(after - 1, 0))  # with the last operation that is here
+        if page.sequence < after and not is_compared:  # it was compacted away there and is the last one, or the writer is behind
             page = self._feed.changes(model, after)
         if after and page.identity is not None and identity != page.identity:
             raise FeedFailed(f"The journal of {self._feed.url} is not the one that was copied here up to operation {after}. {ANOTHER}")
@@ -102,6 +105,7 @@ class Following(HostThread):
             copy(catalogue.journal, page.operations, page.identity, page.dropped)
             catalogue.copied()
             after = page.operations[-1].sequence
+        self._compared[model] = after
         catalogue.note(page.sequence - after)
         return has_new and after < page.sequence
 

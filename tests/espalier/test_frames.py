@@ -57,10 +57,31 @@ def test_names_are_found_as_for_training(tmp_path: Path) -> None:
     assert lists_of(as_table("--queries", table, ("user", "item")), "user", "item", "AT") == {1: ["b", "a"]}
 
 
+@pytest.mark.parametrize("text", [b"user,item\r007,i1\r007,i2\r", b"\n\r\nuser,item\n007,i1\n007,i2\n"])
+def test_lines_may_end_with_cr_and_the_first_may_be_blank(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "log.csv").write_bytes(text)
+    assert lists_of(as_table("--queries", tmp_path / "log.csv", ("user", "item")), "user", "item", None) == {"007": ["i1", "i2"]}
+    (tmp_path / "log.csv").write_bytes(text[text.index(b"007") :])
+    assert lists_of(as_table("--queries", tmp_path / "log.csv", ("0", "1")), "0", "1", None) == {"007": ["i1", "i2"]}
+
+
+def test_a_field_beyond_what_is_read_is_an_error_of_the_input(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(f"u,{'i' * 200_000}\n")
+    with pytest.raises(InvalidInput, match="field larger than field limit"):
+        as_table("--queries", tmp_path / "log.csv", ("0", "1"))
+
+
+def test_ids_in_the_names_of_folders_are_text(tmp_path: Path) -> None:
+    for item in ("007", "08"):
+        (tmp_path / f"item={item}").mkdir()
+        pq.write_table(pa.table({"user": ["u"]}), tmp_path / f"item={item}" / "part.parquet")
+    assert lists_of(as_table("--queries", tmp_path, ("user", "item")), "user", "item", None) == {"u": ["007", "08"]}
+
+
 def test_a_folder_of_parquet_is_a_table(tmp_path: Path) -> None:
     for number in (1, 2):
-        (tmp_path / f"day={number}").mkdir()
-        pq.write_table(pa.table({"user": ["u"], "item": [f"i{number}"]}), tmp_path / f"day={number}" / "part.parquet")
+        (tmp_path / f"day=2026-01-0{number}").mkdir()
+        pq.write_table(pa.table({"user": ["u"], "item": [f"i{number}"]}), tmp_path / f"day=2026-01-0{number}" / "part.parquet")
     assert lists_of(as_table("--queries", tmp_path, ("user", "item")), "user", "item", "day") == {"u": ["i1", "i2"]}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "log.csv").write_text("user,item\nu,i\n")

@@ -122,7 +122,10 @@ def test_a_host_that_starts_again_asks_for_what_it_lacks(tmp_path: Path, writer:
         writer.put("c")
         with following(url, tmp_path, copies):
             until(lambda: copies.journal.last_sequence() == 3)
+            count = len(writer.asked)
+            until(lambda: len(writer.asked) > count + 1)
     assert writer.asked[0][0] == 1  # the last operation that it has is compared
+    assert writer.asked[-1][0] == 3  # once
 
 
 def test_it_goes_on_after_it_could_not_store(

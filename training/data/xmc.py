@@ -176,7 +176,7 @@ def parse_points(path: Path, body: Sequence[bytes], header: Header, first: int, 
         feature_texts.append(feature_text)
         entries.append(entries[-1] + feature_text.count(b":"))
     indptr = np.array(entries, np.int64)
-    numbers = _numbers(path, feature_texts, int(indptr[-1]), first)
+    numbers = _numbers(path, feature_texts, first)
     outside = np.flatnonzero((numbers[0::2] < 0) | (numbers[0::2] >= header.features))
     if len(outside):
         bad_line, bad = first + int(np.searchsorted(indptr, outside[0], "right")) - 1, float(numbers[2 * outside[0]])
@@ -250,15 +250,13 @@ def _labels(location: str, text: bytes, label_count: int) -> dict[int, float]:
     return {label: weight_of[label] for label in labels if weight_of[label] > 0}
 
 
-def _numbers(path: Path, feature_texts: list[bytes], entries: int, first: int) -> NDArray[np.float64]:
+def _numbers(path: Path, feature_texts: list[bytes], first: int) -> NDArray[np.float64]:
     """Feature, value, feature, value … of all points."""
     numbers = _parsed(b" ".join(feature_texts))
-    if numbers is not None:
-        return numbers
-    for line, text in enumerate(feature_texts, start=first):
-        if _parsed(text) is None:
-            raise InvalidData(f"{path}, line {line}", text[:80].decode(errors="replace"), "feature:value pairs with spaces between them")
-    raise InvalidData(str(path), f"{entries} features", "feature:value pairs with spaces between them")
+    if numbers is None:
+        line, text = next((line, text) for line, text in enumerate(feature_texts, start=first) if _parsed(text) is None)
+        raise InvalidData(f"{path}, line {line}", text[:80].decode(errors="replace"), "feature:value pairs with spaces between them")
+    return numbers
 
 
 def _parsed(text: bytes) -> NDArray[np.float64] | None:
