@@ -206,7 +206,9 @@ def assign(
     data: Annotated[Path, typer.Option(help="points: XMC text, a SciPy matrix (.npz), or a table of texts (.csv, .tsv, .parquet)")],
     out: Annotated[Path, typer.Option(help="Parquet file to write: item, place, point (its row in the file), score")],
     per_item: Annotated[int, typer.Option(help="most points of an item")],
-    per_point: Annotated[int | None, typer.Option(help="most items of a point: its best ones; of a forest one that is best in no tree may be missing")] = None,
+    per_point: Annotated[
+        int | None, typer.Option(help="most items of a point: its best ones; of a forest one that is best in no tree may be missing")
+    ] = None,
     filter_json: Annotated[str, typer.Option("--filter", help="the items that are wanted, as in a request, JSON")] = "{}",
     rule: Annotated[
         Literal["paper", "released"], typer.Option(help="how many points go down to a node: by its share of training points, or by depth")
