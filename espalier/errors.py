@@ -17,7 +17,7 @@
     │   ├── JournalCorrupt    damaged, or no journal
     │   ├── UnsupportedJournal  written by another generation of this software
     │   ├── JournalFull       the disk or a quota has no room for the commit; nothing of it was kept
-    │   ├── JournalReadOnly   the folder or the file cannot be written to
+    │   ├── JournalReadOnly   the folder or the file cannot be written to, or is a copy of another host's
     │   └── JournalBusy       another process held the lock for too long
     ├── NoRoom                no node of a tree takes one more live item
     ├── StoreError            models on object storage

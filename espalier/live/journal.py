@@ -71,21 +71,16 @@ class Transaction(JournalTables):
         self.note("dropped", dropped)
 
     def mark_copy(self) -> None:
-        """Give no numbers any more: those of this journal are another host's. `leave_out` ends this."""
+        """Note that the numbers of this journal are another host's. `leave_out` ends this."""
         self.note("copy", 1)
 
     def append(self, operation: Operation, placements: Mapping[int, Sequence[Placement]] | None = None) -> Operation:
         """Append an operation and its placements by the fingerprint of a version. Returns it with its sequence and time.
 
         Sequence 0 gets the next number. An operation copied from another journal keeps its sequence, which must be above all of this
-        journal. Raises InvalidData, or JournalReadOnly if numbers are another host's to give, and then appends nothing.
+        journal. Raises InvalidData, and then appends nothing.
         """
         journal_file.show_progress(self.file)
-        if not operation.sequence and self._meta("copy") is not None:
-            command = f"`espalier journal take-over --model {self.file.parent.name}`"
-            raise JournalReadOnly(
-                f"{named(self.file)}: it is a copy of another host's journal, which takes the writes; run {command} first"
-            )
         body = operation.body.to_bytes()
         rows = [(fingerprint, *row) for fingerprint, of_trees in (placements or {}).items() for row in _rows_of(of_trees)]
         if operation.sequence and operation.sequence <= self.last_sequence():

@@ -137,7 +137,8 @@ def open_writer(file: Path) -> sqlite3.Connection:
 
     Raises JournalError and its subclasses.
     """
-    if not log_bytes(file, "-journal") and (reader := open_reader(file)) is not None:  # it checks, and leaves the files as they are
+    reader = open_reader(file)  # it checks, and leaves the files as they are
+    if reader is not None:
         reader.connection.close()
     try:
         if not file.exists():
@@ -323,14 +324,14 @@ def _check_noted(connection: sqlite3.Connection, file: Path, has_tables: bool, n
     """
     last = 0
     if noted is not None and has_tables:
-        values = "(SELECT value FROM meta WHERE key = 'identity'), (SELECT seq FROM sqlite_sequence WHERE name = 'ops')"
+        values = "(SELECT value FROM meta WHERE key = 'identity'), (SELECT CAST(seq AS INTEGER) FROM sqlite_sequence WHERE name = 'ops')"
         identity, sequence = connection.execute(f"SELECT {values}").fetchone()
         last = (sequence or 0) if identity == noted.identity else noted.sequence
     if noted is None or last >= noted.sequence or noted != _noted(file):  # another process may just have made a new journal
         return
     lost = f"its operations {last + 1} to {noted.sequence} are lost, because it or its log is damaged; put a backup in its place"
     command = f"`espalier journal take-over --model {file.parent.name}`"
-    raise JournalCorrupt(f"{named(file)}: {lost}. To go on without them, stop the service, delete {lock_of(file).name}, and run {command}")
+    raise JournalCorrupt(f"{named(file)}: {lost}. To go on without them, stop the service, empty {lock_of(file).name}, and run {command}")
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from espalier.errors import InvalidData, JournalCorrupt
+from espalier.errors import InvalidData, JournalCorrupt, JournalReadOnly
 from espalier.live.journal_file import named
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import LiveRow, Placement
@@ -108,6 +108,17 @@ class JournalTables(ABC):
                 if most_bytes < 0:
                     break
         return operations
+
+    def is_copy(self) -> bool:
+        """Whether the numbers are another host's, from which operations are copied."""
+        return self._meta("copy") is not None
+
+    def check_own(self) -> None:
+        """Raises JournalReadOnly if the numbers are another host's: then new operations may get none here."""
+        if self.is_copy():
+            command = f"`espalier journal take-over --model {self.file.parent.name}`"
+            text = f"{named(self.file)}: it is a copy of another host's journal, which takes the writes; run {command} first"
+            raise JournalReadOnly(text)
 
     def _meta(self, key: str) -> str | None:
         with self._selected("SELECT value FROM meta WHERE key = ?", (key,)) as rows:

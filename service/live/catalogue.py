@@ -235,6 +235,8 @@ class LiveCatalogue:
             except JournalError as error:
                 log.error("%s version %d serves without its live items: %s", self.model, version.version, error)
         self.thread.join(version)
+        if self._follows is None:
+            self.thread.check_own()
 
     # -- a host that follows --------------------------------------------------------------------------------------------
 

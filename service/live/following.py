@@ -101,8 +101,9 @@ class Following(HostThread):
         if after and page.dropped > max(after, catalogue.journal.dropped()):
             raise FeedFailed(f"{self._feed.url} has dropped deletes up to operation {page.dropped}; {after} were copied here. {TOO_LATE}")
         has_new = bool(page.operations) and page.operations[-1].sequence > after
-        if has_new:
+        if has_new or (after and not is_compared and not catalogue.journal.is_copy()):
             copy(catalogue.journal, page.operations, page.identity, page.dropped)
+        if has_new:
             catalogue.copied()
             after = page.operations[-1].sequence
         self._compared[model] = after

@@ -18,7 +18,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from espalier.errors import InvalidData, JournalBusy, JournalError, spelled
+from espalier.errors import InvalidData, JournalBusy, JournalError, JournalReadOnly, spelled
 from espalier.live.journal import Journal, Transaction
 from espalier.live.journal_file import os_error
 from espalier.live.journal_messages import PlacedOperation, read_message
@@ -126,6 +126,18 @@ class JournalThread:
     def join(self, version: LiveVersion) -> None:
         """Apply operations to a version from now on. It has been brought almost up to date."""
         self.call(lambda: self._join(version))
+
+    def check_own(self) -> None:
+        """Note it if the journal is a copy of another host's, which this host does not follow."""
+
+        def remark() -> None:
+            try:
+                self.journal.check_own()
+            except JournalReadOnly as error:
+                self._remark(str(error))
+
+        with suppress(JournalError):  # which reading it has noted
+            self.call(remark)
 
     def leave(self, version: LiveVersion) -> None:
         """Apply no more operations to a version."""
@@ -259,6 +271,7 @@ class JournalThread:
             if self._catch_up_queued:  # others have committed: apply most of it before the journal is locked
                 self._catch_up()
             with self.journal.writing() as transaction:
+                transaction.check_own()
                 self._apply_until(transaction.last_sequence(), transaction)
                 now = time.time()
                 for version in self._joined_versions:
