@@ -186,6 +186,18 @@ def test_another_journal_is_not_followed_nor_one_that_is_behind(
     assert ("delete live.db" in caplog.text) == ("identity" in change)  # what is only behind is no reason to delete anything
 
 
+def test_a_file_that_was_copied_is_a_copy_as_soon_as_it_follows(tmp_path: Path, writer: Writer, copies: JournalCopies) -> None:
+    writer.put("a", "b")
+    with copies.journal.writing() as transaction:
+        transaction.identify(writer.identity)
+        for operation in writer.operations:
+            transaction.append(operation)
+    assert not copies.journal.is_copy()
+    with serving(writer) as url, following(url, tmp_path, copies):
+        until(copies.journal.is_copy)
+    assert ids(copies) == ["a", "b"]
+
+
 @pytest.mark.parametrize("other", [{"id": "x"}, {"at": 1.8e9}])
 def test_a_writer_that_went_back_and_used_a_number_again_is_not_followed(
     tmp_path: Path, writer: Writer, copies: JournalCopies, caplog: pytest.LogCaptureFixture, other: dict[str, Any]
