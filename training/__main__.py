@@ -207,7 +207,7 @@ def assign(
     out: Annotated[Path, typer.Option(help="Parquet file to write: item, place, point (its row in the file), score")],
     per_item: Annotated[int, typer.Option(help="most points of an item")],
     per_point: Annotated[
-        int | None, typer.Option(help="most items of a point: its best ones; of a forest one that is best in no tree may be missing")
+        int | None, typer.Option(help="most items of a point: its best ones; of a forest one that no tree ranks high may be missing")
     ] = None,
     filter_json: Annotated[str, typer.Option("--filter", help="the items that are wanted, as in a request, JSON")] = "{}",
     rule: Annotated[

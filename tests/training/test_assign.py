@@ -7,7 +7,8 @@ import gzip
 import os
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import polars as pl
@@ -30,7 +31,7 @@ from espalier.search import SearchParams
 from espalier.tree import Tree, complete_tree
 from tests.training.commands import trained
 from tests.training.points import as_xmc, random_points
-from training.assign import best_points, command
+from training.assign import best_points, command, labelwise
 from training.assign.best_points import BestPoints
 from training.assign.command import Assignment, assign
 from training.assign.labelwise import Labelwise, Pairs, Retention, ScoredTree, best_of_points, best_positions, by_depth, by_share
@@ -103,8 +104,8 @@ def test_a_block_is_predicted_as_algorithm_1_has_it(seed: int, trees: int, per_i
     assert_allclose([found[pair] for pair in expected], list(expected.values()), rtol=1e-4, atol=1e-7)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 5))
-def test_a_point_that_is_limited_keeps_the_best_of_all_items_that_score_it(seed: int, per_point: int) -> None:
+@given(st.integers(0, 10_000), st.integers(1, 5), st.sampled_from([1, 1 << 20]))
+def test_a_point_that_is_limited_keeps_the_best_of_all_items_that_score_it(seed: int, per_point: int, held: int) -> None:
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, int(rng.integers(1, 4)), 4)
     chunks, retention = random_chunks(rng, tree, F, integer=False), by_share(tree, np.full(tree.item_count, 9), 20, 9.0, 1)
@@ -112,8 +113,35 @@ def test_a_point_that_is_limited_keeps_the_best_of_all_items_that_score_it(seed:
     _, scores = algorithm_1(tree, chunks, points_BF, retention.most, 1)
     by_point = sorted(scores, key=lambda pair: (pair[1], -scores[pair]))
     expected = {pair for _, pairs in groupby(by_point, lambda pair: pair[1]) for pair in [*pairs][:per_point]}
-    labelwise = Labelwise([ScoredTree(tree, chunks, retention)], SIGMOID, np.ones(tree.item_count, np.bool_), 1)
-    assert as_dict(labelwise.predict(sparse_rows(points_BF), per_point)).keys() == expected
+    predictor = Labelwise([ScoredTree(tree, chunks, retention)], SIGMOID, np.ones(tree.item_count, np.bool_), 1)
+    with patch.object(labelwise, "HELD", held):
+        assert as_dict(predictor.predict(sparse_rows(points_BF), per_point)).keys() == expected
+
+
+def test_few_pairs_of_points_that_are_limited_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def trimmed(pairs: Pairs, per_point: int) -> Pairs:
+        sizes.append(len(pairs.item))
+        return best_of_points(pairs, per_point)
+
+    monkeypatch.setattr(labelwise, "HELD", 1)
+    monkeypatch.setattr(labelwise, "best_of_points", trimmed)
+    groups = (Pairs(np.full(10, item), np.arange(10), np.full(10, item / 100, np.float32)) for item in range(100))
+    pairs = labelwise._joined(groups, 2)
+    assert as_dict(pairs).keys() >= {(item, point) for item in (98, 99) for point in range(10)}
+    assert max(sizes) == 50
+    assert len(sizes) < 40, "not after every group"
+    assert len(pairs.item) <= 50
+
+
+def test_blocks_are_smaller_where_points_may_have_many_items() -> None:
+    trees = [ScoredTree(complete_tree(np.arange(64), 2), cast(Chunks, None), cast(Retention, None))] * 2
+    assert [command.block_limit(trees, per_point) for per_point in (None, 4, 10**9)] == [
+        command.MAX_RANKS // 2,
+        command.MAX_RANKS // 16,
+        command.MAX_RANKS // 256,
+    ]
 
 
 def test_a_point_keeps_its_best_items() -> None:
@@ -130,12 +158,15 @@ def test_the_best_positions_are_those_of_a_stable_sort(ranks: list[float], most:
     assert_array_equal(best_positions(ranks_R, most), np.sort(order[ranks_R[order] > -np.inf][:most]))
 
 
-def test_points_whose_logits_are_not_finite_are_left_out() -> None:
-    tree = complete_tree(np.arange(4), 2)
+@pytest.mark.parametrize("branching", [2, 4])
+@pytest.mark.parametrize("per_point", [None, 4])
+def test_points_whose_logits_are_not_finite_are_left_out(per_point: int | None, branching: int) -> None:
+    tree = complete_tree(np.arange(4), branching)
     chunks = random_chunks(np.random.default_rng(2), tree, F, integer=False)
     points = np.zeros((3, F))
     points[1] = np.finfo(np.float32).max
-    found = as_dict(Labelwise([ScoredTree(tree, chunks, all_points(tree))], SIGMOID, np.ones(4, np.bool_), 9).predict(sparse_rows(points)))
+    predictor = Labelwise([ScoredTree(tree, chunks, all_points(tree))], SIGMOID, np.ones(4, np.bool_), 9)
+    found = as_dict(predictor.predict(sparse_rows(points), per_point))
     assert {pair for pair in found if pair[1] != 1} == {(item, point) for item in range(4) for point in (0, 2)}
     assert np.isfinite(list(found.values())).all()
 

@@ -40,7 +40,7 @@ ROWS = 1 << 20
 """Pairs written at a time."""
 FILTER_BYTES = 1 << 30
 MAX_RANKS = 1 << 25
-"""Most ranks of a node's children that a thread computes at once."""
+"""Most ranks of a node's children that a thread computes at once, and most pairs of a block if points are limited."""
 
 
 Rule = Literal["paper", "released"]
@@ -52,7 +52,7 @@ class Assignment:
 
     per_item, per_point  most points of an item, and most items of a point (None: any number)
     rule, factor         how many points go down to a node: see `Retention`. None: the rule's default, 4 (paper) or 10 (released)
-    block                points predicted together; fewer if the ranks of a node's children would exceed MAX_RANKS
+    block                points predicted together; fewer if the ranks of a node's children, or the pairs, would exceed MAX_RANKS
     filter               conditions on items, as in requests
     column               the text column of a table
     """
@@ -102,7 +102,7 @@ def _assign(bundle: Bundle, data: Path, assignment: Assignment, out: Path, work:
     labelwise = Labelwise(trees, bundle.manifest.ranking, eligible_I, assignment.per_item, threads)
     written_at = time.monotonic()
     with tqdm(total=count, initial=best_points.done, desc="points", unit="point", disable=None) as bar:
-        for block in points.blocks(min(assignment.block, block_limit(trees)), best_points.done):
+        for block in points.blocks(min(assignment.block, block_limit(trees, assignment.per_point)), best_points.done):
             best_points.add(labelwise.predict(block, assignment.per_point), len(block))
             bar.update(len(block))
             if time.monotonic() - written_at > KEEP_EVERY_S:
@@ -120,9 +120,10 @@ def scored_trees(bundle: Bundle, assignment: Assignment, points: int) -> list[Sc
     return [ScoredTree(tree, chunks, _retention(bundle, tree, assignment, points)) for tree, chunks in bundle.trees]
 
 
-def block_limit(trees: Sequence[ScoredTree]) -> int:
-    """The most points of a block: all of them may reach the node with the most children."""
-    return max(1, MAX_RANKS // max(most for tree in trees for most in tree.tree.max_children))
+def block_limit(trees: Sequence[ScoredTree], per_point: int | None = None) -> int:
+    """The most points of a block: all of them may reach the node with the most children, and have `per_point` items in each tree."""
+    items = min(per_point or 0, trees[0].tree.item_count)
+    return max(1, MAX_RANKS // max(items * len(trees) ** 2, *(most for tree in trees for most in tree.tree.max_children)))
 
 
 def _retention(bundle: Bundle, tree: Tree, assignment: Assignment, count: int) -> Retention:

@@ -33,6 +33,8 @@ from ..arrays import Array, Float64
 
 SLOPE = -0.05
 """Change of the kept share from one level to the next, in the authors' code."""
+HELD = 1 << 20
+"""Pairs of a tree that may come before each point keeps its best ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +104,10 @@ class Labelwise:
         trees = range(len(self._trees))
         with ThreadPoolExecutor(self._threads) as pool:
             visits_T = [self._last_visits(t, points, pool) for t in trees]
-            pairs_T = [_joined(pool.map(lambda visit, t=t: self._best_below(t, points, visit, per_point), visits_T[t])) for t in trees]
+            of_tree = None if per_point is None else per_point * len(trees)  # more than per_point: means of trees decide
+            pairs_T = [
+                _joined(pool.map(lambda visit, t=t: self._best_below(t, points, visit, of_tree), visits_T[t]), of_tree) for t in trees
+            ]
             pairs = pairs_T[0]
             if len(trees) > 1:
                 pairs = _distinct(Pairs.concatenated(pairs_T))
@@ -234,9 +239,17 @@ def best_positions(ranks_R: NDArray[np.float32], most: int) -> NDArray[np.int64]
     return best
 
 
-def _joined(groups: Iterable[Pairs]) -> Pairs:
-    """The pairs of one tree by item, then by point."""
-    return _distinct(Pairs.concatenated([Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)), *groups]))
+def _joined(groups: Iterable[Pairs], per_point: int | None) -> Pairs:
+    """The pairs of one tree by item, then by point; of more than HELD the `per_point` best of each point."""
+    held, count, most = [Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))], 0, HELD
+    for group in groups:
+        held.append(group)
+        count += len(group.item)
+        if per_point is not None and count > most:
+            held = [best_of_points(Pairs.concatenated(held), per_point)]
+            count = len(held[0].item)
+            most = max(HELD, 2 * count)
+    return _distinct(Pairs.concatenated(held))
 
 
 def _distinct(pairs: Pairs) -> Pairs:
