@@ -116,9 +116,8 @@ def _read(field: str, data: Any, id_columns: Sequence[str | None]) -> pa.Table:
 
 
 def _folder(folder: Path) -> pa.Table:
-    """A folder of Parquet, with the columns that are part of the paths as text."""
-    files = sorted(path for path in folder.rglob("*") if "=" in str(path.relative_to(folder).parent))
-    names = {part.partition("=")[0] for path in files for part in path.relative_to(folder).parent.parts if "=" in part}
+    """A folder of Parquet. Columns that are part of the paths, as in `day=2024-05-01`, are text."""
+    names = {path.name.partition("=")[0] for path in folder.rglob("*=*") if path.is_dir()}
     return pq.read_table(folder, partitioning=pa_dataset.partitioning(pa.schema(dict.fromkeys(names, pa.string())), flavor="hive"))
 
 
@@ -214,9 +213,8 @@ def lists_of(table: pa.Table, user: str, item: str, time: str | None) -> dict[An
         if not (pa.types.is_temporal(times.type) or pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
             values = [*filter(None, times.to_pylist())]
             first = next((value for value in values if not _is_time(value)), values[0] if values else None)
-            raise InvalidInput(
-                option("time"), f"{time}: {first}", "a column of numbers, or of times as ISO 8601 has them (2026-03-08 07:24)"
-            )
+            expected = "a column of numbers, or of times as ISO 8601 has them (2026-03-08 07:24), all with a zone or all without"
+            raise InvalidInput(option("time"), f"{time}: {first}", expected)
         if not pa.types.is_temporal(times.type):
             check_unit(f"column {time!r}", times.drop_null().to_numpy())
         if pa.types.is_floating(times.type):
@@ -235,12 +233,19 @@ def lists_of(table: pa.Table, user: str, item: str, time: str | None) -> dict[An
 
 
 def _moments(times: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts of dates and times, all with a zone or all without, as points in time; other values come back as they are."""
+    """Texts of dates and times, all with a zone or all without, as points in time; other values come back as they are.
+
+    An empty text is no time.
+    """
     if pa.types.is_dictionary(times.type):
         times = times.cast(times.type.value_type)
-    for zone in (None, "UTC") if pa.types.is_string(times.type) or pa.types.is_large_string(times.type) else ():
+    if times.type not in (pa.string(), pa.large_string(), pa.string_view()):
+        return times
+    times = times.cast(pa.string())
+    texts = as_iso(pc.if_else(pc.equal(times, ""), None, times))
+    for zone in (None, "UTC"):
         with suppress(pa.ArrowInvalid):
-            return as_iso(times).cast(pa.timestamp("us", zone))
+            return texts.cast(pa.timestamp("us", zone))
     return times
 
 

@@ -95,6 +95,18 @@ def test_times_that_are_texts_are_shown_with_what_was_expected() -> None:
         lists_of(table, "user", "item", "at")
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+def test_an_empty_text_is_no_time(kind: pa.DataType) -> None:
+    times = pa.array(["2026-03-08 07:25", "", "2026-03-08 07:24"]).cast(kind)
+    assert lists_of(pa.table({"user": ["1"] * 3, "item": ["a", "b", "c"], "at": times}), "user", "item", "at") == {"1": ["c", "a"]}
+
+
+def test_times_of_which_some_have_a_zone_are_no_column_of_times() -> None:
+    table = pa.table({"user": ["1"] * 2, "item": ["a", "b"], "at": ["2026-03-08 07:24", "2026-03-08 07:24Z"]})
+    with pytest.raises(InvalidInput, match=r"got 'at: 2026-03-08 07:24', expected .*, all with a zone or all without"):
+        lists_of(table, "user", "item", "at")
+
+
 def test_the_value_that_is_no_time_is_named() -> None:
     table = pa.table({"user": ["1"] * 4, "item": ["2"] * 4, "at": ["10", "2026-03-08 07:24", "", "xx"]})
     with pytest.raises(InvalidInput, match="time: got 'at: xx', expected"):
