@@ -94,6 +94,15 @@ def published_anew(store: Objects, models: Path, name: str = "books", version: i
     return made.path, folder_of(store) / blob_key(made.manifest.files["nodes.safetensors"].sha256)
 
 
+def came_from_another(store: Objects, models: Path, folder: Path, cache: Path) -> Objects:
+    """The store from which version 1 in the cache came, while `store` has another version 1."""
+    publish(store, [models / "books" / "1"])
+    other = Objects(f"file://{folder}/other", create=True)
+    published_anew(other, folder / "trained", version=1)
+    fetch(other, "books", 1, cache)
+    return other
+
+
 def test_versions_come_from_the_store_and_the_store_says_what_serves(following: Running, store: Objects, models: Path) -> None:
     assert following.served() == 1
     assert following.registry.waits_for("books") is None
@@ -346,11 +355,8 @@ def test_a_shard_has_the_two_highest_versions_and_no_other_shard(store: Objects,
 def test_a_version_of_another_store_is_replaced_while_it_serves(
     store: Objects, models: Path, tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publish(store, [models / "books" / "1"])
-    other = Objects(f"file://{tmp_path}/other", create=True)
-    published_anew(other, tmp_path / "trained", version=1)
+    other = came_from_another(store, models, tmp_path, cache)
     stored = (folder_of(store) / manifest_key("books", 1)).read_bytes()
-    fetch(other, "books", 1, cache)
     with follow(store, cache) as running:
         until(
             lambda: (
@@ -406,10 +412,7 @@ def test_a_version_that_was_being_replaced_at_a_kill_is_put_back(store: Objects,
 def test_a_version_whose_replacement_cannot_be_put_in_place_stays(
     store: Objects, models: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(store, [models / "books" / "1"])
-    other = Objects(f"file://{tmp_path}/other", create=True)
-    published_anew(other, tmp_path / "trained", version=1)
-    fetch(other, "books", 1, cache)
+    came_from_another(store, models, tmp_path, cache)
     before, rename = (cache / "books" / "1" / "manifest.json").read_bytes(), Path.rename
 
     def fail(self: Path, target: Path) -> Path:
