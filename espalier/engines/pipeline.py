@@ -29,7 +29,7 @@ from espalier.live.masks import eligible_with_live_items
 from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.memory_lists import NO_LIVE_ITEMS, LiveEntries, MemoryTree
-from espalier.queries import HistoryKind, QueryBatch, VectorKind
+from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
 from espalier.read_only import read_only
 from espalier.scores import finish
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
@@ -112,8 +112,9 @@ class Pipeline:
         return self._run(queries, params, NO_CONTEXT, True, merges=False)
 
     def warm_up(self) -> None:
-        """See `Engine`."""
+        """See `Engine`. Golden queries do not warm a bundle that has none."""
         self.tree_search.warm_up()
+        self.candidates(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
 
     def close(self) -> None:
         """See `Engine`."""

@@ -359,6 +359,19 @@ def test_only_histories_whose_length_is_no_number_are_cut(name: str, shape: list
     assert takes_any_length(helper.make_model(graph)) is is_own
 
 
+def test_the_first_query_after_warming_up_waits_for_no_code_even_without_golden_queries(models: Path) -> None:
+    assert len(Bundle.open(models / "books" / "1").golden()) == 0
+    code = """
+import sys, pathlib, espalier
+from espalier.engines.compiled.beam import search_queries
+engine = espalier.open_engine(espalier.Bundle.open(pathlib.Path(sys.argv[1])), "cpu")
+assert not search_queries.overloads
+engine.warm_up()
+assert search_queries.overloads
+"""
+    subprocess.run([sys.executable, "-c", code, str(models / "books" / "1")], cwd=ROOT, check=True)
+
+
 # -- ONNX Runtime as engines start it -----------------------------------------------------------------------------------
 
 
