@@ -197,12 +197,13 @@ def test_a_second_file_says_what_is_relevant_and_validation_hides_as_much(tmp_pa
 
 
 def test_users_of_a_second_file_may_have_few_events(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "train.txt").write_text("".join(f"u{user} a b c d\n" for user in range(5)))
-    (tmp_path / "test.txt").write_text("u1 d\n")
+    (tmp_path / "train.txt").write_text("".join(f"u{user} a b c d\n" for user in range(5)) + "u5 a\n")
+    (tmp_path / "test.txt").write_text("u1 d\nu5 b\n")
     form = ListsFormat(format="lists", separator=" ", min_user_events=4, min_item_events=2)
     log = read_interactions(tmp_path / "train.txt", form, tmp_path)
     split = split_log(log, FileSplit(kind="file", test=tmp_path / "test.txt"), form, tmp_path, seed=1)
     assert named(split, split.test) == [("u1", ["a", "b", "c", "d"], ["d"])]
+    assert "test.txt: 1 users and 0 items of other users are not in the log, or have fewer events there than" in caplog.text
     assert "test.txt: 1 of 1 relevant items are in the log for the same user, too" in caplog.text
 
 

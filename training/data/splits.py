@@ -239,7 +239,8 @@ def _by_file(interactions: Interactions, config: FileSplit, log_format: LogForma
                 test.append(EvaluationPair(user, interactions.of(user), relevant[relevant >= 0]))
         share = test_log.event_count / (test_log.event_count + interactions.event_count)
     if lost_users or lost_items:
-        log.warning("%s: %d users and %d items of other users are not in the log; they are left out", config.test, lost_users, lost_items)
+        reason = "are not in the log, or have fewer events there than data.format asks for; they are left out"
+        log.warning("%s: %d users and %d items of other users %s", config.test, lost_users, lost_items, reason)
     if learned := sum(int(np.isin(pair.relevant, pair.history).sum()) for pair in test):
         log.warning(
             "%s: %d of %d relevant items are in the log for the same user, too. If these are the same events, leave them out of the log",
