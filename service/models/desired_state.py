@@ -17,6 +17,7 @@ with versions lets the highest version serve.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import tempfile
@@ -192,9 +193,12 @@ class DesiredState:
         try:
             yield
         except OSError as error:
+            remedy = "make it writable for the service, or change serving.json and removed.json where it is"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                remedy = "make room on its disk"
             raise Conflict(
                 f"The folder of {spelled(self.folder.name)} in the models folder cannot be written ({error.strerror}), so what is served "
-                "cannot be changed from here: make it writable for the service, or change serving.json and removed.json where it is."
+                f"cannot be changed from here: {remedy}."
             ) from error
 
 

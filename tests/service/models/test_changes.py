@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
+import os
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -158,9 +161,11 @@ def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: p
         with pytest.raises(Conflict, match=r'"books".*cannot be written \(Read-only file system\)'):
             running.run(running.registry.changes.load("books", 2))
         monkeypatch.undo()
-        monkeypatch.setattr("service.models.desired_state.tempfile.mkstemp", refuse)
-        with pytest.raises(Conflict, match="Read-only file system"):
-            running.remove("item-1")
+        for number, remedy in ((errno.EROFS, "make it writable for the service"), (errno.ENOSPC, r"make room on its disk\.")):
+            error = OSError(number, os.strerror(number))
+            monkeypatch.setattr("service.models.desired_state.tempfile.mkstemp", Mock(side_effect=error))
+            with pytest.raises(Conflict, match=rf"\({error.strerror}\), so .*: {remedy}"):
+                running.remove("item-1")
         assert running.registry.removed("books") == []
 
 
