@@ -58,10 +58,7 @@ def test_a_line_of_names_is_no_event_where_columns_are_positions(tmp_path: Path,
     (tmp_path / name).write_text(log if name == "log.csv" else log.replace(",", "\t"))
     asked = ["--model", SAMPLE, "--queries", tmp_path / name, "--out", tmp_path / "top.parquet", "--workers", 1]
     assert run(*asked, "--user", 0, "--item", 1) == 1
-    assert (
-        "error: --user: got '0', expected one of the columns User_ID, item, price; positions are for text without"
-        in capsys.readouterr().err
-    )
+    assert "column user: got '0', expected one of ['User_ID', 'item', 'price']: say which with --user NAME" in capsys.readouterr().err
     assert run(*asked, "--user", "User_ID", "--item", "item") == 0
 
 
@@ -70,8 +67,8 @@ def test_times_in_several_units_are_refused_unless_the_file_is_in_order(tmp_path
     asked = ["--model", SAMPLE, "--queries", tmp_path / "log.csv", "--out", tmp_path / "top.parquet", "--workers", 1, "--user", "user"]
     assert run(*asked, "--time", "at") == 1
     examples = "'1700000001 (seconds), 1700000000000 (milliseconds)'"
-    expected = f"column 'at': got {examples}, expected times in one unit: convert the others, or say --time file if the rows are in order"
-    assert f"error: {expected}\n" in capsys.readouterr().err
+    expected = f"log.csv: column 'at': got {examples}, expected times in one unit: convert the others, or say --time file"
+    assert f"error: {expected}" in capsys.readouterr().err
     assert run(*asked, "--time", "file") == 0
 
 
