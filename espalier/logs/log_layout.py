@@ -60,7 +60,7 @@ class Layout:
         if named is None and not matches and role in POSITIONS and POSITIONS[role] in names:
             matches, reason = [POSITIONS[role]], "by its position, since no line names the columns"
         if len(matches) > 1 or (not matches and (is_needed or named is not None)):
-            expected = f"one of {names}: say which with {option(role, 'NAME')}"
+            expected = f"one of {names}: say which with {option(role, 'NAME')}" if names else "an event a row: this is a user a line"
             raise InvalidData(f"{self.log.name}: column {role}", named or matches or MISSING, expected)
         for name in matches:
             values = [] if pa.types.is_temporal(self.values[name].type) else self.values[name].to_pylist()
@@ -121,8 +121,6 @@ class Layout:
         """The columns of each role, block by block, each block with its source. Raises InvalidData."""
         if self.form["format"] == "parquet":
             return parquet_batches(self.log, columns, scratch, PARQUET_ROWS)
-        if self.form["format"] == "lists":
-            raise InvalidData(self.log.name, "a user a line", "an event a row, with columns")
         return text_batches(self.text, columns, bad_rows)
 
     def say_unused(self, used_columns: Sequence[object]) -> None:
@@ -238,7 +236,7 @@ class _Split:
 
 
 def _split(lines: list[str], separator: str) -> _Split:
-    """Split with the quote that gives the largest share of full rows, then the most. At ties, single quotes win if most lines have single-quoted fields."""
+    """Split with the quote that gives the largest share of full rows. At ties, single quotes win if most lines have such fields."""
     if len(separator) > 1:
         return _Split(separator, '"', [line.split(separator) for line in lines])
     single = quoted_fields(separator, "'")

@@ -115,6 +115,8 @@ def _batches(file: Path, log: Path, columns: Mapping[str, Column], scratch: Path
                 batch.column(column) if column in names else pa.repeat(pa.scalar(partitions[str(column)], pa.string()), len(batch))
                 for column, _ in stored.values()
             ]
+            # Arrow has no `take` for views.
+            arrays = [array.cast(pa.string()) if array.type == pa.string_view() else array for array in arrays]
             return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
         if parquet.metadata.num_rows == 0:

@@ -72,6 +72,17 @@ def test_times_in_several_units_are_refused_unless_the_file_is_in_order(tmp_path
     assert run(*asked, "--time", "file") == 0
 
 
+def test_a_log_of_a_spreadsheet_is_answered_as_training_reads_it(tmp_path: Path) -> None:
+    text = "who;what;when;price\nJosé;nginx;31.12.2024 23:59;1,5\nJosé;postgresql;01.02.2024 09:00;2\n"
+    more = ["--user", "who", "--item", "what", "--time", "when", "--m", 3, "--workers", 1, "--out", tmp_path / "top.parquet"]
+    asked = espalier.open(SAMPLE, "cpu", frame="arrow").search([["postgresql", "nginx"]], m=3).column("item").to_pylist()
+    for encoding in ("utf-16", "latin-1"):
+        (tmp_path / "log.csv").write_text(text, encoding)
+        assert run("--model", SAMPLE, "--queries", tmp_path / "log.csv", *more) == 0
+        (row,) = pq.read_table(tmp_path / "top.parquet").to_pylist()
+        assert (row["who"], row["items"]) == ("José", asked)
+
+
 def test_every_block_gets_its_own_numbers_and_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of the file and of the engine begin at other rows."""
     monkeypatch.setattr(module, "BLOCK", 300)

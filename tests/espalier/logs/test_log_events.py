@@ -131,7 +131,7 @@ def test_rows_without_a_user_an_item_or_a_time_are_left_out_unless_they_are_many
         ("user,item,item\na,x,y\n", ("user", "item"), "expected one of ['user', 'item', 'item'], once"),
         ("user,item\rA,x\r", ("user", "item"), "got 'line ends of CR alone', expected lines that end with LF"),
         (f"u,{'i' * 200_000}\n", ("0", "1"), "expected as many fields as in every line"),
-        ("1 2 3\n4 5\n", ("0", "1"), "got 'a user a line', expected an event a row"),
+        ("1 2 3\n4 5\n", ("0", "1"), "expected an event a row: this is a user a line"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, columns: tuple[str, ...], message: str) -> None:
